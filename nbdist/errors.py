@@ -1,0 +1,88 @@
+"""Every error nbdist raises, and how one looks to the person who reads it.
+
+    NBDistError
+    ├── ClusterError        no engines, wrong state, engines that died
+    ├── StartError          a cluster that could not be started
+    ├── UsageError          a wrong word on a magic's line
+    ├── LayoutError         a layout that does not fit the model or the ranks
+    ├── TransferError       push or pull of something that cannot travel
+    └── RankError           code failed on one or more ranks
+
+An error of state says three things: what happened, why, and what to do. In IPython these
+errors print that text and no traceback, for the frames of nbdist explain nothing to a user.
+"""
+
+
+class NBDistError(Exception):
+    """Base of nbdist's errors: what happened, why, what to do.
+
+    Args:
+        what: One sentence, what happened. Shown after the class name.
+        why: The cause, with the numbers that matter; left out when `what` says it.
+        do: The next command to type.
+    """
+
+    def __init__(self, what: str, *, why: str = "", do: str = "") -> None:
+        super().__init__(what, why, do)
+        self.what = what
+        self.why = why
+        self.do = do
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.why:
+            lines.append(f"Why: {self.why}")
+        if self.do:
+            lines.append(f"Do:  {self.do}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments do not survive Exception's own pickling.
+        return (_rebuild, (type(self), self.what, self.why, self.do))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython prints instead of a traceback (its documented hook)."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
+
+def _rebuild(cls: type[NBDistError], what: str, why: str, do: str) -> NBDistError:
+    return cls(what, why=why, do=do)
+
+
+class ClusterError(NBDistError):
+    """No engines are running, or they are in no state for what was asked."""
+
+
+class StartError(NBDistError):
+    """A cluster could not be started; whatever had been started was stopped again."""
+
+
+class UsageError(NBDistError):
+    """A word on a magic's line is wrong; the text says what is right."""
+
+
+class LayoutError(NBDistError):
+    """A layout does not fit the ranks or the model."""
+
+
+class TransferError(NBDistError):
+    """A value could not be pushed to or pulled from the ranks."""
+
+
+class RankError(NBDistError):
+    """Code failed on one or more ranks.
+
+    `what` is the whole text for people: groups of failures, root cause first, each with its
+    traceback. `failures` maps each failed rank to (exception name, message).
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        why: str = "",
+        do: str = "",
+        failures: dict[int, tuple[str, str]] | None = None,
+    ) -> None:
+        super().__init__(what, why=why, do=do)
+        self.failures = failures or {}

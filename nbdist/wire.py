@@ -1,0 +1,147 @@
+"""The few plain values that cross between the notebook and the ranks.
+
+Everything here is JSON on the wire: numbers, text, and lists and dicts of them. Tensors never
+are; `push` and `pull` have raw buffers of their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+VERSION = 1  # rises when a message changes; both sides compare it at the start
+
+RECORDS = "nbdist_records"  # iopub message type: one Batch
+REQUEST = "nbdist_request"  # shell (main thread) and control (any time) message types
+REPLY = "nbdist_reply"
+SUMMARY_KEY = "nbdist"  # where a cell's reply carries its Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row of metrics.
+
+    `kind` is "step" (one optimizer step, seen by the hooks) or "log" (`nbdist.log`).
+    `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
+    `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
+    `values` holds plain floats. A step row has, where known: `loss`; `step_s`, `compute_s`,
+    `comm_s` (exposed: the main thread waited), `comm_total_s` (union of all collectives'
+    intervals), `data_s`; `samples`, `bytes` (sent into collectives), `collectives` (a count),
+    `total` (steps the loop will make, when the loader knows).
+    """
+
+    rank: int
+    seq: int
+    kind: str
+    step: int
+    time_ns: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one rank with consecutive `seq`, as they travel.
+
+    `facts` are short texts about the run that changed since the last batch, such as
+    `{"layout": "ddp", "model": "GPT", "parameters": "815872"}`; they become MLflow params.
+    """
+
+    rank: int
+    records: tuple[Record, ...]
+    facts: dict[str, str] = field(default_factory=dict)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the JSON form: the first `seq`, and one compact row a record."""
+        first = self.records[0].seq if self.records else 0
+        rows = [[r.kind, r.step, r.time_ns, r.values] for r in self.records]
+        return {"rank": self.rank, "first": first, "rows": rows, "facts": self.facts}
+
+    @classmethod
+    def from_wire(cls, content: dict[str, Any]) -> "Batch":
+        """Return the batch that `to_wire` wrote."""
+        rank, first = content["rank"], content["first"]
+        records = tuple(
+            Record(rank, first + i, kind, step, time_ns, values)
+            for i, (kind, step, time_ns, values) in enumerate(content["rows"])
+        )
+        return cls(rank, records, content["facts"])
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a rank says of a cell it has finished; rides in the cell's reply.
+
+    `first_seq` and `next_seq` bound the records of this cell: a rank whose records in
+    `range(first_seq, next_seq)` have not all arrived is asked for the rest.
+    `collectives` counts, for each group's name, the collectives this rank has launched since the
+    group was formed; ranks that disagree must re-form. `value` is the cell's value when it is
+    plain, `value_repr` its repr otherwise; `has_value` tells None from nothing.
+    `cut_bytes` of output were not sent and are kept, whole, in `output_file` on the rank's host.
+    """
+
+    first_seq: int = 0
+    next_seq: int = 0
+    collectives: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
+    has_value: bool = False
+    value: Any = None
+    value_repr: str | None = None
+    cut_bytes: int = 0
+    output_file: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CellInfo:
+    """One `%%distributed` cell, as board and tracker need to know it."""
+
+    number: int
+    source: str
+    ranks: tuple[int, ...]
+    world_size: int
+    backend: str
+    devices: tuple[str, ...]
+    run_name: str | None = None
+    resume: bool = False
+    track: bool = True
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """One output of a cell in Jupyter's form: a mime bundle and its metadata."""
+
+    data: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def is_plain(value: object, budget: int = 65536) -> bool:
+    """Return whether `value` may travel as it is: None, bool, number, text, small containers.
+
+    Args:
+        value: What a cell's last line gave.
+        budget: Roughly the most bytes of JSON it may take.
+    """
+    return _plain_size(value, budget) <= budget
+
+
+def _plain_size(value: object, budget: int) -> int:
+    if type(value) in (type(None), bool, int, float):
+        return 8
+    if type(value) is str:
+        return len(value) + 2
+    if type(value) in (list, tuple) and isinstance(value, Sequence):
+        total = 2
+        for item in value:
+            total += _plain_size(item, budget) + 1
+            if total > budget:
+                break
+        return total
+    if type(value) is dict and isinstance(value, dict):
+        total = 2
+        for key, item in value.items():
+            total += (len(key) if type(key) is str else budget + 1) + 4
+            total += _plain_size(item, budget)
+            if total > budget:
+                break
+        return total
+    return budget + 1
