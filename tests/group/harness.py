@@ -1,0 +1,128 @@
+"""Run a function on n real ranks: processes of their own, joined in one gloo group.
+
+The processes come from multiprocessing's fork server, which has imported torch once and has run
+nothing else (forking after torch has started threads hangs), so that a test pays for its work and
+not for n imports of torch. The parent, pytest, never imports torch.
+"""
+
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp"])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one rank ended: its `value`, or why it has none."""
+
+    rank: int
+    value: Any = None
+    error: str | None = None  # a traceback, or how the process died
+
+
+def run_ranks(
+    n: int, function: Callable[..., Any] | str, *args: object, timeout_s: float = 60
+) -> list[Any]:
+    """Return what `function(*args)` returned on each of `n` ranks, in rank order.
+
+    Args:
+        n: Number of ranks.
+        function: A function of a module's top level, or its name as `module:function`.
+        args: Passed on; anything that can be pickled.
+        timeout_s: After so many seconds the ranks that still run are killed.
+
+    Raises:
+        AssertionError: A rank raised, died or ran out of time; the text holds every traceback.
+    """
+    outcomes = try_ranks(n, function, *args, timeout_s=timeout_s)
+    errors = [f"rank {o.rank}: {o.error}" for o in outcomes if o.error is not None]
+    assert not errors, "\n".join(errors)
+    return [o.value for o in outcomes]
+
+
+def try_ranks(
+    n: int, function: Callable[..., Any] | str, *args: object, timeout_s: float = 60
+) -> list[Outcome]:
+    """Like `run_ranks`, but return how each rank ended and raise nothing: for tests of faults."""
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        store = str(Path(folder) / "store")
+        ranks = []
+        for rank in range(n):
+            here, there = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(
+                target=_rank_main, args=(there, rank, n, store, function, args), daemon=True
+            )
+            process.start()
+            there.close()
+            ranks.append((process, here))
+        try:
+            return _collect([pipe for _, pipe in ranks], timeout_s)
+        finally:
+            for process, pipe in ranks:
+                pipe.close()  # lets a rank that has answered go
+                process.join(0.5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def _collect(pipes: list[Connection], timeout_s: float) -> list[Outcome]:
+    deadline = time.monotonic() + timeout_s
+    outcomes = {
+        rank: Outcome(rank, error=f"still running after {timeout_s:g} s, killed")
+        for rank in range(len(pipes))
+    }
+    pending = {pipe: rank for rank, pipe in enumerate(pipes)}
+    while pending and (left := deadline - time.monotonic()) > 0:
+        for pipe in wait(list(pending), left):
+            assert isinstance(pipe, Connection)
+            rank = pending.pop(pipe)
+            try:
+                value, error = pipe.recv()
+            except EOFError:
+                outcomes[rank] = Outcome(rank, error="the process died without an answer")
+            else:
+                outcomes[rank] = Outcome(rank, value, error)
+    return list(outcomes.values())
+
+
+def _rank_main(
+    pipe: Connection,
+    rank: int,
+    world_size: int,
+    store_path: str,
+    function: Callable[..., Any] | str,
+    args: tuple[object, ...],
+) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), GLOO_SOCKET_IFNAME="lo"
+    )
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    try:
+        store = dist.FileStore(store_path, world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        if isinstance(function, str):
+            module, _, name = function.partition(":")
+            function = getattr(__import__(module, fromlist=[name]), name)
+        assert callable(function)
+        pipe.send((function(*args), None))
+    except BaseException:
+        pipe.send((None, traceback.format_exc()))
+    finally:
+        # Stay until all have answered: peers may still be reading what this rank sent. Then no
+        # destroy_process_group: a peer may have died, and nobody should wait for it here.
+        pipe.poll(None)
+        os._exit(0)
