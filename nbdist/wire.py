@@ -4,7 +4,6 @@ Everything here is JSON on the wire: numbers, text, and lists and dicts of them.
 are; `push` and `pull` have raw buffers of their own.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,8 +72,9 @@ class Summary:
     `first_seq` and `next_seq` bound the records of this cell: a rank whose records in
     `range(first_seq, next_seq)` have not all arrived is asked for the rest.
     `collectives` counts, for each group's name, the collectives this rank has launched since the
-    group was formed; ranks that disagree must re-form. `value` is the cell's value when it is
-    plain, `value_repr` its repr otherwise; `has_value` tells None from nothing.
+    group was formed; ranks that disagree must re-form. `value` is the cell's value, in the JSON form
+    of `nbdist.plain`, when it is plain, `value_repr` its repr otherwise; `has_value` tells None
+    from nothing.
     `cut_bytes` of output were not sent and are kept, whole, in `output_file` on the rank's host.
     """
 
@@ -88,6 +88,11 @@ class Summary:
     cut_bytes: int = 0
     output_file: str | None = None
     seconds: float = 0.0
+
+    @classmethod
+    def from_wire(cls, content: dict[str, Any]) -> "Summary":
+        """Return the summary a reply carried (`dataclasses.asdict` is its JSON form)."""
+        return cls(**content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,36 +117,3 @@ class Display:
 
     data: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
-
-
-def is_plain(value: object, budget: int = 65536) -> bool:
-    """Return whether `value` may travel as it is: None, bool, number, text, small containers.
-
-    Args:
-        value: What a cell's last line gave.
-        budget: Roughly the most bytes of JSON it may take.
-    """
-    return _plain_size(value, budget) <= budget
-
-
-def _plain_size(value: object, budget: int) -> int:
-    if type(value) in (type(None), bool, int, float):
-        return 8
-    if type(value) is str:
-        return len(value) + 2
-    if type(value) in (list, tuple) and isinstance(value, Sequence):
-        total = 2
-        for item in value:
-            total += _plain_size(item, budget) + 1
-            if total > budget:
-                break
-        return total
-    if type(value) is dict and isinstance(value, dict):
-        total = 2
-        for key, item in value.items():
-            total += (len(key) if type(key) is str else budget + 1) + 4
-            total += _plain_size(item, budget)
-            if total > budget:
-                break
-        return total
-    return budget + 1

@@ -1,0 +1,45 @@
+"""What the notebook may ask of a rank, by name.
+
+`MAIN` runs on the main thread, in order with the cells. `ANY_TIME` runs on ipykernel's control
+thread, at once, also while the main thread is blocked in a collective; such a function must
+neither wait for the main thread nor touch a process group other than to cut it.
+
+A value is the function's place, `module:function`, resolved at its first use, so that this
+table costs no import. Functions take and return JSON-like values; those in `WITH_BUFFERS` take
+`buffers` as well and return `(value, buffers)`.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+MAIN = {
+    "boot.join": "nbdist.engine.boot:join",
+    "group.reform": "nbdist.engine.boot:reform",
+    "records.resend": "nbdist.engine.boot:resend",
+    "transfer.push": "nbdist.engine.transfer:push",
+    "transfer.pull": "nbdist.engine.transfer:pull",
+}
+
+ANY_TIME = {
+    "control.state": "nbdist.engine.control:state",
+    "control.stacks": "nbdist.engine.control:stacks",
+    "control.abort": "nbdist.engine.control:abort",
+}
+
+WITH_BUFFERS = {"transfer.push", "transfer.pull"}
+
+
+def resolve(name: str, *, busy: bool) -> Callable[..., Any]:
+    """Return the function behind `name`.
+
+    Args:
+        name: A key of `MAIN`, or of `ANY_TIME` when `busy`.
+        busy: The request came by the control channel.
+
+    Raises:
+        KeyError: No such call on this channel.
+    """
+    module, _, function = (ANY_TIME if busy else MAIN)[name].partition(":")
+    resolved: Callable[..., Any] = getattr(import_module(module), function)
+    return resolved

@@ -1,0 +1,169 @@
+"""The one room that touches private parts of ipykernel, IPython and ipyparallel's engine.
+
+Tried with ipykernel 7.4, IPython 9.18, ipyparallel 9.2. `check()` says what broke when one of
+them moves. What is touched, and what for:
+
+- `ipyparallel.engine.app.Kernel`: our kernel class takes its place, to see a cell begin and end
+  and to add a summary to its reply;
+- `IPEngine.redirect_output`: the last step before the engine serves, where ours are installed;
+- `Kernel.shell_handlers` and `control_handlers`: requests of our own;
+- `Kernel.session.send` on `iopub_socket`: messages of our own;
+- `sys.ps1`, which IPython sets and by which Lightning refuses to run.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import ipyparallel.engine.app
+from ipykernel.ipkernel import IPythonKernel
+from ipyparallel.engine.app import IPEngine
+from ipyparallel.engine.kernel import IPythonParallelKernel
+
+from nbdist import wire
+
+TRIED = {"ipykernel": "7.4", "IPython": "9.18", "ipyparallel": "9.2"}
+
+
+class Rank(Protocol):
+    """What the kernel calls on the program that lives in it (`engine/boot.py`)."""
+
+    def installed(self, kernel: "RankKernel") -> None:
+        """The kernel exists and is about to serve."""
+
+    def cell_began(self, options: dict[str, Any]) -> None:
+        """A cell is about to run on the main thread."""
+
+    def cell_ended(self, result: Any) -> dict[str, Any]:
+        """The cell is over; returns the summary that rides in its reply."""
+
+    def answer(self, content: dict[str, Any], buffers: list[memoryview], *, busy: bool) -> "Answer":
+        """Carry out a request; `busy` on the control thread, while the main one may be stuck."""
+
+
+Answer = tuple[dict[str, Any], list[Any]]
+
+
+class RankKernel(IPythonParallelKernel):
+    """ipyparallel's kernel, with the beginning and end of each cell made visible."""
+
+    rank: Rank
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shell_handlers[wire.REQUEST] = self._on_main_thread
+        self.control_handlers[wire.REQUEST] = self._on_control_thread
+        self._last_result: Any = None
+        self.shell.events.register("post_run_cell", self._remember_result)
+
+    def _remember_result(self, result: Any) -> None:
+        self._last_result = result
+
+    async def do_execute(
+        self,
+        code: str,
+        silent: bool,
+        store_history: bool = True,
+        user_expressions: dict[str, Any] | None = None,
+        allow_stdin: bool = False,
+        *,
+        cell_meta: dict[str, Any] | None = None,
+        cell_id: str | None = None,
+    ) -> dict[str, Any]:
+        """Run one cell; a cell of ours carries its options in the message's metadata."""
+        options = (cell_meta or {}).get(wire.SUMMARY_KEY)
+        if options is None:
+            reply: dict[str, Any] = await super().do_execute(
+                code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
+            )
+            return reply
+        self._last_result = None
+        self.shell.execution_count = options["cell"]
+        self.rank.cell_began(options)
+        try:
+            reply = await super().do_execute(
+                code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
+            )
+        finally:
+            summary = self.rank.cell_ended(self._last_result)
+        reply[wire.SUMMARY_KEY] = summary
+        return reply
+
+    def _on_main_thread(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        self._answer(stream, ident, parent, busy=False)
+
+    def _on_control_thread(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        self._answer(stream, ident, parent, busy=True)
+
+    def _answer(self, stream: Any, ident: Any, parent: dict[str, Any], *, busy: bool) -> None:
+        buffers = [memoryview(buffer) for buffer in parent["buffers"]]
+        content, reply_buffers = self.rank.answer(parent["content"], buffers, busy=busy)
+        self.session.send(
+            stream, wire.REPLY, content, parent=parent, ident=ident, buffers=reply_buffers
+        )
+
+    def publish(self, message_type: str, content: dict[str, Any], parent: Any = None) -> None:
+        """Send a message on iopub as part of the current cell. From any thread."""
+        self.session.send(
+            self.iopub_socket,
+            message_type,
+            content,
+            parent=parent if parent is not None else self.get_parent("shell"),
+            ident=self._topic(message_type),
+        )
+
+    def now(self) -> float:
+        """Return seconds on the clock cells are timed by."""
+        return time.perf_counter()
+
+
+class RankEngine(IPEngine):
+    """ipyparallel's engine application, which calls `rank` once its kernel stands."""
+
+    rank: Rank
+
+    def redirect_output(self, iopub_socket: Any) -> None:
+        """Install this rank instead of ipykernel's streams; called once, before serving."""
+        self.kernel.rank = self.rank
+        self.rank.installed(self.kernel)
+
+
+def serve(rank: Rank, arguments: list[str]) -> None:
+    """Become an engine; returns when it has been told to stop.
+
+    Args:
+        rank: Receives the kernel's callbacks.
+        arguments: `ipengine`'s command line.
+    """
+    ipyparallel.engine.app.Kernel = RankKernel
+    sys.argv = ["ipengine", *arguments]
+    app = RankEngine.instance()
+    app.rank = rank
+    app.initialize(arguments)
+    app.start()
+
+
+def hide_interactive_prompt() -> None:
+    """Remove `sys.ps1`: Lightning refuses its DDP strategies where it finds one."""
+    with contextlib.suppress(AttributeError):
+        del sys.ps1
+
+
+def check() -> list[str]:
+    """Return what no longer fits the installed versions; empty when all is well."""
+    broken = []
+    if ipyparallel.engine.app.Kernel not in (IPythonParallelKernel, RankKernel):
+        broken.append("ipyparallel.engine.app.Kernel is no longer the engine's kernel class")
+    broken += [
+        f"IPEngine has no {name}"
+        for name in ("redirect_output", "initialize", "start")
+        if not hasattr(IPEngine, name)
+    ]
+    broken += [
+        f"IPythonKernel has no {name}"
+        for name in ("do_execute", "get_parent", "_topic", "finish_metadata")
+        if not hasattr(IPythonKernel, name)
+    ]
+    return broken

@@ -1,0 +1,1 @@
+"""Small processes that serve one machine: the warmed parent, the controller, the store."""

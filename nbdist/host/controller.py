@@ -1,0 +1,55 @@
+"""ipyparallel's controller, with a lifeline to the notebook's kernel.
+
+No task scheduler and no payload database: nbdist never balances load, and a database would
+keep every pushed array in memory (more than 1 GB after a few pushes).
+"""
+
+import os
+import sys
+from typing import Any
+
+from nbdist import lifeline
+
+
+def arguments(profile_dir: str, cluster_id: str, address: str, ping_ms: int) -> list[str]:
+    """Return `ipcontroller`'s command line.
+
+    Args:
+        profile_dir: Private folder (0700) that will hold the connection files.
+        cluster_id: Names the connection files.
+        address: Interface every socket binds to, such as 127.0.0.1.
+        ping_ms: Heartbeat period. An engine counts as registered after it has answered one.
+    """
+    return [
+        f"--profile-dir={profile_dir}",
+        f"--cluster-id={cluster_id}",
+        f"--ip={address}",
+        f"--location={address}",
+        f"--ping={ping_ms}",
+        "--nodb",
+        "--scheme=none",
+        "--IPController.broadcast_scheduler_depth=0",
+        "--log-level=30",
+    ]
+
+
+def run(spec: dict[str, Any]) -> None:
+    """Become the controller; returns when it stops. The caller leads its own session."""
+    from ipyparallel.controller.app import IPController
+
+    lifeline.watch(spec["kernel_pid"], lifeline.end_own_session)
+    argv = arguments(spec["profile_dir"], spec["cluster_id"], spec["address"], spec["ping_ms"])
+    sys.argv = ["ipcontroller", *argv]
+    IPController.launch_instance(argv)
+
+
+def main(argv: list[str]) -> None:
+    """Run as a fresh interpreter: `python -m nbdist.host.controller '{...}'`."""
+    import json
+
+    os.setsid() if os.getsid(0) != os.getpid() else None
+    run(json.loads(argv[0]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
