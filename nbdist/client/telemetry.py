@@ -1,0 +1,270 @@
+"""Receive one cell's records from the ranks and remember them.
+
+Live by push, complete by pull: batches arrive while the cell runs, and at its end `gaps` says
+which records a rank made that have not come, so that only these are asked for again. A record
+that arrives twice counts once.
+
+Threads: `receive` may be called on any thread (ipyparallel's IO thread while the cell runs, the
+main one when a gap is filled); one lock puts the calls in order. Everything that reads takes no
+lock and copies no history, so that a drawing thread never makes the IO thread wait: history
+grows only at its end, or is replaced as a whole.
+
+Bounds: a series keeps `MAX_POINTS` points; then every four neighbours become two, their least
+and their greatest, so that spikes and trends stay visible at half the memory. Subscribers see
+every record. At most `MAX_KEYS` keys have a series.
+"""
+
+import logging
+import threading
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from nbdist.wire import Batch, Record
+
+MAX_POINTS = 20_000  # a plot is about 1000 pixels wide; 16 bytes a point
+MAX_KEYS = 256
+
+_log = logging.getLogger("nbdist.telemetry")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One key's history on one rank, as it was when asked: the first `n` points of two arrays.
+
+    The arrays are shared with the writer, who appends behind `n`: read `steps[:n]`, and never
+    hold a memoryview or `numpy.frombuffer` of the arrays themselves, for it makes appending fail
+    (of a slice it is fine). As long as `generation` stays the same, a reader that remembers its
+    last `n` needs only the points from there on; when it changes, history was rewritten.
+
+    `seen` and `total` count and sum every value ever received, also those thinned out.
+    """
+
+    steps: "array[float]"
+    values: "array[float]"
+    n: int
+    generation: int
+    seen: int
+    total: float
+
+
+class Telemetry:
+    """All records of one cell, of all ranks.
+
+    Attributes:
+        latest: Rank to its newest values, `step` among them. A rank's dict is replaced, never
+            changed, so it may be read from any thread.
+        facts: Rank to the facts it has told, replaced likewise.
+        first_record: Set when the first record has arrived: from now on the cell is a run.
+        count: Records received, each counted once.
+        ignored_keys: Keys beyond `MAX_KEYS`, which have no series.
+    """
+
+    def __init__(self, begin: Mapping[int, int] | None = None) -> None:
+        """Start empty.
+
+        Args:
+            begin: Rank to the first `seq` that can belong to this cell, where known (the
+                `next_seq` of the rank's last Summary); what is older is ignored.
+        """
+        self.latest: dict[int, dict[str, float]] = {}
+        self.facts: dict[int, dict[str, str]] = {}
+        self.first_record = threading.Event()
+        self.count = 0
+        self.ignored_keys: set[str] = set()
+        self._begin = dict(begin or {})
+        self._received: dict[int, _Ranges] = {}
+        self._series: dict[str, dict[int, _History]] = {}
+        self._subscribers: list[Callable[[list[Record]], None]] = []
+        self._lock = threading.RLock()
+
+    def receive(self, batch: Batch) -> None:
+        """Take in what is new in `batch` and tell the subscribers; what is known is ignored."""
+        with self._lock:
+            if batch.facts:
+                self.facts[batch.rank] = {**self.facts.get(batch.rank, {}), **batch.facts}
+            received = self._received.setdefault(batch.rank, _Ranges())
+            begin = self._begin.get(batch.rank, 0)
+            fresh = [r for r in batch.records if r.seq >= begin and r.seq not in received]
+            if not fresh:
+                return
+            is_late = fresh[0].seq < received.end
+            for record in fresh:
+                received.add(record.seq)
+            self._remember(batch.rank, fresh, is_late)
+            self.count += len(fresh)
+            self.first_record.set()
+            self._tell(fresh)
+
+    def gaps(self, bounds: Mapping[int, tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
+        """Return which records are missing: rank to ranges `(first, next)`, if there are any.
+
+        Args:
+            bounds: Rank to its Summary's `(first_seq, next_seq)`.
+        """
+        with self._lock:
+            found = {
+                rank: self._received.get(rank, _Ranges()).missing(first, end)
+                for rank, (first, end) in bounds.items()
+            }
+        return {rank: ranges for rank, ranges in found.items() if ranges}
+
+    def subscribe(self, callback: Callable[[list[Record]], None]) -> None:
+        """Call `callback` with every new record, once, from now on.
+
+        It gets lists of one rank's records, in the order of `seq` but for those that fill a gap.
+        It runs on the thread that receives and must not block. If it raises, that is logged and
+        it is never called again.
+        """
+        with self._lock:
+            self._subscribers.append(callback)
+
+    def keys(self) -> list[str]:
+        """Return the keys that have a series, in the order in which they appeared."""
+        return list(self._series)
+
+    def series(self, key: str) -> dict[int, Series]:
+        """Return the history of `key`, rank to Series; ranks that never sent it are left out.
+
+        Costs microseconds whatever the length; may be called from any thread at any rate.
+        """
+        histories = self._series.get(key, {})
+        return {rank: history.snapshot() for rank, history in sorted(histories.copy().items())}
+
+    def _remember(self, rank: int, records: list[Record], is_late: bool) -> None:
+        columns: dict[str, list[tuple[int, float]]] = {}
+        latest = dict(self.latest.get(rank, {}))
+        for record in records:
+            for key, value in record.values.items():
+                columns.setdefault(key, []).append((record.step, value))
+            if not is_late:
+                latest.update(record.values)
+                latest["step"] = record.step
+        if is_late:  # what fills a gap is older than what is shown
+            late = {key: points[-1][1] for key, points in columns.items()}
+            latest = {**late, **latest}
+        self.latest[rank] = latest
+        for key, points in columns.items():
+            history = self._history(key, rank)
+            if history is not None:
+                history.extend(points)
+
+    def _history(self, key: str, rank: int) -> "_History | None":
+        if key not in self._series:
+            if len(self._series) >= MAX_KEYS:
+                self.ignored_keys.add(key)
+                return None
+            self._series[key] = {}
+        return self._series[key].setdefault(rank, _History())
+
+    def _tell(self, records: list[Record]) -> None:
+        for callback in list(self._subscribers):
+            try:
+                callback(records)
+            except Exception:
+                self._subscribers.remove(callback)
+                _log.exception("A subscriber of records failed and is left out from now on")
+
+
+class _History:
+    """One key on one rank. One writer, under Telemetry's lock; any number of readers."""
+
+    def __init__(self) -> None:
+        # One tuple, replaced as a whole: a reader sees arrays that belong together.
+        self._data: tuple[array[float], array[float], int] = (array("d"), array("d"), 0)
+        self._seen = 0
+        self._total = 0.0
+
+    def extend(self, points: Iterable[tuple[int, float]]) -> None:
+        steps, values, generation = self._data
+        for step, value in points:
+            self._seen += 1
+            if value == value:  # a NaN loss must not hide the mean of the rest
+                self._total += value
+            if steps and step < steps[-1]:
+                steps, values = _inserted(steps, values, step, value)
+                generation += 1
+            else:
+                steps.append(step)
+                values.append(value)  # last: readers go by its length
+            if len(values) >= MAX_POINTS:
+                steps, values = thin(steps, values)
+                generation += 1
+        self._data = (steps, values, generation)
+
+    def snapshot(self) -> Series:
+        steps, values, generation = self._data
+        return Series(steps, values, len(values), generation, self._seen, self._total)
+
+
+def _inserted(
+    steps: "array[float]", values: "array[float]", step: float, value: float
+) -> tuple["array[float]", "array[float]"]:
+    """Return copies with one late point put in after all points of its step."""
+    at = bisect_right(steps, step)
+    return (
+        steps[:at] + array("d", [step]) + steps[at:],
+        values[:at] + array("d", [value]) + values[at:],
+    )
+
+
+def thin(
+    steps: "array[float]", values: "array[float]"
+) -> tuple["array[float]", "array[float]"]:
+    """Return about half of the points: of every four neighbours the least and the greatest.
+
+    A value that is not a number takes the place of one of them, and the last point stays.
+    """
+    kept = []
+    for start in range(0, len(values) - 4, 4):
+        group = range(start, start + 4)
+        odd = [i for i in group if values[i] != values[i]]
+        usual = [i for i in group if values[i] == values[i]]
+        pair = {odd[0]} if odd else {min(usual, key=values.__getitem__)}
+        if usual:
+            pair.add(max(usual, key=values.__getitem__))
+        kept += sorted(pair)
+    kept += range(len(values) - (len(values) % 4 or 4), len(values))
+    return array("d", [steps[i] for i in kept]), array("d", [values[i] for i in kept])
+
+
+class _Ranges:
+    """A set of whole numbers that come mostly in order, as disjoint ranges `[first, next)`."""
+
+    def __init__(self) -> None:
+        self._ranges: list[list[int]] = []
+
+    @property
+    def end(self) -> int:
+        """One more than the greatest number; 0 when empty."""
+        return self._ranges[-1][1] if self._ranges else 0
+
+    def __contains__(self, number: int) -> bool:
+        return any(first <= number < end for first, end in reversed(self._ranges))
+
+    def add(self, number: int) -> None:
+        """Put in a number that is not there yet."""
+        at = len(self._ranges)
+        while at and self._ranges[at - 1][0] > number:
+            at -= 1
+        if at and self._ranges[at - 1][1] == number:
+            self._ranges[at - 1][1] = number + 1
+        else:
+            self._ranges.insert(at, [number, number + 1])
+            at += 1
+        if at < len(self._ranges) and self._ranges[at][0] == number + 1:
+            self._ranges[at - 1][1] = self._ranges.pop(at)[1]
+
+    def missing(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Return the parts of `[first, end)` that are not in the set."""
+        holes = []
+        for low, high in self._ranges:
+            if first >= end:
+                break
+            if low > first:
+                holes.append((first, min(low, end)))
+            first = max(first, high)
+        if first < end:
+            holes.append((first, end))
+        return holes
