@@ -1,0 +1,118 @@
+"""The outputs of one cell: what shows while it runs, and what it leaves in the file.
+
+While a cell runs, slots hold live text and the live board. At its end the final displays take
+their places, in order, so that the saved notebook holds exactly the finals: the same outputs as
+in static mode (`NBDIST_STATIC=1`), where nothing is shown before the end.
+
+Threads: `open` and `update` may be called from any thread; one lock makes sure that no late
+update overwrites a final. `settle` belongs to the main thread.
+"""
+
+import os
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from nbdist.wire import Display
+
+
+def is_live() -> bool:
+    """Return whether displays can be updated here: in a kernel, and not `NBDIST_STATIC=1`."""
+    if os.environ.get("NBDIST_STATIC") == "1":
+        return False
+    shell = _shell()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class Slot:
+    """One output that changes while the cell runs. Made by `Slots.open`."""
+
+    def __init__(self, slots: "Slots", display_id: str) -> None:
+        self._slots = slots
+        self.display_id = display_id
+
+    def update(self, display: Display) -> None:
+        """Show `display` in this place; does nothing in static mode or after `settle`."""
+        self._slots._update(self, display)
+
+
+class Slots:
+    """The slots of one cell, in the order in which they were opened.
+
+    Args:
+        live: Whether to show anything before the end; found out by `is_live` when None.
+    """
+
+    def __init__(self, live: bool | None = None) -> None:
+        self.live = is_live() if live is None else live
+        self._lock = threading.Lock()
+        self._open: list[Slot] = []
+        self._settled = False
+
+    def open(self, shown: Any) -> Slot:
+        """Show a `Display`, or any object that IPython can display (a widget), from now on."""
+        slot = Slot(self, uuid.uuid4().hex)
+        with self._lock:
+            if self.live and not self._settled:
+                if isinstance(shown, Display):
+                    _publish(shown, slot.display_id, update=False)
+                else:
+                    _publish_object(shown, slot.display_id)
+                self._open.append(slot)
+        return slot
+
+    def _update(self, slot: Slot, display: Display) -> None:
+        with self._lock:
+            if self.live and not self._settled:
+                _publish(display, slot.display_id, update=True)
+
+    def settle(self, finals: Sequence[Display]) -> None:
+        """Put `finals` into the open slots in order, and display those that remain.
+
+        Later calls of `open`, `update` and `settle` on these slots show nothing.
+        """
+        with self._lock:
+            if self._settled:
+                return
+            self._settled = True
+            places = self._open
+            if len(places) > len(finals):
+                # A slot can be given new content but not taken away: begin anew. `wait` avoids
+                # a flicker, and must not be asked for when nothing follows to end the wait.
+                _clear(wait=bool(finals))
+                places = []
+            for index, display in enumerate(finals):
+                if index < len(places):
+                    _publish(display, places[index].display_id, update=True)
+                else:
+                    _publish(display, None, update=False)
+
+
+def _shell() -> Any:
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
+
+
+def _publish(display: Display, display_id: str | None, *, update: bool) -> None:
+    shell = _shell()
+    if shell is None:  # a plain script: `nbdist.start` and `session.run` work there too
+        print(display.data.get("text/plain", ""))
+        return
+    transient = {} if display_id is None else {"display_id": display_id}
+    shell.display_pub.publish(
+        data=display.data, metadata=display.metadata, transient=transient, update=update
+    )
+
+
+def _publish_object(shown: object, display_id: str) -> None:
+    from IPython.display import display
+
+    display(shown, display_id=display_id)  # type: ignore[no-untyped-call]
+
+
+def _clear(*, wait: bool) -> None:
+    from IPython.display import clear_output
+
+    clear_output(wait=wait)  # type: ignore[no-untyped-call]
