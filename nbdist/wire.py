@@ -5,6 +5,7 @@ are; `push` and `pull` have raw buffers of their own.
 """
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 VERSION = 1  # rises when a message changes; both sides compare it at the start
@@ -51,7 +52,7 @@ class Batch:
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON form: the first `seq`, and one compact row a record."""
         first = self.records[0].seq if self.records else 0
-        rows = [[r.kind, r.step, r.time_ns, r.values] for r in self.records]
+        rows = [[r.kind, r.step, r.time_ns, _to_json(r.values)] for r in self.records]
         return {"rank": self.rank, "first": first, "rows": rows, "facts": self.facts}
 
     @classmethod
@@ -59,10 +60,19 @@ class Batch:
         """Return the batch that `to_wire` wrote."""
         rank, first = content["rank"], content["first"]
         records = tuple(
-            Record(rank, first + i, kind, step, time_ns, values)
+            Record(rank, first + i, kind, step, time_ns, _from_json(values))
             for i, (kind, step, time_ns, values) in enumerate(content["rows"])
         )
         return cls(rank, records, content["facts"])
+
+
+def _to_json(values: dict[str, float]) -> dict[str, float | str]:
+    # JSON has no nan and no infinity, and a loss that has become one must be seen.
+    return {key: v if isfinite(v) else repr(v) for key, v in values.items()}
+
+
+def _from_json(values: dict[str, float | str]) -> dict[str, float]:
+    return {key: float(v) for key, v in values.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,9 +209,7 @@ def _inserted(
     )
 
 
-def thin(
-    steps: "array[float]", values: "array[float]"
-) -> tuple["array[float]", "array[float]"]:
+def thin(steps: "array[float]", values: "array[float]") -> tuple["array[float]", "array[float]"]:
     """Return about half of the points: of every four neighbours the least and the greatest.
 
     A value that is not a number takes the place of one of them, and the last point stays.
