@@ -6,6 +6,7 @@
     ├── UsageError          a wrong word on a magic's line
     ├── LayoutError         a layout that does not fit the model or the ranks
     ├── TransferError       push or pull of something that cannot travel
+    ├── TrackingError       runs that cannot be kept or shown
     └── RankError           code failed on one or more ranks
 
 An error of state says three things: what happened, why, and what to do. In IPython these
@@ -67,6 +68,10 @@ class LayoutError(NBDistError):
 
 class TransferError(NBDistError):
     """A value could not be pushed to or pulled from the ranks."""
+
+
+class TrackingError(NBDistError):
+    """Runs cannot be kept, sent or shown; training itself is never stopped by this."""
 
 
 class RankError(NBDistError):
