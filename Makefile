@@ -1,0 +1,113 @@
+# Everything starts here: `make` lists the targets. Needs Python 3.11+ and make, nothing else.
+#
+#   PYTHON=python3.12                     another Python for .venv
+#   VENV_ARGS=--system-site-packages      use a torch >= 2.11 that this Python already has
+#   PIP_INDEX_URL=..., pip.conf           pip's own settings hold everywhere
+#   ARGS="-k ddp"                         more words for pytest, the demo, JupyterLab, the benchmarks
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_ARGS ?=
+ARGS ?=
+
+py := $(VENV)/bin/python
+pins := constraints.txt constraints-torch.txt
+# Stamps: .venv exists; a user's packages are in it; the tests' and the linters' are too. A stamp
+# older than its sources means that they have changed, and make installs again.
+made := $(VENV)/.nbdist-venv
+user := $(VENV)/.nbdist-user
+developer := $(VENV)/.nbdist-developer
+
+nbval := --nbval --nbval-cell-timeout=300 --nbval-sanitize-with nbdist/nbval_sanitize.cfg
+notebooks := $(wildcard notebooks/*.ipynb)
+
+.PHONY: help install demo lab test test-all check bench clean FORCE
+
+help:
+	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
+	@echo 'make demo      train on two ranks, headless: 02_train_with_ddp.ipynb'
+	@echo 'make lab       JupyterLab on the notebooks'
+	@echo 'make test      all tests once, in under 25 minutes on two cores'
+	@echo 'make test-all  the same with full matrices, soak tests and GPU tests'
+	@echo 'make check     linters, types, who may import whom, and the cells of the notebooks'
+	@echo 'make bench     every figure that nbdist promises, measured here'
+	@echo 'make clean     remove $(VENV) and what tools have left behind'
+
+install: $(user)
+
+demo: $(user)
+	$(py) -m nbdist.cli demo $(ARGS)
+
+lab: $(user)
+	$(py) -m nbdist.cli lab $(ARGS)
+
+test: $(developer)
+	$(py) -m pytest $(nbval) $(ARGS) tests $(notebooks)
+
+test-all: $(developer)
+	$(py) -m pytest $(nbval) -m '' $(ARGS) tests $(notebooks)
+
+check: $(developer)
+	$(py) -m ruff check
+	$(py) -m ruff format --check
+	$(py) -m mypy
+	$(VENV)/bin/lint-imports
+	$(py) tests/lint_notebooks.py notebooks
+
+bench: $(developer)
+	$(py) -m tests.benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find nbdist tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- The environment -----------------------------------------------------------------------------
+
+# Writes the pin of torch that holds here: that of a torch outside .venv, where one is visible and
+# new enough (so that pip neither replaces nor downloads it), else constraints-torch.txt.
+define choose_torch
+import importlib.metadata, pathlib, sys
+pin = pathlib.Path("constraints-torch.txt").read_text()
+try:
+    torch = importlib.metadata.distribution("torch")
+    outside = not pathlib.Path(torch.locate_file("")).resolve().is_relative_to(sys.prefix)
+    new_enough = tuple(int(part) for part in torch.version.split(".")[:2]) >= (2, 11)
+    if outside and new_enough:
+        print(f"Using torch {torch.version} from {torch.locate_file('')}")
+        pin = f"torch=={torch.version}\n"
+except importlib.metadata.PackageNotFoundError:
+    pass
+pathlib.Path(sys.prefix, "torch-pin.txt").write_text(pin)
+endef
+export choose_torch
+
+# The build back end is installed first and used as it is, so that it is pinned like all the rest.
+define pip_install
+$(py) -c "$$choose_torch"
+$(py) -m pip install -c constraints.txt hatchling
+$(py) -m pip install -c constraints.txt -c $(VENV)/torch-pin.txt --no-build-isolation -e '.[$(1)]'
+@touch $@
+endef
+
+comma := ,
+
+# A .venv that no longer runs, or that was made with other VENV_ARGS than asked for, is made anew.
+# One that make did not make is used as it is.
+stale := $(shell [ -e $(made) ] || exit; \
+  { [ -z "$(VENV_ARGS)" ] || [ "$(VENV_ARGS)" = "$$(cat $(made))" ]; } && $(py) -c '' || echo FORCE)
+
+$(made): $(stale)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'nbdist needs Python 3.11 or newer. Name one: make PYTHON=python3.12 $(MAKECMDGOALS)'; \
+	  exit 1; } >&2
+	$(PYTHON) -m venv $(if $(stale),--clear) $(VENV_ARGS) $(VENV)
+	@echo '$(VENV_ARGS)' > $@
+
+$(user): $(made) $(pins) pyproject.toml
+	$(call pip_install,notebooks)
+
+$(developer): $(made) $(pins) pyproject.toml
+	$(call pip_install,notebooks$(comma)test$(comma)dev)
+	@touch $(user)
+
+FORCE:
