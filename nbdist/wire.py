@@ -11,6 +11,7 @@ from typing import Any
 VERSION = 1  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
+OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/output.py`
 REQUEST = "nbdist_request"  # shell (main thread) and control (any time) message types
 REPLY = "nbdist_reply"
 SUMMARY_KEY = "nbdist"  # where a cell's reply carries its Summary

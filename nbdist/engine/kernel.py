@@ -151,6 +151,33 @@ def hide_interactive_prompt() -> None:
         del sys.ps1
 
 
+def flush_before_display(rank_kernel: RankKernel, flush: Callable[[], None]) -> None:
+    """Call `flush` before a display or a value is published, so that the order is kept.
+
+    ipykernel flushes `sys.stdout` there, which on a rank does not wait.
+    """
+
+    def hook(message: dict[str, Any]) -> dict[str, Any]:
+        flush()
+        return message
+
+    rank_kernel.shell.display_pub.register_hook(hook)
+    rank_kernel.shell.displayhook.register_hook(hook)
+
+
+def refuse_input(rank_kernel: RankKernel) -> None:
+    """Make `input()` and `getpass()` on a rank say what to do instead."""
+
+    def refuse(prompt: str = "", *_: Any, **__: Any) -> str:
+        raise RuntimeError(
+            "input() cannot ask from a rank: several ranks would ask at once. Ask in an ordinary "
+            "cell of the notebook, then send the answer with %dist push NAME."
+        )
+
+    rank_kernel.raw_input = refuse
+    rank_kernel.getpass = refuse
+
+
 def check() -> list[str]:
     """Return what no longer fits the installed versions; empty when all is well."""
     broken = []

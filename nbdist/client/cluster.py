@@ -1,0 +1,463 @@
+"""The processes of one cluster, and requests to its ranks.
+
+Owns a private folder (0700) with ipyparallel's connection files, and the keys `controller`,
+`store` and `rank r` of a launcher. Knows which ranks are alive; knows nothing of cells.
+
+Threads: `_on_exit` runs on the launcher's thread, reply handlers on ipyparallel's IO thread;
+everything else on the caller's.
+"""
+
+import json
+import logging
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbdist import wire
+from nbdist.client.ipp import Connection, Handler, Message
+from nbdist.client.launchers.local import LocalLauncher
+from nbdist.errors import ClusterError, NBDistError, StartError
+from nbdist.ranks import name_ranks
+
+log = logging.getLogger(__name__)
+
+_PING_MS = 500  # an engine is registered after it answered one; 100 gave nothing more
+_START_TIMEOUT_S = 120.0
+_REQUEST_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a cluster is started with.
+
+    `device` is cpu or cuda, `backend` what `init_process_group` gets, `threads` the number of
+    CPU threads of each rank, `collective_timeout_s` the longest wait inside one collective.
+    """
+
+    n: int
+    device: str
+    backend: str
+    threads: int
+    collective_timeout_s: float = 1800.0
+    tap: str = "full"
+    address: str = "127.0.0.1"
+
+
+@dataclass(slots=True)
+class RankState:
+    """One rank as the notebook knows it. `exit_status` is None while it lives."""
+
+    rank: int
+    pid: int
+    host: str
+    device: str = "cpu"
+    exit_status: int | None = None
+    facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there."""
+        return self.exit_status is None
+
+
+class RankDiedError(ClusterError):
+    """A rank's process ended while it was asked something."""
+
+
+class RankFailedError(NBDistError):
+    """A request failed on a rank; `what` carries the rank's own error."""
+
+
+class Cluster:
+    """A controller, a store and engines, started together and stopped together."""
+
+    def __init__(self, launcher: LocalLauncher, logs: Path) -> None:
+        self.ranks: dict[int, RankState] = {}
+        self.options: Options | None = None
+        self.generation = 0
+        self.broken: str | None = None
+        self._launcher = launcher
+        self._logs = logs
+        self._connection: Connection | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._store_port = 0
+        self._pending: dict[int, set[Future[Any]]] = {}
+        self._lock = threading.Lock()
+        self._death_callbacks: list[Callable[[int, int], None]] = []
+        self._stopping = False
+        launcher.on_exit(self._on_exit)
+
+    # -- starting and stopping
+
+    def prepare(self) -> None:
+        """Start the controller; it comes up beside the parent's import of torch."""
+        self._folder = tempfile.TemporaryDirectory(prefix="nbdist-", ignore_cleanup_errors=True)
+        spec = {
+            "profile_dir": self._folder.name,
+            "cluster_id": "nbdist",
+            "address": "127.0.0.1",
+            "ping_ms": _PING_MS,
+        }
+        self._launcher.start_soon("controller", "controller", spec)
+
+    def start(self, options: Options) -> None:
+        """Start `options.n` ranks and form their group; stops everything again on failure.
+
+        Raises:
+            StartError: A process ended or did not come up in time.
+        """
+        self.options = options
+        try:
+            store = self._launcher.start_soon("store", "store", {"address": options.address})
+            self._connect()
+            self._store_port = store.result(_START_TIMEOUT_S).port or 0
+            self._start_ranks(range(options.n))
+            self._join(range(options.n))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End ranks, store and controller; the launcher's parent stays for the next start."""
+        self._stopping = True
+        for key in self._launcher.keys():
+            self._launcher.signal(key, signal.SIGKILL, group=True)
+        self._wait_ended(self._launcher.keys())
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+        for future in [f for pending in self._pending.values() for f in pending]:
+            _fail(future, ClusterError("The cluster was stopped."))
+        self._launcher.remove_on_exit(self._on_exit)
+
+    def restart(self, ranks: Iterable[int]) -> None:
+        """Replace the processes of `ranks` by new ones; the others keep all they hold.
+
+        Raises:
+            StartError: A process did not come up.
+        """
+        chosen = sorted(ranks)
+        connection = self._require_connection()
+        keys = [f"rank {rank}" for rank in chosen]
+        with self._lock:
+            for rank in chosen:
+                self.ranks.pop(rank, None)
+        for key in keys:
+            self._launcher.signal(key, signal.SIGKILL, group=True)
+        self._wait_ended(keys)
+        for rank in chosen:
+            connection.unregister(rank)
+        if not connection.wait_gone(chosen, _REQUEST_TIMEOUT_S):
+            raise StartError(f"The controller did not let go of {name_ranks(chosen)}.")
+        self._start_ranks(chosen)
+        self.generation += 1
+        survivors = [rank for rank in self.living() if rank not in chosen]
+        if not survivors:
+            self._join(chosen)
+            return
+        timeout_s = _START_TIMEOUT_S
+        reformed = [
+            self.request(rank, "group.reform", generation=self.generation) for rank in survivors
+        ]
+        self._join(chosen)
+        for future in reformed:
+            future.result(timeout_s)
+
+    def _start_ranks(self, ranks: Iterable[int]) -> None:
+        assert self.options is not None and self._folder is not None
+        chosen = list(ranks)
+        started = {
+            rank: self._launcher.start_soon(f"rank {rank}", "engine", self._engine_spec(rank))
+            for rank in chosen
+        }
+        for rank, future in started.items():
+            process = future.result(_START_TIMEOUT_S)
+            with self._lock:
+                self.ranks[rank] = RankState(rank, process.pid, self._launcher.host)
+        connection = self._require_connection()
+        if not connection.wait_for(chosen, _START_TIMEOUT_S, self._check_alive):
+            missing = sorted(set(chosen) - set(connection.engines()))
+            raise StartError(
+                f"{name_ranks(missing)} did not register within {_START_TIMEOUT_S:.0f} s.",
+                why=f"See the logs in {self._logs}.",
+                do="%dist doctor",
+            )
+
+    def _engine_spec(self, rank: int) -> dict[str, Any]:
+        assert self.options is not None and self._folder is not None
+        options = self.options
+        return {
+            "rank": rank,
+            "world_size": options.n,
+            "threads": options.threads,
+            "device": options.device,
+            "connection_file": str(_connection_file(self._folder.name, "engine")),
+            "profile_dir": self._folder.name,
+            "output_folder": str(self._logs),
+            "cwd": os.getcwd(),
+        }
+
+    def _join(self, ranks: Iterable[int]) -> None:
+        """Form the process group; the ranks meet in the store."""
+        options = self.options
+        assert options is not None
+        answers = self.request_all(
+            ranks,
+            "boot.join",
+            timeout_s=_START_TIMEOUT_S,
+            world_size=options.n,
+            store_host=options.address,
+            store_port=self._store_port,
+            backend=options.backend,
+            timeout=options.collective_timeout_s,
+            generation=self.generation,
+            tap=options.tap,
+            version=wire.VERSION,
+        )
+        for rank, answer in answers.items():
+            if answer["rank"] != rank:
+                raise StartError(f"Engine {rank} says it is rank {answer['rank']}.")
+            self.ranks[rank].device = answer["device"]
+            self.ranks[rank].facts = answer["facts"]
+
+    def _connect(self) -> None:
+        assert self._folder is not None
+        file = _connection_file(self._folder.name, "client")
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not _is_whole(file):
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise StartError(
+                    "ipyparallel's controller wrote no connection file.",
+                    why=f"Its log: {self._logs / 'controller.log'}",
+                )
+            time.sleep(0.01)
+        self._connection = Connection(file, timeout_s=30.0)
+
+    def _check_alive(self) -> None:
+        """Raise when a process has ended that the start is waiting for."""
+        if self.broken:
+            raise StartError(self.broken, why=f"See the logs in {self._logs}.")
+        dead = [rank for rank, state in self.ranks.items() if not state.alive]
+        if dead:
+            raise StartError(
+                f"{name_ranks(dead)} ended while starting.",
+                why=_last_lines(self._logs / f"rank-{dead[0]}.log"),
+                do="%dist doctor",
+            )
+
+    def _wait_ended(self, keys: Iterable[str]) -> None:
+        deadline = time.monotonic() + 5.0
+        while set(keys) & set(self._launcher.keys()) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    # -- who is alive
+
+    def living(self) -> list[int]:
+        """Return the ranks whose processes are there."""
+        with self._lock:
+            return [rank for rank, state in sorted(self.ranks.items()) if state.alive]
+
+    def dead(self) -> list[int]:
+        """Return the ranks whose processes have ended."""
+        with self._lock:
+            return [rank for rank, state in sorted(self.ranks.items()) if not state.alive]
+
+    def on_death(self, callback: Callable[[int, int], None]) -> Callable[[], None]:
+        """Call `callback(rank, status)` on the launcher's thread; returns how to stop that."""
+        self._death_callbacks.append(callback)
+        return lambda: self._death_callbacks.remove(callback)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank's process."""
+        self._launcher.signal(f"rank {rank}", number)
+
+    def kill(self, rank: int) -> None:
+        """End a rank's process and everything it started."""
+        self._launcher.signal(f"rank {rank}", signal.SIGKILL, group=True)
+
+    def _on_exit(self, key: str, status: int) -> None:
+        if self._stopping:
+            return
+        if not key.startswith("rank "):
+            self.broken = f"The {key} process ended (status {status})."
+            return
+        rank = int(key.removeprefix("rank "))
+        with self._lock:
+            state = self.ranks.get(rank)
+            if state is None:
+                return
+            state.exit_status = status
+            pending = list(self._pending.get(rank, ()))
+        if self._connection is not None:
+            self._connection.unregister(rank)
+        for future in pending:
+            _fail(future, RankDiedError(f"rank {rank} ended: {describe_status(status)}."))
+        for callback in list(self._death_callbacks):
+            callback(rank, status)
+
+    # -- talking to ranks
+
+    def request(
+        self,
+        rank: int,
+        call: str,
+        *,
+        busy: bool = False,
+        buffers: list[Any] | None = None,
+        **kwargs: Any,
+    ) -> "Future[Any]":
+        """Ask a rank to run one of the functions in `engine/calls.py`.
+
+        Args:
+            rank: Which rank.
+            call: The function's name.
+            busy: Use the control channel, which answers while the main thread is blocked.
+            buffers: Raw payloads for the function.
+            **kwargs: The function's arguments, JSON-like.
+
+        Returns:
+            A future of the function's value, or of `(value, buffers)` where it returns some. It
+            fails with `RankFailedError`, or with `RankDiedError` when the rank's process ends.
+        """
+        future: Future[Any] = Future()
+        connection = self._require_connection()
+        with self._lock:
+            self._pending.setdefault(rank, set()).add(future)
+
+        def on_reply(message: Message) -> None:
+            if "error" in message.content:
+                _fail(future, RankFailedError(f"rank {rank}: {message.content['error']}"))
+            elif message.buffers:
+                _resolve(future, (message.content["value"], message.buffers))
+            else:
+                _resolve(future, message.content["value"])
+
+        def settled(_: object) -> None:
+            with self._lock:
+                self._pending[rank].discard(future)
+
+        future.add_done_callback(settled)
+        try:
+            connection.send(
+                rank,
+                wire.REQUEST,
+                {"call": call, "kwargs": kwargs},
+                on_reply,
+                control=busy,
+                once=True,
+                buffers=buffers,
+            )
+        except KeyError:
+            _fail(future, RankDiedError(f"rank {rank} is not there."))
+        return future
+
+    def request_all(
+        self, ranks: Iterable[int], call: str, *, timeout_s: float, busy: bool = False, **kwargs: Any
+    ) -> dict[int, Any]:
+        """Ask several ranks at once and wait for all; the first failure is raised.
+
+        Raises:
+            ClusterError: A rank did not answer within `timeout_s`, or died.
+            RankFailedError: The function failed on a rank.
+        """
+        futures = {rank: self.request(rank, call, busy=busy, **kwargs) for rank in ranks}
+        deadline = time.monotonic() + timeout_s
+        answers = {}
+        for rank, future in futures.items():
+            try:
+                answers[rank] = future.result(max(0.0, deadline - time.monotonic()))
+            except FutureTimeoutError:
+                raise ClusterError(
+                    f"rank {rank} did not answer {call} within {timeout_s:.0f} s."
+                ) from None
+        return answers
+
+    def execute(
+        self, rank: int, code: str, options: Mapping[str, Any], handler: Handler
+    ) -> str:
+        """Send a cell to a rank; `handler` gets its output and its reply.
+
+        Raises:
+            RankDiedError: The rank is not there any more.
+        """
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            # Otherwise an engine drops the cells that follow a failed one for a while.
+            "stop_on_error": False,
+        }
+        try:
+            return self._require_connection().send(
+                rank,
+                "execute_request",
+                content,
+                handler,
+                metadata={wire.SUMMARY_KEY: dict(options)},
+            )
+        except KeyError:
+            raise RankDiedError(f"rank {rank} is not there.") from None
+
+    def forget(self, message_id: str) -> None:
+        """Stop listening for what a cell still sends."""
+        if self._connection is not None:
+            self._connection.forget(message_id)
+
+    def _require_connection(self) -> Connection:
+        if self._connection is None:
+            raise ClusterError("The cluster is not running.", do="%dist start")
+        return self._connection
+
+
+def describe_status(status: int) -> str:
+    """Return an exit status in words: `killed by SIGKILL`, `exit code 3`."""
+    if status < 0:
+        try:
+            return f"killed by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"killed by signal {-status}"
+    return f"exit code {status}"
+
+
+def _connection_file(folder: str, side: str) -> Path:
+    return Path(folder) / "security" / f"ipcontroller-nbdist-{side}.json"
+
+
+def _is_whole(file: Path) -> bool:
+    try:
+        json.loads(file.read_text())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _last_lines(file: Path, count: int = 5) -> str:
+    try:
+        text = file.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return f"no log at {file}"
+    return "\n     ".join(text[-count:]) or f"its log {file} is empty"
+
+
+def _resolve(future: "Future[Any]", value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: "Future[Any]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

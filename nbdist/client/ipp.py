@@ -1,0 +1,221 @@
+"""The one room that touches private parts of ipyparallel's client.
+
+Tried with ipyparallel 9.2. `check()` says what broke when one of them moves. What is touched,
+and why:
+
+- `_dispatch_reply`, `_dispatch_iopub`, `_dispatch_single_reply`: a message's handler is known
+  before the message is sent, so nothing is lost between sending and listening, and text is not
+  gathered a second time in `metadata` (its cost grows with the square of the lines);
+- `_mux_socket`, `_control_socket`, `_query_socket`, `_io_loop`: to send requests of our own;
+- `_engines`, `_ids`, `_registration_callbacks`: which engine is which, and when it came.
+
+Threads: handlers run on ipyparallel's IO thread and must be quick and must not block.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ipyparallel
+
+TRIED = {"ipyparallel": "9.2"}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message from a rank. `kind` is its Jupyter type; `reply` tells it from iopub."""
+
+    kind: str
+    content: dict[str, Any]
+    metadata: dict[str, Any]
+    buffers: list[Any]
+    reply: bool
+
+
+Handler = Callable[[Message], None]
+
+
+class _Client(ipyparallel.Client):  # type: ignore[misc]
+    """ipyparallel's client, with a handler for each message we sent."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Before the base class: it starts the thread that reads this.
+        self.handlers: dict[str, Handler] = {}
+        super().__init__(*args, **kwargs)
+
+    def activate(self, *_: Any, **__: Any) -> None:
+        """Leave IPython alone: the base class would define %px for a cluster that is ours."""
+
+    def _dispatch_reply(self, parts: list[Any]) -> None:
+        if not self._handled(parts, reply=True):
+            super()._dispatch_reply(parts)
+
+    def _dispatch_single_reply(self, parts: list[Any]) -> None:
+        if not self._handled(parts, reply=True):
+            super()._dispatch_single_reply(parts)
+
+    def _dispatch_iopub(self, parts: list[Any]) -> None:
+        if not self._handled(parts, reply=False):
+            super()._dispatch_iopub(parts)
+
+    def _handled(self, parts: list[Any], *, reply: bool) -> bool:
+        """Hand a message to its handler; False leaves it to the base class."""
+        _, frames = self.session.feed_identities(parts, copy=False)
+        # Peek at the headers only: a full `deserialize` counts as the message's one arrival.
+        kind = self.session.unpack(frames[1].bytes)["msg_type"]
+        parent = self.session.unpack(frames[2].bytes).get("msg_id", "")
+        if kind.startswith("comm_"):
+            return False  # widgets made on a rank: the base class relays them to the browser
+        handler = self.handlers.get(parent)
+        if handler is None:
+            return not reply or parent not in self._futures
+        try:
+            message = self.session.deserialize(frames, content=True, copy=False)
+            handler(
+                Message(kind, message["content"], message["metadata"], message["buffers"], reply)
+            )
+        except Exception:
+            # An exception here would end ipyparallel's IO thread, and with it the session.
+            log.exception("A handler failed on a %s message", kind)
+        return True
+
+
+class Connection:
+    """The notebook's end of the wire: sends to ranks, hears their answers."""
+
+    def __init__(self, connection_file: Path, timeout_s: float) -> None:
+        """Connect to a controller.
+
+        Raises:
+            TimeoutError: The controller did not answer within `timeout_s`.
+        """
+        self._client = _Client(str(connection_file), timeout=timeout_s)
+        self._arrived = threading.Condition()
+        self._client._registration_callbacks.append(self._on_registration)
+
+    def _on_registration(self, event: dict[str, Any]) -> None:
+        with self._arrived:
+            self._arrived.notify_all()
+
+    def engines(self) -> dict[int, str]:
+        """Return the registered engines: rank (engine id) to uuid."""
+        return {rank: self._client._engines[rank] for rank in list(self._client._ids)}
+
+    def wait_for(
+        self, ranks: Iterable[int], timeout_s: float, check: Callable[[], None] | None = None
+    ) -> bool:
+        """Wait until engines with these ids are registered; False if `timeout_s` ran out.
+
+        Args:
+            ranks: Engine ids to wait for.
+            timeout_s: Longest wait.
+            check: Called about every 100 ms; raises to give up (a process that died).
+        """
+        wanted = set(ranks)
+        deadline = time.monotonic() + timeout_s
+        while not wanted <= set(self._client._ids):
+            if check is not None:
+                check()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            with self._arrived:
+                if not wanted <= set(self._client._ids):
+                    self._arrived.wait(min(left, 0.1))
+        return True
+
+    def send(
+        self,
+        rank: int,
+        kind: str,
+        content: dict[str, Any],
+        handler: Handler,
+        *,
+        control: bool = False,
+        once: bool = False,
+        metadata: dict[str, Any] | None = None,
+        buffers: list[Any] | None = None,
+    ) -> str:
+        """Send one message to a rank; `handler` gets every message that answers it.
+
+        Args:
+            rank: Engine id. It must be registered.
+            kind: Message type.
+            content: JSON-like.
+            handler: Runs on the IO thread; see `forget`.
+            control: Send on the control channel, which a busy rank answers too.
+            once: Only the reply is wanted; listening ends with it.
+            metadata: JSON-like.
+            buffers: Raw payloads (bytes-like), sent without a copy.
+
+        Returns:
+            The message's id.
+
+        Raises:
+            KeyError: No such engine is registered.
+        """
+        client = self._client
+        message = client.session.msg(kind, content=content, metadata=metadata)
+        message_id: str = message["header"]["msg_id"]
+
+        def reply_only(answer: Message) -> None:
+            if answer.reply:
+                self.forget(message_id)
+                handler(answer)
+
+        client.handlers[message_id] = reply_only if once else handler
+        ident = client._engines[rank].encode()
+        socket = client._control_socket if control else client._mux_socket
+
+        def really_send() -> None:
+            client.session.send(socket, message, buffers=buffers, ident=ident, copy=False)
+
+        client._io_loop.add_callback(really_send)
+        return message_id
+
+    def forget(self, message_id: str) -> None:
+        """Stop listening for answers to a message."""
+        self._client.handlers.pop(message_id, None)
+
+    def unregister(self, rank: int) -> None:
+        """Tell the controller that an engine has died, so that its id is free again.
+
+        The controller would notice by itself, a heartbeat or more later. The nanny process that
+        ipyparallel starts beside each engine does the same; our parent process needs none.
+        """
+        client = self._client
+
+        def really_send() -> None:
+            client.session.send(
+                client._query_socket, "unregistration_request", content={"id": rank}
+            )
+
+        client._io_loop.add_callback(really_send)
+
+    def wait_gone(self, ranks: Iterable[int], timeout_s: float) -> bool:
+        """Wait until no engine with these ids is registered."""
+        gone = set(ranks)
+        deadline = time.monotonic() + timeout_s
+        with self._arrived:
+            while gone & set(self._client._ids):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._arrived.wait(left)
+        return True
+
+    def close(self) -> None:
+        """Close the sockets and end the IO thread."""
+        self._client.close(linger=0)
+
+
+def check() -> list[str]:
+    """Return what no longer fits the installed ipyparallel; empty when all is well."""
+    names = ("_dispatch_reply", "_dispatch_iopub", "_dispatch_single_reply", "activate", "close")
+    return [f"ipyparallel.Client has no {n}" for n in names if not hasattr(ipyparallel.Client, n)]

@@ -1,0 +1,43 @@
+"""What every way of starting engines offers to the cluster."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+OnExit = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process that has been started. `port` is set for the one that listens (the store)."""
+
+    pid: int
+    port: int | None = None
+
+
+class Launcher(Protocol):
+    """Starts processes by key, sees them end, and signals them.
+
+    Keys are `controller`, `store` and `rank 0`, `rank 1`, ...; one process a key at a time.
+    """
+
+    host: str
+
+    def start(self, key: str, role: str, spec: Mapping[str, Any], timeout_s: float) -> Started:
+        """Start a process and return at once when it exists.
+
+        Raises:
+            StartError: It could not be started within `timeout_s`.
+        """
+
+    def signal(self, key: str, number: int, *, group: bool = False) -> None:
+        """Send a signal to a process, or to its whole group; nothing if it has ended."""
+
+    def on_exit(self, callback: OnExit) -> None:
+        """Call `callback(key, status)` on the launcher's thread when a process has ended.
+
+        `status` is the exit code, or minus the signal's number.
+        """
+
+    def close(self) -> None:
+        """End every process that is left, and the launcher itself."""

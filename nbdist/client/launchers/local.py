@@ -1,0 +1,235 @@
+"""Start processes on this machine, through the warmed parent (`host/parent.py`).
+
+The parent outlives a cluster: `%dist stop` ends engines, store and controller and keeps the
+parent, so that the next start costs no import of torch. It listens on nothing.
+
+Threads: one reader thread a launcher, which resolves the futures of `start` and calls
+`on_exit`. It ends when the parent does.
+"""
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import Any
+
+from nbdist.client.launchers.base import OnExit, Started
+from nbdist.errors import StartError
+
+log = logging.getLogger(__name__)
+
+# Secrets of the notebook's server and of the tracking server: nothing on a rank needs them.
+_KEPT_FROM_RANKS = (
+    "JPY_API_TOKEN",
+    "JUPYTER_TOKEN",
+    "JUPYTERHUB_API_TOKEN",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
+
+
+def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment ranks start from: the kernel's, without secrets that are not theirs.
+
+    OpenBLAS and OpenMP start their threads when numpy is imported, and a parent with threads
+    must not fork: the parent runs with one each, and a rank sets its own number later.
+    """
+    kept = {k: v for k, v in environment.items() if k not in _KEPT_FROM_RANKS}
+    kept.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    return kept
+
+
+class LocalLauncher:
+    """Processes on this machine, by key."""
+
+    host = "localhost"
+
+    def __init__(self, log_folder: Path, *, fork: bool | None = None) -> None:
+        """Start the parent; returns at once, while it imports torch.
+
+        Args:
+            log_folder: Where each process's stdout and stderr go (0700).
+            fork: Fork engines from the parent; by default where the platform allows it.
+        """
+        self._logs = log_folder
+        self._ready: Future[dict[str, Any]] = Future()
+        self._starting: dict[str, Future[Started]] = {}
+        self._pids: dict[str, int] = {}
+        self._callbacks: list[OnExit] = []
+        self._lock = threading.Lock()
+        fork = sys.platform == "linux" if fork is None else fork
+        self._channel, theirs = socket.socketpair()
+        parent_log = os.open(log_folder / "parent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self._parent = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "nbdist.host.parent"),
+                    *(str(theirs.fileno()), str(os.getpid()), "fork" if fork else "spawn"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=parent_log,
+                stderr=parent_log,
+                pass_fds=[theirs.fileno()],
+                env=rank_environment(os.environ),
+                # Jupyter interrupts the kernel's whole process group.
+                start_new_session=True,
+            )
+        finally:
+            os.close(parent_log)
+            theirs.close()
+        self._reader = threading.Thread(target=self._read, name="nbdist-launcher", daemon=True)
+        self._reader.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the parent is still there to start more processes."""
+        return self._parent.poll() is None
+
+    def ready(self, timeout_s: float) -> dict[str, Any]:
+        """Wait for the parent's imports and return its `ready` event.
+
+        Its keys: `seconds`, `forks`, `why` (it does not fork), `gpus` on this machine.
+
+        Raises:
+            StartError: The parent ended or took longer than `timeout_s`.
+        """
+        try:
+            return self._ready.result(timeout_s)
+        except FutureTimeoutError:
+            raise StartError(
+                f"The parent process did not finish importing torch in {timeout_s:.0f} s.",
+                why=f"Its log: {self._logs / 'parent.log'}",
+                do="%dist doctor",
+            ) from None
+
+    def start(
+        self, key: str, role: str, spec: Mapping[str, Any], timeout_s: float = 60.0
+    ) -> Started:
+        """Start a process; see `Launcher.start`."""
+        return self.start_soon(key, role, spec).result(timeout_s)
+
+    def start_soon(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
+        """Ask for a process; the future resolves once it exists."""
+        future: Future[Started] = Future()
+        with self._lock:
+            self._starting[key] = future
+        name = key.replace(" ", "-")
+        request = {
+            "op": "start",
+            "role": role,
+            "key": key,
+            "log": str(self._logs / f"{name}.log"),
+            "spec": dict(spec),
+        }
+        try:
+            self._send(request)
+        except OSError as error:
+            raise _parent_gone(self._logs) from error
+        return future
+
+    def signal(self, key: str, number: int, *, group: bool = False) -> None:
+        """Send a signal; see `Launcher.signal`."""
+        pid = self._pids.get(key)
+        if pid is not None:
+            self._send({"op": "signal", "pid": pid, "signal": number, "group": group})
+
+    def pid(self, key: str) -> int | None:
+        """Return the pid of the process behind `key`, or None when it has ended."""
+        return self._pids.get(key)
+
+    def keys(self) -> list[str]:
+        """Return the keys of the processes that are running."""
+        return list(self._pids)
+
+    def on_exit(self, callback: OnExit) -> None:
+        """Register a callback; see `Launcher.on_exit`."""
+        self._callbacks.append(callback)
+
+    def remove_on_exit(self, callback: OnExit) -> None:
+        """Undo `on_exit`."""
+        self._callbacks.remove(callback)
+
+    def close(self) -> None:
+        """End everything, the parent last."""
+        try:
+            self._send({"op": "quit"})
+        except OSError:
+            log.debug("The parent had ended already")
+        try:
+            self._parent.wait(5)
+        except subprocess.TimeoutExpired:
+            self._parent.kill()
+            self._parent.wait(5)
+        self._channel.close()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        with self._lock:
+            self._channel.sendall(json.dumps(request).encode() + b"\n")
+
+    def _read(self) -> None:
+        unread = b""
+        while True:
+            try:
+                data = self._channel.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            *lines, unread = (unread + data).split(b"\n")
+            for line in lines:
+                self._on_event(json.loads(line))
+        self._on_parent_gone()
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        name, key = event.pop("event"), event.get("key", "")
+        if name == "ready":
+            self._ready.set_result(event)
+        elif name == "started":
+            self._pids[key] = event["pid"]
+            self._resolve(key, Started(event["pid"], event["port"]))
+        elif name == "failed":
+            self._resolve(key, StartError(f"{key} could not be started: {event['error']}"))
+        elif name == "exited":
+            if self._pids.get(key) == event["pid"]:
+                del self._pids[key]
+            self._tell_exit(key, event["status"])
+
+    def _resolve(self, key: str, outcome: Started | StartError) -> None:
+        with self._lock:
+            future = self._starting.pop(key, None)
+        if future is None:
+            return
+        if isinstance(outcome, Started):
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
+
+    def _tell_exit(self, key: str, status: int) -> None:
+        for callback in list(self._callbacks):
+            try:
+                callback(key, status)
+            except Exception:
+                log.exception("An exit callback failed for %s", key)
+
+    def _on_parent_gone(self) -> None:
+        error = _parent_gone(self._logs)
+        if not self._ready.done():
+            self._ready.set_exception(error)
+        for key in list(self._starting):
+            self._resolve(key, error)
+
+
+def _parent_gone(logs: Path) -> StartError:
+    return StartError(
+        "The parent process that starts the ranks has ended.",
+        why=f"Its last words are in {logs / 'parent.log'}",
+        do="%dist start starts a new one",
+    )

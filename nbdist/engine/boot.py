@@ -1,0 +1,269 @@
+"""Become rank r: from a bare process to an engine whose cells can train.
+
+`run` is called once, in a process forked from the warmed parent (or a fresh interpreter). It
+sets the environment, then serves as an ipyparallel engine until it is told to stop or the
+notebook's kernel ends. `join` is called over the wire, when all engines are there, and forms
+the process group.
+
+Threads: `run` and `join` on the main thread; ipykernel's control thread answers requests
+marked busy (`engine/calls.py`).
+"""
+
+import logging
+import os
+import random
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import nbdist
+from nbdist import lifeline, plain, wire
+from nbdist.engine import calls, environment, kernel
+from nbdist.engine.output import Output
+from nbdist.engine.records import Recorder
+
+log = logging.getLogger(__name__)
+
+
+class Program:
+    """What runs on this rank beside the user's code. One a process; see `program`."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.rank: int = spec["rank"]
+        self.world_size: int = spec["world_size"]
+        self.device = torch.device(spec["device"])
+        self.threads: int = spec["threads"]
+        self.variables: dict[str, str] = {}
+        self.joined = False
+        self._spec = spec
+        self._began = 0.0
+        self._first_seq = 0
+
+    # -- called by the kernel (engine/kernel.py)
+
+    def installed(self, rank_kernel: kernel.RankKernel) -> None:
+        """Take over what is printed, and put the names in place that cells find."""
+        self.kernel = rank_kernel
+        self.recorder = Recorder(self.rank, self._publish_records)
+        self.output = Output(self.rank, Path(self._spec["output_folder"]), self._publish_output)
+        self.output.install()
+        kernel.flush_before_display(rank_kernel, self.output.flush)
+        kernel.hide_interactive_prompt()
+        kernel.refuse_input(rank_kernel)
+
+    def cell_began(self, options: dict[str, Any]) -> None:
+        """Prepare for a cell: its number, and the parameters of `-p`."""
+        from nbdist.engine import training
+
+        self._began = time.perf_counter()
+        self.output.begin_cell(options["cell"])
+        self._first_seq = self.recorder.begin_cell()
+        self.kernel.shell.user_ns.update(
+            {name: plain.decode(value) for name, value in options.get("params", {}).items()}
+        )
+        training.begin_cell()
+
+    def cell_ended(self, result: Any) -> dict[str, Any]:
+        """Flush what the cell made, put the environment back, and sum the cell up."""
+        from nbdist.engine import tap, training
+
+        steps = training.end_cell()
+        environment.restore(self.variables)
+        cut_bytes, file = self.output.end_cell()
+        value = getattr(result, "result", None)
+        is_plain = plain.is_plain(value)
+        summary = wire.Summary(
+            first_seq=self._first_seq,
+            next_seq=self.recorder.flush(),
+            collectives=tap.counts() if self.joined else {},
+            steps=steps,
+            has_value=value is not None,
+            value=plain.encode(value) if is_plain else None,
+            value_repr=None if is_plain else _short_repr(value),
+            cut_bytes=cut_bytes,
+            output_file=None if file is None else str(file),
+            seconds=time.perf_counter() - self._began,
+        )
+        return asdict(summary)
+
+    def answer(
+        self, content: dict[str, Any], buffers: list[memoryview], *, busy: bool
+    ) -> kernel.Answer:
+        """Carry out one request of the notebook; an error becomes text in the reply."""
+        try:
+            function = calls.resolve(content["call"], busy=busy)
+            if content["call"] in calls.WITH_BUFFERS:
+                value, out = function(buffers, **content["kwargs"])
+                return {"value": value}, out
+            return {"value": function(**content["kwargs"])}, []
+        except BaseException as error:
+            # Also KeyboardInterrupt: a request that an interrupt hit still needs its reply.
+            log.warning("request %s failed\n%s", content.get("call"), traceback.format_exc())
+            return {"error": f"{type(error).__name__}: {error}"}, []
+
+    # -- messages to the notebook
+
+    def _publish_records(self, batch: dict[str, Any]) -> None:
+        self.kernel.publish(wire.RECORDS, batch)
+
+    def _publish_output(self, content: dict[str, Any]) -> None:
+        self.kernel.publish(wire.OUTPUT, content)
+
+
+_program: Program | None = None
+
+
+def program() -> Program:
+    """Return this process's program.
+
+    Raises:
+        RuntimeError: This process is not a rank.
+    """
+    if _program is None:
+        raise RuntimeError("This process is not a rank of an nbdist cluster.")
+    return _program
+
+
+def run(spec: dict[str, Any]) -> None:
+    """Serve as an engine; returns when it has been told to stop. Called once a process."""
+    global _program
+    lifeline.watch(spec["kernel_pid"], lifeline.end_own_session)
+    os.chdir(spec["cwd"])
+    _program = Program(spec)
+    _program.variables = environment.rank_variables(
+        spec["rank"], spec["world_size"], spec["device"], spec["threads"]
+    )
+    environment.restore(_program.variables)
+    torch.set_num_threads(spec["threads"])
+    _seed_anew(spec["rank"])
+    kernel.serve(
+        _program,
+        [
+            f"--file={spec['connection_file']}",
+            f"--profile-dir={spec['profile_dir']}",
+            f"--IPEngine.id={spec['rank']}",
+            "--IPEngine.enable_nanny=False",
+            "--IPEngine.timeout=60",
+            # The lifeline replaces it, and works while the main thread is busy.
+            "--IPEngine.max_heartbeat_misses=0",
+            "--log-level=30",
+        ],
+    )
+
+
+def join(
+    *,
+    world_size: int,
+    store_host: str,
+    store_port: int,
+    backend: str,
+    timeout: float,
+    generation: int,
+    tap: str,
+    version: int,
+) -> dict[str, Any]:
+    """Form the process group with the other ranks. On the main thread.
+
+    Returns:
+        This rank's number, device, and facts about it for `%dist status`.
+
+    Raises:
+        RuntimeError: The notebook runs another version of nbdist.
+    """
+    from nbdist.engine import group, training
+    from nbdist.engine import tap as tap_module
+
+    if version != wire.VERSION:
+        raise RuntimeError(
+            f"the notebook speaks version {version} of nbdist's messages, this rank "
+            f"{wire.VERSION}: install the same nbdist on both"
+        )
+    here = program()
+    here.world_size = world_size
+    group.join(
+        here.rank,
+        world_size,
+        store_host,
+        store_port,
+        backend,
+        timeout_s=timeout,
+        generation=generation,
+    )
+    here.joined = True
+    here.variables.update(environment.group_variables(store_host, store_port))
+    environment.restore(here.variables)
+    device = _device(here.device.type, here.rank)
+    tap_module.install(tap)
+    training.install(here.recorder)
+    here.recorder.fact(torch=torch.__version__)
+    here.kernel.shell.user_ns.update(
+        rank=here.rank,
+        local_rank=int(here.variables["LOCAL_RANK"]),
+        world_size=world_size,
+        device=device,
+        torch=torch,
+        dist=torch.distributed,
+        nbdist=nbdist,
+    )
+    return {"rank": here.rank, "device": str(device), "facts": {"torch": torch.__version__}}
+
+
+def reform(generation: int) -> list[str]:
+    """Give every group a new backend and heal what was interrupted. All ranks, main thread.
+
+    Returns:
+        What was healed, in words.
+    """
+    from nbdist.engine import group, heal, tap
+
+    group.reform(generation)
+    tap.reset_counts()
+    return heal.heal()
+
+
+def resend(first: int, next: int) -> list[dict[str, Any]]:
+    """Return the record batches of `range(first, next)` that the push has lost."""
+    return program().recorder.resend(first, next)
+
+
+def _device(kind: str, rank: int) -> torch.device:
+    if kind == "cuda":
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    return torch.device(kind)
+
+
+def _seed_anew(rank: int) -> None:
+    """Give each rank random numbers of its own: forks begin with their parent's state."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    random.seed(seed + rank)
+    torch.manual_seed(seed + rank)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed((seed + rank) % 2**32)
+
+
+def _short_repr(value: object, limit: int = 4096) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def main(arguments: list[str]) -> None:
+    """Run as a fresh interpreter: `python -m nbdist.engine.boot '{...}'`."""
+    import json
+
+    # `__main__` belongs to the user's code: run the module under its real name.
+    from nbdist.engine import boot
+
+    boot.run(json.loads(arguments[0]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

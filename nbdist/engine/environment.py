@@ -1,0 +1,55 @@
+"""The environment variables of a rank: what `torchrun` sets, and what libraries look for.
+
+Each line has a reason, found by running Accelerate, Lightning, Fabric, transformers' Trainer
+and torchmetrics unmodified in live engines.
+"""
+
+import os
+from collections.abc import Mapping
+
+
+def rank_variables(rank: int, world_size: int, device: str, threads: int) -> dict[str, str]:
+    """Return what a rank of a cluster on one host has in its environment.
+
+    Args:
+        rank: Global rank; equal to the local rank on one host.
+        world_size: Number of ranks.
+        device: cpu or cuda.
+        threads: CPU threads for this rank, so that ranks do not fight for cores.
+    """
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "ROLE_NAME": "default",
+        # Lightning picks its TorchElasticEnvironment by this, and then leaves our variables be.
+        "TORCHELASTIC_RUN_ID": "nbdist",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": str(threads),
+    }
+    if device == "cpu":
+        # Without it Accelerate and transformers' Trainer silently train undistributed on CPU.
+        variables["ACCELERATE_USE_CPU"] = "true"
+    return variables
+
+
+def group_variables(store_host: str, store_port: int) -> dict[str, str]:
+    """Return how `env://` finds the store, which no rank hosts."""
+    return {
+        "MASTER_ADDR": store_host,
+        "MASTER_PORT": str(store_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def restore(variables: Mapping[str, str]) -> None:
+    """Set the variables; after each cell as well, for some libraries delete them."""
+    os.environ.update(variables)
