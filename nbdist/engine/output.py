@@ -1,0 +1,523 @@
+"""What a rank prints: kept in order, sent at once but seldom, bounded, and never in the way.
+
+One `Output` an engine owns `stdout` and `stderr` of the process. Both write into one buffer, so
+that prints, warnings and logging keep their order. A thread publishes it: the first text of a
+cell within about 10 ms, then at most every `INTERVAL_S`.
+
+Bounded: the first `HEAD_BYTES` of a cell are published whole. What follows is published as a
+*window*, the newest `WINDOW_BYTES`, twice a second: a progress bar that runs for hours stays
+alive, and 20 MB cost the notebook some kilobytes. From the moment that something may be cut, the
+whole cell's text, from its first byte, goes to a file. A full disk ends the file, not the cell.
+
+Text printed between two cells (background threads) belongs to the next cell, the newest
+`WINDOW_BYTES` of it.
+
+File descriptors 1 and 2 (C++ prints, subprocesses, forked workers) are pointed at two files,
+which are read while a cell runs. Files and not pipes, for three reasons: C++ code that prints
+while it holds the GIL can never block on a reader that needs it; what a dying process said last
+is on the disk; and a forked child may write whatever the parent's threads were doing.
+
+What is published: `{"parts": [["stdout", text], ...]}`, and for a window also `"window"`, its
+number, and `"cut_bytes"`, how many bytes before it were not sent. A window with the number of
+the one before replaces it.
+
+Threads: `write` may be called from any; `begin_cell`, `flush` and `end_cell` from the main one.
+"""
+
+import codecs
+import io
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+HEAD_BYTES: Final = 256 * 1024
+WINDOW_BYTES: Final = 4 * 1024
+INTERVAL_S: Final = 0.1
+WINDOW_INTERVAL_S: Final = 0.5
+POLL_S: Final = 0.05  # how often the files behind descriptors 1 and 2 are looked at
+GRACE_S: Final = 0.01  # `print` writes its text and its line break apart; send them together
+_TRIM_BYTES: Final = 64 * 1024 * 1024  # a file behind a descriptor is emptied when it is larger
+
+Publish = Callable[[dict[str, Any]], None]
+Part = tuple[str, str]  # (stream's name, text)
+
+
+class Stream(io.TextIOBase):
+    """`sys.stdout` or `sys.stderr` of a rank: text goes into the output's common buffer."""
+
+    def __init__(self, output: "Output", name: str, descriptor: int) -> None:
+        """Make the stream `name` of `output`; `descriptor` is 1 or 2."""
+        self._output = output
+        self._name = name
+        self._descriptor = descriptor
+        self._line = ""  # in a forked child only: the unfinished line
+
+    name = property(lambda self: f"<{self._name}>")
+    encoding = "utf-8"
+    errors = "replace"
+    line_buffering = True
+
+    def fileno(self) -> int:
+        """Return 1 or 2, whose text is seen too, so that `subprocess` may be given the stream.
+
+        Raises:
+            io.UnsupportedOperation: The descriptors are not watched, so nobody would see it.
+        """
+        if not self._output.watches_descriptors:
+            raise io.UnsupportedOperation("fileno")
+        return self._descriptor
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def isatty(self) -> bool:
+        """Return False."""
+        return False
+
+    def write(self, text: str) -> int:
+        """Take `text`; never waits for the network."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if os.getpid() == self._output.pid:
+            self._output.write(self._name, text)
+            return len(text)
+        # A forked child has none of our threads: its lines go through the descriptor, whole
+        # lines at a time, so that workers do not tear each other's apart.
+        self._line += text
+        if self._line.endswith("\n") or len(self._line) > 4096:
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Hint that the text should go now; the pace of publishing stays as it is.
+
+        tqdm and logging flush at each line. `Output.flush` is the one that waits.
+        """
+        if os.getpid() != self._output.pid and self._line:
+            line, self._line = self._line, ""
+            _write_all(self._descriptor, line.encode(errors="replace"))
+
+
+class Output:
+    """Everything one rank prints. See the module's text.
+
+    Args:
+        rank: Names the files.
+        folder: Where files are kept; made with mode 0700.
+        publish: Sends one message to the notebook. Must not block; called from any thread.
+    """
+
+    def __init__(self, rank: int, folder: Path, publish: Publish) -> None:
+        """Start the publishing thread; `install` makes the streams the process' own."""
+        self.rank = rank
+        self.pid = os.getpid()
+        self.stdout = Stream(self, "stdout", 1)
+        self.stderr = Stream(self, "stderr", 2)
+        self._folder = folder
+        self._publish = publish
+        # Re-entrant: a signal handler or a finaliser may print while its own thread is in here.
+        self._lock = threading.RLock()
+        self._sending = threading.RLock()  # held from taking text out until it is published
+        self._wake = threading.Event()  # there is text, or a cell has begun
+        self._hurry = threading.Event()  # end the pause between two messages
+        self._closed = False
+        self._sent_at = 0.0
+        self._wrote_at = 0.0
+        self._troubles: set[str] = set()
+        self._watched: list[_Watched] = []
+        self._spare: list[tuple[int, int]] = []
+        self._previous: tuple[Any, Any] | None = None
+        self._reset("between")
+        self._thread = threading.Thread(target=self._run, name="nbdist-output", daemon=True)
+        self._thread.start()
+        _all.add(self)
+
+    def _reset(self, name: str) -> None:
+        self._file_name = name
+        self._in_cell = name != "between"
+        self._head: list[Part] = []  # of the whole cell, until a file takes over
+        self._head_bytes = 0
+        self._unsent = 0  # index into _head
+        self._window = _Window()
+        self._window_number = 0
+        self._window_new = False
+        self._cut_bytes = 0  # in windows that are closed
+        self._file: _Kept | None = None
+
+    @property
+    def watches_descriptors(self) -> bool:
+        """Whether text written to descriptors 1 and 2 is seen."""
+        return bool(self._watched)
+
+    # Life
+
+    def install(self, *, descriptors: bool = True) -> None:
+        """Become `sys.stdout` and `sys.stderr`, and watch descriptors 1 and 2.
+
+        Log handlers that hold the earlier streams keep writing where they wrote.
+        """
+        self._previous = (sys.stdout, sys.stderr)
+        for stream in self._previous:
+            stream.flush()
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if descriptors:
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                self._spare.append((number, os.dup(number)))
+                self._watched.append(_Watched(name, self._folder / f"rank-{self.rank}.{name}"))
+                os.dup2(self._watched[-1].write_fd, number)
+        sys.stdout, sys.stderr = self.stdout, self.stderr
+
+    def original(self, descriptor: int) -> int:
+        """Return a descriptor of where 1 or 2 led before `install` (the engine's log)."""
+        return dict(self._spare).get(descriptor, descriptor)
+
+    def close(self) -> None:
+        """Send what is left, stop the thread and give back streams and descriptors."""
+        if os.getpid() != self.pid:
+            return
+        self.flush()
+        if self._previous is not None:
+            sys.stdout, sys.stderr = self._previous
+        for number, spare in self._spare:
+            os.dup2(spare, number)
+            os.close(spare)
+        for watched in self._watched:
+            watched.close()
+        self._spare, self._watched, self._previous = [], [], None
+        self._closed = True
+        self._wake.set()
+        self._hurry.set()
+        self._thread.join(timeout=5)
+
+    # Writing
+
+    def write(self, name: str, text: str) -> None:
+        """Take `text` of the stream `name`; any thread."""
+        if not text:
+            return
+        with self._lock:
+            # What a subprocess printed since the last print came before this one. A call of
+            # `fstat` for each print would cost as much as the print, hence the clock.
+            now = time.monotonic()
+            if now - self._wrote_at > 0.001:
+                self._read_descriptors()
+                now = time.monotonic()
+            self._wrote_at = now
+            self._take(name, text)
+
+    def _take(self, name: str, text: str) -> None:
+        size = len(text) if text.isascii() else len(text.encode(errors="replace"))
+        if not self._in_cell:
+            self._window.add(name, text, size)
+            return
+        room = HEAD_BYTES - self._head_bytes
+        if room > 0:
+            # Of one large text the beginning is head; cut by characters, so that wide ones make
+            # the head somewhat longer.
+            first, text = text[:room], text[room:]
+            self._head.append((name, first))
+            self._head_bytes += room if text else size
+            size -= room if text else size
+        if text:
+            if self._file is None:
+                self._file = _Kept(self._folder, f"{self._file_name}-rank-{self.rank}.txt")
+                self._keep("".join(part for _, part in self._head))
+            self._keep(text)
+            self._window.add(name, text, size)
+            self._window_new = True
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _keep(self, text: str) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(text)
+        except OSError as error:
+            self._file.broken = True
+            note = f"\n[nbdist: the whole output cannot be kept: {error.strerror or error}]\n"
+            self._window.add("stderr", note, len(note))
+
+    # Cells
+
+    def begin_cell(self, number: int) -> None:
+        """Begin cell `number`; text since the last cell comes first in it."""
+        with self._lock:
+            self._read_descriptors()
+            between = self._window.parts()
+            self._reset(f"cell-{number}")
+            self._sent_at = 0.0  # the first text of a cell goes at once
+            for name, text in between:
+                self._take(name, text)
+            self._wake.set()  # the thread begins to look at the descriptors
+            self._hurry.set()
+
+    def end_cell(self) -> tuple[int, Path | None]:
+        """Publish the rest; return how many bytes were cut, and the file that has them all.
+
+        The file is None when nothing was cut, or when it could not be written whole.
+        """
+        self.flush()
+        with self._lock:
+            cut, file = self._cut_bytes, self._file
+            late = self._head[self._unsent :] + self._window.parts()
+            self._reset("between")
+            for name, text in late:  # printed by another thread since the line above
+                self._take(name, text)
+        if file is None:
+            return 0, None
+        whole = file.finish()
+        if cut == 0:
+            file.path.unlink(missing_ok=True)
+        return cut, file.path if cut and whole else None
+
+    def flush(self) -> None:
+        """Hand all text so far to `publish` before returning.
+
+        Whoever publishes something else (a display, a reply) calls this first, so that the
+        order is kept. A window ends here: text that follows makes a new one.
+        """
+        if os.getpid() != self.pid:
+            self.stdout.flush()
+            self.stderr.flush()
+            return
+        with self._sending:
+            with self._lock:
+                self._read_descriptors()
+            self._send()
+            with self._lock:
+                if self._in_cell and self._window.total:
+                    self._cut_bytes += self._window.cut_bytes
+                    self._window = _Window()
+                    self._window_number += 1
+                    self._window_new = False
+
+    # Publishing
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._wake.wait(POLL_S if self._in_cell and self._watched else None)
+                with self._lock:
+                    self._read_descriptors()
+                if not self._wake.is_set():
+                    continue
+                wait = self._sent_at + self._interval() - time.monotonic()
+                if self._hurry.wait(min(max(wait, GRACE_S), WINDOW_INTERVAL_S)):
+                    self._hurry.clear()
+                    continue
+                self._wake.clear()
+                with self._sending:
+                    self._send()
+            except Exception as error:
+                # Without this thread nothing would be live any more, so it goes on; the text
+                # of the error goes to the engine's log, once for each kind.
+                self._report(error)
+                time.sleep(INTERVAL_S)
+
+    def _interval(self) -> float:
+        return INTERVAL_S if self._head_bytes < HEAD_BYTES else WINDOW_INTERVAL_S
+
+    def _send(self) -> None:
+        with self._lock:
+            if not self._in_cell:
+                return
+            parts = self._head[self._unsent :]
+            self._unsent = len(self._head)
+            if self._file is not None and self._head:
+                self._head, self._unsent = [], 0  # the file has it
+            window: dict[str, Any] | None = None
+            if self._window_new:
+                self._window_new = False
+                window = {
+                    "parts": _joined(self._window.parts()),
+                    "window": self._window_number,
+                    "cut_bytes": self._window.cut_bytes,
+                }
+        for message in ({"parts": _joined(parts)} if parts else None, window):
+            if message is None:
+                continue
+            self._sent_at = time.monotonic()
+            try:
+                self._publish(message)
+            except Exception as error:  # a broken connection must not fail the user's print
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        text = f"nbdist: output could not be sent: {type(error).__name__}: {error}\n"
+        if text not in self._troubles and len(self._troubles) < 10:
+            self._troubles.add(text)
+            _write_all(self.original(2), text.encode(errors="replace"))
+
+    def _read_descriptors(self) -> None:
+        for watched in self._watched:
+            for text in watched.read():
+                self._take(watched.name, text)
+
+    # Forking
+
+    def _before_fork(self) -> None:
+        self._sending.acquire()
+        self._lock.acquire()
+
+    def _after_fork_in_parent(self) -> None:
+        self._lock.release()
+        self._sending.release()
+
+    def _after_fork_in_child(self) -> None:
+        self._lock = threading.RLock()
+        self._sending = threading.RLock()
+        if self._file is not None:
+            self._file.forget()
+
+
+class _Window:
+    """The newest `WINDOW_BYTES` of a text, and how many bytes came before them."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[str, str, int]] = deque()
+        self._size = 0
+        self.total = 0
+
+    def add(self, name: str, text: str, size: int) -> None:
+        self.total += size
+        if size > WINDOW_BYTES:
+            self._parts.clear()
+            self._size = 0
+            text = text[-WINDOW_BYTES:]
+            size = len(text.encode(errors="replace"))
+        self._parts.append((name, text, size))
+        self._size += size
+        while self._size - self._parts[0][2] >= WINDOW_BYTES:
+            self._size -= self._parts.popleft()[2]
+
+    @property
+    def cut_bytes(self) -> int:
+        return self.total - self._size
+
+    def parts(self) -> list[Part]:
+        return [(name, text) for name, text, _ in self._parts]
+
+
+class _Kept:
+    """The file with the whole text of one cell, mode 0600; writes 64 KiB at a time."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path = folder / name
+        self.broken = False
+        self._pending: list[str] = []
+        self._size = 0
+        self._fd = -1
+
+    def write(self, text: str) -> None:
+        if self.broken:
+            return
+        self._pending.append(text)
+        self._size += len(text)
+        if self._size >= 65536:
+            self._write_out()
+
+    def _write_out(self) -> None:
+        if self._fd < 0:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._fd = os.open(self.path, flags, 0o600)
+        data = "".join(self._pending).encode(errors="replace")
+        self._pending, self._size = [], 0
+        _write_all(self._fd, data)
+
+    def finish(self) -> bool:
+        """Write the rest and close; return whether the file holds everything."""
+        try:
+            if not self.broken:
+                self._write_out()
+        except OSError:
+            self.broken = True  # the caller names no file then
+        self.forget()
+        return not self.broken
+
+    def forget(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._pending, self.broken = -1, [], self.broken or bool(self._pending)
+
+
+class _Watched:
+    """A file that a descriptor writes to, and the place up to which it has been read."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.write_fd = os.open(path, flags, 0o600)
+        self._read_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._at = os.fstat(self._read_fd).st_size
+
+    def read(self) -> Iterable[str]:
+        """Yield the text that is new, in pieces."""
+        size = os.fstat(self._read_fd).st_size
+        if size == self._at:
+            return
+        self._at = min(self._at, size)  # somebody emptied the file
+        while data := os.pread(self._read_fd, 1 << 20, self._at):
+            self._at += len(data)
+            yield self._decoder.decode(data)
+        if self._at > _TRIM_BYTES:
+            # All writers append, so they go on at the beginning. What one writes between the
+            # read above and this line is lost; the alternative is a disk that fills up.
+            os.truncate(self.write_fd, 0)
+            self._at = 0
+
+    def close(self) -> None:
+        os.close(self.write_fd)
+        os.close(self._read_fd)
+
+
+def _joined(parts: Iterable[Part]) -> list[list[str]]:
+    """Return parts with neighbours of one stream joined: fewer and larger."""
+    pieces: list[tuple[str, list[str]]] = []
+    for name, text in parts:
+        if pieces and pieces[-1][0] == name:
+            pieces[-1][1].append(text)
+        else:
+            pieces.append((name, [text]))
+    return [[name, "".join(texts)] for name, texts in pieces]
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+# `register_at_fork` cannot be undone, so it is done once for all outputs that are alive.
+_all: "weakref.WeakSet[Output]" = weakref.WeakSet()
+_held: list[Output] = []
+
+
+def _hold_all() -> None:
+    for output in list(_all):
+        if output.pid == os.getpid():
+            output._before_fork()
+            _held.append(output)
+
+
+def _release_in_parent() -> None:
+    while _held:
+        _held.pop()._after_fork_in_parent()
+
+
+def _release_in_child() -> None:
+    while _held:
+        _held.pop()._after_fork_in_child()
+
+
+os.register_at_fork(
+    before=_hold_all, after_in_parent=_release_in_parent, after_in_child=_release_in_child
+)
