@@ -6,7 +6,8 @@ that bfloat16 and tensors deep inside a state dict travel raw as well. Functions
 made in a notebook go by value, through cloudpickle where it is installed.
 
 torch is never imported by packing. Unpacking a tensor does import it: in the notebook that is
-`client/tensors.py`'s doing, the one place where the kernel gets torch.
+`nbdist/tensors.py`'s doing, the one
+place where the kernel gets torch.
 """
 
 import io
@@ -16,8 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbdist.errors import TransferError
-
-_rebuild_module = "nbdist.client.tensors"
 
 
 class _Pickler(pickle.Pickler):
@@ -73,7 +72,7 @@ def rebuild_tensor(
     raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool
 ) -> Any:
     """Make the tensor again, on the CPU; imports torch."""
-    from nbdist.client import tensors
+    from nbdist import tensors
 
     return tensors.from_bytes(raw, dtype, shape, requires_grad, is_parameter)
 

@@ -1,4 +1,4 @@
-"""Rebuild a pulled tensor: the one place where the notebook's kernel imports torch.
+"""Rebuild a tensor that travelled: the one place where the notebook's kernel imports torch.
 
 Nothing imports this module until a tensor arrives (`nbdist/payload.py`).
 """
