@@ -85,7 +85,7 @@ class Stream(io.TextIOBase):
         """Take `text`; never waits for the network."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if os.getpid() == self._output.pid:
+        if not self._output.forked:
             self._output.write(self._name, text)
             return len(text)
         # A forked child has none of our threads: its lines go through the descriptor, whole
@@ -100,7 +100,7 @@ class Stream(io.TextIOBase):
 
         tqdm and logging flush at each line. `Output.flush` is the one that waits.
         """
-        if os.getpid() != self._output.pid and self._line:
+        if self._output.forked and self._line:
             line, self._line = self._line, ""
             _write_all(self._descriptor, line.encode(errors="replace"))
 
@@ -117,7 +117,7 @@ class Output:
     def __init__(self, rank: int, folder: Path, publish: Publish) -> None:
         """Start the publishing thread; `install` makes the streams the process' own."""
         self.rank = rank
-        self.pid = os.getpid()
+        self.forked = False  # True in a child that was forked from the rank
         self.stdout = Stream(self, "stdout", 1)
         self.stderr = Stream(self, "stderr", 2)
         self._folder = folder
@@ -134,6 +134,8 @@ class Output:
         self._watched: list[_Watched] = []
         self._spare: list[tuple[int, int]] = []
         self._previous: tuple[Any, Any] | None = None
+        self._inbox: list[Part] = []  # written, not yet taken: 200 000 prints are joined first
+        self._inbox_size = 0
         self._reset("between")
         self._thread = threading.Thread(target=self._run, name="nbdist-output", daemon=True)
         self._thread.start()
@@ -180,7 +182,7 @@ class Output:
 
     def close(self) -> None:
         """Send what is left, stop the thread and give back streams and descriptors."""
-        if os.getpid() != self.pid:
+        if self.forked:
             return
         self.flush()
         if self._previous is not None:
@@ -210,6 +212,16 @@ class Output:
                 self._read_descriptors()
                 now = time.monotonic()
             self._wrote_at = now
+            self._inbox.append((name, text))
+            self._inbox_size += len(text)
+            if self._inbox_size > 32768:
+                self._take_inbox()
+            elif not self._wake.is_set() and self._in_cell:
+                self._wake.set()
+
+    def _take_inbox(self) -> None:
+        inbox, self._inbox, self._inbox_size = self._inbox, [], 0
+        for name, text in _joined(inbox):
             self._take(name, text)
 
     def _take(self, name: str, text: str) -> None:
@@ -265,6 +277,7 @@ class Output:
         """
         self.flush()
         with self._lock:
+            self._take_inbox()
             cut, file = self._cut_bytes, self._file
             late = self._head[self._unsent :] + self._window.parts()
             self._reset("between")
@@ -283,7 +296,7 @@ class Output:
         Whoever publishes something else (a display, a reply) calls this first, so that the
         order is kept. A window ends here: text that follows makes a new one.
         """
-        if os.getpid() != self.pid:
+        if self.forked:
             self.stdout.flush()
             self.stderr.flush()
             return
@@ -328,6 +341,7 @@ class Output:
         with self._lock:
             if not self._in_cell:
                 return
+            self._take_inbox()
             parts = self._head[self._unsent :]
             self._unsent = len(self._head)
             if self._file is not None and self._head:
@@ -336,11 +350,11 @@ class Output:
             if self._window_new:
                 self._window_new = False
                 window = {
-                    "parts": _joined(self._window.parts()),
+                    "parts": _lists(self._window.parts()),
                     "window": self._window_number,
                     "cut_bytes": self._window.cut_bytes,
                 }
-        for message in ({"parts": _joined(parts)} if parts else None, window):
+        for message in ({"parts": _lists(parts)} if parts else None, window):
             if message is None:
                 continue
             self._sent_at = time.monotonic()
@@ -356,6 +370,7 @@ class Output:
             _write_all(self.original(2), text.encode(errors="replace"))
 
     def _read_descriptors(self) -> None:
+        self._take_inbox()
         for watched in self._watched:
             for text in watched.read():
                 self._take(watched.name, text)
@@ -371,6 +386,7 @@ class Output:
         self._sending.release()
 
     def _after_fork_in_child(self) -> None:
+        self.forked = True
         self._lock = threading.RLock()
         self._sending = threading.RLock()
         if self._file is not None:
@@ -479,7 +495,7 @@ class _Watched:
         os.close(self._read_fd)
 
 
-def _joined(parts: Iterable[Part]) -> list[list[str]]:
+def _joined(parts: Iterable[Part]) -> list[Part]:
     """Return parts with neighbours of one stream joined: fewer and larger."""
     pieces: list[tuple[str, list[str]]] = []
     for name, text in parts:
@@ -487,7 +503,11 @@ def _joined(parts: Iterable[Part]) -> list[list[str]]:
             pieces[-1][1].append(text)
         else:
             pieces.append((name, [text]))
-    return [[name, "".join(texts)] for name, texts in pieces]
+    return [(name, "".join(texts)) for name, texts in pieces]
+
+
+def _lists(parts: Iterable[Part]) -> list[list[str]]:
+    return [[name, text] for name, text in _joined(parts)]
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -503,7 +523,7 @@ _held: list[Output] = []
 
 def _hold_all() -> None:
     for output in list(_all):
-        if output.pid == os.getpid():
+        if not output.forked:
             output._before_fork()
             _held.append(output)
 
