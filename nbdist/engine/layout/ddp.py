@@ -1,0 +1,33 @@
+"""The `dp` axis: a replica of the model on every rank, gradients averaged by DDP's reducer.
+
+torch's composable `replicate` puts the reducer behind hooks of the module itself: names of
+parameters, `state_dict` keys and the object stay what they were, and communication hooks work.
+"""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from nbdist.engine import torch_compat
+from nbdist.errors import LayoutError
+
+
+def check(model: nn.Module) -> None:
+    """Refuse what DDP cannot do, before anything is changed.
+
+    Raises:
+        LayoutError: No parameter requires a gradient.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise LayoutError(
+            "No parameter of the model requires a gradient.",
+            why="there is nothing to average, so ddp has nothing to do",
+            do="set requires_grad on what you train, then parallelize",
+        )
+
+
+def apply(model: nn.Module, mesh: DeviceMesh, device_type: str) -> None:
+    """Average the gradients of `model` over the mesh's `dp` axis, from its next backward on.
+
+    Collective: builds the reducer, which compares the parameters' shapes on all ranks.
+    """
+    torch_compat.replicate(model, mesh.get_group("dp"), device_type)

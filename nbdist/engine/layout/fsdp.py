@@ -1,0 +1,92 @@
+"""The `fsdp` axis: parameters, gradients and optimizer states cut into shards (FSDP2).
+
+Each block is one unit, gathered for its forward and its backward; what is left (embeddings, head)
+is the root's unit. With a `dp` axis beside it the mesh is 2-D: shards inside, replicas outside.
+"""
+
+import gc
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from nbdist.errors import LayoutError
+
+
+def check(model: nn.Module) -> None:
+    """Refuse, before anything is changed, what FSDP cannot do or would do silently wrong.
+
+    Raises:
+        LayoutError: The model is a bare list, has a scalar parameter, or an optimizer already
+            holds its parameters.
+    """
+    if isinstance(model, nn.ModuleList | nn.ModuleDict):
+        raise LayoutError(
+            f"A {type(model).__name__} has no forward, and fsdp gathers parameters around one.",
+            do="parallelize the module whose forward calls the list's elements",
+        )
+    scalars = [name for name, p in model.named_parameters() if p.dim() == 0]
+    if scalars:
+        raise LayoutError(
+            f"Parameter {scalars[0]} is a scalar, which fsdp cannot cut into shards.",
+            do="make it a tensor of one element, torch.zeros(1), or use ddp",
+        )
+    if _optimizers_of(model):
+        gc.collect()  # one that only a reference cycle keeps trains nothing
+        found = _optimizers_of(model)
+        if found:
+            raise LayoutError(
+                f"An optimizer ({type(found[0]).__name__}) already holds this model's parameters.",
+                why="fsdp replaces parameters by shards; that optimizer would go on stepping the "
+                "old ones and train nothing, without an error",
+                do="delete it, parallelize the model, and make the optimizer after that",
+            )
+
+
+def apply(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    mesh: DeviceMesh,
+    *,
+    reshard_after_forward: bool,
+) -> None:
+    """Shard `model` over the mesh: `fsdp`, or `dp` x `fsdp`.
+
+    Args:
+        model: On its device, with the same weights on every rank.
+        blocks: Its units, beside the root's.
+        mesh: 1-D, or 2-D with replicas outermost.
+        reshard_after_forward: True is ZeRO-3: blocks give their gathered parameters back after
+            forward and gather them again in backward. The root keeps its own, for backward
+            begins with them (torch's default). False keeps all: ZeRO-2's traffic.
+    """
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard_after_forward else False)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether any part of `model` is under `fully_shard`."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def _optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return the living optimizers that hold a parameter of `model`.
+
+    Looks at all objects of the process (some 0.1 s), for torch has no hook on an optimizer's
+    construction and a class patched by us could miss those made before.
+    """
+    wanted = {id(p) for p in model.parameters()}
+    return [
+        candidate
+        for candidate in gc.get_objects()
+        # By type: isinstance would ask lazy proxies for their __class__, and wake them.
+        if issubclass(type(candidate), torch.optim.Optimizer)
+        and any(
+            id(p) in wanted
+            for group in getattr(candidate, "param_groups", ())
+            for p in group["params"]
+        )
+    ]

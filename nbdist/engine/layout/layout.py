@@ -1,0 +1,304 @@
+"""`nbdist.parallelize`: read the layout, check, spread the model in place, hand out a `Layout`.
+
+    parse ─▶ MeshShape ─▶ check everything ─▶ DeviceMesh ─▶ equal weights ─▶ one step an axis
+
+All that can be refused is refused before the model is touched. The axes' order is fixed: what
+cuts a weight (tp) comes before what shards the pieces (fsdp) or copies them (dp), and a pipeline
+takes the result apart last. Only dp and fsdp have a module of their own so far.
+
+A layout lives as long as its model: the model holds it, and the return value may be dropped.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from nbdist.engine import torch_compat
+from nbdist.engine.layout import cost, ddp, fsdp, mesh, weights
+from nbdist.engine.layout.blocks import find_blocks
+from nbdist.engine.layout.mesh import MeshShape
+from nbdist.errors import LayoutError
+
+_KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
+
+_models: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+_meshes: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, DeviceMesh]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class Layout:
+    """How one model is spread over the ranks.
+
+    Attributes:
+        model: The model, the same object that was given.
+        shape: Sizes of the axes.
+        mesh: torch's DeviceMesh: the axes larger than 1, outermost first.
+        blocks: Qualified names of the units that fsdp gathers one by one; empty without fsdp.
+        size: Bytes and count of the parameters of the whole model.
+        backend: "gloo" or "nccl": what carries this model's collectives.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shape: MeshShape,
+        device_mesh: DeviceMesh,
+        blocks: tuple[str, ...],
+        size: cost.ModelSize,
+        backend: str,
+    ) -> None:
+        self.model = model
+        self.shape = shape
+        self.mesh = device_mesh
+        self.blocks = blocks
+        self.size = size
+        self.backend = backend
+
+    @property
+    def name(self) -> str:
+        """The canonical text: "ddp", "zero3", "dp=2 fsdp=4"."""
+        return self.shape.name
+
+    def __repr__(self) -> str:
+        axes = " ".join(f"{axis}={n}" for axis, n in self.shape.axes.items())
+        known = "" if self.name == axes else f" ({axes})"
+        units = f", {len(self.blocks)} blocks" if self.blocks else ""
+        held = cost.human(cost.resident_bytes(self.size, self.shape))
+        return (
+            f"<Layout {self.name}{known}: {self.size.parameters:,} parameters{units}, "
+            f"{held} of parameters and gradients a rank>"
+        )
+
+    def explain(self) -> "Explanation":
+        """Return what the layout does to the model and what it costs a rank and step."""
+        return Explanation(self.name, self.shape, self.blocks, self.size, self.backend)
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Register a DDP communication hook, as on `DistributedDataParallel`; before training.
+
+        Raises:
+            LayoutError: The layout has no reducer: fsdp's traffic has no such hooks.
+        """
+        reducer = torch_compat.reducer_of(self.model)
+        if reducer is None:
+            raise LayoutError(
+                f'Layout "{self.name}" has no communication hooks.',
+                why="they belong to DDP's reducer, and fsdp communicates without it",
+                do='use "ddp" for hooks',
+            )
+        reducer.register_comm_hook(state, hook)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A layout in words and numbers; its repr is made for people."""
+
+    name: str
+    shape: MeshShape
+    blocks: tuple[str, ...]
+    size: cost.ModelSize
+    backend: str
+
+    @property
+    def resident_bytes(self) -> float:
+        """Parameters and gradients that a rank keeps between steps."""
+        return cost.resident_bytes(self.size, self.shape)
+
+    @property
+    def sent_bytes(self) -> float:
+        """What a rank sends in a step with one backward."""
+        return cost.sent_bytes(self.size, self.shape, self.backend)
+
+    def __repr__(self) -> str:
+        axes = " x ".join(f"{axis}={n}" for axis, n in self.shape.axes.items())
+        whole = cost.human(self.size.parameter_bytes)
+        lines = [
+            f"layout {self.name}: {axes} on {self.shape.world_size} ranks, {self.backend}",
+            f"model: {self.size.parameters:,} parameters, {whole}",
+            f"a rank keeps {cost.human(self.resident_bytes)} of parameters and gradients",
+            f"a rank sends {cost.human(self.sent_bytes)} a step",
+        ]
+        if self.shape.fsdp > 1:
+            lines.append(self._units())
+        return "\n".join(lines)
+
+    def _units(self) -> str:
+        if not self.blocks:
+            return "no repeated blocks found: the whole model is gathered at once"
+        shown = ", ".join(self.blocks[:4]) + (", ..." if len(self.blocks) > 4 else "")
+        return f"gathered one by one: {len(self.blocks)} blocks ({shown}), then the rest"
+
+
+def parallelize(
+    model: nn.Module,
+    layout: str,
+    *policies: object,
+    tell: Callable[..., None] | None = None,
+) -> Layout:
+    """Spread `model` over all ranks, in place, and return how.
+
+    Every rank calls it with the same model and layout; weights and buffers become rank 0's. The
+    optimizer comes after it. The same call again returns the same `Layout`.
+
+    Args:
+        model: A plain module, on the rank's device or to be moved there.
+        layout: `"ddp"`, `"zero2"`, `"zero3"`, or a mesh string such as `"dp=2 fsdp=-1"`.
+        policies: None in this version.
+        tell: Told facts of the run as texts, by keyword: layout, model, parameters.
+
+    Raises:
+        LayoutError: The text, the ranks and the model do not fit, or the model is spread already.
+    """
+    if not isinstance(model, nn.Module):
+        raise LayoutError(
+            f"parallelize got a {type(model).__name__} where a model should be.",
+            do='nbdist.parallelize(model, "ddp") with a torch.nn.Module',
+        )
+    if not (dist.is_available() and dist.is_initialized()):
+        raise LayoutError(
+            "There is no process group here, so there are no ranks to spread a model over.",
+            why="parallelize runs on the ranks",
+            do="call it in a %%distributed cell",
+        )
+    shape = mesh.parse(layout, dist.get_world_size())
+    known: Layout | None = model.__dict__.get(_KEY)
+    if known is not None and known.shape == shape and not policies:
+        return known
+    _refuse_later(shape, policies)
+    _refuse_spread(model, known, shape)
+    check = fsdp.check if shape.fsdp > 1 else ddp.check
+    check(model)
+    result = _spread(model, shape)
+    model.__dict__[_KEY] = result
+    _models.add(model)
+    if tell is not None:
+        tell(
+            layout=result.name,
+            model=_plain_name(model),
+            parameters=str(result.size.parameters),
+        )
+    return result
+
+
+def parallelized_modules() -> list[nn.Module]:
+    """Return the living models that `parallelize` has spread: what recovery has to heal."""
+    return list(_models)
+
+
+def layout_of(model: nn.Module) -> Layout | None:
+    """Return the layout `parallelize` gave `model`, or None."""
+    known: Layout | None = model.__dict__.get(_KEY)
+    return known
+
+
+def _spread(model: nn.Module, shape: MeshShape) -> Layout:
+    """Change the model: equal weights first, then one step an axis in their fixed order."""
+    device_type, backend = _device_type(model)
+    weights.check_same_model(model, shape.name)
+    model.to(device_type)  # "cuda" is this rank's current device
+    weights.broadcast(model)
+    device_mesh = _device_mesh(device_type, shape)
+    blocks = find_blocks(model) if shape.fsdp > 1 else {}
+    size = cost.ModelSize(
+        parameter_bytes=_bytes(model.parameters()),
+        gradient_bytes=_bytes(p for p in model.parameters() if p.requires_grad),
+        block_bytes=sum(_bytes(block.parameters()) for block in blocks.values()),
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
+    if shape.fsdp > 1:
+        reshard = shape.reshard_after_forward
+        fsdp.apply(model, blocks.values(), device_mesh, reshard_after_forward=reshard)
+    else:
+        ddp.apply(model, device_mesh, device_type)
+    weights.BufferSync(model)
+    return Layout(model, shape, device_mesh, tuple(blocks), size, backend)
+
+
+def _refuse_later(shape: MeshShape, policies: tuple[object, ...]) -> None:
+    """Refuse what the interface names and this version does not do yet: the one place."""
+    for axis in mesh.LATER_AXES:
+        if shape.sizes[axis] > 1:
+            raise LayoutError(
+                f"Axis {axis} comes with a later version of nbdist.",
+                why="this version spreads models over dp and fsdp",
+                do='"zero3" cuts parameters, gradients and optimizer states over all ranks',
+            )
+    if policies:
+        raise LayoutError(
+            f"Policies ({type(policies[0]).__name__}) come with a later version of nbdist.",
+            do="leave them out; torch.autocast and torch.utils.checkpoint work as they are",
+        )
+
+
+def _refuse_spread(model: nn.Module, known: Layout | None, shape: MeshShape) -> None:
+    """Refuse a model that is spread already, by us or by torch."""
+    if known is not None:
+        raise LayoutError(
+            f'This model has the layout "{known.name}" and cannot get "{shape.name}" as well.',
+            why="a layout changes the model in place",
+            do="build the model again, then parallelize the new one",
+        )
+    inner = next((name for name, m in model.named_modules() if _KEY in m.__dict__), None)
+    if inner is not None:
+        raise LayoutError(
+            f"A part of this model, {inner}, has a layout of its own.",
+            do="build the model again and parallelize it as a whole",
+        )
+    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+    if wrapped or fsdp.is_sharded(model) or torch_compat.reducer_of(model) is not None:
+        by = "DistributedDataParallel" if wrapped else "torch's fully_shard or replicate"
+        raise LayoutError(
+            f"This model is spread already, by {by}.",
+            why="nbdist shows and heals such a model as it is; a second layout would average twice",
+            do="leave parallelize out, or build the model again without that wrapper",
+        )
+    if any(t.is_meta for t in [*model.parameters(), *model.buffers()]):
+        raise LayoutError(
+            "The model is on the meta device and has no weights yet.",
+            do="build it on the CPU; a factory built on meta comes with a later version",
+        )
+
+
+def _device_type(model: nn.Module) -> tuple[str, str]:
+    """Return where the model shall be and what carries its collectives.
+
+    A model on a GPU stays there. One on the CPU moves to the GPU where the group has nccl, as
+    nbdist starts it with one GPU a rank.
+    """
+    # "cpu:gloo,cuda:nccl", or the name of one backend for everything.
+    config = str(dist.get_backend_config())
+    on_gpu = any(p.is_cuda for p in model.parameters())
+    has_nccl = "nccl" in config and torch.cuda.is_available()
+    if on_gpu or has_nccl:
+        return "cuda", "nccl" if has_nccl else "gloo"
+    return "cpu", "gloo"
+
+
+def _device_mesh(device_type: str, shape: MeshShape) -> DeviceMesh:
+    """Return the mesh, one a shape and process group: each new one would make new groups."""
+    world = dist.group.WORLD
+    assert world is not None
+    made = _meshes.setdefault(world, {})
+    key = (device_type, tuple(shape.axes.items()))
+    if key not in made:
+        made[key] = init_device_mesh(
+            device_type, tuple(shape.axes.values()), mesh_dim_names=tuple(shape.axes)
+        )
+    return made[key]
+
+
+def _bytes(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def _plain_name(model: nn.Module) -> str:
+    """Return the name of the class the user wrote: torch's layouts put one of theirs before it."""
+    names = [cls.__name__ for cls in type(model).__mro__]
+    return names[2] if names[1] in ("DDP", "FSDPModule") else names[0]

@@ -1,0 +1,209 @@
+"""Read a layout's text, `"dp=2 fsdp=-1"` or `"zero3"`, into the sizes of a mesh.
+
+Pure: no torch, no process group. The number of ranks is an argument.
+
+    axis    what it does                                 outermost first: the order of the mesh,
+    pp      stages of a pipeline                         so that tp, which talks most, joins
+    dp      replicas of the model                        the nearest ranks
+    fsdp    shards of parameters, gradients and optimizer states
+    cp      parts of the sequence
+    tp      parts of each weight
+
+The words and their order are those of torchtitan, Accelerate and Megatron.
+"""
+
+import difflib
+import math
+import re
+from dataclasses import dataclass
+
+from nbdist.errors import LayoutError
+
+AXES = ("pp", "dp", "fsdp", "cp", "tp")
+
+# A name stands for an axis that takes the rest of the ranks, unless a number is given beside it.
+NAMES = {"ddp": "dp", "fsdp": "fsdp", "zero3": "fsdp", "zero2": "fsdp"}
+
+# Words of the interface whose work comes with a later version: known, never "unknown".
+LATER_AXES = ("pp", "cp", "tp")
+LATER_NAMES = {"zero1": "zero2", "hsdp": "dp=2 fsdp=-1"}  # and what does nearly the same today
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape:
+    """Sizes of the axes, outermost first; their product is the number of ranks.
+
+    `reshard_after_forward` concerns `fsdp` only: True gives the gathered parameters back after
+    forward (ZeRO-3), False keeps them until backward has used them (ZeRO-2's traffic).
+    """
+
+    pp: int = 1
+    dp: int = 1
+    fsdp: int = 1
+    cp: int = 1
+    tp: int = 1
+    reshard_after_forward: bool = True
+
+    def __post_init__(self) -> None:
+        for axis, size in self.sizes.items():
+            if size < 1:
+                raise ValueError(f"axis {axis} has size {size}; sizes begin at 1")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Every axis with its size, outermost first."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The axes that a DeviceMesh needs: those larger than 1, or `dp` on a single rank."""
+        return {axis: size for axis, size in self.sizes.items() if size > 1} or {"dp": 1}
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of different shares a batch is cut into: replicas times shards."""
+        return self.dp * self.fsdp
+
+    @property
+    def name(self) -> str:
+        """The canonical text: a name people know where there is one, else the mesh string."""
+        sharded = "zero3" if self.reshard_after_forward else "zero2"
+        match list(self.axes):
+            case ["dp"]:
+                return "ddp"
+            case ["fsdp"]:
+                return sharded
+        words = [f"{axis}={size}" for axis, size in self.axes.items()]
+        return " ".join([*words, "zero2"] if self.fsdp > 1 and sharded == "zero2" else words)
+
+
+def parse(text: str, world_size: int) -> MeshShape:
+    """Return the mesh that `text` asks for on `world_size` ranks.
+
+    Args:
+        text: Words `axis=N`, with `-1` for "the rest" once, and names; `"ddp"` alone is
+            `"dp=-1"`, `"zero3"` and `"fsdp"` are `"fsdp=-1"`, `"zero2"` is that without
+            giving parameters back between forward and backward.
+        world_size: Number of ranks of the group.
+
+    Raises:
+        LayoutError: An unknown or repeated word, a size that is no number, or a product that
+            is not `world_size`; the text names what would work.
+    """
+    words = [word for word in re.split(r"[\s,]+", text.strip().lower()) if word]
+    if not words:
+        raise LayoutError("The layout is empty.", do='give one, such as "ddp" or "fsdp=-1"')
+    sizes: dict[str, int] = {}
+    named: list[str] = []
+    for word in words:
+        axis, equals, number = word.partition("=")
+        if not equals:
+            named.append(_known_name(word))
+        elif _known_axis(axis, number) in sizes:
+            raise LayoutError(f'Axis {axis} is given twice in "{text}".', do="keep one of the two")
+        else:
+            sizes[axis] = _size(axis, number)
+    if {"zero2", "zero3"} <= set(named):
+        raise LayoutError(f'"{text}" asks for zero2 and zero3 at once.', do="keep one of the two")
+    for name in named:
+        sizes.setdefault(NAMES[name], -1)
+    filled = _fill(sizes, world_size)
+    return MeshShape(**filled, reshard_after_forward="zero2" not in named)
+
+
+def _known_name(word: str) -> str:
+    if word in NAMES:
+        return word
+    if word in LATER_NAMES:
+        raise LayoutError(
+            f'"{word}" comes with a later version of nbdist.',
+            do=f'"{LATER_NAMES[word]}" is the nearest that works today',
+        )
+    if word in AXES:
+        raise LayoutError(
+            f'Axis {word} needs a size in "{word}".', do=f'"{word}=-1" takes the rest'
+        )
+    raise _unknown(word)
+
+
+def _known_axis(axis: str, number: str) -> str:
+    if axis in AXES:
+        return axis
+    if axis in NAMES:
+        target = NAMES[axis]
+        extra = " zero2" if axis == "zero2" else ""
+        raise LayoutError(
+            f'"{axis}" is a name and takes no size; "{axis}={number}" gives it one.',
+            do=f'the axis is {target}: "{target}={number}{extra}"',
+        )
+    raise _unknown(axis)
+
+
+def _unknown(word: str) -> LayoutError:
+    known = [*AXES, *NAMES, *LATER_NAMES]
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return LayoutError(
+        f'"{word}" is no word of a layout.' + (f' Did you mean "{near[0]}"?' if near else ""),
+        why="axes are dp, fsdp, tp, cp and pp; names are ddp, zero2 and zero3",
+        do='write for example "ddp", "zero3" or "dp=2 fsdp=-1"',
+    )
+
+
+def _size(axis: str, number: str) -> int:
+    try:
+        size = int(number)
+    except ValueError:
+        size = 0
+    if size < 1 and size != -1:
+        raise LayoutError(
+            f'"{axis}={number}" is no size.', why="a size is 1 or more, or -1 for the rest"
+        )
+    return size
+
+
+def _fill(sizes: dict[str, int], world_size: int) -> dict[str, int]:
+    """Return `sizes` with -1 replaced, checked against the number of ranks."""
+    open_axes = [axis for axis, size in sizes.items() if size == -1]
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size != -1)
+    if len(open_axes) > 1:
+        raise LayoutError(
+            f"Axes {' and '.join(open_axes)} both take the rest of the ranks.",
+            do=f"give {open_axes[0]} a number",
+        )
+    if open_axes:
+        if world_size % fixed:
+            raise LayoutError(
+                f"{shown} does not divide the {world_size} ranks of this cluster.",
+                why=f"{open_axes[0]}=-1 takes what is left, and {world_size} / {fixed} is no "
+                "whole number",
+                do=f"use a divisor of {world_size}: {_divisors(world_size)}",
+            )
+        return {**sizes, open_axes[0]: world_size // fixed}
+    if fixed != world_size:
+        plural = "rank" if fixed == 1 else "ranks"
+        raise LayoutError(
+            f"{shown} needs {fixed} {plural}, and this cluster has {world_size}.",
+            why="the product of all degrees must equal the world size",
+            do=_fill_in(sizes, world_size),
+        )
+    return sizes
+
+
+def _fill_in(sizes: dict[str, int], world_size: int) -> str:
+    """Return the advice: the first axis that, left open, makes the product right."""
+    for axis in sizes:
+        others = math.prod(size for other, size in sizes.items() if other != axis)
+        if world_size % others == 0:
+            text = " ".join(f"{a}={-1 if a == axis else size}" for a, size in sizes.items())
+            return f'let nbdist fill one in: "{text}" gives {axis}={world_size // others}'
+    return f'leave one axis to nbdist, as "dp=-1", and use divisors of {world_size} for the others'
+
+
+def _divisors(n: int) -> str:
+    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)

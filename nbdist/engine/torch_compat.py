@@ -1,0 +1,369 @@
+"""The one room that touches private parts of torch.
+
+`check()` says what broke when a version moves. Tried versions, and what for:
+
+| torch | groups (swap of a backend) | DDP | FSDP2 |
+| --- | --- | --- | --- |
+| 2.13.0 (CPU) | tests/group | reducer._reset_state | its own _reset_iter_state, and ours |
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+import torch.distributed.rendezvous as rendezvous
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+TRIED = {"torch": ("2.13",)}
+
+
+def check() -> list[str]:
+    """Return what this torch lacks of what we use, in words; empty when all is there."""
+    broken = [*_check_groups(), *_check_wrappers()]
+    return [f"torch {torch.__version__}: {what}" for what in broken]
+
+
+def _lacking(owner: object, names: Iterable[str], label: str) -> list[str]:
+    return [f"{label}.{name} is gone" for name in names if not hasattr(owner, name)]
+
+
+# ---- Process groups: one gloo device, and a new backend in the same group ----------------------
+
+# ProcessGroup keeps its backends in a map by BackendType, an enum over one byte, and never
+# replaces an entry. A number that torch does not use (it uses 0 to 6) makes a new entry, and the
+# devices then point to it. Once used, a number is gone for this group.
+FIRST_SLOT = 10
+LAST_SLOT = 255
+
+_Gloo = dist.ProcessGroupGloo
+
+
+@dataclass(frozen=True, slots=True)
+class LiveGroup:
+    """A process group this rank is a member of. `ranks` are global, in the group's order."""
+
+    name: str
+    ranks: tuple[int, ...]
+    group: dist.ProcessGroup
+
+
+def live_groups() -> list[LiveGroup]:
+    """Return every group of this process, the default one first, then in order of making."""
+    world = c10d._world
+    return [
+        LiveGroup(
+            str(world.pg_names[group]),
+            tuple(sorted(world.pg_group_ranks[group], key=world.pg_group_ranks[group].__getitem__)),
+            group,
+        )
+        for group in list(world.pg_map)
+        # A group half made has no ranks yet.
+        if group in world.pg_group_ranks and group in world.pg_names
+    ]
+
+
+def backends_of(group: dist.ProcessGroup) -> list[tuple[list[torch.device], Any]]:
+    """Return the group's backends as (devices it serves, backend), in a fixed order."""
+    found: list[tuple[list[torch.device], Any]] = []
+    for device in sorted(group._device_types, key=lambda d: (d.type != "cpu", d.type)):
+        backend = group._get_backend(device)
+        for devices, known in found:
+            if known is backend:
+                devices.append(device)
+                break
+        else:
+            found.append(([device], backend))
+    return found
+
+
+def put_backend(
+    group: dist.ProcessGroup, devices: Iterable[torch.device], slot: int, backend: Any
+) -> None:
+    """Let `backend` do the group's collectives on `devices`; the group stays the same object.
+
+    The old backend stays allocated, with its idle threads, until the group is destroyed. The
+    group's default backend must not be set to the slot: `group.name()` would raise.
+    """
+    for device in devices:
+        group._register_backend(device, dist.ProcessGroup.BackendType(slot), backend)
+
+
+def make_gloo(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, device: Any, threads: int
+) -> Any:
+    """Return a gloo backend whose pairs live on `device`. Waits for the group's other ranks."""
+    return _Gloo(store, rank, size, _gloo_options(timeout, device, threads))
+
+
+def _gloo_options(timeout: timedelta, device: Any, threads: int) -> Any:
+    options = _Gloo._Options()
+    options._devices = [device]
+    options._threads = threads
+    options._timeout = timeout
+    return options
+
+
+def use_gloo_device(device: Any, threads: int, timeout: Callable[[timedelta], timedelta]) -> None:
+    """Make every gloo backend that torch itself creates use `device` from here on.
+
+    `new_group`, DeviceMesh and `init_process_group` all build their backend from one name in
+    distributed_c10d. Without this each would open a listener of its own, on an interface that
+    gloo guesses.
+
+    Args:
+        device: From `ProcessGroupGloo.create_device`.
+        threads: Worker threads of each backend.
+        timeout: Gives how long the making may take, from the timeout torch asked for.
+    """
+
+    class OnDevice(_Gloo, metaclass=_CountsAsGloo):
+        def __init__(
+            self,
+            store: dist.Store,
+            rank: int,
+            size: int,
+            timeout_or_options: Any = None,
+            *,
+            timeout: timedelta = c10d.default_pg_timeout,
+        ) -> None:
+            wanted = timeout_or_options if isinstance(timeout_or_options, timedelta) else timeout
+            limit = making_timeout(wanted)
+            super().__init__(store, rank, size, _gloo_options(limit, device, threads))
+            if limit != wanted:
+                self._set_default_timeout(wanted)
+
+    making_timeout = timeout
+    OnDevice.__name__ = OnDevice.__qualname__ = "ProcessGroupGloo"
+    c10d.ProcessGroupGloo = OnDevice  # type: ignore[misc]
+
+
+class _CountsAsGloo(type(_Gloo)):  # type: ignore[misc]
+    """torch asks `isinstance(backend, ProcessGroupGloo)`, and gets backends from C++ as well."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _Gloo)
+
+
+def remake_backend(
+    old: Any, store: dist.Store, group: LiveGroup, rank: int, make_gloo: Callable[..., Any]
+) -> Any:
+    """Return a new backend like `old`, which has let go. Waits for the group's other ranks.
+
+    Args:
+        old: The group's backend so far.
+        store: A place in the store that no backend has used.
+        group: The group it is for.
+        rank: This process's rank in the group.
+        make_gloo: Called with (store, rank, size, timeout).
+
+    Raises:
+        NotImplementedError: A backend that cannot be made again.
+    """
+    size = len(group.ranks)
+    if isinstance(old, c10d._ProcessGroupWrapper):  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        inner = remake_backend(old.wrapped_pg, store, group, rank, make_gloo)
+        return c10d._create_process_group_wrapper(inner, group.name, store, rank, size)
+    if isinstance(old, _Gloo):
+        new = make_gloo(store, rank, size, old.options._timeout)
+    elif is_nccl(old):
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = old.options._timeout
+        options.is_high_priority_stream = old.options.is_high_priority_stream
+        options.config = old.options.config
+        options.global_ranks_in_group = list(group.ranks)
+        options.group_name = group.name
+        new = dist.ProcessGroupNCCL(store, rank, size, options)
+    else:
+        raise NotImplementedError(f"the {old.name()} backend cannot be made again")
+    new.options.global_ranks_in_group = list(group.ranks)
+    new.options.group_name = group.name
+    new._set_sequence_number_for_group()
+    return new
+
+
+def is_nccl(backend: Any) -> bool:
+    """Return whether a backend is NCCL's; also on a torch built without NCCL."""
+    return dist.is_nccl_available() and isinstance(backend, dist.ProcessGroupNCCL)
+
+
+def default_group_store(store: dist.Store) -> None:
+    """Let groups made from here on meet in `store`."""
+    world = c10d._world
+    group = c10d._get_default_group()
+    name = world.pg_names[group]
+    world.pg_map[group] = (world.pg_map[group][0], dist.PrefixStore(f"{name}/", store))
+
+
+def group_count() -> int:
+    """Return the number from which the next group's name is made; ranks must agree on it."""
+    return int(c10d._world.group_count)
+
+
+def set_group_count(count: int) -> None:
+    """Set the number from which the next group's name is made."""
+    c10d._world.group_count = count
+
+
+EnvRendezvous = Callable[[], tuple[dist.Store, int, int] | None]
+
+
+def answer_env_rendezvous(answer: EnvRendezvous) -> None:
+    """Take over `env://`: who destroys the default group may initialise it again.
+
+    torch's own answer would reuse the keys of the group that was destroyed, and connect to
+    sockets that no longer exist.
+
+    Args:
+        answer: Returns (store, rank, world size), or None to leave it to torch: the program has
+            set MASTER_ADDR or MASTER_PORT to a place of its own.
+    """
+    native = _native_env_rendezvous
+
+    def handler(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[dist.Store, int, int]]:
+        ours = answer()
+        if ours is None:
+            yield from native(url, *args, **kwargs)
+        else:
+            yield ours
+
+    rendezvous._rendezvous_handlers["env"] = handler
+
+
+_native_env_rendezvous = rendezvous._rendezvous_handlers["env"]
+
+
+def _check_groups() -> list[str]:
+    broken = _lacking(c10d, ["_world", "ProcessGroupGloo", "_ProcessGroupWrapper"], "c10d")
+    broken += _lacking(c10d._world, ["pg_map", "pg_names", "pg_group_ranks", "group_count"], "_world")
+    broken += _lacking(
+        dist.ProcessGroup, ["_register_backend", "_get_backend", "_device_types"], "ProcessGroup"
+    )
+    broken += _lacking(_Gloo, ["_Options", "create_device", "_set_default_timeout"], "gloo")
+    broken += _lacking(_Gloo._Options(), ["_devices", "_threads", "_timeout"], "gloo's options")
+    try:
+        dist.ProcessGroup.BackendType(LAST_SLOT)
+    except (TypeError, ValueError) as error:
+        broken.append(f"BackendType takes no number of ours: {error}")
+    return broken
+
+
+# ---- Wrapped modules: seeing them, and resetting what a fault interrupted ----------------------
+
+_ddps: "WeakSet[DistributedDataParallel]" = WeakSet()
+
+
+def watch_ddp() -> None:
+    """Remember every DDP made from here on, also those that composable `replicate` makes."""
+    native = DistributedDataParallel.__init__
+    if getattr(native, "_nbdist_watches", False):
+        return
+
+    @_wraps(native)
+    def __init__(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        native(self, *args, **kwargs)
+        _ddps.add(self)
+
+    __init__._nbdist_watches = True  # type: ignore[attr-defined]
+    DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign]
+
+
+def _wraps(native: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    from functools import wraps
+
+    return wraps(native)
+
+
+def live_ddps() -> list[DistributedDataParallel]:
+    """Return the DDP modules that are still alive."""
+    return list(_ddps)
+
+
+def reset_ddp(module: DistributedDataParallel) -> None:
+    """Let the reducer forget a backward that did not end."""
+    module.reducer._reset_state()
+
+
+def live_fsdp_roots() -> list[tuple[nn.Module, Any]]:
+    """Return (module, state) of each live FSDP2 root that has run at least one forward.
+
+    torch keeps a weak table of the modules under its composable wrappers; nothing of ours has to
+    be in place before the module is made. Other states of a root are reached through it.
+    """
+    table = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
+    roots: dict[int, tuple[nn.Module, Any]] = {}
+    for module, reference in list(table.items()):
+        state = reference()
+        if hasattr(state, "_state_ctx") and state._is_root:
+            roots[id(state)] = (module, state)
+    return list(roots.values())
+
+
+def reset_fsdp(state: Any) -> None:
+    """Let an FSDP2 root and all states under it forget an iteration that did not end."""
+    for group in _fsdp_param_groups(state):
+        # torch's own reset waits for this gather, whose failure would be raised once more.
+        group._all_gather_result = None
+    if hasattr(state, "_reset_iter_state"):
+        state._reset_iter_state()
+    else:
+        _reset_fsdp_by_hand(state)
+    for group in _fsdp_param_groups(state):
+        for param in group.fsdp_params:
+            # A gradient that autograd had written and no reduction had taken away: the next
+            # backward would add to it.
+            param.unsharded_accumulated_grad = None
+            if hasattr(param, "_unsharded_param"):
+                param._unsharded_param.grad = None
+
+
+def _fsdp_param_groups(root: Any) -> list[Any]:
+    return [g for state in root._state_ctx.all_states for g in _groups_of_state(state)]
+
+
+def _groups_of_state(state: Any) -> list[Any]:
+    # torch 2.11 has at most one a state.
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
+def _reset_fsdp_by_hand(root: Any) -> None:
+    """What `_reset_iter_state` of torch 2.13 does, for 2.11, which lacks it."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+    context = root._comm_ctx
+    context.all_gather_state = None
+    context.post_forward_order.clear()
+    if hasattr(context, "reduce_scatter_state"):
+        context.reduce_scatter_state = None
+    for name in ("reduce_scatter_states", "_last_post_reduce_events"):
+        getattr(context, name, {}).clear()
+    for state in root._state_ctx.all_states:
+        state._training_state = TrainingState.IDLE
+        getattr(state, "_modules_to_run_forward", set()).clear()
+        for group in _groups_of_state(state):
+            for name in (
+                "_all_gather_result",
+                "_post_reduce_event",
+                "_all_reduce_state",
+                "_reshard_after_forward_event",
+                "_partial_reduce_output",
+            ):
+                if hasattr(group, name):
+                    setattr(group, name, None)
+            group._post_forward_indices.clear()
+            group._training_state = TrainingState.IDLE
+            group._to_sharded()
+    root._state_ctx.iter_forward_root = None
+    root._state_ctx.post_backward_final_callback_queued = False
+
+
+def _check_wrappers() -> list[str]:
+    return _lacking(dist.Reducer, ["_reset_state"], "DDP's reducer")
