@@ -101,9 +101,7 @@ def run_ruff(path: Path, cells: Sequence[str], known: Sequence[str]) -> list[Fin
 def lint(path: Path) -> list[Finding]:
     """Return every finding in the notebook at `path`, in the order of its cells."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    sources = [
-        "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"
-    ]
+    sources = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     kernel, ranks = split(sources)
     pulled, pushed = names_from_magics(sources)
     found = run_ruff(path, kernel, sorted(pulled))
@@ -116,9 +114,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Lint the cells of notebooks, for both programs.")
     parser.add_argument("paths", nargs="+", type=Path, metavar="FILE_OR_FOLDER")
     paths: list[Path] = parser.parse_args(arguments).paths
-    notebooks = [
-        file for path in paths for file in (sorted(path.glob("*.ipynb")) if path.is_dir() else [path])
-    ]
+    notebooks: list[Path] = []
+    for path in paths:
+        notebooks += sorted(path.glob("*.ipynb")) if path.is_dir() else [path]
     findings = [finding for notebook in notebooks for finding in lint(notebook)]
     for finding in findings:
         print(finding)

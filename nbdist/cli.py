@@ -1,0 +1,187 @@
+"""The `nbdist` command: `nbdist demo | lab | ui | doctor`.
+
+Imports nothing heavy: each command brings what it needs when it is called, so that `--help`
+answers at once and works in an environment that is broken.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nbdist.errors import NBDistError
+
+STATE_FOLDER = Path(".nbdist")  # in the folder in which a notebook runs
+LAB_COPY = Path("nbdist-notebooks")
+
+_PACKAGE = Path(__file__).resolve().parent
+_STOP_TIMEOUT_S = 10.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status; errors of nbdist are printed, not raised.
+
+    Args:
+        arguments: The words after `nbdist`; those of this process by default.
+    """
+    parser = build_parser()
+    known, others = parser.parse_known_args(arguments)
+    if others and known.command != "lab":
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    try:
+        match known.command:
+            case "demo":
+                return demo()
+            case "lab":
+                return lab(others)
+            case "ui":
+                return ui(known.folder)
+            case "doctor":
+                return doctor()
+            case _:
+                parser.print_help()
+                return 2
+    except NBDistError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's words."""
+    parser = argparse.ArgumentParser(
+        prog="nbdist", description="Train PyTorch models on several ranks from a notebook."
+    )
+    parser.add_argument("--version", action="version", version=f"nbdist {version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.add_parser("demo", help="train on two CPU ranks, headless, and show the run")
+    commands.add_parser(
+        "lab",
+        help="JupyterLab on the tutorial notebooks",
+        description="JupyterLab on the tutorial notebooks. Other words go to JupyterLab.",
+    )
+    ui_words = commands.add_parser("ui", help="the MLflow UI of the runs in this folder")
+    ui_words.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=STATE_FOLDER,
+        metavar="FOLDER",
+        help="where the runs are kept (default: %(default)s)",
+    )
+    commands.add_parser("doctor", help="what is wrong with this machine, and the mend")
+    return parser
+
+
+def version() -> str:
+    """Return nbdist's version, also where it runs from a folder of sources."""
+    try:
+        return importlib.metadata.version("nbdist")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def notebooks_folder() -> Path:
+    """Return the folder of the tutorials: the repository's, or the copy inside the package.
+
+    Raises:
+        NBDistError: The package was built without them.
+    """
+    for folder in (_PACKAGE / "_notebooks", _PACKAGE.parent / "notebooks"):
+        if folder.is_dir():
+            return folder
+    raise NBDistError(
+        "The tutorial notebooks are missing.",
+        why=f"neither {_PACKAGE}/_notebooks nor {_PACKAGE.parent}/notebooks exists.",
+        do="install nbdist again.",
+    )
+
+
+def demo() -> int:
+    """Run the demo in the current folder; see `nbdist.demo`."""
+    need("nbclient", "sklearn")
+    from nbdist.demo import run_demo
+
+    return run_demo(notebooks_folder(), STATE_FOLDER)
+
+
+def lab(words: Sequence[str]) -> int:
+    """Become JupyterLab on the tutorials: in the repository themselves, else a copy beside us."""
+    need("jupyterlab")
+    folder = notebooks_folder()
+    if folder.parent == _PACKAGE:
+        folder = copy_notebooks(folder, LAB_COPY)
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}"]
+    os.execv(sys.executable, [*command, *words])
+
+
+def copy_notebooks(source: Path, target: Path) -> Path:
+    """Copy the notebooks that `target` lacks; what is there may hold somebody's work."""
+    target.mkdir(exist_ok=True)
+    for notebook in sorted(source.glob("*.ipynb")):
+        copy = target / notebook.name
+        if not copy.exists():
+            shutil.copyfile(notebook, copy)
+    return target
+
+
+def ui(folder: Path) -> int:
+    """Serve the MLflow UI of the runs in `folder` on loopback until Ctrl-C."""
+    if not folder.is_dir():
+        raise NBDistError(
+            f"There are no runs in {folder.absolute()}.",
+            why="a notebook keeps its runs in the folder .nbdist beside it.",
+            do="nbdist ui PATH/.nbdist, or nbdist demo to make a run here.",
+        )
+    from nbdist.client import tracking
+
+    url, process = tracking.start_ui(folder)
+    print(f"MLflow UI: {url}\nCtrl-C ends it.", flush=True)
+    try:
+        return int(process.wait())
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        stop(process)
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """End `process`, by force when asking has not helped."""
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def doctor() -> int:
+    """Print what `nbdist.doctor` finds; return 1 when something is to be mended."""
+    from nbdist.doctor import examine, render
+
+    findings = examine()
+    print(render(findings))
+    return int(any(finding.is_wrong for finding in findings))
+
+
+def need(*modules: str) -> None:
+    """Refuse to go on without the packages of the `notebooks` extra.
+
+    Raises:
+        NBDistError: One of `modules` is not installed.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NBDistError(
+            f"The tutorials need {' and '.join(missing)}.",
+            why="nbdist itself does not, so that they come only when asked for.",
+            do=f"{sys.executable} -m pip install 'nbdist[notebooks]'",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
