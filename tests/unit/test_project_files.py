@@ -1,0 +1,97 @@
+"""The files that describe the project agree with each other."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from nbval.plugin import get_sanitize_patterns
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        return tomllib.load(file)["project"]
+
+
+def requirements(words: list[str]) -> dict[str, str]:
+    parsed = map(Requirement, words)
+    return {canonicalize_name(r.name): str(r.specifier) for r in parsed}
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(package): version for package, version in pairs}
+
+
+def test_conda_users_get_what_pip_users_get(project: dict[str, Any]) -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    plain = [word for word in environment["dependencies"] if isinstance(word, str)]
+    conda = requirements(plain)
+
+    wanted = requirements(project["dependencies"] + project["optional-dependencies"]["notebooks"])
+    assert conda.pop("python") == project["requires-python"]
+    assert conda.pop("pip") == ""
+    assert conda == {CONDA_NAMES.get(name, name): bounds for name, bounds in wanted.items()}
+    assert {"pip": ["-e ."]} in environment["dependencies"]
+
+
+def test_every_requirement_is_pinned_to_a_version_it_allows(project: dict[str, Any]) -> None:
+    extras = project["optional-dependencies"].values()
+    pinned = pins("constraints.txt") | pins("constraints-torch.txt")
+
+    for word in [*project["dependencies"], *(word for extra in extras for word in extra)]:
+        requirement = Requirement(word)
+        version = pinned[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{word} is pinned to {version}"
+
+
+def test_constraints_name_versions_alone_and_leave_torch_to_its_own_file() -> None:
+    for name in ("constraints.txt", "constraints-torch.txt"):
+        for version in pins(name).values():
+            assert Version(version).local is None
+    assert "torch" not in pins("constraints.txt")
+    assert list(pins("constraints-torch.txt")) == ["torch"]
+
+
+def test_the_readme_is_what_package_indexes_show(project: dict[str, Any]) -> None:
+    exists = (ROOT / "README.md").exists()
+
+    assert project.get("readme") == ("README.md" if exists else None)
+
+
+def sanitize(text: str) -> str:
+    """Apply the shipped sanitizer as nbval does: section by section, in the file's order."""
+    patterns = get_sanitize_patterns((ROOT / "nbdist" / "nbval_sanitize.cfg").read_text())
+    for regex, replacement in patterns:
+        text = re.sub(regex, replacement, text)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("shown", "compared"),
+    [
+        ("rank 0 pid 4711, rank 1 pid=4712", "rank 0 pid PID, rank 1 pid=PID"),
+        ("MLflow UI: http://127.0.0.1:40123/#/runs", "MLflow UI: http://127.0.0.1:PORT/#/runs"),
+        ("MASTER_PORT: 29500, port 29501", "MASTER_PORT: 29500, port PORT"),
+        ("<Net object at 0x7f3a2b1c0d10>", "<Net object at 0xADDRESS>"),
+        ("kept in /home/ada/work/.nbdist/logs/out.txt", "kept in .nbdist/logs/out.txt"),
+        ("open /tmp/nbdist-x1/key.", "open TMP_PATH"),
+        ("/home/ada/.venv/lib/python3.11/site-packages/torch/x.py", "site-packages/torch/x.py"),
+        ("run 0123456789abcdef0123456789abcdef ended", "run RUN_ID ended"),
+        ("loss 0.123456 on ranks 0-3", "loss 0.123456 on ranks 0-3"),
+    ],
+)
+def test_the_sanitizer_hides_what_differs_between_runs_and_nothing_else(
+    shown: str, compared: str
+) -> None:
+    assert sanitize(shown) == compared
