@@ -1,0 +1,136 @@
+"""The live text of a cell: the last lines of every rank, while the cell runs.
+
+`feed` is called on ipyparallel's IO thread and does no more than remember the text; a thread
+of its own writes the slot, at once for the first text and then at most every `INTERVAL_S`. Each
+update costs the same however much has been printed: only each rank's last lines are merged.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from nbdist.client.slots import Slot, Slots
+from nbdist.client.terminal import RankOutput
+from nbdist.client.transcript import Item, Line, Shown, kind_of, render, text_of
+from nbdist.wire import Display
+
+INTERVAL_S: Final = 0.1
+TAIL_LINES: Final = 30
+
+_log = logging.getLogger(__name__)
+
+
+class LiveText:
+    """What the ranks of one cell have shown, gathered and, in a live notebook, shown as text.
+
+    Args:
+        slots: Where the text is shown; in static mode nothing is shown and no thread runs.
+        ranks: The ranks that were asked.
+    """
+
+    def __init__(self, slots: Slots, ranks: Sequence[int]) -> None:
+        """Gather from now on; the thread starts with the first text."""
+        self.outputs = {rank: RankOutput() for rank in ranks}
+        self._slots = slots
+        self._slot: Slot | None = None
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def receive(self, rank: int, content: dict[str, Any]) -> None:
+        """Take one output message of `rank` (`nbdist.engine.output`); any thread."""
+        with self._lock:
+            self.outputs[rank].receive(content)
+        self._touch()
+
+    def feed(self, rank: int, name: str, text: str) -> None:
+        """Take text of an ordinary Jupyter `stream` message; any thread."""
+        self.receive(rank, {"parts": [[name, text]]})
+
+    def show(
+        self, rank: int, display: Display, *, value: bool = False, display_id: str | None = None
+    ) -> None:
+        """Take what `rank` displayed; any thread."""
+        with self._lock:
+            self.outputs[rank].show(display, value=value, display_id=display_id)
+        self._touch()
+
+    def update(self, rank: int, display_id: str, display: Display) -> None:
+        """Take an `update_display_data` of `rank`; any thread."""
+        with self._lock:
+            self.outputs[rank].update(display_id, display)
+        self._touch()
+
+    def clear(self, rank: int, *, wait: bool) -> None:
+        """Take a `clear_output` of `rank`; any thread."""
+        with self._lock:
+            self.outputs[rank].clear(wait=wait)
+        self._touch()
+
+    def items(self) -> dict[int, list[Item]]:
+        """Return all that has been shown, for `transcript.render`."""
+        with self._lock:
+            return {rank: output.items() for rank, output in self.outputs.items()}
+
+    def close(self) -> None:
+        """Stop updating. What was gathered stays; more may still be gathered."""
+        with self._lock:
+            self._closed.set()
+            self._changed.set()
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout=5)
+
+    def _touch(self) -> None:
+        if not self._slots.live or self._closed.is_set():
+            return
+        self._changed.set()
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None and not self._closed.is_set():
+                    self._thread = threading.Thread(
+                        target=self._run, name="nbdist-live-text", daemon=True
+                    )
+                    self._thread.start()
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._closed.wait(pause):
+            self._changed.wait()
+            self._changed.clear()
+            if self._closed.is_set():
+                return
+            started = time.monotonic()
+            try:
+                self._draw()
+            except Exception:
+                # The final text does not depend on this thread, and training less so.
+                _log.exception("Live text stopped; the cell's output still appears at its end.")
+                return
+            # On a slow machine no more than half of the time goes into drawing.
+            pause = max(INTERVAL_S, time.monotonic() - started)
+
+    def _draw(self) -> None:
+        with self._lock:
+            tails = {rank: _tail(output) for rank, output in self.outputs.items()}
+        shown = render(tails, max_lines=TAIL_LINES * 4)
+        if not shown and self._slot is None:
+            return
+        display = shown[0] if shown else Display({"text/plain": ""})
+        if self._slot is None:
+            self._slot = self._slots.open(display)
+        else:
+            self._slot.update(display)
+
+
+def _tail(output: RankOutput) -> list[Item]:
+    """Return the last lines; of a rich display only its name, for the slot holds text."""
+    items: list[Item] = []
+    for item in output.items()[-TAIL_LINES:]:
+        if isinstance(item, Shown) and text_of(item) is None:
+            item = Line(f"[{kind_of(item.display)}]")
+        items.append(item)
+    return items

@@ -1,0 +1,87 @@
+"""Live text, with slots that remember what they were given."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from nbdist.client.live import LiveText
+from nbdist.client.slots import Slot, Slots
+from nbdist.wire import Display
+
+
+class Seen(Slots):
+    """Slots that are live and remember, in place of a notebook's page."""
+
+    def __init__(self, live: bool = True) -> None:
+        super().__init__(live)
+        self.shown: list[str] = []
+        self.changed = threading.Event()
+
+    def open(self, shown: Any) -> Slot:
+        slot = Slot(self, "id")
+        self._update(slot, shown)
+        return slot
+
+    def _update(self, slot: Slot, display: Display) -> None:
+        self.shown.append(str(display.data["text/plain"]))
+        self.changed.set()
+
+    def wait_for(self, text: str) -> None:
+        for _ in range(100):
+            if self.shown and text in self.shown[-1]:
+                return
+            assert self.changed.wait(5), f"{text!r} never appeared"
+            self.changed.clear()
+        pytest.fail(f"{text!r} never appeared")
+
+
+def test_the_first_line_is_shown_at_once_and_later_ones_follow() -> None:
+    slots = Seen()
+    live = LiveText(slots, [0, 1])
+    live.feed(1, "stdout", "hello\n")
+    slots.wait_for("rank 1 │ hello")
+    live.feed(0, "stdout", "hello\n")
+    slots.wait_for("ranks 0-1 │ hello")
+    live.close()
+
+
+def test_a_flood_of_messages_makes_few_and_small_updates() -> None:
+    slots = Seen()
+    live = LiveText(slots, [0])
+    for i in range(5000):
+        live.feed(0, "stdout", f"line {i}\n")
+    slots.wait_for("line 4999")
+    live.close()
+    assert len(slots.shown) < 100
+    assert max(len(text) for text in slots.shown) < 5000
+
+
+def test_nothing_is_shown_in_static_mode_and_everything_is_kept() -> None:
+    slots = Seen(live=False)
+    live = LiveText(slots, [0])
+    live.feed(0, "stdout", "hello\n")
+    live.close()
+    assert slots.shown == []
+    assert live.outputs[0].text() == "hello"
+
+
+def test_closing_without_any_output_does_not_wait() -> None:
+    slots = Seen()
+    LiveText(slots, [0]).close()
+    assert slots.shown == []
+
+
+def test_a_page_that_breaks_leaves_the_text_for_the_end() -> None:
+    class Broken(Seen):
+        def open(self, shown: Any) -> Slot:
+            self.changed.set()
+            raise RuntimeError("no page")
+
+    slots = Broken()
+    live = LiveText(slots, [0])
+    live.feed(0, "stdout", "hello\n")
+    assert slots.changed.wait(5)
+    live.feed(0, "stdout", "bye\n")
+    live.close()
+    assert live.outputs[0].text() == "hello\nbye"
