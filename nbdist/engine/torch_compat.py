@@ -7,6 +7,7 @@
 | 2.13.0 (CPU) | tests/group | reducer._reset_state | its own _reset_iter_state, and ours |
 """
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ TRIED = {"torch": ("2.13",)}
 
 def check() -> list[str]:
     """Return what this torch lacks of what we use, in words; empty when all is there."""
-    broken = [*_check_groups(), *_check_wrappers()]
+    broken = [*_check_groups(), *_check_wrappers(), *_check_layouts()]
     return [f"torch {torch.__version__}: {what}" for what in broken]
 
 
@@ -110,7 +111,9 @@ def _gloo_options(timeout: timedelta, device: Any, threads: int) -> Any:
     return options
 
 
-def use_gloo_device(device: Any, threads: int, timeout: Callable[[timedelta], timedelta]) -> None:
+def use_gloo_device(
+    device: Any, threads: int, making_timeout: Callable[[timedelta], timedelta]
+) -> None:
     """Make every gloo backend that torch itself creates use `device` from here on.
 
     `new_group`, DeviceMesh and `init_process_group` all build their backend from one name in
@@ -120,7 +123,7 @@ def use_gloo_device(device: Any, threads: int, timeout: Callable[[timedelta], ti
     Args:
         device: From `ProcessGroupGloo.create_device`.
         threads: Worker threads of each backend.
-        timeout: Gives how long the making may take, from the timeout torch asked for.
+        making_timeout: Gives how long the making may take, from the timeout torch asked for.
     """
 
     class OnDevice(_Gloo, metaclass=_CountsAsGloo):
@@ -139,7 +142,6 @@ def use_gloo_device(device: Any, threads: int, timeout: Callable[[timedelta], ti
             if limit != wanted:
                 self._set_default_timeout(wanted)
 
-    making_timeout = timeout
     OnDevice.__name__ = OnDevice.__qualname__ = "ProcessGroupGloo"
     c10d.ProcessGroupGloo = OnDevice  # type: ignore[misc]
 
@@ -265,19 +267,13 @@ def watch_ddp() -> None:
     if getattr(native, "_nbdist_watches", False):
         return
 
-    @_wraps(native)
+    @functools.wraps(native)
     def __init__(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         native(self, *args, **kwargs)
         _ddps.add(self)
 
     __init__._nbdist_watches = True  # type: ignore[attr-defined]
     DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign]
-
-
-def _wraps(native: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    from functools import wraps
-
-    return wraps(native)
 
 
 def live_ddps() -> list[DistributedDataParallel]:
@@ -290,13 +286,23 @@ def reset_ddp(module: DistributedDataParallel) -> None:
     module.reducer._reset_state()
 
 
+def wrapped_by(ddp: DistributedDataParallel) -> nn.Module:
+    """Return the user's module under a DDP: `replicate` gives DDP a list of parameters."""
+    composable = sys.modules.get("torch.distributed._composable_state")
+    for module, reference in list(composable._module_state_mapping.items()) if composable else ():
+        if getattr(reference(), "_ddp", None) is ddp:
+            return module
+    return ddp.module
+
+
 def live_fsdp_roots() -> list[tuple[nn.Module, Any]]:
     """Return (module, state) of each live FSDP2 root that has run at least one forward.
 
     torch keeps a weak table of the modules under its composable wrappers; nothing of ours has to
     be in place before the module is made. Other states of a root are reached through it.
     """
-    table = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", {})
+    composable = sys.modules.get("torch.distributed._composable_state")
+    table = composable._module_state_mapping if composable else {}
     roots: dict[int, tuple[nn.Module, Any]] = {}
     for module, reference in list(table.items()):
         state = reference()
@@ -367,3 +373,72 @@ def _reset_fsdp_by_hand(root: Any) -> None:
 
 def _check_wrappers() -> list[str]:
     return _lacking(dist.Reducer, ["_reset_state"], "DDP's reducer")
+
+
+# ---- Layouts: DDP's reducer behind hooks, and one broadcast for many tensors -------------------
+
+_BROADCAST_BYTES = 32 << 20  # a bucket's size: what a broadcast needs as room beside the tensors
+
+
+def replicate(module: nn.Module, group: dist.ProcessGroup, device_type: str) -> None:
+    """Put DDP's reducer behind hooks of `module`, in place (composable `replicate`).
+
+    torch builds the reducer at the first forward; we build it now, so that what is wrong shows
+    here, and so that a first forward on one rank alone (a look at an output) waits for nobody.
+    """
+    composable = _composable_replicate()
+    device = torch.device(device_type)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    composable(module, process_group=group, device_id=device)
+    composable.state(module).lazy_init()
+    # torch's own method keeps the hook for a reducer that is yet to come; here it has come. The
+    # class was made for this module alone.
+    made: Any = type(module)
+    made.register_comm_hook = _register_comm_hook
+
+
+def reducer_of(module: nn.Module) -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel that `replicate` keeps behind `module`, if any."""
+    from torch.distributed._composable.contract import _get_registry
+
+    # Asked first: `state` leaves an empty entry in a module that has none.
+    if "replicate" not in (_get_registry(module) or {}):
+        return None
+    return getattr(_composable_replicate().state(module), "_ddp", None)
+
+
+def broadcast_coalesced(tensors: list[torch.Tensor], source: int) -> None:
+    """Overwrite `tensors` with those of rank `source` of the default group, in few collectives.
+
+    What DDP uses for parameters and buffers; torch.distributed has no public form of it.
+    """
+    from torch._C._distributed_c10d import _broadcast_coalesced
+
+    world = dist.group.WORLD
+    assert world is not None, "parallelize has checked that there is a process group"
+    _broadcast_coalesced(world, tensors, _BROADCAST_BYTES, source)
+
+
+def _composable_replicate() -> Any:
+    from torch.distributed._composable.replicate import replicate as composable
+
+    return composable
+
+
+def _register_comm_hook(module: nn.Module, state: object, hook: Callable[..., Any]) -> None:
+    """Register a DDP communication hook, `hook(state, bucket) -> Future[Tensor]`."""
+    ddp = reducer_of(module)
+    assert ddp is not None, "only modules that have a reducer get this method"
+    ddp.register_comm_hook(state, hook)
+
+
+def _check_layouts() -> list[str]:
+    broken = _lacking(dist, ("_broadcast_coalesced",), "torch.distributed")
+    try:
+        from torch.distributed._composable.contract import _get_registry  # noqa: F401
+
+        broken += _lacking(_composable_replicate(), ("state",), "composable replicate")
+    except ImportError as error:
+        broken.append(f"composable replicate has moved: {error}")
+    return broken

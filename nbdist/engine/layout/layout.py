@@ -201,7 +201,7 @@ def layout_of(model: nn.Module) -> Layout | None:
 def _spread(model: nn.Module, shape: MeshShape) -> Layout:
     """Change the model: equal weights first, then one step an axis in their fixed order."""
     device_type, backend = _device_type(model)
-    weights.check_same_model(model, shape.name)
+    weights.check_same_model(model, shape.name, device_type)
     model.to(device_type)  # "cuda" is this rank's current device
     weights.broadcast(model)
     device_mesh = _device_mesh(device_type, shape)

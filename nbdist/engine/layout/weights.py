@@ -18,7 +18,7 @@ from nbdist.errors import LayoutError
 _SOURCE = 0  # the rank whose weights count
 
 
-def check_same_model(model: nn.Module, layout: str) -> None:
+def check_same_model(model: nn.Module, layout: str, device_type: str) -> None:
     """Raise on every rank when the ranks bring different models or ask for different layouts.
 
     Without this, the first collective with other sizes kills the process inside gloo. Costs one
@@ -32,9 +32,8 @@ def check_same_model(model: nn.Module, layout: str) -> None:
         grad = " trained" if tensor.requires_grad else ""
         table.append((name, f"{tuple(tensor.shape)} {tensor.dtype}{grad}"))
     digest = hashlib.blake2b(repr(table).encode(), digest_size=16).digest()
-    # numpy-free and on the CPU or the GPU alike: int64 pairs.
     halves = [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in (0, 8)]
-    mine = torch.tensor(halves, dtype=torch.int64, device=_device(model))
+    mine = torch.tensor(halves, dtype=torch.int64, device=device_type)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
     if all(torch.equal(other, everyone[_SOURCE]) for other in everyone):
@@ -98,8 +97,3 @@ class BufferSync:
             # statistics, and must not refuse because they have changed.
             buffers = [getattr(owner, name).data for owner, name in self._places]
             torch_compat.broadcast_coalesced(buffers, _SOURCE)
-
-
-def _device(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
