@@ -1,0 +1,318 @@
+"""`nbdist.loader`: torch's DataLoader, with every sample once an epoch whatever the ranks.
+
+    order   a permutation of the samples from (seed, epoch) alone
+    cut     into global batches of `global_batch`; a remainder smaller than the number of ranks
+            joins the batch before, so that no rank is ever without a sample
+    part    of a batch for each rank: contiguous, sizes differ by at most one
+
+Nothing in this depends on a rank but which part it takes, so the same global batches come on any
+number of ranks, and the position is one number: samples *consumed* by all ranks together. Workers
+fetch ahead, so the position counts what the loop was given, not what was fetched.
+
+Threads: the loop's. The position is kept by the iterator that the loop drives.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from nbdist.errors import UsageError
+
+T = TypeVar("T")
+
+_log = logging.getLogger("nbdist.data")
+
+# Options of torch's DataLoader that say how batches are made: ours to say.
+_BY_ITSELF = "the order follows from seed and epoch, and each rank takes its part by itself"
+_OURS = {
+    "batch_size": "global_batch is the size over all ranks; a rank's part follows from it",
+    "sampler": _BY_ITSELF,
+    "batch_sampler": _BY_ITSELF,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which part of every batch is this rank's: `index` of `count`."""
+
+    index: int
+    count: int
+
+
+def data_shard() -> Shard:
+    """Return this rank's shard of the data: over all ranks, for dp and fsdp cut batches alike.
+
+    Without a process group there is one shard.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return Shard(dist.get_rank(), dist.get_world_size())
+    return Shard(0, 1)
+
+
+def cut(samples: int, start: int, global_batch: int, ranks: int, drop_last: bool) -> list[int]:
+    """Return the ends of the batches that cover `range(start, samples)`.
+
+    Args:
+        samples: How many samples an epoch has.
+        start: How many are consumed already; not a multiple of `global_batch` when the epoch
+            was begun with another size.
+        global_batch: Samples in a batch, over all ranks.
+        ranks: A last batch with fewer samples than this joins the one before. Where there is
+            none before (only after a resume on more ranks) it is left out, and a warning says so.
+        drop_last: Leave out a last batch that is not full.
+    """
+    ends = list(range(start + global_batch, samples + 1, global_batch))
+    rest = samples - (ends[-1] if ends else start)
+    if rest and not drop_last:
+        if rest >= ranks:
+            ends.append(samples)
+        elif ends:
+            ends[-1] = samples
+    return ends
+
+
+def part(start: int, end: int, shard: Shard) -> range:
+    """Return the positions of one rank in the batch `range(start, end)`.
+
+    The first `(end - start) % count` ranks have one sample more than the others.
+    """
+    base, extra = divmod(end - start, shard.count)
+    first = start + shard.index * base + min(shard.index, extra)
+    return range(first, first + base + (shard.index < extra))
+
+
+def mix(*numbers: int) -> int:
+    """Return a seed for torch (63 bits) from several numbers; all of them matter.
+
+    A sum would not do: seed 0 in epoch 1 would be seed 1 in epoch 0.
+    """
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class _Batches:
+    """The batch sampler: this rank's part of each batch, from a set epoch and position on."""
+
+    def __init__(
+        self, samples: int, global_batch: int, shuffle: bool, seed: int, drop_last: bool
+    ) -> None:
+        self.samples = samples
+        self.global_batch = global_batch
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.epoch = 0
+        self.start = 0
+
+    def __len__(self) -> int:
+        return len(self.ends(0))
+
+    def ends(self, start: int) -> list[int]:
+        """Return where the batches from `start` on end, on as many ranks as there are now."""
+        return cut(self.samples, start, self.global_batch, data_shard().count, self.drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        shard, start = data_shard(), self.start
+        order = self._order()
+        for end in self.ends(start):
+            positions = part(start, end, shard)
+            if order is None:
+                yield list(positions)
+            else:
+                yield order[positions.start : positions.stop].tolist()
+            start = end
+
+    def _order(self) -> torch.Tensor | None:
+        if not self.shuffle:
+            return None
+        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
+        return torch.randperm(self.samples, generator=generator)
+
+
+class Loader(DataLoader[T]):
+    """A DataLoader whose batches are this rank's parts of global batches.
+
+    Each `for` over it is the next epoch, also when the one before was left by `break`; only a loop
+    left at its first batch was a mere look, and the next one begins the same epoch. After
+    `load_state_dict` the next `for` goes on where the state was taken.
+
+    `len` is the number of batches in a whole epoch; `batches_left` that of the loop that runs, or
+    would begin now. Make it by `nbdist.loader`.
+    """
+
+    def __init__(self, dataset: Dataset[T], batches: _Batches, options: dict[str, Any]) -> None:
+        self._batches = batches
+        self._consumed = 0  # samples of this epoch that the loop was given, over all ranks
+        self._given = 0  # batches of the running loop that it was given
+        self._is_resumed = False
+        self._own_generator = options.get("generator") is None
+        if self._own_generator:
+            # Workers take their seeds from it. The default generator is seeded alike on all
+            # ranks, and would make all of them augment alike.
+            options["generator"] = torch.Generator()
+        super().__init__(dataset, batch_sampler=batches, **options)  # type: ignore[arg-type]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that runs, or that the next `for` begins or goes on with; from 0."""
+        return self._batches.epoch
+
+    @property
+    def consumed(self) -> int:
+        """Samples of this epoch that loops were given, over all ranks."""
+        return self._consumed
+
+    @property
+    def batches_left(self) -> int:
+        """Batches that the running loop is still to be given, or that the next one will be."""
+        return len(self._batches.ends(self._consumed))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch, or go on with the one whose state was loaded."""
+        if not self._is_resumed:
+            if self._given > 1:
+                self._batches.epoch += 1
+            self._consumed = 0
+        self._is_resumed = False
+        self._given = 0
+        self._batches.start = self._consumed
+        ends = self._batches.ends(self._consumed)
+        if self._own_generator:
+            seed = mix(self._batches.seed, self._batches.epoch, data_shard().index)
+            self.generator.manual_seed(seed)
+        return _Loop(self, super().__iter__(), ends)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position: the same on every rank, and good for any number of ranks."""
+        return {
+            "epoch": self._batches.epoch,
+            "consumed": self._consumed,
+            "seed": self._batches.seed,
+            "samples": self._batches.samples,
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where `state` was taken: the next `for` gives the rest of that epoch.
+
+        Raises:
+            UsageError: The dataset has another number of samples than the state's.
+        """
+        if state["samples"] != self._batches.samples:
+            raise UsageError(
+                f"The state is of a dataset with {state['samples']} samples; this one has "
+                f"{self._batches.samples}.",
+                why="the order of an epoch depends on their number",
+                do="resume with the dataset that the state was taken from",
+            )
+        self._batches.seed = state["seed"]
+        self._batches.epoch = state["epoch"]
+        self._consumed = state["consumed"]
+        self._given = 0
+        self._is_resumed = True
+        if not self._batches.ends(self._consumed):
+            self._tell_left_out()
+            self._next_epoch()
+
+    def _tell_left_out(self) -> None:
+        left = self._batches.samples - self._consumed
+        if left and not self._batches.drop_last and data_shard().index == 0:
+            _log.warning(
+                "%d samples of epoch %d are left out this once: fewer than the %d ranks that "
+                "would share them",
+                left,
+                self._batches.epoch,
+                data_shard().count,
+            )
+
+    def _next_epoch(self) -> None:
+        self._batches.epoch += 1
+        self._consumed = 0
+        self._given = 0
+
+
+class _Loop:
+    """One `for` over a loader: torch's iterator, and the count of what the loop was given."""
+
+    def __init__(self, loader: Loader[Any], inner: Iterator[Any], ends: list[int]) -> None:
+        self._loader = loader
+        self._inner = inner
+        self._ends = iter(ends)
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._inner)
+        except StopIteration:
+            if not self._is_over:
+                self._is_over = True
+                self._loader._next_epoch()
+            raise
+        self._loader._consumed = next(self._ends)
+        self._loader._given += 1
+        return batch
+
+
+def loader(
+    dataset: Any,
+    *,
+    global_batch: int,
+    shuffle: bool = True,
+    seed: int = 0,
+    drop_last: bool = False,
+    **options: Any,
+) -> Loader[Any]:
+    """Return a DataLoader over this rank's parts of global batches of `dataset`.
+
+    Every sample comes exactly once an epoch on exactly one rank. The epoch counts by itself; the
+    order follows from (seed, epoch). `state_dict` and `load_state_dict` resume exactly, in the
+    middle of an epoch and on another number of ranks too.
+
+    Args:
+        dataset: Anything with a length and items by index.
+        global_batch: Samples in a batch over all ranks together.
+        shuffle: A new order each epoch; False keeps the dataset's order.
+        seed: Decides the order, and with epoch and rank the seeds of workers.
+        drop_last: Leave out a last batch that is not full.
+        options: The other options of `torch.utils.data.DataLoader`.
+
+    Raises:
+        UsageError: A dataset without length or index, fewer samples than ranks, or an option that
+            says how batches are made.
+    """
+    for name, why in _OURS.items():
+        if name in options:
+            raise UsageError(
+                f"nbdist.loader takes no {name}.", why=why, do="leave it out; give global_batch"
+            )
+    if isinstance(dataset, IterableDataset) or not (
+        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    ):
+        raise UsageError(
+            f"nbdist.loader needs a dataset with a length and items by index, and "
+            f"{type(dataset).__name__} has none.",
+            why="a stream cannot be cut so that every sample comes once, in a known order",
+            do="make it a list or a map-style Dataset, or give the stream to torch's DataLoader",
+        )
+    ranks, samples = data_shard().count, len(dataset)
+    if isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < ranks:
+        raise UsageError(
+            f"global_batch={global_batch!r} gives {ranks} ranks nothing to share.",
+            why="it counts the samples of a batch over all ranks, and each needs at least one",
+            do=f"use a whole number of {ranks} or more, best a multiple of {ranks}",
+        )
+    if samples < ranks or (drop_last and samples < global_batch):
+        raise UsageError(
+            f"The dataset has {samples} samples: too few for {ranks} ranks and a global batch of "
+            f"{global_batch}.",
+            do="use more samples, fewer ranks, or a smaller batch",
+        )
+    return Loader(dataset, _Batches(samples, global_batch, shuffle, seed, drop_last), options)
