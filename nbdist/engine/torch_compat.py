@@ -18,8 +18,8 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-import torch.distributed.rendezvous as rendezvous
 from torch import nn
+from torch.distributed.rendezvous import _rendezvous_handlers
 from torch.nn.parallel import DistributedDataParallel
 
 TRIED = {"torch": ("2.13",)}
@@ -235,10 +235,10 @@ def answer_env_rendezvous(answer: EnvRendezvous) -> None:
         else:
             yield ours
 
-    rendezvous._rendezvous_handlers["env"] = handler
+    _rendezvous_handlers["env"] = handler
 
 
-_native_env_rendezvous = rendezvous._rendezvous_handlers["env"]
+_native_env_rendezvous = _rendezvous_handlers["env"]
 
 
 def _check_groups() -> list[str]:
