@@ -1,0 +1,8 @@
+"""The board: live plots of a cell that trains, and the picture it leaves in the notebook.
+
+Importing this loads neither numpy, matplotlib nor ipywidgets.
+"""
+
+from nbdist.client.board.board import Board, Outcome, render_png
+
+__all__ = ["Board", "Outcome", "render_png"]

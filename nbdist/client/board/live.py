@@ -1,0 +1,178 @@
+"""Draw the board while the cell runs: one thread, a few widgets.
+
+The thread loads what it draws with and makes the first frame before anything is shown, so the
+main thread waits for neither. Widgets are made and closed on the main thread; in between only
+the drawing thread touches them. ipywidgets' `Image`, `HTML`, `IntProgress` and boxes only: they
+are the ones that every front end brings along.
+
+A frame is drawn when records have come since the last, at most every `PERIOD_S`, and never
+more often than keeps the thread below a tenth of one core, for the ranks need the cores.
+"""
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nbdist.client.board import text
+from nbdist.wire import CellInfo, Display
+
+if TYPE_CHECKING:
+    from nbdist.client.board.palette import Theme
+    from nbdist.client.board.view import Telemetry, View
+
+PERIOD_S = 0.3
+SHARE = 0.1  # most of one core that drawing may take
+TABLE_S = 0.6
+SPEAK_S = 5.0  # a screen reader that is told more often never falls silent
+STOP_S = 10.0  # the first use of matplotlib on a machine builds its font cache: seconds
+
+_log = logging.getLogger("nbdist.board")
+
+
+class Slot(Protocol):
+    """A place in the cell's output."""
+
+    def update(self, display: Display) -> None:
+        """Show `display` there instead."""
+
+
+class Slots(Protocol):
+    """The cell's output; nbdist.client.slots.Slots."""
+
+    def open(self, shown: Any) -> Slot:
+        """Show a Display or a widget from now on."""
+
+
+class Live:
+    """The live board of one cell. Made when its first record has come.
+
+    Attributes:
+        ready: Set when `show` has something to show: the first frame, or why there is none.
+        failure: What stopped the drawing, None while all is well.
+    """
+
+    def __init__(self, telemetry: "Telemetry", info: CellInfo, theme: "Theme") -> None:
+        self.ready = threading.Event()
+        self.failure: Exception | None = None
+        self._telemetry, self._info, self._theme = telemetry, info, theme
+        self._stop, self._shown = threading.Event(), threading.Event()
+        self._began = time.monotonic()
+        self._first: tuple[View, bytes] | None = None
+        self._widgets: dict[str, Any] = {}
+        self._slot: Slot | None = None
+        self._table_at = self._spoke_at = -SPEAK_S
+        self._thread = threading.Thread(target=self._run, name="nbdist-board", daemon=True)
+        self._thread.start()
+
+    def show(self, slots: Slots) -> None:
+        """Put the board into the cell's output. Main thread, once, after `ready`."""
+        if self._first is None:
+            self._slot = slots.open(Display({"text/plain": _aside(self.failure)}))
+            return
+        view, png = self._first
+        self._widgets = _make_widgets(png, self._painter.width)
+        self._show_words(view)
+        self._slot = slots.open(self._widgets["box"])
+        self._shown.set()
+
+    def stop(self) -> bool:
+        """End the thread; return whether it ended within `STOP_S`. Main thread."""
+        self._stop.set()
+        self._shown.set()
+        self._thread.join(STOP_S)
+        return not self._thread.is_alive()
+
+    def close(self, last: Display | None) -> None:
+        """Show `last` in the board's place, then let go of the widgets. Main thread."""
+        if self._slot is not None and last is not None:
+            self._slot.update(last)  # first, so that the output does not collapse in between
+        for widget in self._widgets.values():
+            widget.close()
+        self._widgets = {}
+
+    def _run(self) -> None:
+        try:
+            self._load()
+            self.ready.set()
+            self._shown.wait()
+            drawn, cost_s = -1, 0.0
+            while not self._stop.wait(max(PERIOD_S, cost_s / SHARE)):
+                count = self._telemetry.count
+                if count != drawn:
+                    began = time.perf_counter()
+                    self._draw()
+                    drawn, cost_s = count, time.perf_counter() - began
+        except Exception as error:
+            self._step_aside(error)
+        finally:
+            self.ready.set()
+
+    def _load(self) -> None:
+        import ipywidgets  # type: ignore[import-untyped]  # noqa: F401  # so that `show` is quick
+
+        from nbdist.client.board.figure import Painter
+        from nbdist.client.board.view import look
+
+        self._look = look
+        self._painter = Painter(self._theme)
+        view = look(self._telemetry, self._info)
+        self._first = view, self._painter.frame(view)
+
+    def _draw(self) -> None:
+        view = self._look(self._telemetry, self._info)
+        if view.panels or view.split is not None:
+            self._widgets["image"].value = self._painter.frame(view)
+        self._show_words(view)
+
+    def _show_words(self, view: "View") -> None:
+        now = time.monotonic()
+        bar = self._widgets["bar"]
+        if view.total:
+            bar.max, bar.value = view.total, view.first_step
+        bar.layout.display = "" if view.total else "none"
+        self._widgets["progress"].value = text.plain(text.progress(view, now - self._began))
+        if now - self._table_at >= TABLE_S:
+            self._table_at = now
+            self._widgets["table"].value = text.table(view)
+        if now - self._spoke_at >= SPEAK_S:
+            self._spoke_at = now
+            self._widgets["status"].value = text.spoken(text.status(view))
+
+    def _step_aside(self, error: Exception) -> None:
+        self.failure = error
+        _log.error("The board stepped aside; training goes on", exc_info=error)
+        if not self._widgets:
+            self._first = None  # `show` says it
+            return
+        try:
+            self._widgets["status"].value = text.spoken(_aside(error))
+        except Exception as second:
+            _log.warning("The board could not say in its place that it stopped: %r", second)
+
+
+def _aside(error: Exception | None) -> str:
+    return f"The board stepped aside ({type(error).__name__}: {error}); training goes on."
+
+
+def _make_widgets(png: bytes, width: int) -> dict[str, Any]:
+    """Return the board's widgets by name; "box" holds the others."""
+    import ipywidgets
+
+    image = ipywidgets.Image(value=png, format="png", width=width)
+    image.layout.max_width = "100%"
+    image.layout.object_fit = "contain"
+    image.layout.height = "auto"
+    bar = ipywidgets.IntProgress(value=0, min=0, max=1)
+    bar.layout.width = "240px"
+    progress, table, status = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
+    box = ipywidgets.VBox([ipywidgets.HBox([bar, progress]), image, table, status])
+    return {
+        "box": box,
+        "row": box.children[0],
+        "bar": bar,
+        "progress": progress,
+        "image": image,
+        "table": table,
+        "status": status,
+    }

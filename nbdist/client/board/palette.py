@@ -1,0 +1,76 @@
+"""Colours and dashes: told apart with any colour vision, readable on white and on black.
+
+The hues are Matthew Petroff's eight (matplotlib's "petroff8", https://arxiv.org/abs/2107.02270),
+reordered so that the first ranks contrast on both backgrounds, the two palest darkened until
+they are seen on white. A dash pattern goes with each, for colour is never the only sign.
+"""
+
+from dataclasses import dataclass
+
+LINE_COLORS = (
+    "#578dff",
+    "#ff5e02",
+    "#c849a9",
+    "#97975f",
+    "#c91f16",
+    "#3ea6c2",
+    "#3d5bf0",
+    "#787678",
+)
+LINE_DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 1.6), (1.4, 1.4), (6.0, 1.6, 1.4, 1.6))
+
+COMPUTE, COMM, DATA = "#2a9d8f", "#e08e1b", "#8d6cab"
+HATCHES = {"compute": "", "communication": "////", "data": "\\\\\\\\"}
+
+MANY = 8  # more ranks than this are shown as a band, not as one line each
+
+# The grey with the same contrast (4.3) on white and on #111: all that can be done for text
+# when the kernel cannot know the theme.
+MID_GREY = "#797979"
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """What is not data: `background` None is transparent."""
+
+    text: str
+    background: str | None
+
+
+def theme_on(background: str | None) -> Theme:
+    """Return the theme for a background such as "#ffffff"; None for an unknown one."""
+    if background is None:
+        return Theme(MID_GREY, None)
+    return Theme("#3a3a3a" if luminance(background) > 0.18 else "#d0d0d0", background)
+
+
+def theme_named(name: str) -> Theme:
+    """Return the theme for the option's words: auto, light, dark."""
+    return theme_on({"light": "#ffffff", "dark": "#111111"}.get(name))
+
+
+def luminance(color: str) -> float:
+    """Return the relative luminance, 0 (black) to 1 (white), of "#rrggbb" or "#rgb".
+
+    Source: WCAG 2.2, "relative luminance".
+    """
+    digits = color.removeprefix("#")
+    if len(digits) == 3:
+        digits = "".join(2 * d for d in digits)
+    linear = []
+    for i in (0, 2, 4):
+        part = int(digits[i : i + 2], 16) / 255
+        linear.append(part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
+    red, green, blue = linear
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Return WCAG's contrast ratio of two colours, 1 to 21."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def line_style(index: int) -> tuple[str, tuple[float, ...]]:
+    """Return (colour, on-off dash lengths in line widths, empty for solid) of the i-th rank."""
+    return LINE_COLORS[index % len(LINE_COLORS)], LINE_DASHES[index % len(LINE_DASHES)]

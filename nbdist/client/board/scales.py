@@ -1,0 +1,163 @@
+"""Turn long, noisy series into what a few hundred pixels can show.
+
+Pure functions on numpy arrays: `x` and `y` are 1-D float64 of one length, `x` rising; `y` may
+hold nan and inf, for a loss does. R ranks, N points, C pixel columns.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Limits = tuple[float, float]
+
+GROWTH = 1.25  # an axis that must grow grows by a quarter: redrawing axes is the dear part
+SPIKE = 4.0  # a peak beyond this many times the bulk is cut off and marked, else it hides all
+
+
+def decimate(x: Floats, y: Floats, columns: int) -> tuple[Floats, Floats]:
+    """Return at most about `4 * columns` points: the lowest and highest of each bucket.
+
+    A spike one step long survives, which taking every k-th point would lose. Buckets hold a
+    power of two of points, so that a growing series does not shimmer from frame to frame.
+    """
+    n = len(y)
+    if n <= 2 * columns:
+        return x, y
+    size = _bucket_size(n, columns)
+    whole = n // size * size
+    buckets = y[:whole].reshape(-1, size)
+    finite = np.isfinite(buckets)
+    low = np.where(finite, buckets, np.inf).argmin(axis=1)
+    high = np.where(finite, buckets, -np.inf).argmax(axis=1)
+    start = np.arange(len(buckets)) * size
+    picked = np.sort(np.stack([low, high]), axis=0) + start
+    index = np.concatenate([picked.T.ravel(), np.arange(whole, n)])
+    return x[index], y[index]
+
+
+def smooth(y: Floats, window: int) -> Floats:
+    """Return the centred running mean over `window` points, nan where none is finite."""
+    if window <= 1 or len(y) < 3:
+        return y
+    finite = np.isfinite(y)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, y, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    at = np.arange(len(y))
+    left = np.maximum(at - window // 2, 0)
+    right = np.minimum(at + window // 2 + 1, len(y))
+    total, count = sums[right] - sums[left], counts[right] - counts[left]
+    mean: Floats = np.divide(total, count, out=np.full(len(y), np.nan), where=count > 0)
+    return mean
+
+
+def smoothing_window(points: int) -> int:
+    """Return how many points a running mean takes: 1 (no smoothing) for a short series."""
+    return 1 if points < 40 else max(3, points // 30)
+
+
+def bulk_limits(values: list[Floats], include: float | None = None) -> Limits | None:
+    """Return the range worth showing of all `values`: whole, or without rare far spikes.
+
+    The first step of a training sets up connections and takes a hundred times as long as
+    the rest; a linear axis that holds it shows nothing else.
+
+    Args:
+        values: One array a line.
+        include: A value that must be in the range, such as 0 for times.
+
+    Returns:
+        (low, high) with low < high; None when nothing is finite.
+    """
+    if not values:
+        return None
+    everything = np.concatenate(values)
+    everything = everything[np.isfinite(everything)]
+    if not len(everything):
+        return None
+    low, high = float(everything.min()), float(everything.max())
+    if len(everything) >= 20:
+        # partition, not percentile: this runs for every frame.
+        at = int(0.97 * (len(everything) - 1))
+        bulk = float(np.partition(everything, at)[at])
+        if high - low > SPIKE * (bulk - low) > 0:
+            high = low + 1.6 * (bulk - low)
+    if include is not None:
+        low, high = min(low, include), max(high, include)
+    if not high > low:
+        pad = abs(high) * 0.1 or 1.0
+        return low - pad, high + pad
+    return low, high
+
+
+def padded(limits: Limits, floor: float | None = None) -> Limits:
+    """Return `limits` with 6 % of air on both sides, none below `floor` where it is the end."""
+    low, high = limits
+    air = 0.06 * (high - low)
+    return (low if floor is not None and low == floor else low - air), high + air
+
+
+def grown(shown: Limits | None, needed: Limits) -> Limits:
+    """Return the limits to show: as they are while they serve, with a quarter of room if not.
+
+    They serve while all that is needed is inside and it fills at least 40 % of the height.
+    """
+    low, high = needed
+    if shown is None:
+        return needed
+    was_low, was_high = shown
+    fills = (high - low) >= 0.4 * (was_high - was_low)
+    if was_low <= low and high <= was_high and fills:
+        return shown
+    room = (GROWTH - 1.0) * (high - low)
+    new_low = low - room if low < was_low and low != 0.0 else max(low, min(was_low, low))
+    new_high = high + room if high > was_high else high
+    return new_low, new_high
+
+
+def band(lines: list[tuple[Floats, Floats]], columns: int) -> tuple[Floats, Floats]:
+    """Return where many ranks lie together, by step.
+
+    Args:
+        lines: (x, y) a rank; x are whole numbers (steps).
+        columns: Most columns to return.
+
+    Returns:
+        x of shape (C,), and (5, C): the lowest of all ranks, their 10th percentile, median and
+        90th percentile, and the highest; nan where no rank has a finite value.
+    """
+    first = min(x[0] for x, _ in lines)
+    last = max(x[-1] for x, _ in lines)
+    length = int(last - first) + 1
+    size = _bucket_size(length, columns) if length > columns else 1
+    width = math.ceil(length / size)
+    low = np.full((len(lines), width), np.nan)
+    middle, high = low.copy(), low.copy()
+    for row, (x, y) in enumerate(lines):
+        dense = np.full(width * size, np.nan)
+        dense[(x - first).astype(np.intp)] = np.where(np.isfinite(y), y, np.nan)
+        cells = dense.reshape(width, size)
+        low[row], high[row] = np.fmin.reduce(cells, axis=1), np.fmax.reduce(cells, axis=1)
+        middle[row] = smooth(dense, size)[size // 2 :: size] if size > 1 else dense
+    x_C = first + np.arange(width) * size + (size - 1) / 2
+    inner = _percentiles(middle, (0.1, 0.5, 0.9))
+    return x_C, np.stack([np.fmin.reduce(low), *inner, np.fmax.reduce(high)])
+
+
+def _percentiles(y_RC: Floats, shares: tuple[float, ...]) -> list[Floats]:
+    """Return percentiles over ranks, ignoring nan: np.nanpercentile takes 30 times as long."""
+    ordered = np.sort(y_RC, axis=0)  # nan sorts last
+    last = np.maximum(np.isfinite(ordered).sum(axis=0) - 1, 0)
+    columns = np.arange(y_RC.shape[1])
+    found = []
+    for share in shares:
+        at = share * last
+        below, above = np.floor(at).astype(np.intp), np.ceil(at).astype(np.intp)
+        part = at - below
+        found.append((1 - part) * ordered[below, columns] + part * ordered[above, columns])
+    return found
+
+
+def _bucket_size(points: int, columns: int) -> int:
+    return 1 << max(0, math.ceil(math.log2(points / columns)))
