@@ -1,27 +1,22 @@
 """`nbdist.loader`: torch's DataLoader, with every sample once an epoch whatever the ranks.
 
-    order   a permutation of the samples from (seed, epoch) alone
-    cut     into global batches of `global_batch`; a remainder smaller than the number of ranks
-            joins the batch before, so that no rank is ever without a sample
-    part    of a batch for each rank: contiguous, sizes differ by at most one
-
-Nothing in this depends on a rank but which part it takes, so the same global batches come on any
-number of ranks, and the position is one number: samples *consumed* by all ranks together. Workers
-fetch ahead, so the position counts what the loop was given, not what was fetched.
+The samples' order follows from (seed, epoch) alone and is cut into global batches as `batches`
+says. Nothing in this depends on a rank but which part it takes, so the same global batches come
+on any number of ranks, and the position is one number: samples *consumed* by all ranks together.
+Workers fetch ahead, so the position counts what the loop was given, not what was fetched.
 
 Threads: the loop's. The position is kept by the iterator that the loop drives.
 """
 
-import hashlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from nbdist.engine.batches import Shard, cut, mix, part
 from nbdist.errors import UsageError
 
 T = TypeVar("T")
@@ -37,14 +32,6 @@ _OURS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Which part of every batch is this rank's: `index` of `count`."""
-
-    index: int
-    count: int
-
-
 def data_shard() -> Shard:
     """Return this rank's shard of the data: over all ranks, for dp and fsdp cut batches alike.
 
@@ -53,47 +40,6 @@ def data_shard() -> Shard:
     if dist.is_available() and dist.is_initialized():
         return Shard(dist.get_rank(), dist.get_world_size())
     return Shard(0, 1)
-
-
-def cut(samples: int, start: int, global_batch: int, ranks: int, drop_last: bool) -> list[int]:
-    """Return the ends of the batches that cover `range(start, samples)`.
-
-    Args:
-        samples: How many samples an epoch has.
-        start: How many are consumed already; not a multiple of `global_batch` when the epoch
-            was begun with another size.
-        global_batch: Samples in a batch, over all ranks.
-        ranks: A last batch with fewer samples than this joins the one before. Where there is
-            none before (only after a resume on more ranks) it is left out, and a warning says so.
-        drop_last: Leave out a last batch that is not full.
-    """
-    ends = list(range(start + global_batch, samples + 1, global_batch))
-    rest = samples - (ends[-1] if ends else start)
-    if rest and not drop_last:
-        if rest >= ranks:
-            ends.append(samples)
-        elif ends:
-            ends[-1] = samples
-    return ends
-
-
-def part(start: int, end: int, shard: Shard) -> range:
-    """Return the positions of one rank in the batch `range(start, end)`.
-
-    The first `(end - start) % count` ranks have one sample more than the others.
-    """
-    base, extra = divmod(end - start, shard.count)
-    first = start + shard.index * base + min(shard.index, extra)
-    return range(first, first + base + (shard.index < extra))
-
-
-def mix(*numbers: int) -> int:
-    """Return a seed for torch (63 bits) from several numbers; all of them matter.
-
-    A sum would not do: seed 0 in epoch 1 would be seed 1 in epoch 0.
-    """
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 class _Batches:
@@ -156,7 +102,7 @@ class Loader(DataLoader[T]):
             # Workers take their seeds from it. The default generator is seeded alike on all
             # ranks, and would make all of them augment alike.
             options["generator"] = torch.Generator()
-        super().__init__(dataset, batch_sampler=batches, **options)  # type: ignore[arg-type]
+        super().__init__(dataset, batch_sampler=batches, **options)
 
     @property
     def epoch(self) -> int:
@@ -173,7 +119,7 @@ class Loader(DataLoader[T]):
         """Batches that the running loop is still to be given, or that the next one will be."""
         return len(self._batches.ends(self._consumed))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Begin the next epoch, or go on with the one whose state was loaded."""
         if not self._is_resumed:
             if self._given > 1:

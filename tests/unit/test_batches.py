@@ -1,0 +1,66 @@
+"""Every sample once: the cut of an epoch and of a batch, for all sizes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.engine.batches import Shard, cut, mix, part
+
+RANKS = st.integers(1, 9)
+
+
+def all_parts(ends: list[int], start: int, ranks: int) -> list[list[range]]:
+    """Return the parts of each batch, by batch and rank."""
+    starts = [start, *ends[:-1]]
+    return [
+        [part(a, b, Shard(rank, ranks)) for rank in range(ranks)]
+        for a, b in zip(starts, ends, strict=True)
+    ]
+
+
+@given(samples=st.integers(0, 200), extra=st.integers(0, 20), ranks=RANKS)
+def test_every_sample_comes_once_and_no_rank_is_without(
+    samples: int, extra: int, ranks: int
+) -> None:
+    samples += ranks
+    batches = all_parts(cut(samples, 0, ranks + extra, ranks, drop_last=False), 0, ranks)
+    seen = [i for parts in batches for positions in parts for i in positions]
+    assert seen == list(range(samples))
+    for parts in batches:
+        sizes = [len(positions) for positions in parts]
+        assert min(sizes) >= 1
+        assert max(sizes) - min(sizes) <= 1
+
+
+@given(samples=st.integers(1, 200), batch=st.integers(1, 20), ranks=RANKS)
+def test_dropping_the_last_leaves_only_full_batches(samples: int, batch: int, ranks: int) -> None:
+    ends = cut(samples, 0, batch, ranks, drop_last=True)
+    assert ends == list(range(batch, samples + 1, batch))
+
+
+@given(data=st.data(), samples=st.integers(10, 200), batch=st.integers(9, 30), ranks=RANKS)
+def test_a_resume_on_other_ranks_gives_the_rest_of_the_same_batches(
+    data: st.DataObject, samples: int, batch: int, ranks: int
+) -> None:
+    before = cut(samples, 0, batch, ranks, drop_last=False)
+    at = data.draw(st.integers(0, len(before)))
+    start = before[at - 1] if at else 0
+    others = data.draw(RANKS)
+    after = cut(samples, start, batch, others, drop_last=False)
+    full = [end for end in before[at:] if end % batch == 0 and samples - end >= max(ranks, others)]
+    assert after[: len(full)] == full
+    left_out = samples - (after[-1] if after else start)
+    assert left_out == 0 or (not after and left_out < others)
+
+
+def test_a_remainder_smaller_than_the_ranks_joins_the_batch_before() -> None:
+    assert cut(23, 0, 10, 4, drop_last=False) == [10, 23]
+    assert cut(24, 0, 10, 4, drop_last=False) == [10, 20, 24]
+
+
+def test_a_seed_depends_on_every_number_and_on_their_order() -> None:
+    assert len({mix(0, 1), mix(1, 0), mix(0, 1, 0), mix(1, 1), mix(0, 0)}) == 5
+    assert all(0 <= mix(i, i) < 2**63 for i in range(1000))
+
+
+def test_a_seed_is_the_same_on_every_machine() -> None:
+    assert mix(0, 1) == 9017893900260303862

@@ -1,0 +1,50 @@
+"""Closed formulas, against what was measured on a loopback by bytes."""
+
+import pytest
+
+from nbdist.engine.layout.cost import ModelSize, human, resident_bytes, sent_bytes
+from nbdist.engine.layout.mesh import MeshShape
+
+SIZE = ModelSize(3_263_000, 3_263_000, block_bytes=3_163_000, parameters=815_872)
+
+
+@pytest.mark.parametrize(
+    ("shape", "backend", "times_p"),
+    [
+        (MeshShape(dp=2), "gloo", 1.0),
+        (MeshShape(dp=4), "nccl", 1.5),
+        (MeshShape(fsdp=2, reshard_after_forward=False), "nccl", 1.0),
+        (MeshShape(fsdp=2, reshard_after_forward=False), "gloo", 1.5),
+        (MeshShape(fsdp=4, reshard_after_forward=False), "gloo", 2.25),
+        (MeshShape(), "gloo", 0.0),
+    ],
+)
+def test_a_step_sends_what_the_ring_needs(shape: MeshShape, backend: str, times_p: float) -> None:
+    assert sent_bytes(SIZE, shape, backend) == pytest.approx(times_p * SIZE.parameter_bytes)
+
+
+def test_zero3_gathers_blocks_twice_and_the_root_once() -> None:
+    shape = MeshShape(fsdp=2)
+    once = sent_bytes(SIZE, MeshShape(fsdp=2, reshard_after_forward=False), "gloo")
+    assert sent_bytes(SIZE, shape, "gloo") - once == pytest.approx(SIZE.block_bytes / 2)
+
+
+def test_replicas_of_shards_average_only_their_shard() -> None:
+    both = sent_bytes(SIZE, MeshShape(dp=2, fsdp=2), "gloo")
+    inside = sent_bytes(SIZE, MeshShape(fsdp=2), "gloo")
+    assert both - inside == pytest.approx(SIZE.gradient_bytes / 2)
+
+
+def test_shards_divide_what_a_rank_keeps_and_replicas_do_not() -> None:
+    assert resident_bytes(SIZE, MeshShape(dp=4)) == 2 * SIZE.parameter_bytes
+    assert resident_bytes(SIZE, MeshShape(dp=2, fsdp=2)) == SIZE.parameter_bytes
+
+
+def test_bytes_read_in_powers_of_ten() -> None:
+    assert [human(n) for n in (0, 999, 815_872, 3.3e6, 7e12)] == [
+        "0 B",
+        "999 B",
+        "815.9 kB",
+        "3.3 MB",
+        "7.0 TB",
+    ]

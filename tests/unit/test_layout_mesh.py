@@ -1,0 +1,137 @@
+"""The layout's text: what it asks for, and what is refused in which words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.engine.layout.mesh import AXES, MeshShape, parse
+from nbdist.errors import LayoutError
+
+
+def refusal(text: str, world_size: int) -> str:
+    with pytest.raises(LayoutError) as caught:
+        parse(text, world_size)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "shape"),
+    [
+        ("ddp", 4, MeshShape(dp=4)),
+        ("dp=4", 4, MeshShape(dp=4)),
+        ("dp=-1", 3, MeshShape(dp=3)),
+        ("zero3", 2, MeshShape(fsdp=2)),
+        ("fsdp", 2, MeshShape(fsdp=2)),
+        ("fsdp=2", 2, MeshShape(fsdp=2)),
+        ("zero2", 2, MeshShape(fsdp=2, reshard_after_forward=False)),
+        ("fsdp=2 zero2", 2, MeshShape(fsdp=2, reshard_after_forward=False)),
+        ("dp=2 fsdp=-1", 8, MeshShape(dp=2, fsdp=4)),
+        ("dp=2 zero3", 8, MeshShape(dp=2, fsdp=4)),
+        ("pp=2 fsdp=2 tp=2", 8, MeshShape(pp=2, fsdp=2, tp=2)),
+        (" DP=2,  tp=-1 ", 4, MeshShape(dp=2, tp=2)),
+        ("ddp", 1, MeshShape()),
+    ],
+)
+def test_a_layout_reads_as_its_mesh(text: str, ranks: int, shape: MeshShape) -> None:
+    assert parse(text, ranks) == shape
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "name"),
+    [
+        ("dp=4", 4, "ddp"),
+        ("fsdp=4", 4, "zero3"),
+        ("zero2", 4, "zero2"),
+        ("fsdp=2 dp=2", 4, "dp=2 fsdp=2"),
+        ("dp=2 zero2", 4, "dp=2 fsdp=2 zero2"),
+        ("tp=2 pp=2", 4, "pp=2 tp=2"),
+    ],
+)
+def test_the_canonical_name_is_the_one_people_know(text: str, ranks: int, name: str) -> None:
+    assert parse(text, ranks).name == name
+
+
+@given(sizes=st.fixed_dictionaries({axis: st.integers(1, 3) for axis in AXES}), keep=st.booleans())
+def test_a_canonical_name_reads_back_as_the_same_mesh(sizes: dict[str, int], keep: bool) -> None:
+    reshard = True if sizes["fsdp"] == 1 else keep
+    shape = MeshShape(**sizes, reshard_after_forward=reshard)
+    assert parse(shape.name, shape.world_size) == shape
+
+
+def test_axes_are_ordered_outermost_first_whatever_the_text() -> None:
+    assert list(parse("tp=2 fsdp=2 pp=2", 8).axes) == ["pp", "fsdp", "tp"]
+
+
+def test_a_single_rank_still_has_an_axis() -> None:
+    assert parse("zero3", 1).axes == {"dp": 1}
+
+
+def test_too_few_ranks_name_both_numbers_and_the_fix() -> None:
+    assert refusal("dp=3 tp=2", 8) == (
+        "dp=3 x tp=2 needs 6 ranks, and this cluster has 8.\n"
+        "Why: the product of all degrees must equal the world size\n"
+        'Do:  let nbdist fill one in: "dp=-1 tp=2" gives dp=4'
+    )
+
+
+def test_a_fill_in_is_sought_on_every_axis() -> None:
+    assert '"dp=2 fsdp=-1" gives fsdp=4' in refusal("dp=2 fsdp=3", 8)
+
+
+def test_no_fill_in_is_promised_where_none_works() -> None:
+    assert "divisors of 4" in refusal("dp=3 fsdp=3", 4)
+
+
+def test_the_rest_must_be_a_whole_number() -> None:
+    text = refusal("dp=3 fsdp=-1", 4)
+    assert "dp=3 does not divide the 4 ranks" in text
+    assert "1, 2, 4" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "near"), [("zeor3", "zero3"), ("fdsp=2", "fsdp"), ("zero", "zero"), ("pd=2", "d")]
+)
+def test_an_unknown_word_is_answered_with_the_nearest_right_one(text: str, near: str) -> None:
+    word = text.partition("=")[0]
+    assert f'"{word}" is no word of a layout. Did you mean "' in refusal(text, 2)
+    assert near in refusal(text, 2)
+
+
+def test_a_word_like_no_other_is_answered_with_all_of_them() -> None:
+    assert "axes are dp, fsdp, tp, cp and pp" in refusal("quantum", 2)
+
+
+@pytest.mark.parametrize("text", ["", "  ", ","])
+def test_an_empty_layout_is_refused_with_an_example(text: str) -> None:
+    assert 'such as "ddp"' in refusal(text, 2)
+
+
+@pytest.mark.parametrize("text", ["dp=0", "dp=-2", "dp=two", "dp=1.5", "dp="])
+def test_a_size_is_a_whole_number_or_minus_one(text: str) -> None:
+    assert "a size is 1 or more, or -1" in refusal(text, 2)
+
+
+def test_an_axis_without_a_size_is_refused_with_the_rest() -> None:
+    assert '"dp=-1" takes the rest' in refusal("dp", 2)
+
+
+def test_an_axis_given_twice_is_refused() -> None:
+    assert "given twice" in refusal("dp=2 dp=2", 4)
+
+
+def test_two_open_axes_are_refused() -> None:
+    assert "both take the rest" in refusal("dp=-1 fsdp=-1", 4)
+    assert "both take the rest" in refusal("ddp zero3", 4)
+
+
+def test_a_name_takes_no_size_and_says_which_axis_does() -> None:
+    assert '"fsdp=4 zero2"' in refusal("zero2=4", 4)
+
+
+def test_zero2_and_zero3_at_once_are_refused() -> None:
+    assert "at once" in refusal("zero2 zero3", 4)
+
+
+def test_zero1_is_known_and_says_what_works_today() -> None:
+    assert '"zero1" comes with a later version' in refusal("zero1", 2)
+    assert '"zero2"' in refusal("zero1", 2)
