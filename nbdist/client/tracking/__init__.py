@@ -1,0 +1,30 @@
+"""Track training in MLflow: one run a training cell, for all its ranks.
+
+    run     what the session calls: a Tracker, a TrackedRun a cell      (kernel)
+    series  records in, points out                                      (pure)
+    spool   a run on disk, as operations                                (both processes)
+    ship    sends the spool to MLflow                                   (a process of its own)
+    shipper starts, watches and ends that process                       (kernel)
+    runs    `%dist runs`                                                (kernel)
+    ui      `%dist ui`                                                  (kernel)
+
+Only `ship` imports mlflow, so importing this package costs milliseconds.
+"""
+
+from nbdist.client.tracking.run import RunLink, TrackedRun, Tracker
+from nbdist.client.tracking.runs import RunRow, RunsTable, runs, runs_table
+from nbdist.client.tracking.shipper import sync, wait_until_sent
+from nbdist.client.tracking.ui import start_ui
+
+__all__ = [
+    "RunLink",
+    "RunRow",
+    "RunsTable",
+    "TrackedRun",
+    "Tracker",
+    "runs",
+    "runs_table",
+    "start_ui",
+    "sync",
+    "wait_until_sent",
+]

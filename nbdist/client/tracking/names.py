@@ -1,0 +1,84 @@
+"""Name things the way MLflow accepts and people can compare: metrics, params, runs; hide secrets.
+
+Ranks are padded (`rank_loss/00`), for MLflow's cards sort as text. Units ride in the names.
+Limits of MLflow 3 (mlflow/utils/validation.py): keys of 250 characters, params of 6000.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+
+KEY_LENGTH = 250
+VALUE_LENGTH = 1000
+RUN_NAME_LENGTH = 80
+
+_ILLEGAL = re.compile(r"[^\w.\-/ :]", re.ASCII)
+_SECRET_KEY = re.compile(
+    r"(?i)(secret|passw|passwd|pwd$|credential|api_?key|access_?key|private_?key|auth"
+    r"|(^|_)token$|_token_|^hf_?token)"
+)
+_SECRET_FORMS = (
+    re.compile(r"\b(?:hf|ghp|gho|ghs|glpat|dapi|xox[abp])[_-]?[A-Za-z0-9_-]{16,}"),
+    re.compile(r"\bgithub_pat_[A-Za-z0-9_]{20,}"),
+    re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"),
+    re.compile(r"\bAKIA[0-9A-Z]{16}\b"),
+    re.compile(r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}"),
+    re.compile(r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)"),
+)
+HIDDEN = "(hidden)"
+
+
+def metric_name(name: str) -> str:
+    """Return `name` as MLflow takes it: illegal characters become `_`, at most 250 of them."""
+    clean = _ILLEGAL.sub("_", name).strip().strip("/")[:KEY_LENGTH].rstrip()
+    # MLflow refuses names that a path would read differently, such as "a//b" or "../a".
+    clean = posixpath.normpath(clean) if clean else "_"
+    return clean.replace("..", "_") if clean != "." else "_"
+
+
+def rank_metric(quantity: str, rank: int) -> str:
+    """Return the name of a rank's series: `rank_metric("loss", 3)` is `rank_loss/03`."""
+    return f"rank_{quantity}/{rank:02d}"
+
+
+def hide_secrets(text: str) -> str:
+    """Return `text` without what has the form of a known token or of a password in a URL."""
+    for form in _SECRET_FORMS:
+        text = form.sub(HIDDEN, text)
+    return text
+
+
+def params_of(values: Mapping[str, object]) -> dict[str, str]:
+    """Return `values` as MLflow params: text, cut to 1000 characters, secrets hidden."""
+    return {
+        metric_name(key): HIDDEN if _SECRET_KEY.search(key) else _short(value)
+        for key, value in values.items()
+    }
+
+
+def _short(value: object) -> str:
+    text = hide_secrets(f"{value:g}" if isinstance(value, float) else str(value))
+    return text if len(text) <= VALUE_LENGTH else text[: VALUE_LENGTH - 1] + "…"
+
+
+def merge_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return one value a fact: what all ranks say, or their different answers in rank order."""
+    answers: dict[str, list[str]] = {}
+    for of_rank in facts:
+        for key, value in of_rank.items():
+            known = answers.setdefault(key, [])
+            if value not in known:
+                known.append(value)
+    return {key: ", ".join(values) for key, values in answers.items()}
+
+
+def run_name(layout: str, world_size: int, params: Mapping[str, object]) -> str:
+    """Return a name that says what differs from other runs, as `ddp-w2-lr0.03`.
+
+    The name is the text of the legend in MLflow's charts, so it stays short and has no spaces.
+    """
+    parts = [layout.replace("=", ""), f"w{world_size}"]
+    for key, value in params_of(params).items():
+        if value != HIDDEN and len(value) <= 20:
+            parts.append(f"{key}{value}")
+    return re.sub(r"[^\w.+]+", "-", "-".join(p for p in parts if p)).strip("-")[:RUN_NAME_LENGTH]

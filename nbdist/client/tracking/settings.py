@@ -1,0 +1,71 @@
+"""Decide where runs go, and with which environment MLflow's processes start."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+DATABASE = "mlflow.db"
+
+
+def tracking_uri(folder: Path, uri: str | None, environment: Mapping[str, str]) -> str:
+    """Return the tracking URI: the one asked for, MLFLOW_TRACKING_URI, or our own database.
+
+    A relative SQLite path is made absolute now: the kernel may change its folder later, and the
+    run must find the same file when it is sent.
+    """
+    chosen = uri or environment.get("MLFLOW_TRACKING_URI") or ""
+    if not chosen:
+        return own_database(folder)
+    prefix = "sqlite:///"
+    if chosen.startswith(prefix) and not chosen.startswith(prefix + "/"):
+        return prefix + str(Path(chosen.removeprefix(prefix)).absolute())
+    return chosen.rstrip("/")
+
+
+def own_database(folder: Path) -> str:
+    """Return the URI of the SQLite file in the private folder."""
+    return f"sqlite:///{folder.absolute() / DATABASE}"
+
+
+def own_artifacts(folder: Path, uri: str, experiment: str) -> str | None:
+    """Return where an experiment's files go if its runs go to our own database, else None."""
+    if uri != own_database(folder):
+        return None
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in experiment).lstrip(".")
+    return (folder.absolute() / "artifacts" / (name or "_")).as_uri()
+
+
+def is_server(uri: str) -> bool:
+    """Return whether `uri` names a running MLflow server, which has a UI of its own."""
+    return uri.startswith(("http://", "https://"))
+
+
+def shown_uri(uri: str) -> str:
+    """Return `uri` for people: without the password it may hold."""
+    parts = urlsplit(uri)
+    if "@" not in parts.netloc:
+        return uri
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def mlflow_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a process that runs MLflow: telemetry off unless turned on.
+
+    The user turns it on with MLFLOW_DISABLE_TELEMETRY=false.
+    """
+    own = dict(environment)
+    if "MLFLOW_DISABLE_TELEMETRY" not in own:
+        own["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        own.setdefault("DO_NOT_TRACK", "true")
+    # One attempt a call: we repeat calls ourselves, at our own pace. MLflow's seven attempts
+    # with back-off block for four minutes.
+    own["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+    own.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
+    own["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"
+    own["GIT_PYTHON_REFRESH"] = "quiet"
+    home = str(Path(__file__).resolve().parents[3])
+    paths = own.get("PYTHONPATH", "").split(os.pathsep)
+    if home not in paths:
+        own["PYTHONPATH"] = os.pathsep.join([home, *filter(None, paths)])
+    return own

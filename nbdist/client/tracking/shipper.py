@@ -1,0 +1,143 @@
+"""Start, watch and end the process that sends runs to MLflow; the kernel's side of `ship`."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from nbdist.client.tracking.folder import make_private_folder, open_private
+from nbdist.client.tracking.settings import mlflow_environment
+from nbdist.client.tracking.spool import SpooledRun, spooled_runs
+
+_MOST_LOG_BYTES = 1_000_000
+_MOST_FAILURES = 3
+_COMMAND = (sys.executable, "-m", "nbdist.client.tracking.ship")
+
+
+class ShippingProcess:
+    """One process that sends the runs of one private folder while this kernel lives.
+
+    Methods are called by one thread at a time: the tracker's writer while a cell runs, the main
+    thread otherwise. None of them waits, except `close`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failures = 0
+
+    def ensure(self) -> None:
+        """Start the process unless it runs; after three crashes it is left alone."""
+        if self._process is not None:
+            code = self._process.poll()
+            if code is None:
+                return
+            self._release()
+            self._failures = self._failures + 1 if code else 0
+        if self._failures >= _MOST_FAILURES:
+            return
+        with open_log(self._folder, "tracking.log") as log:
+            self._process = subprocess.Popen(
+                [*_COMMAND, str(self._folder), "--kernel", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=mlflow_environment(os.environ),
+                # Jupyter interrupts the kernel's whole process group.
+                start_new_session=True,
+            )
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the process crashed so often that it is not started any more."""
+        return self._failures >= _MOST_FAILURES
+
+    def close(self, timeout_s: float) -> None:
+        """Let the process send what it can within `timeout_s`; it is gone when this returns."""
+        if self._process is None:
+            return
+        with contextlib.suppress(BrokenPipeError):  # it has ended already
+            assert self._process.stdin is not None
+            self._process.stdin.write(f"{timeout_s}\n".encode())
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout_s + 0.5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(5)
+        self._release()
+
+    def _release(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._process = None
+
+
+def open_log(folder: Path, name: str) -> IO[bytes]:
+    """Open a log of the private folder to append to; one that has grown large begins anew."""
+    logs = make_private_folder(folder) / "logs"
+    logs.mkdir(mode=0o700, exist_ok=True)
+    path = logs / name
+    if path.exists() and path.stat().st_size > _MOST_LOG_BYTES:
+        path.unlink()
+    return open_private(path)
+
+
+def unsent(folder: Path) -> list[SpooledRun]:
+    """Return the runs that MLflow does not have whole, newest first."""
+    return [run for run in spooled_runs(folder) if run.ops.exists() and not run.state().is_done]
+
+
+def wait_until_sent(folder: Path, timeout_s: float) -> bool:
+    """Wait until MLflow has every ended run of `folder`; return whether it has.
+
+    Ends early when the shipping process has said that MLflow does not answer.
+    """
+    deadline = time.monotonic() + timeout_s
+    while waiting := [run for run in unsent(folder) if not run.is_owned()]:
+        if time.monotonic() > deadline or all(run.state().error for run in waiting):
+            return False
+        time.sleep(0.05)  # a file of another process; there is no event to wait for
+    return True
+
+
+def sync(folder: Path, timeout_s: float = 300.0) -> str:
+    """Send what the spool still holds; return one sentence that says what came of it."""
+    before = [run for run in unsent(folder) if not run.is_owned()]
+    if not before:
+        return "MLflow has all runs."
+    with open_log(folder, "tracking.log") as log:
+        process = subprocess.Popen(
+            [*_COMMAND, str(folder), "--drain"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=mlflow_environment(os.environ),
+            start_new_session=True,
+        )
+    with process:
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            output = b""
+        finally:
+            # Also on an interrupt: what has been sent is written down, the rest stays.
+            process.kill()
+    sent = json.loads(output or b"{}").get("sent", 0)
+    kept = [run for run in unsent(folder) if not run.is_owned()]
+    if not kept:
+        return f"{_count(len(before), 'run')} sent to MLflow ({_count(sent, 'point')})."
+    why = next((run.state().error for run in kept if run.state().error), "")
+    return (
+        f"{_count(len(kept), 'run')} stay in {folder.name}/spool, for MLflow did not take all"
+        f" within {timeout_s:g} s{f' ({why})' if why else ''}. %dist runs --sync tries again."
+    )
+
+
+def _count(n: int, thing: str) -> str:
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"

@@ -1,0 +1,276 @@
+"""Keep every run on disk first, as operations that are sent to MLflow later, or never.
+
+A run is a folder `<private folder>/spool/<key>/`; keys sort by time. Two processes write into it,
+each into its own files:
+
+- the kernel appends to `ops.jsonl`, one operation a line, replaces `summary.json`, and holds
+  `owner.lock` as long as the run goes on: the run of a dead kernel is one whose lock is free;
+- the shipping process replaces `state.json`: how far it has come, and in which MLflow run.
+
+The first line is `begin`. Then come rows of metrics, `[time_ms, step, {key: value}]`, for they are
+many, and objects with an `op`: `params`, `tags`, `file` (its bytes lie in `files/`), `end`. What is
+sent twice is stored once, for time, step and value are always those of the record.
+
+When all has been sent, `ops.jsonl` and `files/` go; the summary stays, for `%dist runs`.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from nbdist.client.tracking.folder import (
+    is_locked,
+    open_private,
+    read_json,
+    try_lock,
+    write_private,
+)
+from nbdist.client.tracking.series import Point
+
+VERSION = 1
+MOST_POINTS = 1000  # MLflow's limit for one log_batch
+MOST_ENTRIES = 100  # ... and for its params and tags
+_KEPT_SUMMARIES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What is known when a run begins.
+
+    `uri` names the tracking server or database, `artifacts` the place for the experiment's files
+    where the client chooses it (None: the server's business). `continues` is the key of the run in
+    this spool that this one goes on with; `resume` asks for the newest run of that name, which
+    may only be on the server.
+    """
+
+    key: str
+    uri: str
+    experiment: str
+    name: str
+    time_ms: int
+    artifacts: str | None = None
+    continues: str | None = None
+    resume: bool = False
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class State:
+    """How far the shipping process has come with a run.
+
+    `offset` counts bytes of `ops.jsonl` that MLflow has; `creating` is set while a run is asked
+    for, so that an answer that got lost does not make a second one. `error` is why the last
+    attempt failed, empty when it did not. `refused` counts points and entries MLflow will never
+    take. `first_step` is added to steps when only the server knew the run that is continued.
+    """
+
+    offset: int = 0
+    run_id: str = ""
+    experiment_id: str = ""
+    creating: bool = False
+    first_step: int = 0
+    sent: int = 0
+    refused: int = 0
+    why_refused: str = ""
+    error: str = ""
+    is_done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next operations that may travel together, and where in the file they end.
+
+    At most one of `file` and `end` is set, and then the rest is empty.
+    """
+
+    points: list[Point] = field(default_factory=list)
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    file: str = ""
+    end: dict[str, Any] | None = None
+    offset: int = 0
+    damaged: int = 0
+
+
+class SpoolWriter:
+    """The kernel's side of one run. Every method may raise OSError; used by one thread."""
+
+    def __init__(self, spool: Path, begin: Begin) -> None:
+        self.folder = spool / begin.key
+        # Made under another name first: whoever finds the run finds it locked and begun.
+        draft = spool / f".{begin.key}"
+        (draft / "files").mkdir(mode=0o700, parents=True)
+        for folder in (spool, draft):
+            folder.chmod(0o700)
+        self._held = contextlib.ExitStack()
+        self._held.enter_context(try_lock(draft / "owner.lock"))
+        self._ops = self._held.enter_context(open_private(draft / "ops.jsonl"))
+        self._write({"op": "begin", "version": VERSION} | asdict(begin))
+        self._ops.flush()
+        os.rename(draft, self.folder)
+
+    def points(self, points: Iterable[Point]) -> None:
+        """Append rows of metrics."""
+        for point in points:
+            self._write([point.time_ms, point.step, point.values])
+
+    def params(self, values: Mapping[str, str]) -> None:
+        """Append params; a param has one value for ever."""
+        self._write({"op": "params", "values": dict(values)})
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Append tags; a later value replaces an earlier one."""
+        self._write({"op": "tags", "values": dict(values)})
+
+    def file(self, name: str, content: bytes) -> None:
+        """Keep an artifact; `name` is a plain file name."""
+        write_private(self.folder / "files" / name, content)
+        self._write({"op": "file", "name": name})
+
+    def end(self, status: str, time_ms: int) -> None:
+        """Append the last operation; `status` is MLflow's."""
+        self._write({"op": "end", "status": status, "time_ms": time_ms})
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Replace what `%dist runs` shows of this run."""
+        write_private(self.folder / "summary.json", json.dumps(values).encode())
+
+    def flush(self, to_disk: bool = False) -> None:
+        """Hand what was written to the operating system, and to the disk if asked."""
+        self._ops.flush()
+        if to_disk:
+            os.fsync(self._ops.fileno())
+
+    def close(self) -> None:
+        """Flush, close, and let go of the run."""
+        self._held.close()
+
+    def _write(self, row: object) -> None:
+        self._ops.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+
+
+class SpooledRun:
+    """One run's folder, for those who read it and for the one who ships it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ops = folder / "ops.jsonl"
+
+    @property
+    def key(self) -> str:
+        """The run's key; keys sort by time."""
+        return self.folder.name
+
+    def begin(self) -> Begin | None:
+        """Return the first line; None when it was never written whole or is of another version."""
+        try:
+            with self.ops.open("rb") as file:
+                row = json.loads(file.readline())
+        except (FileNotFoundError, ValueError):
+            return None
+        if row.get("op") != "begin" or row.get("version") != VERSION:
+            return None
+        return Begin(**{f.name: row[f.name] for f in fields(Begin) if f.name in row})
+
+    def state(self) -> State:
+        """Return how far the shipping process has come."""
+        saved = read_json(self.folder / "state.json")
+        return State(**{f.name: saved[f.name] for f in fields(State) if f.name in saved})
+
+    def save(self, state: State) -> None:
+        """Write down how far we have come; the shipping process alone calls this."""
+        write_private(self.folder / "state.json", json.dumps(asdict(state)).encode())
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the kernel last told of the run; empty when it told nothing yet."""
+        return read_json(self.folder / "summary.json")
+
+    def is_owned(self) -> bool:
+        """Return whether the kernel that writes this run is alive and still writing."""
+        return is_locked(self.folder / "owner.lock")
+
+    def unsent_bytes(self) -> int:
+        """Return how much of the run MLflow does not have yet."""
+        if not self.ops.exists():
+            return 0
+        return self.ops.stat().st_size - self.state().offset
+
+    def read(self, offset: int, most_points: int = MOST_POINTS) -> Chunk:
+        """Return the operations that follow byte `offset`, as many as may travel together.
+
+        A last line without its end is still being written and is left for the next call.
+        """
+        points: list[Point] = []
+        entries: dict[str, dict[str, str]] = {"params": {}, "tags": {}}
+        count = damaged = 0
+        with self.ops.open("rb") as file:
+            file.seek(offset)
+            while line := file.readline():
+                if not line.endswith(b"\n"):
+                    break
+                row = _parse(line)
+                kind = row.get("op") if isinstance(row, dict) else None
+                if isinstance(row, Point):
+                    if count and count + len(row.values) > most_points:
+                        break
+                    points.append(row)
+                    count += len(row.values)
+                elif kind in entries:
+                    if len(entries[kind]) + len(row["values"]) > MOST_ENTRIES and entries[kind]:
+                        break
+                    entries[kind] |= row["values"]
+                elif kind in ("file", "end"):
+                    if count or any(entries.values()):
+                        break
+                    end_of_line = offset + len(line)
+                    if kind == "file":
+                        return Chunk(file=row["name"], offset=end_of_line, damaged=damaged)
+                    return Chunk(end=row, offset=end_of_line, damaged=damaged)
+                elif kind != "begin":
+                    damaged += 1
+                offset += len(line)
+        return Chunk(points, entries["params"], entries["tags"], offset=offset, damaged=damaged)
+
+    def drop_content(self) -> None:
+        """Remove what MLflow has by now; state and summary stay."""
+        shutil.rmtree(self.folder / "files", ignore_errors=True)
+        self.ops.unlink(missing_ok=True)
+
+
+def _parse(line: bytes) -> Any:
+    """Return a Point, or the operation as it stands; None when a crash has damaged the line."""
+    try:
+        row = json.loads(line)
+        if isinstance(row, list):
+            time_ms, step, values = row
+            return Point(int(time_ms), int(step), {k: float(v) for k, v in values.items()})
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return row
+
+
+def spool_of(folder: Path) -> Path:
+    """Return where the private folder `folder` keeps its runs."""
+    return folder / "spool"
+
+
+def spooled_runs(folder: Path) -> Iterator[SpooledRun]:
+    """Return the runs kept in the private folder `folder`, newest first."""
+    spool = spool_of(folder)
+    if not spool.is_dir():
+        return
+    for name in sorted(os.listdir(spool), reverse=True):
+        if name[:1].isdigit():
+            yield SpooledRun(spool / name)
+
+
+def forget_old(folder: Path) -> None:
+    """Remove the summaries of runs sent long ago; unsent runs stay whatever their age."""
+    for run in list(spooled_runs(folder))[_KEPT_SUMMARIES:]:
+        if run.state().is_done and not run.ops.exists():
+            shutil.rmtree(run.folder, ignore_errors=True)

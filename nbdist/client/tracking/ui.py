@@ -1,0 +1,135 @@
+"""Open MLflow's UI on the prepared view: a server of our own on loopback, or the user's server."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from nbdist.client.tracking import view
+from nbdist.client.tracking.folder import is_locked, make_private_folder, try_lock
+from nbdist.client.tracking.settings import (
+    is_server,
+    mlflow_environment,
+    own_database,
+    shown_uri,
+    tracking_uri,
+)
+from nbdist.client.tracking.shipper import open_log
+from nbdist.client.tracking.spool import spooled_runs
+from nbdist.errors import TrackingError
+
+_HOST = "127.0.0.1"
+_ATTEMPTS = 2  # another process may take the free port before the server does
+
+
+def start_ui(
+    folder: Path,
+    uri: str | None = None,
+    experiment: str | None = None,
+    wrap: Sequence[str] = (),
+    timeout_s: float = 90.0,
+) -> tuple[str, "subprocess.Popen[bytes] | None"]:
+    """Return the address of MLflow's UI, and the server's process if one had to be started.
+
+    Anybody on this machine can open a page on loopback; it shows runs and can delete them.
+
+    Args:
+        folder: The private folder beside the notebook.
+        uri: As for `Tracker`.
+        experiment: Opens its charts; the newest run's experiment when None.
+        wrap: Put before the server's command, to end it with the kernel.
+        timeout_s: The longest wait for the server's first answer; ten seconds are usual.
+
+    Raises:
+        TrackingError: The server did not come up.
+    """
+    chosen = tracking_uri(folder, uri, os.environ)
+    if is_server(chosen):
+        return shown_uri(chosen) + _page(folder, chosen, experiment), None
+    make_private_folder(folder)
+    deadline = time.monotonic() + timeout_s
+    # The server makes the tables of a new database; two processes that do so both fail.
+    lock = folder / "create.lock"
+    while is_locked(lock) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    with try_lock(lock):
+        started = _start_on_free_port(folder, chosen, wrap, deadline)
+    if started is not None:
+        address, process = started
+        return address + _page(folder, chosen, experiment), process
+    raise TrackingError(
+        "MLflow's UI did not start.",
+        why=f"no answer within {timeout_s:g} s; its last words are in "
+        f"{folder.name}/logs/mlflow-ui.log",
+        do=f"mlflow server --backend-store-uri {shown_uri(chosen)}    in a terminal says more",
+    )
+
+
+def _start_on_free_port(
+    folder: Path, uri: str, wrap: Sequence[str], deadline: float
+) -> "tuple[str, subprocess.Popen[bytes]] | None":
+    for _ in range(_ATTEMPTS):
+        port = _free_port()
+        process = _start(folder, uri, port, wrap)
+        if _answers(f"http://{_HOST}:{port}/health", process, deadline):
+            return f"http://{_HOST}:{port}", process
+        process.kill()
+        process.wait(5)
+    return None
+
+
+def _page(folder: Path, uri: str, experiment: str | None) -> str:
+    for run in spooled_runs(folder):
+        summary, state = run.summary(), run.state()
+        if summary.get("uri") != uri or not state.experiment_id:
+            continue
+        if experiment is None or summary["experiment"] == experiment:
+            return view.page(state.experiment_id)
+    return ""  # no run has been sent yet: MLflow's front page
+
+
+def _start(folder: Path, uri: str, port: int, wrap: Sequence[str]) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "mlflow", "server", "--host", _HOST, "--port", str(port)]
+    command += ["--workers", "1"]
+    environment = mlflow_environment(os.environ)
+    # By the environment, not the command line: a database's URI may hold a password.
+    environment["MLFLOW_BACKEND_STORE_URI"] = uri
+    if uri == own_database(folder):
+        environment["MLFLOW_ARTIFACTS_DESTINATION"] = (folder.absolute() / "artifacts").as_uri()
+    # Background jobs are for evaluating language models; they cost eight processes.
+    environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    with open_log(folder, "mlflow-ui.log") as log:
+        return subprocess.Popen(
+            [*wrap, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind((_HOST, 0))
+        return int(free.getsockname()[1])
+
+
+def _answers(url: str, process: "subprocess.Popen[bytes]", deadline: float) -> bool:
+    """Return whether the server answers before the deadline; False at once when it has ended."""
+    # Without the proxy that the environment may name: this is our own machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with opener.open(url, timeout=2) as answer:
+                if answer.status == 200:
+                    return True
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    return False

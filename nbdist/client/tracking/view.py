@@ -1,0 +1,131 @@
+"""Prepare the page MLflow's UI opens with: the right charts and columns instead of none.
+
+MLflow 3 reads a shared view from an experiment's tag `mlflow.sharedViewState.<key>`: the state of
+its page as "deflate;" + base64(zlib(JSON)). It is not documented; tests/tracking/test_view.py opens
+it in a browser, and an MLflow that does not know it shows its usual page. Tried with 3.17.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nbdist.client.tracking.names import metric_name, rank_metric
+from nbdist.client.tracking.series import BY_RANK, MOST_RANK_SERIES
+
+KEY = "nbdist"
+TAG = f"mlflow.sharedViewState.{KEY}"
+MOST_CHARACTERS = 5000  # the least of the limits that MLflow's stores have for a tag
+_MOST_USER_CHARTS = 8
+_MOST_COLUMNS = 6
+_SECTIONS = {"summary": "Summary", "logged": "Logged", "ranks": "Per rank"}
+_ALL_RUNS = ("loss", "samples_per_s", "comm_pct")
+
+
+def page(experiment_id: str) -> str:
+    """Return the part of the UI's address that opens an experiment's prepared view.
+
+    Without `workflowType`, MLflow 3 shows the page for traces of language models.
+    """
+    return (
+        f"/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}"
+        "&compareRunsMode=CHART&workflowType=machine_learning"
+    )
+
+
+def view_state(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the page's state for an experiment with these runs (`spool` summaries)."""
+    ranks: set[int] = set()
+    user_keys: dict[str, None] = {}
+    params: dict[str, None] = {}
+    for summary in summaries:
+        ranks |= set(summary.get("ranks", ()))
+        user_keys |= dict.fromkeys(summary.get("user_keys", ()))
+        params |= dict.fromkeys(metric_name(key) for key in summary.get("params", ()))
+    charts = [_chart("summary", [key]) for key in _ALL_RUNS]
+    charts += [_chart("logged", [key]) for key in sorted(user_keys)[:_MOST_USER_CHARTS]]
+    charts += [_chart("ranks", _rank_keys(quantity, sorted(ranks))) for quantity in BY_RANK]
+    charts.append(_chart("ranks", ["skew_ms"]))
+    columns = [f"metrics.`{key}`" for key in (*_ALL_RUNS, *sorted(user_keys)[:_MOST_COLUMNS])]
+    columns += [f"params.`{key}`" for key in ("layout", "world_size", *params)][:_MOST_COLUMNS]
+    return {
+        "searchFilter": "",
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "datasetsFilter": [],
+        "modelVersionFilter": "All Runs",
+        "selectedColumns": ["attributes.`Source`", *columns],
+        "columnOrder": [],
+        "columnWidths": {},
+        "runsExpanded": {},
+        "runsPinned": [],
+        "runsHidden": [],
+        "runsVisibilityMap": {},
+        "runsHiddenMode": "FIRST_10_RUNS",
+        "compareRunCharts": charts,
+        "compareRunSections": [
+            {
+                "uuid": uuid,
+                "name": name,
+                "display": True,
+                "isReordered": False,
+                "deleted": False,
+                "isGenerated": False,
+            }
+            for uuid, name in _SECTIONS.items()
+            if any(chart["metricSectionId"] == uuid for chart in charts)
+        ],
+        "viewMaximized": False,
+        "runListHidden": False,
+        "isAccordionReordered": True,
+        "useGroupedValuesInCharts": True,
+        "hideEmptyCharts": True,
+        "groupBy": None,
+        "groupsExpanded": {},
+        "autoRefreshEnabled": True,
+        "globalLineChartConfig": {
+            "xAxisKey": "step",
+            "lineSmoothness": 0,
+            "selectedXAxisMetricKey": "",
+        },
+    }
+
+
+def encode(state: Mapping[str, Any]) -> str:
+    """Return `state` as the tag's value."""
+    raw = json.dumps(state, separators=(",", ":")).encode()
+    return "deflate;" + base64.b64encode(zlib.compress(raw, 9)).decode()
+
+
+def _rank_keys(quantity: str, ranks: Sequence[int]) -> list[str]:
+    if len(ranks) > MOST_RANK_SERIES:
+        return [f"rank_{quantity}/{part}" for part in ("min", "median", "max")]
+    return [rank_metric(quantity, rank) for rank in ranks] or [rank_metric(quantity, 0)]
+
+
+def _chart(section: str, keys: list[str]) -> dict[str, Any]:
+    return {
+        "uuid": keys[0],
+        "type": "LINE",
+        "runsCountToCompare": 10,
+        "metricSectionId": section,
+        "deleted": False,
+        "isGenerated": False,
+        "displayName": "",
+        "metricKey": keys[0],
+        "selectedMetricKeys": keys,
+        "lineSmoothness": 0,
+        "xAxisScaleType": "linear",
+        "scaleType": "linear",
+        "range": {},
+        "xAxisKey": "step",
+        "selectedXAxisMetricKey": "",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "ignoreOutliers": False,
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
+    }
