@@ -19,6 +19,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import nn
+
+# Public as torch.distributed.Store, ...; its types say so only here.
+from torch._C._distributed_c10d import PrefixStore as PrefixStore
+from torch._C._distributed_c10d import Store as Store
+from torch._C._distributed_c10d import TCPStore as TCPStore
+from torch._C._distributed_c10d import _ProcessGroupWrapper
 from torch.distributed.rendezvous import _rendezvous_handlers
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,7 +49,7 @@ def _lacking(owner: object, names: Iterable[str], label: str) -> list[str]:
 FIRST_SLOT = 10
 LAST_SLOT = 255
 
-_Gloo = dist.ProcessGroupGloo
+_Gloo: Any = dist.ProcessGroupGloo
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ def put_backend(
 
 
 def make_gloo(
-    store: dist.Store, rank: int, size: int, timeout: timedelta, device: Any, threads: int
+    store: Store, rank: int, size: int, timeout: timedelta, device: Any, threads: int
 ) -> Any:
     """Return a gloo backend whose pairs live on `device`. Waits for the group's other ranks."""
     return _Gloo(store, rank, size, _gloo_options(timeout, device, threads))
@@ -126,24 +132,21 @@ def use_gloo_device(
         making_timeout: Gives how long the making may take, from the timeout torch asked for.
     """
 
-    class OnDevice(_Gloo, metaclass=_CountsAsGloo):
+    class OnDevice(_Gloo, metaclass=_CountsAsGloo):  # type: ignore[misc]
         def __init__(
             self,
-            store: dist.Store,
+            store: Store,
             rank: int,
             size: int,
-            timeout_or_options: Any = None,
-            *,
             timeout: timedelta = c10d.default_pg_timeout,
         ) -> None:
-            wanted = timeout_or_options if isinstance(timeout_or_options, timedelta) else timeout
-            limit = making_timeout(wanted)
+            limit = making_timeout(timeout)
             super().__init__(store, rank, size, _gloo_options(limit, device, threads))
-            if limit != wanted:
-                self._set_default_timeout(wanted)
+            if limit != timeout:
+                self._set_default_timeout(timeout)
 
     OnDevice.__name__ = OnDevice.__qualname__ = "ProcessGroupGloo"
-    c10d.ProcessGroupGloo = OnDevice  # type: ignore[misc]
+    c10d.ProcessGroupGloo = OnDevice  # type: ignore[misc, assignment]
 
 
 class _CountsAsGloo(type(_Gloo)):  # type: ignore[misc]
@@ -154,7 +157,7 @@ class _CountsAsGloo(type(_Gloo)):  # type: ignore[misc]
 
 
 def remake_backend(
-    old: Any, store: dist.Store, group: LiveGroup, rank: int, make_gloo: Callable[..., Any]
+    old: Any, store: Store, group: LiveGroup, rank: int, make_gloo: Callable[..., Any]
 ) -> Any:
     """Return a new backend like `old`, which has let go. Waits for the group's other ranks.
 
@@ -169,13 +172,13 @@ def remake_backend(
         NotImplementedError: A backend that cannot be made again.
     """
     size = len(group.ranks)
-    if isinstance(old, c10d._ProcessGroupWrapper):  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+    if isinstance(old, _ProcessGroupWrapper):  # TORCH_DISTRIBUTED_DEBUG=DETAIL
         inner = remake_backend(old.wrapped_pg, store, group, rank, make_gloo)
         return c10d._create_process_group_wrapper(inner, group.name, store, rank, size)
     if isinstance(old, _Gloo):
         new = make_gloo(store, rank, size, old.options._timeout)
     elif is_nccl(old):
-        options = dist.ProcessGroupNCCL.Options()
+        options: Any = dist.ProcessGroupNCCL.Options()
         options._timeout = old.options._timeout
         options.is_high_priority_stream = old.options.is_high_priority_stream
         options.config = old.options.config
@@ -195,12 +198,12 @@ def is_nccl(backend: Any) -> bool:
     return dist.is_nccl_available() and isinstance(backend, dist.ProcessGroupNCCL)
 
 
-def default_group_store(store: dist.Store) -> None:
+def default_group_store(store: Store) -> None:
     """Let groups made from here on meet in `store`."""
     world = c10d._world
     group = c10d._get_default_group()
     name = world.pg_names[group]
-    world.pg_map[group] = (world.pg_map[group][0], dist.PrefixStore(f"{name}/", store))
+    world.pg_map[group] = (world.pg_map[group][0], PrefixStore(f"{name}/", store))
 
 
 def group_count() -> int:
@@ -213,7 +216,7 @@ def set_group_count(count: int) -> None:
     c10d._world.group_count = count
 
 
-EnvRendezvous = Callable[[], tuple[dist.Store, int, int] | None]
+EnvRendezvous = Callable[[], tuple[Store, int, int] | None]
 
 
 def answer_env_rendezvous(answer: EnvRendezvous) -> None:
@@ -228,7 +231,7 @@ def answer_env_rendezvous(answer: EnvRendezvous) -> None:
     """
     native = _native_env_rendezvous
 
-    def handler(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    def handler(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
         ours = answer()
         if ours is None:
             yield from native(url, *args, **kwargs)
@@ -242,8 +245,10 @@ _native_env_rendezvous = _rendezvous_handlers["env"]
 
 
 def _check_groups() -> list[str]:
-    broken = _lacking(c10d, ["_world", "ProcessGroupGloo", "_ProcessGroupWrapper"], "c10d")
-    broken += _lacking(c10d._world, ["pg_map", "pg_names", "pg_group_ranks", "group_count"], "_world")
+    broken = _lacking(c10d, ["_world", "ProcessGroupGloo", "default_pg_timeout"], "c10d")
+    broken += _lacking(
+        c10d._world, ["pg_map", "pg_names", "pg_group_ranks", "group_count"], "_world"
+    )
     broken += _lacking(
         dist.ProcessGroup, ["_register_backend", "_get_backend", "_device_types"], "ProcessGroup"
     )
@@ -284,15 +289,6 @@ def live_ddps() -> list[DistributedDataParallel]:
 def reset_ddp(module: DistributedDataParallel) -> None:
     """Let the reducer forget a backward that did not end."""
     module.reducer._reset_state()
-
-
-def wrapped_by(ddp: DistributedDataParallel) -> nn.Module:
-    """Return the user's module under a DDP: `replicate` gives DDP a list of parameters."""
-    composable = sys.modules.get("torch.distributed._composable_state")
-    for module, reference in list(composable._module_state_mapping.items()) if composable else ():
-        if getattr(reference(), "_ddp", None) is ddp:
-            return module
-    return ddp.module
 
 
 def live_fsdp_roots() -> list[tuple[nn.Module, Any]]:
@@ -372,7 +368,9 @@ def _reset_fsdp_by_hand(root: Any) -> None:
 
 
 def _check_wrappers() -> list[str]:
-    return _lacking(dist.Reducer, ["_reset_state"], "DDP's reducer")
+    from torch._C._distributed_c10d import Reducer
+
+    return _lacking(Reducer, ["_reset_state"], "DDP's reducer")
 
 
 # ---- Layouts: DDP's reducer behind hooks, and one broadcast for many tensors -------------------

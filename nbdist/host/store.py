@@ -11,21 +11,21 @@ import json
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 from nbdist import lifeline
 
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
 
-
-def serve(listener: socket.socket) -> "TCPStore":
+def serve(listener: socket.socket) -> Any:
     """Answer on `listener` until the returned object is dropped; torch's own thread does it.
 
     Args:
         listener: Bound and listening. It belongs to the store from here on.
+
+    Returns:
+        The `torch.distributed.TCPStore`.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = listener.getsockname()[:2]
     return TCPStore(

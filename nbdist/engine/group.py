@@ -1,0 +1,454 @@
+"""The process group of this rank: join it, let go of it, form it anew.
+
+A fault on one rank leaves its peers waiting inside C++. `abort` frees them, from any thread; then
+every rank, idle again, calls `reform`, and the same `ProcessGroup` objects go on with new backends:
+modules, meshes and optimizers that hold a group never notice. A killed rank's successor calls
+`join` with the generation that the survivors `reform`.
+
+Generations count from 0, the first `join`; none is ever used twice, also when it failed. All that a
+generation writes in the store lies under `nbdist/GENERATION`, so that nothing a broken one left
+behind can be mistaken for news.
+
+Threads: everything here runs on the main thread, but `abort`, `status` and `was_released`, which
+any thread may call at any moment.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from nbdist.engine import sockets, torch_compat
+from nbdist.engine.patient_store import PatientStore, ReleasedError
+from nbdist.engine.torch_compat import PrefixStore, Store, TCPStore
+from nbdist.errors import ClusterError
+from nbdist.ranks import name_ranks
+
+FORM_TIMEOUT_S = 30.0  # the longest that ranks wait for each other while they form the group
+GLOO_THREADS = 2  # per group, as in torch; a re-form leaves as many idle ones behind
+
+_RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
+_ABORTED = "this rank let go of its peers, because another rank failed or the cell was interrupted"
+
+Key = tuple[str, tuple[int, ...]]  # a group's name and its global ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a rank tells the others when a generation begins."""
+
+    address: sockets.Address  # where its gloo device listens
+    groups: tuple[Key, ...]
+    group_count: int  # from which the next group's name is made
+
+    def to_json(self) -> str:
+        """Return the text that stands in the store."""
+        return json.dumps([self.address, self.groups, self.group_count])
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Hello":
+        """Return what `to_json` wrote."""
+        (host, port), groups, count = json.loads(text)
+        return cls((host, port), tuple((name, tuple(ranks)) for name, ranks in groups), count)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a generation re-forms, in an order that is the same on every rank."""
+
+    groups: tuple[Key, ...]
+    stale: tuple[Key, ...]  # some member no longer has them
+    group_count: int
+
+
+def make_plan(hellos: Mapping[int, Hello]) -> Plan:
+    """Return what ranks that said these hellos can form together.
+
+    A group lives on when each of its ranks still has it: a rank that was replaced knows only the
+    default group, and a fault in the middle of `new_group` leaves some ranks with it and some
+    without.
+    """
+    order: dict[Key, None] = {}
+    for rank in sorted(hellos):
+        order.update(dict.fromkeys(hellos[rank].groups))
+
+    def lives(key: Key) -> bool:
+        return all(rank in hellos and key in hellos[rank].groups for rank in key[1])
+
+    # Larger groups first, the default one among them; any order will do that all ranks share.
+    ordered = sorted(order, key=lambda key: (-len(key[1]), len(key[0]), key))
+    return Plan(
+        groups=tuple(key for key in ordered if lives(key)),
+        stale=tuple(key for key in ordered if not lives(key)),
+        group_count=max(hello.group_count for hello in hellos.values()),
+    )
+
+
+@dataclass
+class _Membership:
+    """This process's place in the group."""
+
+    rank: int
+    world_size: int
+    backend: str
+    timeout_s: float
+    client: TCPStore
+    store: PatientStore
+    device: Any  # gloo's
+    address: sockets.Address
+    generation: int
+    peers: dict[int, sockets.Address] = field(default_factory=dict)  # replaced, never changed
+    stale: tuple[Key, ...] = ()
+    aborted: bool = False
+    env_rendezvous: int = 0
+    form_limit: timedelta | None = None  # while we form groups; torch's own limit otherwise
+    slots: "WeakKeyDictionary[dist.ProcessGroup, int]" = field(default_factory=WeakKeyDictionary)
+
+    def place(self) -> Store:
+        """Return this generation's part of the store."""
+        # NCCL's own threads use the store as well: they must never wait for Python's lock.
+        base = self.client if "nccl" in self.backend else self.store
+        return PrefixStore(f"nbdist/{self.generation}", base)
+
+    def make_gloo(self, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+        """Return a gloo backend with the group's `timeout`, made within `form_limit`."""
+        limit = self.form_limit or timeout
+        new = torch_compat.make_gloo(store, rank, size, limit, self.device, GLOO_THREADS)
+        new._set_default_timeout(timeout)
+        return new
+
+    def next_slot(self, group: dist.ProcessGroup) -> int:
+        """Return the first backend number that `group` has not used."""
+        return self.slots.get(group, torch_compat.FIRST_SLOT)
+
+
+_here: _Membership | None = None
+
+
+def join(
+    rank: int,
+    world_size: int,
+    store_host: str,
+    store_port: int,
+    backend: str,
+    timeout_s: float,
+    generation: int = 0,
+    interface: str = "127.0.0.1",
+) -> None:
+    """Become `rank` of the default process group. Once a process, on the main thread.
+
+    Args:
+        rank: This process's rank.
+        world_size: Number of ranks.
+        store_host: Where the store listens (`host/store.py`).
+        store_port: Its port.
+        backend: As in `init_process_group`: `gloo`, or `cpu:gloo,cuda:nccl`.
+        timeout_s: Longest wait inside one collective.
+        generation: 0 in a new cluster; for a rank that replaces a killed one, the generation
+            which the survivors `reform` at the same time.
+        interface: IP address that gloo listens on, and nothing else.
+
+    Raises:
+        ClusterError: The other ranks did not arrive within FORM_TIMEOUT_S.
+    """
+    global _here
+    if _here is not None:
+        raise ClusterError(f"This process already is rank {_here.rank}.", do=_RESTART)
+    _prepare_environment(store_host, store_port, interface)
+    if "nccl" in backend:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    client = TCPStore(
+        store_host, store_port, None, False, timeout=timedelta(seconds=FORM_TIMEOUT_S)
+    )
+    device, address = _open_gloo_device(interface)
+    here = _Membership(
+        rank,
+        world_size,
+        backend,
+        timeout_s,
+        client,
+        PatientStore(client),
+        device,
+        address,
+        generation,
+    )
+    torch_compat.use_gloo_device(
+        device, GLOO_THREADS, lambda wanted: min(wanted, here.form_limit or wanted)
+    )
+    torch_compat.answer_env_rendezvous(lambda: _answer_env(here, store_host, store_port))
+    torch_compat.watch_ddp()
+    _here = here
+    here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
+    try:
+        # A newcomer knows the default group only. torch names the first group it makes "0".
+        plan = _meet(here, (("0", tuple(range(world_size))),), FORM_TIMEOUT_S)
+        dist.init_process_group(
+            backend,
+            store=here.place(),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        torch_compat.set_group_count(max(plan.group_count, torch_compat.group_count()))
+    except BaseException:
+        _here = None
+        raise
+    finally:
+        here.form_limit = None
+
+
+def abort(generation: int | None = None) -> int:
+    """Let go of every peer: whatever waits for one raises within milliseconds. Any thread.
+
+    The main thread, if it waits in a collective or in the store, gets an error for which
+    `was_released` is true. If it does not, its next collective fails at once. Groups stay unusable
+    until `reform`. Repeating it is harmless.
+
+    Args:
+        generation: The one meant. An order that arrives late, when a newer one has been formed,
+            does nothing. None means whichever there is.
+
+    Returns:
+        Number of connections and NCCL communicators that were cut.
+    """
+    here = _here
+    if here is None or (generation is not None and generation != here.generation):
+        return 0
+    here.aborted = True
+    here.store.release(_ABORTED)
+    return _cut(here)
+
+
+def _cut(here: _Membership) -> int:
+    count = sockets.cut(here.address, set(here.peers.values()))
+    if "nccl" in here.backend:
+        for live in torch_compat.live_groups():
+            for _, backend in torch_compat.backends_of(live.group):
+                if torch_compat.is_nccl(backend):
+                    backend.abort()
+                    count += 1
+    return count
+
+
+def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]:
+    """Give every group a new backend. All ranks at the same time, main threads idle.
+
+    Args:
+        generation: Higher than any before, the same on all ranks.
+        timeout_s: Longest wait for the other ranks.
+
+    Returns:
+        `generation`, `groups` (how many were re-formed), `stale` (names of those that could not
+        be), `reforms_left`.
+
+    Raises:
+        ClusterError: A rank did not arrive in time, or no re-form is left.
+        ReleasedError: `abort` was called meanwhile. Either way the groups are unusable until the
+            next `reform`, with a higher generation.
+    """
+    here = _member()
+    if generation <= here.generation:
+        raise ClusterError(
+            f"Generation {generation} of the process group has been used.",
+            why=f"rank {here.rank} is at generation {here.generation}, and none is used twice.",
+        )
+    if reforms_left() < 1:
+        raise ClusterError(
+            "The process group cannot be formed anew any more.",
+            why=f"torch numbers a group's backends in one byte, and after {here.generation} "
+            "faults all numbers are used.",
+            do=_RESTART,
+        )
+    # Also the ranks that nobody told to let go: what still runs on the old backend ends here.
+    _cut(here)
+    here.generation = generation
+    here.env_rendezvous = 0
+    here.aborted = False
+    here.store.resume()
+    here.form_limit = timedelta(seconds=timeout_s)
+    try:
+        live = {(g.name, g.ranks): g for g in torch_compat.live_groups()}
+        plan = _meet(here, tuple(live), timeout_s)
+        for key in plan.groups:
+            if key in live:
+                _renew(here, live[key])
+        if dist.is_initialized():
+            torch_compat.default_group_store(here.place())
+        torch_compat.set_group_count(plan.group_count)
+    except BaseException:
+        # Half of the groups may live: no collective must pass until all do.
+        abort(generation)
+        raise
+    finally:
+        here.form_limit = None
+    if here.aborted:
+        raise ReleasedError(_ABORTED)
+    here.stale = tuple(key for key in plan.stale if key in live)
+    return {
+        "generation": generation,
+        "groups": len(live) - len(here.stale),
+        "stale": stale_groups(),
+        "reforms_left": reforms_left(),
+    }
+
+
+def reforms_left() -> int:
+    """Return how many more times the groups of this process can be formed anew."""
+    here = _member()
+    return min(
+        (
+            (torch_compat.LAST_SLOT + 1 - here.next_slot(live.group))
+            // len(torch_compat.backends_of(live.group))
+            for live in torch_compat.live_groups()
+        ),
+        default=torch_compat.LAST_SLOT + 1 - torch_compat.FIRST_SLOT,
+    )
+
+
+def stale_groups() -> list[str]:
+    """Return the groups that the last `reform` could not form, e.g. `group 1 (ranks 0-1)`."""
+    return [f"group {name} ({name_ranks(ranks)})" for name, ranks in _member().stale]
+
+
+def names() -> list[str]:
+    """Return the names of all groups this rank is a member of, the default one first."""
+    return [live.name for live in torch_compat.live_groups()]
+
+
+def was_released(error: BaseException) -> bool:
+    """Return whether `error` merely followed from `abort` here or on a peer, at any depth."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, ReleasedError) or any(mark in str(link) for mark in _GLOO_MARKS):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
+# What gloo says when a pair's socket was shut on this side or the other.
+_GLOO_MARKS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket closed",
+)
+
+
+def status() -> dict[str, Any]:
+    """Return facts for `%dist status`: plain values, no collective, any thread."""
+    here = _here
+    if here is None:
+        return {"joined": False}
+    return {
+        "joined": True,
+        "rank": here.rank,
+        "world_size": here.world_size,
+        "backend": here.backend,
+        "generation": here.generation,
+        "aborted": here.aborted,
+        "reforms_left": reforms_left(),
+        "stale_groups": stale_groups(),
+        "gloo_address": f"{here.address[0]}:{here.address[1]}",
+        "timeout_s": here.timeout_s,
+    }
+
+
+def _member() -> _Membership:
+    if _here is None:
+        raise ClusterError("This process has joined no process group.", do="%dist restart")
+    return _here
+
+
+def _prepare_environment(store_host: str, store_port: int, interface: str) -> None:
+    # MASTER_* and the agent's store: a program's own `init_process_group("env://")` comes to our
+    # store as a client, and no rank ever hosts one. The rest keeps NCCL's watchdog from ending
+    # the process over a communicator that we abort ourselves, and on the chosen interface.
+    os.environ.update(
+        MASTER_ADDR=store_host,
+        MASTER_PORT=str(store_port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCH_NCCL_ASYNC_ERROR_HANDLING="0",
+        TORCH_NCCL_ENABLE_MONITORING="0",
+        TORCH_NCCL_DUMP_ON_TIMEOUT="0",
+    )
+    name = _interface_name(interface)
+    if name is not None:
+        # Also for a backend that someone makes by hand, past our device.
+        os.environ.update(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=name)
+
+
+def _interface_name(address: str) -> str | None:
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            return str(name)
+    return None
+
+
+def _open_gloo_device(interface: str) -> tuple[Any, sockets.Address]:
+    before = sockets.listeners()
+    device = dist.ProcessGroupGloo.create_device(hostname=interface, lazy_init=False)
+    new = sockets.listeners() - before
+    if len(new) != 1:
+        raise ClusterError(
+            "gloo's listening socket could not be told from others.",
+            why=f"{len(new)} sockets began to listen while gloo opened its own on {interface}.",
+            do="%dist restart",
+        )
+    return device, new.pop()
+
+
+def _answer_env(
+    here: _Membership, store_host: str, store_port: int
+) -> tuple[Store, int, int] | None:
+    environ = os.environ
+    if (environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")) != (store_host, str(store_port)):
+        return None
+    here.env_rendezvous += 1
+    store = PrefixStore(f"env/{here.env_rendezvous}", here.place())
+    rank = int(environ.get("RANK", here.rank))
+    return store, rank, int(environ.get("WORLD_SIZE", here.world_size))
+
+
+def _meet(here: _Membership, groups: tuple[Key, ...], timeout_s: float) -> Plan:
+    """Tell the other ranks of this process, hear of theirs, and return what follows."""
+    store = PrefixStore(f"nbdist/{here.generation}/hello", here.store)
+    hello = Hello(here.address, groups, torch_compat.group_count())
+    store.set(str(here.rank), hello.to_json())
+    ranks = range(here.world_size)
+    try:
+        store.wait([str(rank) for rank in ranks], timedelta(seconds=timeout_s))
+    except dist.DistStoreError as error:
+        missing = [rank for rank in ranks if not store.check([str(rank)])]
+        raise ClusterError(
+            f"The process group was not formed: {name_ranks(missing)} did not arrive.",
+            why=f"rank {here.rank} waited {timeout_s:g} s for generation {here.generation}.",
+            do="%dist restart",
+        ) from error
+    texts = store.multi_get([str(rank) for rank in ranks])
+    hellos = {rank: Hello.from_json(text) for rank, text in zip(ranks, texts, strict=True)}
+    here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}
+    return make_plan(hellos)
+
+
+def _renew(here: _Membership, live: torch_compat.LiveGroup) -> None:
+    """Give one group new backends; the other members do the same at this moment."""
+    place = PrefixStore(f"{live.name}/", here.place())
+    rank = live.ranks.index(here.rank)
+    for devices, old in torch_compat.backends_of(live.group):
+        # The same nesting as torch's own for a group it makes: a newcomer's `join` makes it there.
+        store = PrefixStore(f"{devices[0].type}/", place)
+        new = torch_compat.remake_backend(old, store, live, rank, here.make_gloo)
+        slot = here.next_slot(live.group)
+        here.slots[live.group] = slot + 1
+        torch_compat.put_backend(live.group, devices, slot, new)

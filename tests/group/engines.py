@@ -1,0 +1,178 @@
+"""Rank processes as the engines have them: joined through a store of its own, and steerable.
+
+Each has a main thread that runs what the test posts, in order, and a control thread that answers
+at once, also while the main thread is stuck in C++. The parent, pytest, never imports torch.
+"""
+
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp"])
+_ANSWER_S = 60.0
+
+
+class RankFailed(AssertionError):
+    """A function raised on a rank; the text is its traceback there."""
+
+
+class Engine:
+    """One rank: a process, a pipe to its main thread and one to its control thread."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.main, main = _CONTEXT.Pipe()
+        self.control, control = _CONTEXT.Pipe()
+        self.process: BaseProcess = _CONTEXT.Process(
+            target=_serve, args=(main, control, sys.path), daemon=True
+        )
+        self.process.start()
+        main.close()
+        control.close()
+
+    def post(self, function: Callable[..., Any], *args: object) -> None:
+        """Let the main thread run `function(*args)` after what was posted before."""
+        self.main.send((function, args))
+
+    def result(self, timeout_s: float = _ANSWER_S) -> Any:
+        """Return what the oldest posted function returned; raise RankFailed if it raised."""
+        return _answer(self.rank, self.main, timeout_s)
+
+    def now(self, function: Callable[..., Any], *args: object) -> Any:
+        """Run `function(*args)` on the control thread and return its value."""
+        self.control.send((function, args))
+        return _answer(self.rank, self.control, _ANSWER_S)
+
+    def kill(self) -> None:
+        """End the process with SIGKILL."""
+        self.process.kill()
+        self.process.join()
+
+
+class Cluster:
+    """n engines and the store they meet in."""
+
+    def __init__(self, n: int, *, timeout_s: float = 60.0) -> None:
+        self.n = n
+        self.timeout_s = timeout_s
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = listener.getsockname()[1]
+        self.store: BaseProcess = _CONTEXT.Process(
+            target=_run_store, args=(listener, os.getpid(), sys.path), daemon=True
+        )
+        self.store.start()
+        listener.close()
+        self.engines = [Engine(rank) for rank in range(n)]
+
+    def join(self) -> None:
+        """Form the group, generation 0."""
+        for engine in self.engines:
+            self.post_join(engine, 0)
+        self.results()
+
+    def post_join(self, engine: Engine, generation: int) -> None:
+        """Post one engine's join."""
+        engine.post(join_group, engine.rank, self.n, self.port, self.timeout_s, generation)
+
+    def replace(self, rank: int) -> Engine:
+        """Put a new process in the place of a rank that is dead."""
+        self.engines[rank] = Engine(rank)
+        return self.engines[rank]
+
+    def post(self, function: Callable[..., Any], *args: object) -> None:
+        """Post to every rank."""
+        for engine in self.engines:
+            engine.post(function, *args)
+
+    def results(self) -> list[Any]:
+        """Return every rank's answer, in rank order."""
+        return [engine.result() for engine in self.engines]
+
+    def run(self, function: Callable[..., Any], *args: object) -> list[Any]:
+        """Post to every rank and return every answer."""
+        self.post(function, *args)
+        return self.results()
+
+    def now(self, function: Callable[..., Any], *args: object) -> list[Any]:
+        """Run on every rank's control thread, one rank after the other."""
+        return [engine.now(function, *args) for engine in self.engines]
+
+    def stop(self) -> None:
+        """End every process."""
+        for engine in self.engines:
+            engine.kill()
+            engine.main.close()
+            engine.control.close()
+        self.store.kill()
+        self.store.join()
+
+
+@contextmanager
+def cluster(n: int, *, timeout_s: float = 60.0) -> Iterator[Cluster]:
+    """Start n ranks, joined; end them all afterwards."""
+    made = Cluster(n, timeout_s=timeout_s)
+    try:
+        made.join()
+        yield made
+    finally:
+        made.stop()
+
+
+def join_group(rank: int, n: int, port: int, timeout_s: float, generation: int) -> None:
+    from nbdist.engine import group
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(n))
+    group.join(rank, n, "127.0.0.1", port, "gloo", timeout_s, generation)
+
+
+def _answer(rank: int, pipe: Connection, timeout_s: float) -> Any:
+    if not pipe.poll(timeout_s):
+        raise RankFailed(f"rank {rank} gave no answer in {timeout_s:g} s")
+    value, error = pipe.recv()
+    if error is not None:
+        raise RankFailed(f"rank {rank}: {error}")
+    return value
+
+
+def _serve(main: Connection, control: Connection, path: list[str]) -> None:
+    import torch
+
+    sys.path[:] = path
+    torch.set_num_threads(1)
+    threading.Thread(target=_loop, args=(control,), daemon=True).start()
+    _loop(main)
+    os._exit(0)
+
+
+def _loop(pipe: Connection) -> None:
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((function(*args), None))
+        except BaseException:
+            pipe.send((None, traceback.format_exc()))
+
+
+def _run_store(listener: socket.socket, kernel_pid: int, path: list[str]) -> None:
+    sys.path[:] = path
+    from nbdist.host import store
+
+    store.run(listener, kernel_pid)
+
+
+def clock() -> float:
+    """Return the time in seconds on a clock that all processes of this machine share."""
+    return time.monotonic()
