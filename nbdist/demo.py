@@ -4,12 +4,14 @@ The notebook runs in a copy, in the folder of whoever calls, so that its runs la
 there and the tutorial itself stays as it is.
 """
 
+import asyncio
 import base64
 import re
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -66,20 +68,38 @@ def execute(path: Path, folder: Path, out: TextIO) -> bool:
     client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
+        # Errors alone: ipykernel warns at each start that its loopback ports are not encrypted.
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(folder)}},
         on_cell_start=Narrator(notebook.cells, out).begin,
         on_cell_executed=lambda cell, **_: tell(cell, out),
     )
-    try:
-        client.execute()
-    except CellControlSignal:  # a cell raised, or took too long; `tell` has shown which
-        return False
-    except DeadKernelError:
-        print(f"{_INDENT}The kernel ended.", file=out, flush=True)
-        return False
-    finally:
-        nbformat.write(notebook, path)
+    # In a thread of its own, for nbclient answers Ctrl-C by killing the kernel. We interrupt it
+    # instead, as a notebook does: ranks settle, the run is marked KILLED, and all is shut down.
+    with ThreadPoolExecutor(1, "nbdist-demo") as pool:
+        done = pool.submit(asyncio.run, client.async_execute())
+        try:
+            wait_or_interrupt(done, client)
+        except CellControlSignal:  # a cell raised, or took too long; `tell` has shown which
+            return False
+        except DeadKernelError:
+            print(f"{_INDENT}The kernel ended.", file=out, flush=True)
+            return False
+        finally:
+            nbformat.write(notebook, path)
     return True
+
+
+def wait_or_interrupt(done: "Future[object]", client: NotebookClient) -> None:
+    """Wait for `done`, and answer each Ctrl-C by interrupting the kernel; raises what it raises."""
+    while True:
+        try:
+            done.result()
+        except KeyboardInterrupt:
+            if client.km is not None and client.km.has_kernel:
+                asyncio.run(client.km.interrupt_kernel())
+        else:
+            return
 
 
 class Narrator:

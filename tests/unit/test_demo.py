@@ -1,4 +1,5 @@
 import io
+import os
 from pathlib import Path
 
 import nbformat
@@ -66,6 +67,22 @@ def test_a_kernel_that_dies_ends_the_demo_with_a_sentence(tmp_path: Path) -> Non
     assert not demo.execute(path, tmp_path, out)
 
     assert "The kernel ended." in out.getvalue()
+
+
+def test_ctrl_c_interrupts_the_cell_as_in_a_notebook_and_keeps_what_was_shown(
+    tmp_path: Path,
+) -> None:
+    # The pid of the terminal's process travels into the cell, which presses Ctrl-C there.
+    press = f"import os, signal, time\nprint('so far')\nos.kill({os.getpid()}, signal.SIGINT)"
+    path = write(tmp_path / "a.ipynb", f"{press}\ntime.sleep(60)", "print('never')")
+    out = io.StringIO()
+
+    assert not demo.execute(path, tmp_path, out)
+
+    shown, error = nbformat.read(path, as_version=4).cells[1].outputs
+    assert shown.text == "so far\n"
+    assert error.ename == "KeyboardInterrupt"
+    assert "[2/2]" not in out.getvalue()
 
 
 def test_the_first_line_that_says_something_names_a_cell() -> None:
