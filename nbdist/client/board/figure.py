@@ -46,6 +46,7 @@ LEFT_PX, RIGHT_PX = 44, 14
 PER_ROW = 3
 COLORS = 64
 BAND_ALPHAS = 0.14, 0.26  # of all ranks, and of the middle 80 % of them
+FAINT_LINES = 4  # up to so many ranks show every value behind their mean; more would be mud
 MOST_PEAKS = 20  # triangles of one rank in one plot
 PARTS = {
     "compute": palette.COMPUTE,
@@ -276,15 +277,24 @@ class _LinePlot:
             x, y = decimate(line.x, line.y, self._columns)
             window = smoothing_window(len(line.y))
             if window > 1:
-                raw.set_data(x, y)
-                faint.append(raw)
+                if len(lines) <= FAINT_LINES:
+                    raw.set_data(x, y)
+                    faint.append(raw)
                 mean = smooth(np.where(line.y > top, np.nan, line.y), window)
                 x, y = decimate(line.x, mean, self._columns // 4)
             even.set_data(x, y)
             # Draw short series with dots: a single point has no line.
             even.set_marker("o" if len(x) <= 8 else "")
             strong.append(even)
+        if len(lines) > FAINT_LINES:
+            faint = [self._range(lines)]
         return faint + strong
+
+    def _range(self, lines: tuple[Line, ...]) -> Artist:
+        """Return the area between the lowest and the highest line."""
+        x, (low, *_, high) = band([(line.x, line.y) for line in lines], self._columns)
+        seen = np.isfinite(low)
+        return _area(x[seen], low[seen], high[seen], self._theme.text, BAND_ALPHAS[0])
 
     def _band(self, lines: tuple[Line, ...], top: float) -> list[Artist]:
         x, spread = band([(line.x, line.y) for line in lines], self._columns)

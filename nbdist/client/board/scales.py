@@ -1,7 +1,7 @@
 """Turn long, noisy series into what a few hundred pixels can show.
 
 Pure functions on numpy arrays: `x` and `y` are 1-D float64 of one length, `x` rising; `y` may
-hold nan and inf, for a loss does. R ranks, N points, C pixel columns.
+hold nan and inf, for a loss does. R ranks, N points, C pixel columns, S steps in a column.
 """
 
 import math
@@ -132,17 +132,18 @@ def band(lines: list[tuple[Floats, Floats]], columns: int) -> tuple[Floats, Floa
     length = int(last - first) + 1
     size = _bucket_size(length, columns) if length > columns else 1
     width = math.ceil(length / size)
-    low = np.full((len(lines), width), np.nan)
-    middle, high = low.copy(), low.copy()
+    dense_RN = np.full((len(lines), width * size), np.nan)
     for row, (x, y) in enumerate(lines):
-        dense = np.full(width * size, np.nan)
-        dense[(x - first).astype(np.intp)] = np.where(np.isfinite(y), y, np.nan)
-        cells = dense.reshape(width, size)
-        low[row], high[row] = np.fmin.reduce(cells, axis=1), np.fmax.reduce(cells, axis=1)
-        middle[row] = smooth(dense, size)[size // 2 :: size] if size > 1 else dense
+        dense_RN[row, (x - first).astype(np.intp)] = y
+    dense_RN[np.isinf(dense_RN)] = np.nan
+    cells_RCS = dense_RN.reshape(len(lines), width, size)
+    seen_RC = np.isfinite(cells_RCS).sum(axis=2)
+    sums_RC = np.where(np.isfinite(cells_RCS), cells_RCS, 0.0).sum(axis=2)
+    mean_RC = np.divide(sums_RC, seen_RC, out=np.full(sums_RC.shape, np.nan), where=seen_RC > 0)
+    low_C = np.fmin.reduce(np.fmin.reduce(cells_RCS, axis=2))
+    high_C = np.fmax.reduce(np.fmax.reduce(cells_RCS, axis=2))
     x_C = first + np.arange(width) * size + (size - 1) / 2
-    inner = _percentiles(middle, (0.1, 0.5, 0.9))
-    return x_C, np.stack([np.fmin.reduce(low), *inner, np.fmax.reduce(high)])
+    return x_C, np.stack([low_C, *_percentiles(mean_RC, (0.1, 0.5, 0.9)), high_C])
 
 
 def _percentiles(y_RC: Floats, shares: tuple[float, ...]) -> list[Floats]:

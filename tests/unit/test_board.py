@@ -1,0 +1,180 @@
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from nbdist.client.board import Board
+from nbdist.client.board import live as live_module
+from nbdist.client.board.figure import Painter
+from nbdist.client.telemetry import Telemetry
+from nbdist.wire import Display
+from tests.unit.board_data import cell_info, steps_of, training
+
+
+class Shelf:
+    """Slots that remember what was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+
+    def open(self, shown: Any) -> "Shelf":
+        self.shown.append(shown)
+        return self
+
+    def update(self, display: Display) -> None:
+        self.shown.append(display)
+
+
+def until_it_wants_to_open(board: Board) -> None:
+    deadline = time.monotonic() + 30
+    while not board.wants_to_open:
+        assert time.monotonic() < deadline, "the board never became ready"
+        threading.Event().wait(0.01)
+
+
+def board_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "nbdist-board"]
+
+
+def test_a_cell_without_records_has_no_board_and_leaves_nothing() -> None:
+    slots = Shelf()
+    board = Board(cell_info(2), Telemetry(), slots, pictures=True)
+
+    assert not board.wants_to_open
+    assert board.finish("finished") == []
+    assert slots.shown == []
+    assert board_threads() == []
+
+
+def test_a_cell_that_trains_opens_one_board_that_becomes_a_picture_and_a_caption() -> None:
+    slots, telemetry = Shelf(), training(2, 80)
+    board = Board(cell_info(2), telemetry, slots, pictures=True)
+
+    until_it_wants_to_open(board)
+    board.open()
+    assert not board.wants_to_open
+    picture, caption = board.finish("finished")
+
+    assert type(slots.shown[0]).__name__ == "VBox"
+    assert slots.shown[1] == picture
+    assert set(picture.data) == {"image/png", "text/plain"}
+    assert set(caption.data) == {"text/markdown", "text/plain"}
+    sentence = "Loss and communication time of 2 ranks over 80 steps."
+    assert picture.data["text/plain"] == caption.data["text/plain"] == sentence
+    assert board_threads() == []
+
+
+def test_live_and_static_leave_the_same_text() -> None:
+    telemetry = training(2, 30)
+    live = Board(cell_info(2), telemetry, Shelf(), pictures=True)
+    until_it_wants_to_open(live)
+    live.open()
+    static = Board(cell_info(2), telemetry, Shelf(), static=True, pictures=True)
+
+    def texts(board: Board) -> list[tuple[str, Any]]:
+        displays = board.finish("interrupted")
+        return [item for d in displays for item in d.data.items() if item[0] != "image/png"]
+
+    assert texts(live) == texts(static)
+
+
+def test_a_static_board_shows_nothing_before_the_end_and_starts_no_thread() -> None:
+    slots = Shelf()
+    board = Board(cell_info(2), training(2, 5), slots, static=True, pictures=True)
+
+    assert not board.wants_to_open
+    assert len(board.finish("finished")) == 2
+    assert slots.shown == []
+
+
+def test_a_terminal_gets_the_sentence_once_and_no_widgets() -> None:
+    slots = Shelf()
+    board = Board(cell_info(2), training(2, 5), slots, pictures=False)
+
+    assert not board.wants_to_open
+    (only,) = board.finish("failed")
+    assert only.data["text/plain"].endswith("failed after 5 steps.")
+
+
+def test_new_records_change_the_picture_while_the_cell_runs() -> None:
+    slots, telemetry = Shelf(), training(2, 30)
+    board = Board(cell_info(2), telemetry, slots, pictures=True)
+    until_it_wants_to_open(board)
+    board.open()
+    image = next(w for w in slots.shown[0].children if type(w).__name__ == "Image")
+    changed = threading.Event()
+    image.observe(lambda _: changed.set(), "value")
+
+    for rank in range(2):
+        telemetry.receive(steps_of(rank, 2, 20, first=31))
+
+    assert changed.wait(20)
+    board.finish("finished")
+
+
+def test_a_frame_that_fails_ends_the_board_not_the_cell(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slots, telemetry = Shelf(), training(2, 30)
+    board = Board(cell_info(2), telemetry, slots, pictures=True)
+    until_it_wants_to_open(board)
+    board.open()
+    status = slots.shown[0].children[-1]
+    said = threading.Event()
+    status.observe(lambda _: said.set(), "value")
+
+    def fail(*_: object) -> bytes:
+        raise ValueError("no ink")
+
+    monkeypatch.setattr(Painter, "frame", fail)
+    telemetry.receive(steps_of(0, 2, 1, first=31))
+    assert said.wait(20)
+    monkeypatch.undo()
+
+    assert "The board stepped aside (ValueError: no ink)" in status.value
+    assert len([r for r in caplog.records if r.name == "nbdist.board"]) == 1
+    assert len(board.finish("finished")) == 2
+
+
+def test_a_board_that_cannot_draw_at_all_says_so_and_leaves_its_caption(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(Painter, "frame", fail)
+    slots = Shelf()
+    board = Board(cell_info(2), training(2, 30), slots, pictures=True)
+    until_it_wants_to_open(board)
+    board.open()
+
+    assert "training goes on" in slots.shown[0].data["text/plain"]
+    (only,) = board.finish("finished")
+    assert only.data["text/plain"] == "Loss and communication time of 2 ranks over 30 steps."
+
+
+def test_a_thread_that_hangs_is_left_behind_in_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(live_module, "STOP_S", 0.05)
+    monkeypatch.setattr(live_module.Live, "_draw", lambda self: release.wait(30))
+    board = Board(cell_info(2), training(2, 30), Shelf(), pictures=True)
+    until_it_wants_to_open(board)
+    board.open()
+    threading.Event().wait(live_module.PERIOD_S + 0.2)
+
+    try:
+        (only,) = board.finish("interrupted")
+    finally:
+        release.set()
+    assert only.data["text/plain"].endswith("interrupted after 30 steps.")
+
+
+def test_a_cell_that_ends_before_the_board_is_ready_leaves_the_same() -> None:
+    board = Board(cell_info(2), training(2, 3), Shelf(), pictures=True)
+    assert not board.wants_to_open  # begins to load
+
+    assert len(board.finish("finished")) == 2
+    assert board_threads() == []

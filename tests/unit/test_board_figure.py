@@ -1,0 +1,113 @@
+import io
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nbdist.client.board import palette, render_png
+from nbdist.client.board.figure import Painter
+from nbdist.client.board.view import look
+from nbdist.client.telemetry import Telemetry
+from nbdist.wire import Batch, Record
+from tests.unit.board_data import cell_info, steps_of, training
+
+
+def pixels(png: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGBA"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8, 9, 64])
+def test_any_number_of_ranks_makes_a_picture_that_is_not_empty(ranks: int) -> None:
+    image = pixels(render_png(training(ranks, 50), cell_info(ranks), scale=1))
+
+    assert image.shape[1] == 960
+    assert (image[..., 3] > 0).mean() > 0.02
+
+
+def test_without_a_known_background_the_picture_is_transparent() -> None:
+    image = pixels(render_png(training(2, 50), cell_info(2), scale=1))
+
+    assert (image[..., 3] == 0).mean() > 0.5
+
+
+def test_on_a_known_background_the_picture_is_opaque() -> None:
+    image = pixels(render_png(training(2, 50), cell_info(2), background="#111111", scale=1))
+
+    assert (image[..., 3] == 255).all()
+    assert np.abs(image[2, 2, :3].astype(int) - 0x11).max() < 8
+
+
+def test_axes_are_drawn_a_few_times_while_a_training_grows_step_by_step() -> None:
+    telemetry, painter = Telemetry(), Painter(palette.theme_named("auto"))
+    for step in range(1, 201):
+        for rank in range(2):
+            telemetry.receive(steps_of(rank, 2, 1, first=step))
+        painter.frame(look(telemetry, cell_info(2)))
+
+    assert painter.redraws < 60
+
+
+def test_axes_are_drawn_once_when_the_same_records_are_drawn_again() -> None:
+    telemetry, painter = training(8, 300), Painter(palette.theme_named("auto"))
+
+    first = painter.frame(look(telemetry, cell_info(8)))
+    again = painter.frame(look(telemetry, cell_info(8)))
+
+    assert painter.redraws == 1
+    assert first == again
+
+
+def test_a_frame_shows_records_that_came_after_the_axes_were_drawn() -> None:
+    telemetry, painter = training(2, 100, total=200), Painter(palette.theme_named("auto"))
+    first = painter.frame(look(telemetry, cell_info(2)))
+    redraws = painter.redraws
+    telemetry.receive(steps_of(0, 2, 1, first=101, total=200))
+    telemetry.receive(steps_of(1, 2, 1, first=101, total=200))
+
+    assert painter.frame(look(telemetry, cell_info(2))) != first
+    assert painter.redraws == redraws
+
+
+def test_a_plot_appears_when_the_user_begins_to_log() -> None:
+    telemetry, painter = training(1, 10), Painter(palette.theme_named("auto"))
+    painter.frame(look(telemetry, cell_info(1)))
+    one_row = painter.height
+    own = {"accuracy": 0.5}
+    telemetry.receive(Batch(0, tuple(Record(0, 10 + i, "log", i, i, own) for i in range(3))))
+
+    painter.frame(look(telemetry, cell_info(1)))
+
+    assert painter.height > one_row
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
+def test_a_loss_that_goes_wild_is_drawn_all_the_same(bad: float) -> None:
+    telemetry = training(2, 60)
+    for rank in range(2):
+        rows = tuple(Record(rank, 60 + i, "step", 61 + i, 0, {"loss": bad}) for i in range(5))
+        telemetry.receive(Batch(rank, rows))
+
+    assert render_png(telemetry, cell_info(2), scale=1)
+
+
+def test_a_loss_that_was_never_finite_is_drawn_all_the_same() -> None:
+    telemetry = Telemetry()
+    telemetry.receive(Batch(0, (Record(0, 0, "step", 1, 0, {"loss": math.nan}),)))
+
+    assert render_png(telemetry, cell_info(1), scale=1)
+
+
+def test_pyplot_is_never_loaded() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\n"
+        "from nbdist.client.board import render_png\n"
+        "assert not {'numpy', 'matplotlib', 'ipywidgets', 'PIL'} & set(sys.modules)\n"
+        "from tests.unit.board_data import cell_info, training\n"
+        "render_png(training(2, 20), cell_info(2), scale=1)\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

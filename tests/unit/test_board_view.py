@@ -1,0 +1,162 @@
+import math
+
+import pytest
+
+from nbdist.client.board import text
+from nbdist.client.board.view import look
+from nbdist.client.telemetry import Telemetry
+from nbdist.wire import Batch, Record
+from tests.unit.board_data import cell_info, steps_of, training
+
+
+def logged(ranks: int, rows: int, **values: float) -> Telemetry:
+    telemetry = Telemetry()
+    for rank in range(ranks):
+        records = tuple(Record(rank, i, "log", 0, i, values) for i in range(rows))
+        telemetry.receive(Batch(rank, records))
+    return telemetry
+
+
+def test_a_training_shows_loss_communication_and_split() -> None:
+    view = look(training(2, 80, total=100), cell_info(2))
+
+    assert [panel.key for panel in view.panels] == ["loss", "comm_s"]
+    assert [len(line.x) for line in view.panels[0].lines] == [80, 80]
+    assert view.split is not None
+    assert view.split.ranks == (0, 1)
+    assert view.total == 100
+    assert [row.step for row in view.rows] == [80, 80]
+
+
+def test_times_are_in_milliseconds_and_shares_in_percent() -> None:
+    values = {"step_s": 0.02, "compute_s": 0.01, "comm_s": 0.005, "data_s": 0.005}
+    telemetry = Telemetry()
+    telemetry.receive(Batch(0, tuple(Record(0, i, "step", i + 1, i, values) for i in range(9))))
+
+    view = look(telemetry, cell_info(1))
+
+    (row,) = view.rows
+    assert row.step_ms == pytest.approx(20)
+    assert row.steps_per_s == pytest.approx(50)
+    assert row.comm_pct == pytest.approx(25)
+    assert row.data_pct == pytest.approx(25)
+    assert view.panels[0].lines[0].y == pytest.approx(5)
+
+
+def test_the_rank_that_works_longest_is_the_straggler_not_the_one_that_waits() -> None:
+    view = look(training(4, 60, straggler=2), cell_info(4))
+
+    assert view.straggler == 2
+
+
+def test_even_ranks_have_no_straggler() -> None:
+    assert look(training(4, 60), cell_info(4)).straggler is None
+
+
+def test_a_total_that_the_steps_have_passed_is_not_shown() -> None:
+    assert look(training(2, 30, total=20), cell_info(2)).total is None
+
+
+def test_what_the_user_logs_beside_a_training_gets_at_most_two_plots() -> None:
+    telemetry = training(1, 10)
+    own = {"lr": 0.1, "accuracy": 0.9, "zebra": 1.0}
+    telemetry.receive(Batch(0, tuple(Record(0, 10 + i, "log", i + 1, i, own) for i in range(5))))
+
+    view = look(telemetry, cell_info(1))
+
+    assert [panel.key for panel in view.panels] == ["loss", "comm_s", "accuracy", "lr"]
+    assert set(view.rows[0].own) == set(own)
+
+
+def test_numbers_logged_without_an_optimizer_are_plotted_by_row() -> None:
+    view = look(logged(2, 6, reward=1.0), cell_info(2))
+
+    assert view.panels[0].lines[0].x.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_rank_that_has_said_nothing_is_in_the_table_and_slows_nothing() -> None:
+    telemetry = Telemetry()
+    telemetry.receive(steps_of(0, 2, 5))
+
+    view = look(telemetry, cell_info(2))
+
+    assert [row.step for row in view.rows] == [5, 0]
+    assert view.first_step == 5
+    assert "–" in text.table(view)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sentence"),
+    [
+        ("finished", "Loss and communication time of 2 ranks over 80 steps."),
+        ("failed", "Loss and communication time of 2 ranks, failed after 80 steps."),
+        ("interrupted", "Loss and communication time of 2 ranks, interrupted after 80 steps."),
+    ],
+)
+def test_the_caption_says_what_is_seen_and_how_it_ended(outcome: str, sentence: str) -> None:
+    assert text.caption(look(training(2, 80), cell_info(2)), outcome) == sentence
+
+
+def test_the_caption_of_one_rank_and_one_step_is_singular() -> None:
+    view = look(training(1, 1), cell_info(1))
+
+    assert text.caption(view, "finished").endswith("of 1 rank over 1 step.")
+
+
+def test_the_caption_of_a_cell_that_only_logs_counts_its_records() -> None:
+    view = look(logged(2, 6, val_accuracy=0.5), cell_info(2))
+
+    sentence = text.caption(view, "finished")
+
+    assert sentence == "val_accuracy of 2 ranks over 6 records."
+    assert text.markdown(sentence).startswith("val\\_accuracy")
+
+
+def test_the_caption_holds_no_trained_number() -> None:
+    def run(seed: int) -> str:
+        telemetry = Telemetry()
+        for rank in range(2):
+            telemetry.receive(steps_of(rank, 2, 30, seed=seed))
+        return text.caption(look(telemetry, cell_info(2)), "finished")
+
+    assert run(1) == run(2)
+
+
+def test_the_spoken_line_names_step_loss_communication_and_straggler() -> None:
+    sentence = text.status(look(training(4, 60, total=100, straggler=1), cell_info(4)))
+
+    assert sentence.startswith("Step 60 of 100, loss 1.")
+    assert "% of a step in communication" in sentence
+    assert sentence.endswith("rank 1 makes the others wait.")
+
+
+def test_a_loss_that_is_not_finite_is_said_with_its_rank() -> None:
+    telemetry = training(2, 5)
+    telemetry.receive(Batch(1, (Record(1, 5, "step", 6, 0, {"loss": math.nan}),)))
+
+    assert "loss not finite on rank 1" in text.status(look(telemetry, cell_info(2)))
+
+
+def test_progress_reads_like_tqdm_and_names_the_last_rank() -> None:
+    telemetry = training(2, 20, total=100)
+    telemetry.receive(steps_of(0, 2, 3, first=21, total=100))
+
+    line = text.progress(look(telemetry, cell_info(2)), elapsed_s=75)
+
+    assert line.startswith("20/100 [01:15<00:0")
+    assert "steps/s]" in line
+    assert line.endswith("ranks at 20–23, rank 1 is last")
+
+
+def test_names_from_outside_are_escaped_in_html() -> None:
+    telemetry = logged(1, 2, **{"<script>": 1.0})
+
+    assert "<script>" not in text.table(look(telemetry, cell_info(1)))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.12649, "0.126"), (12.34, "12.3"), (1234.0, "1,234"), (3.1e-5, "3.1e-05"), (0.0, "0.000")],
+)
+def test_figures_have_about_three_digits(value: float, shown: str) -> None:
+    assert text.figure(value) == shown
