@@ -1,0 +1,114 @@
+"""A pytest plugin: groups of tests, their order and times, and skips that nobody overlooks.
+
+A test belongs to the group its folder names (tests/unit, tests/cluster, ...); the cells of the
+notebooks are the group `notebooks`. One pytest runs them all, so that its last line counts all.
+
+The hooks of a conftest.py hold for its own folder; conftest.py registers this module, so that
+they hold for notebooks/ too.
+"""
+
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
+
+# Cheap groups first. The cluster comes last: its engines live until pytest ends, and would else
+# hold memory while the notebooks start engines of their own. Folders not named here run between.
+_FIRST = ("unit", "packaging", "group")
+_LAST = ("notebooks", "browser", "cluster")
+
+# A cell of a notebook may take 300 s (--nbval-cell-timeout); nbval then interrupts it in an
+# orderly way, and pytest-timeout is only there for the case that it cannot.
+_NOTEBOOK_CELL_TIMEOUT_S = 360
+
+_seconds: defaultdict[str, float] = defaultdict(float)
+_counts: Counter[str] = Counter()
+
+
+def group_of(path: Path) -> str:
+    """Return the group of the test file or notebook at `path`."""
+    if path.suffix == ".ipynb":
+        return "notebooks"
+    if path.is_relative_to(TESTS) and path.parent != TESTS:
+        return path.relative_to(TESTS).parts[0]
+    return "other"
+
+
+def _place(group: str) -> int:
+    if group in _FIRST:
+        return _FIRST.index(group) - len(_FIRST)
+    return _LAST.index(group) + 1 if group in _LAST else 0
+
+
+def find_chromium() -> str | None:
+    """Return the path of a Chromium or Chrome on this machine, or None."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def _has_nvidia_gpu() -> bool:
+    return Path("/dev/nvidia0").exists() or Path("/dev/dxg").exists()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the groups in order, and skip what this machine cannot run."""
+    items.sort(key=lambda item: _place(group_of(item.path)))  # stable: cells keep their order
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker(pytest.mark.timeout(_NOTEBOOK_CELL_TIMEOUT_S))
+        if item.get_closest_marker("browser") and find_chromium() is None:
+            reason = "no Chromium on this machine (Debian: apt install chromium)"
+            item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("gpu") and not _has_nvidia_gpu():
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Give notebooks the static display, whose text is the same in every run.
+
+    nbval starts a notebook's kernel, which inherits this, when its first cell is set up.
+    """
+    if item.path.suffix != ".ipynb":
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBDIST_STATIC", "1")
+        # Jupyter looks for its kernels beside the Python that runs the tests.
+        patch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+        return (yield)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up the time of each group, fixtures included."""
+    group = group_of(ROOT / report.nodeid.split("::")[0])
+    _seconds[group] += report.duration
+    _counts[group] += report.when == "call"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was skipped, and where the time went."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if skipped:
+        terminalreporter.section(f"{len(skipped)} SKIPPED: NOT TESTED ON THIS MACHINE", yellow=True)
+        for report in skipped:
+            terminalreporter.line(f"{report.nodeid}: {_reason(report)}", yellow=True)
+    if _seconds:
+        terminalreporter.section("time of each group")
+        for group in sorted(_seconds, key=_place):
+            line = f"{group:<12} {_counts[group]:>5} tests {_seconds[group]:>8.1f} s"
+            terminalreporter.line(line)
+        total = f"{'all':<12} {_counts.total():>5} tests {sum(_seconds.values()):>8.1f} s"
+        terminalreporter.line(f"{total}   on {os.cpu_count()} cores")
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return str(report.longrepr)
