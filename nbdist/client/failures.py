@@ -1,0 +1,285 @@
+"""Say what failed on which ranks: root cause first, each cause once, consequences in one line.
+
+Pure: what the ranks replied goes in, one `RankError` comes out. When one rank raises, its peers
+sit in a collective that can never end; they are freed, and every one of them raises too. Those
+errors are consequences (`is_consequence`) and tell nothing, unless nothing else failed.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PureWindowsPath  # knows both kinds of slash
+from typing import Final
+
+from nbdist.errors import RankError
+from nbdist.ranks import name_ranks
+
+MAX_GROUPS: Final = 4  # shown with traceback
+MAX_TRACEBACK_LINES: Final = 60
+MAX_MESSAGE_CHARS: Final = 2000
+MAX_FRAME_CHARS: Final = 20_000
+
+# What a rank says when its peer, its group or the store went away: exception names, and a
+# pattern for the text. The gloo and TCPStore lines were provoked on torch 2.13; those of NCCL are
+# from ProcessGroupNCCL.cpp and NCCLUtils.cpp and have not been seen here.
+_DISTRIBUTED: Final = (
+    "RuntimeError",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistError",
+)
+_CONSEQUENCES: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"gloo/.*Connection closed by peer",
+        r"gloo/.*(Connection reset by peer|Broken pipe|Connection refused)",
+        r"gloo/.*Timed out waiting \d+ms for (recv|send) operation",
+        r"gloo/.*Pair is not connected",
+        r"Connection closed by peer \[",
+        r"successfully reached monitoredBarrier, but received errors",
+        r"failed to pass monitoredBarrier",
+        r"Failed to (recv|send), got \d+ bytes",
+        r"Connection was likely closed",
+        r"wait timeout after \d+ms, keys",
+        r"NCCL communicator was aborted",
+        r"ncclRemoteError",
+        r"remote process exited or there was a network error",
+        r"Watchdog caught collective operation timeout",
+    )
+)
+_COLLECTIVE: Final = re.compile(
+    r"\b(all_reduce|all_gather\w*|all_to_all\w*|reduce_scatter\w*|broadcast\w*|monitored_barrier"
+    r"|barrier|scatter\w*|gather\w*|reduce|send|recv|isend|irecv|backward|wait)\("
+)
+_ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
+_CELL: Final = re.compile(r"Cell In\s?\[(\d+)\], line (\d+)")
+_FILE: Final = re.compile(r"File (\S+?):(\d+)")
+_OURS: Final = re.compile(
+    r"File \S*[/\\]"
+    r"(nbdist[/\\](client|engine|host)|site-packages[/\\](nbdist|ipyparallel|ipykernel|IPython))[/\\]"
+)
+_LIBRARY: Final = re.compile(r"[/\\](site-packages|lib[/\\]python3\.\d+)[/\\]")
+_ARROW: Final = re.compile(r"^-+> ?\d+ (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One rank's exception, as its reply carries it.
+
+    `order` tells which came first: a time or a count, the same clock for all ranks.
+    `released` is True when we freed this rank from a collective because another had failed;
+    `waiting_in` then names the collective where it is known.
+    """
+
+    rank: int
+    ename: str
+    evalue: str
+    traceback: tuple[str, ...] = ()
+    order: float = 0.0
+    released: bool = False
+    waiting_in: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A rank whose process ended. `cause` completes "rank 1 died: ..."."""
+
+    rank: int
+    cause: str
+    order: float = 0.0
+
+
+@dataclass(slots=True)
+class Group:
+    """Ranks that failed alike; `first` is the failure that is shown for all of them."""
+
+    first: Failure | Death
+    ranks: list[int] = field(default_factory=list)
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Return whether this error only says that a peer, the group or the store went away."""
+    if failure.released:
+        return True
+    name = failure.ename.rpartition(".")[2]
+    return name in _DISTRIBUTED and any(
+        p.search(failure.evalue[:MAX_MESSAGE_CHARS]) for p in _CONSEQUENCES
+    )
+
+
+def collective_of(failure: Failure) -> str:
+    """Return where a freed rank waited, such as `all_reduce`, or `a collective`."""
+    if failure.waiting_in:
+        return failure.waiting_in
+    for frame in failure.traceback:  # from the outside in: the user's own call first
+        for line in _ARROW.findall(plain(frame[:MAX_FRAME_CHARS])):
+            found = _COLLECTIVE.search(line)
+            if found:
+                return found.group(1)
+    return "a collective"
+
+
+def place_of(failure: Failure) -> str:
+    """Return the innermost line of the user's own: `cell 7, line 12`, `train.py, line 3`."""
+    place = ""
+    for frame in (*failure.traceback[:50], *failure.traceback[50:][-50:]):
+        head = _head(frame)
+        if cell := _CELL.search(head):
+            place = f"cell {cell.group(1)}, line {cell.group(2)}"
+        elif (file := _FILE.search(head)) and not _LIBRARY.search(head) and not _OURS.search(head):
+            place = f"{PureWindowsPath(file.group(1)).name}, line {file.group(2)}"
+    return place
+
+
+def _head(frame: str) -> str:
+    return plain(frame.partition("\n")[0][:MAX_MESSAGE_CHARS])
+
+
+def plain(text: str) -> str:
+    """Return `text` without colours."""
+    return _ANSI.sub("", text)
+
+
+def group_failures(failures: Iterable[Failure | Death]) -> list[Group]:
+    """Return failures grouped by what failed, earliest group first.
+
+    Alike are errors of one name at one place whose texts are equal, or equal but for the
+    rank's own number and for addresses in memory.
+    """
+    groups: dict[tuple[str, ...], Group] = {}
+    for failure in sorted(failures, key=lambda f: (f.order, f.rank)):
+        keys = _keys(failure)
+        group = next((groups[key] for key in keys if key in groups), None)
+        if group is None:
+            group = Group(failure)
+        group.ranks.append(failure.rank)
+        for key in keys:
+            groups.setdefault(key, group)
+    return list({id(group): group for group in groups.values()}.values())
+
+
+def _keys(failure: Failure | Death) -> list[tuple[str, ...]]:
+    """Return what must be equal, one of these, for two failures to be alike."""
+    if isinstance(failure, Death):
+        return [("died", failure.cause)]
+    place = place_of(failure)
+    text = failure.evalue[:MAX_MESSAGE_CHARS]
+    neutral = re.sub(r"0x[0-9a-fA-F]+", "0x…", text)
+    neutral = re.sub(rf"(?<![\w.]){failure.rank}(?![\w.])", "<rank>", neutral)
+    return [(failure.ename, place, "=", text), (failure.ename, place, "~", neutral)]
+
+
+def rank_error(
+    failures: Sequence[Failure],
+    *,
+    asked: Sequence[int],
+    deaths: Sequence[Death] = (),
+    where: Mapping[int, str] | None = None,
+    do: str = "",
+) -> RankError:
+    """Return the one error that a failed cell raises in the notebook.
+
+    Args:
+        failures: One for each rank whose code raised.
+        asked: All ranks that ran the cell.
+        deaths: Ranks whose process ended.
+        where: For a rank, its host and device, such as `node-b, cuda:0`; shown in brackets.
+        do: What to do next; found from the failures when empty.
+    """
+    dead = {death.rank for death in deaths}
+    raised = [failure for failure in failures if failure.rank not in dead]
+    causes: list[Failure | Death] = [f for f in raised if not _follows(f)]
+    causes += deaths
+    followed = [f for f in raised if _follows(f)]
+    if not causes:  # nobody knows better: what else would be a consequence is the news
+        causes, followed = list(followed), []
+    groups = group_failures(causes)
+    lines = [_headline(groups, followed, len(asked))]
+    lines += [_summary(group, where or {}) for group in groups]
+    for group in groups[:MAX_GROUPS]:
+        lines += _traceback(group)
+    if len(groups) > MAX_GROUPS:
+        lines += ["", f"The tracebacks of {len(groups) - MAX_GROUPS} more groups are left out."]
+    table = {f.rank: (f.ename, f.evalue) for f in raised}
+    table |= {death.rank: ("Died", death.cause) for death in deaths}
+    return RankError("\n".join(lines), do=do or _advice(asked, dead), failures=table)
+
+
+def _follows(failure: Failure) -> bool:
+    return is_consequence(failure) or failure.ename == "KeyboardInterrupt"
+
+
+def _headline(groups: Sequence[Group], followed: Sequence[Failure], asked: int) -> str:
+    failed = [rank for group in groups for rank in group.ranks]
+    parts = [f"{len(failed)} of {asked} ranks failed" if asked > 1 else f"rank {failed[0]} failed"]
+    freed = [f for f in followed if f.ename != "KeyboardInterrupt" or f.released]
+    stopped = [f.rank for f in followed if f not in freed]
+    by_place: dict[str, list[int]] = {}
+    for failure in freed:
+        by_place.setdefault(collective_of(failure), []).append(failure.rank)
+    for place, ranks in sorted(by_place.items(), key=lambda entry: min(entry[1])):
+        parts.append(f"{_who(ranks)} freed while waiting in {place}")
+    if stopped:
+        parts.append(f"{_who(stopped)} interrupted")
+    return "; ".join(parts) + "."
+
+
+def _who(ranks: Sequence[int]) -> str:
+    return f"{name_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'}"
+
+
+def _summary(group: Group, where: Mapping[int, str]) -> str:
+    first = group.first
+    label = name_ranks(group.ranks)
+    if len(group.ranks) == 1 and first.rank in where:
+        label += f" ({where[first.rank]})"
+    if isinstance(first, Death):
+        return f"  {label} died: {first.cause}"
+    if first.ename == "SystemExit":
+        code = first.evalue if first.evalue not in ("", "None") else ""
+        error = f"called sys.exit({code})"
+    else:
+        message = _short(_head(first.evalue.strip()), 200)
+        error = f"{first.ename}: {message}" if message else first.ename
+    return "  " + "  ".join(part for part in (label, place_of(first), error) if part)
+
+
+def _traceback(group: Group) -> list[str]:
+    first = group.first
+    if isinstance(first, Death) or first.ename == "SystemExit" or not first.traceback:
+        return []
+    frames = [frame for frame in first.traceback if not _OURS.match(_head(frame))]
+    # IPython opens with a rule and a line that repeats the name; the heading says it already.
+    while frames and _is_heading(_head(frames[0])):
+        frames.pop(0)
+    lines = [_short(line, MAX_MESSAGE_CHARS) for frame in frames for line in frame.split("\n")]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if len(lines) > MAX_TRACEBACK_LINES:
+        head = MAX_TRACEBACK_LINES // 3
+        tail = MAX_TRACEBACK_LINES - head - 1
+        gone = len(lines) - head - tail
+        lines = [*lines[:head], f"… {gone} lines not shown", *lines[-tail:]]
+    of = "" if len(group.ranks) == 1 else f", as rank {first.rank} tells it"
+    return ["", f"{name_ranks(group.ranks)}{of}:", *lines]
+
+
+def _is_heading(head: str) -> bool:
+    first = head.strip()
+    return (first != "" and set(first) <= {"-"}) or first.endswith(
+        "Traceback (most recent call last)"
+    )
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} characters more)"
+
+
+def _advice(asked: Sequence[int], dead: set[int]) -> str:
+    if not dead:
+        return "mend the cell and run it again; variables are kept on every rank."
+    _, _, names = name_ranks(dead).partition(" ")
+    kept = sorted(set(asked) - dead)
+    rest = f"; variables on {name_ranks(kept)} are kept" if kept else ""
+    return f"%dist restart -r {names.replace(' ', '')}{rest}."

@@ -1,0 +1,231 @@
+"""What the notebook says when a cell fails on some ranks."""
+
+from collections.abc import Iterator
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from nbdist.client.failures import (
+    Death,
+    Failure,
+    collective_of,
+    is_consequence,
+    place_of,
+    plain,
+    rank_error,
+)
+from nbdist.errors import RankError
+
+GLOO = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+    "[127.0.0.1]:7064. This is typically caused by a remote worker crashing. Check the logs of "
+    "the remote worker before reporting an error. GLHF! 🏖️"
+)
+PAIR = (
+    "[enforce fail at /x/gloo/gloo/transport/tcp/pair.cc:801] state_ >= CONNECTED. 1 vs 4. "
+    "Pair is not connected ([127.0.0.1]:19359$2 <--> [none])"
+)
+BARRIER = (
+    "Rank 1 successfully reached monitoredBarrier, but received errors while waiting for "
+    "send/recv from rank 0. Please check rank 0 logs for faulty rank."
+)
+STORE = "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown?"
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[InteractiveShell]:
+    """IPython as a rank has it; the singleton, for tracebacks ask for it by that way."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    yield InteractiveShell.instance(config=config, colors="linux")
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def run(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    """Return a function that fails for real in IPython and gives what a rank would reply."""
+
+    def fail(rank: int, source: str, **more: object) -> Failure:
+        shell.execution_count = 7
+        done = shell.run_cell(source, store_history=True)
+        error = done.error_before_exec or done.error_in_exec
+        assert error is not None
+        lines = shell.InteractiveTB.structured_traceback(
+            type(error), error, error.__traceback__, tb_offset=1
+        )
+        capsys.readouterr()
+        return Failure(rank, type(error).__name__, str(error), tuple(lines), **more)  # type: ignore[arg-type]
+
+    return fail
+
+
+def raised(rank: int, text: str, *, line: int = 3, name: str = "ValueError", **more: object):  # type: ignore[no-untyped-def]
+    frame = f"Cell In[7], line {line}\n      1 x = 1\n----> {line} f(x)\n"
+    return Failure(rank, name, text, (frame, f"{name}: {text}"), **more)
+
+
+def freed(rank: int, call: str = "dist.all_reduce(x)", **more: object) -> Failure:
+    frame = f"Cell In[7], line 5\n----> 5 {call}\n"
+    library = "File /x/site-packages/torch/distributed/distributed_c10d.py:99, in all_reduce()\n"
+    return Failure(rank, "RuntimeError", GLOO, (frame, library), **more)  # type: ignore[arg-type]
+
+
+def text(error: RankError) -> str:
+    return plain(str(error))
+
+
+def test_a_real_error_is_told_with_its_rank_its_line_and_its_traceback(run) -> None:  # type: ignore[no-untyped-def]
+    failure = run(2, "def pick(x):\n    return x[512]\n\npick([1])")
+    error = rank_error([failure], asked=range(4), where={2: "node-b, cuda:0"})
+    shown = text(error).split("\n")
+    assert shown[0] == "1 of 4 ranks failed."
+    assert shown[1] == (
+        "  rank 2 (node-b, cuda:0)  cell 7, line 2  IndexError: list index out of range"
+    )
+    assert shown[3] == "rank 2:"
+    assert shown[4] == "Cell In[7], line 4"
+    assert "----> 2     return x[512]" in shown
+    assert "IndexError: list index out of range" in shown
+    assert error.failures == {2: ("IndexError", "list index out of range")}
+
+
+def test_a_chained_error_keeps_its_cause(run) -> None:  # type: ignore[no-untyped-def]
+    source = "try:\n    1/0\nexcept Exception as e:\n    raise ValueError('x') from e"
+    shown = text(rank_error([run(0, source)], asked=[0]))
+    assert "ZeroDivisionError: division by zero" in shown
+    assert "direct cause" in shown
+    assert shown.startswith("rank 0 failed.\n  rank 0  cell 7, line 4  ValueError: x\n")
+
+
+def test_an_error_inside_a_library_is_placed_at_the_users_own_line(run) -> None:  # type: ignore[no-untyped-def]
+    assert place_of(run(0, "import json\n\njson.loads('{')")) == "cell 7, line 3"
+
+
+def test_peers_that_were_freed_take_one_line_and_the_cause_comes_first() -> None:
+    failures = [
+        freed(0, order=2.0),
+        raised(1, "boom", order=1.0),
+        freed(2, order=3.0),
+        freed(3, "loss.backward()", order=3.0),
+    ]
+    error = rank_error(failures, asked=range(4))
+    shown = text(error)
+    assert shown.startswith(
+        "1 of 4 ranks failed; ranks 0, 2 were freed while waiting in all_reduce; "
+        "rank 3 was freed while waiting in backward.\n  rank 1  cell 7, line 3  ValueError: boom"
+    )
+    assert "gloo" not in shown
+    assert set(error.failures) == {0, 1, 2, 3}
+
+
+def test_equal_errors_are_told_once_for_all_their_ranks() -> None:
+    shown = text(rank_error([raised(r, "boom") for r in range(4)], asked=range(4)))
+    assert shown.startswith("4 of 4 ranks failed.\n  ranks 0-3  cell 7, line 3  ValueError: boom")
+    assert shown.count("----> 3 f(x)") == 1
+
+
+def test_errors_that_differ_only_by_the_ranks_own_number_are_one_group() -> None:
+    failures = [raised(r, f"rank {r} found a nan at 0x7f{r}") for r in range(3)]
+    shown = text(rank_error(failures, asked=range(3)))
+    assert "  ranks 0-2  cell 7" in shown
+    assert "ranks 0-2, as rank 0 tells it:" in shown
+
+
+def test_equal_texts_stay_one_group_though_they_hold_some_ranks_number() -> None:
+    failures = [raised(r, "expected 1, got 2") for r in range(3)]
+    assert "  ranks 0-2  " in text(rank_error(failures, asked=range(3)))
+
+
+def test_errors_at_different_lines_are_told_apart_in_the_order_they_happened() -> None:
+    failures = [raised(0, "late", line=9, order=2.0), raised(1, "early", line=2, order=1.0)]
+    shown = text(rank_error(failures, asked=[0, 1]))
+    assert shown.index("early") < shown.index("late")
+
+
+def test_a_rank_that_called_exit_is_said_in_words() -> None:
+    failure = Failure(1, "SystemExit", "3", ("Cell In[7], line 2\n----> 2 sys.exit(3)\n",))
+    shown = text(rank_error([failure, freed(0)], asked=[0, 1]))
+    assert "  rank 1  cell 7, line 2  called sys.exit(3)" in shown
+    assert "---->" not in shown
+
+
+def test_a_dead_rank_is_the_cause_and_names_the_command_that_replaces_it() -> None:
+    error = rank_error([freed(0), freed(2)], asked=range(3), deaths=[Death(1, "killed by SIGKILL")])
+    assert "1 of 3 ranks failed; ranks 0, 2 were freed" in error.what
+    assert "  rank 1 died: killed by SIGKILL" in error.what
+    assert error.do == "%dist restart -r 1; variables on ranks 0, 2 are kept."
+    assert error.failures[1] == ("Died", "killed by SIGKILL")
+
+
+def test_when_all_timed_out_in_a_collective_that_is_the_news() -> None:
+    late = (
+        "[/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation"
+    )
+    failures = [raised(0, late, name="RuntimeError"), raised(2, late, name="RuntimeError")]
+    shown = text(rank_error(failures, asked=range(3)))
+    assert shown.startswith("2 of 3 ranks failed.\n  ranks 0, 2  cell 7, line 3  RuntimeError: ")
+
+
+def test_ranks_that_were_interrupted_because_another_failed_are_not_causes() -> None:
+    stopped = Failure(1, "KeyboardInterrupt", "", (), order=2.0)
+    shown = text(rank_error([raised(0, "boom"), stopped], asked=[0, 1]))
+    assert shown.startswith("1 of 2 ranks failed; rank 1 was interrupted.")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("RuntimeError", GLOO),
+        ("DistNetworkError", STORE),
+        ("torch.distributed.DistStoreError", "wait timeout after 3000ms, keys: /nokey"),
+        ("RuntimeError", PAIR),
+        ("RuntimeError", BARRIER),
+        ("DistBackendError", "NCCL communicator was aborted on rank 0."),
+    ],
+)
+def test_what_torch_says_of_a_lost_peer_is_a_consequence(name: str, message: str) -> None:
+    assert is_consequence(Failure(0, name, message))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ValueError", "Connection closed by peer [example.org]"),
+        ("RuntimeError", "CUDA out of memory"),
+        ("ConnectionResetError", "Connection reset by peer"),
+    ],
+)
+def test_a_users_own_error_is_never_taken_for_a_consequence(name: str, message: str) -> None:
+    assert not is_consequence(Failure(0, name, message))
+
+
+def test_where_a_freed_rank_waited_is_read_from_its_own_line() -> None:
+    assert collective_of(freed(0, "loss.backward()")) == "backward"
+    assert collective_of(Failure(0, "RuntimeError", GLOO)) == "a collective"
+    assert collective_of(freed(0, waiting_in="barrier")) == "barrier"
+
+
+def test_frames_of_nbdist_and_its_carriers_are_cut_and_a_users_folder_is_not() -> None:
+    frames = (
+        "Cell In[7], line 1\n----> 1 f()\n",
+        "File /x/site-packages/ipykernel/zmqshell.py:5, in g()\n----> 5 carrier()\n",
+        "File /x/nbdist/engine/layout/ddp.py:5, in g()\n----> 5 ours()\n",
+        "File ~/nbdist/train.py:8, in f()\n----> 8 users()\n",
+        "ValueError: x",
+    )
+    shown = text(rank_error([Failure(0, "ValueError", "x", frames)], asked=[0]))
+    assert "carrier" not in shown
+    assert "ours" not in shown
+    assert "users()" in shown
+    assert "  rank 0  train.py, line 8  ValueError: x" in shown
+
+
+def test_the_text_stays_bounded_however_much_failed() -> None:
+    frames = tuple(f"File /x/deep.py:{i}\n" + "y" * 10_000 for i in range(300))
+    failures = [
+        Failure(r, f"Error{r}", "m" * 1_000_000, (*frames, "m" * 1_000_000)) for r in range(64)
+    ]
+    error = rank_error(failures, asked=range(64))
+    assert len(error.what) < 600_000
+    assert "60 more groups" in error.what
