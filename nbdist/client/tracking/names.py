@@ -14,7 +14,7 @@ RUN_NAME_LENGTH = 80
 
 _ILLEGAL = re.compile(r"[^\w.\-/ :]", re.ASCII)
 _SECRET_KEY = re.compile(
-    r"(?i)(secret|passw|passwd|pwd$|credential|api_?key|access_?key|private_?key|auth"
+    r"(?i)(secret|passw|passwd|pwd$|credential|api_?key|access_?key|private_?key|(^|_)auth(_|$)"
     r"|(^|_)token$|_token_|^hf_?token)"
 )
 _SECRET_FORMS = (

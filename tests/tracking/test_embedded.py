@@ -1,0 +1,247 @@
+"""Runs in the database beside the notebook: what stands in MLflow after a cell."""
+
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbdist.client.tracking import RunLink, Tracker, runs, runs_table
+from nbdist.client.tracking.series import Point
+from nbdist.client.tracking.settings import own_database
+from nbdist.client.tracking.ship import Shipper
+from nbdist.client.tracking.spool import Begin, SpooledRun, SpoolWriter
+from nbdist.lifeline import is_alive
+from tests.tracking.conftest import Ranks, cell, client_of
+
+SECRET = "hf_abcdefghijklmnopqrstuvwxyz0123"
+STEPS = 1500
+
+
+@dataclass(frozen=True)
+class Notebook:
+    home: Path
+    client: Any
+    links: dict[str, RunLink]
+
+    def run(self, name: str) -> Any:
+        return self.client.get_run(self.links[name].run_id)
+
+    def artifact(self, name: str, file: str) -> bytes:
+        return Path(self.client.download_artifacts(self.links[name].run_id, file)).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def notebook(make_home: Callable[[], Path]) -> Notebook:
+    """A notebook's session: some training cells, one after the other, then the end."""
+    home = make_home()
+    tracker = Tracker(home, experiment="02_train")
+    links: dict[str, RunLink] = {}
+
+    def train(name: str, sim: Ranks, steps: int, outcome: Any, *end: Any, **info: Any) -> None:
+        run = tracker.follow(cell(**info), sim.telemetry)
+        sim.step(steps)
+        link = run.finish(outcome, *end)
+        assert link is not None
+        links[name] = link
+
+    facts = {"layout": "ddp", "model": "GPT", "torch": "2.13.0"}
+    params = {"lr": 0.03, "api_token": "xyzzy"}
+    source = f"login({SECRET!r})\n"
+    train(
+        "big",
+        Ranks(4, facts),
+        STEPS,
+        "finished",
+        None,
+        b"PNG",
+        ranks=4,
+        params=params,
+        source=source,
+    )
+    message = f"ValueError: bad batch\nTraceback: {SECRET}"
+    train("failed", Ranks(2), 3, "failed", message, run_name="small")
+    train("stopped", Ranks(2), 3, "interrupted", run_name="small")
+    train("more", Ranks(2), 5, "finished", run_name="small", resume=True, params={"lr": 1})
+    assert tracker.flush(60), (home / "logs/tracking.log").read_text()
+    tracker.close(5)
+    return Notebook(home, client_of(home), links)
+
+
+def test_every_point_of_4_ranks_is_in_mlflow_once(notebook: Notebook) -> None:
+    run_id = notebook.links["big"].run_id
+    for key in ("loss", "rank_loss/00", "rank_comm_s/03", "samples_per_s"):
+        history = notebook.client.get_metric_history(run_id, key)
+        assert sorted(p.step for p in history) == list(range(1, STEPS + 1)), key
+    last = notebook.run("big").data.metrics
+    assert last["loss"] == pytest.approx(1 / STEPS + 1.5)
+    assert last["rank_loss/02"] == pytest.approx(1 / STEPS + 2)
+    assert last["comm_pct"] == pytest.approx(15)
+
+
+def test_a_run_says_what_it_was(notebook: Notebook) -> None:
+    run = notebook.run("big")
+    assert run.info.run_name == "ddp-w4-lr0.03"
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {
+        "world_size": "4",
+        "backend": "gloo",
+        "devices": "cpu",
+        "lr": "0.03",
+        "api_token": "(hidden)",
+        "layout": "ddp",
+        "model": "GPT",
+    }
+    tags = run.data.tags
+    assert tags["nbdist.torch"] == "2.13.0"
+    assert tags["nbdist.cell"] == "3"
+    assert tags["mlflow.source.type"] == "NOTEBOOK"
+    assert tags["mlflow.source.name"] == "02_train.ipynb"
+
+
+def test_a_run_keeps_source_picture_and_environment_and_no_secret(notebook: Notebook) -> None:
+    assert notebook.artifact("big", "cell.py") == b"login('(hidden)')\n"
+    assert notebook.artifact("big", "board.png") == b"PNG"
+    assert b"mlflow==" in notebook.artifact("big", "environment.txt")
+    for path in notebook.home.rglob("*"):
+        if path.is_file():
+            assert SECRET.encode() not in path.read_bytes(), path
+    assert "xyzzy" not in str(notebook.run("big").data)
+
+
+def test_a_cell_that_failed_is_failed_with_its_error(notebook: Notebook) -> None:
+    run = notebook.run("failed")
+    assert run.info.status == "FAILED"
+    assert run.data.tags["nbdist.error"] == "ValueError: bad batch"
+    assert b"Traceback" in notebook.artifact("failed", "error.txt")
+
+
+def test_the_same_name_in_another_cell_is_another_run(notebook: Notebook) -> None:
+    assert notebook.links["failed"].run_id != notebook.links["stopped"].run_id
+
+
+def test_resume_goes_on_with_the_newest_run_of_that_name(notebook: Notebook) -> None:
+    assert notebook.links["more"].run_id == notebook.links["stopped"].run_id
+    run = notebook.run("more")
+    assert run.info.status == "FINISHED"
+    steps = [p.step for p in notebook.client.get_metric_history(run.info.run_id, "loss")]
+    assert sorted(steps) == list(range(1, 9))
+    assert run.data.params["lr"] == "1"
+
+
+def test_the_cells_last_line_has_no_number_that_changes(notebook: Notebook) -> None:
+    text = notebook.links["failed"].text
+    assert text == "Run small is tracked in MLflow: %dist runs, %dist ui"
+
+
+def test_the_runs_of_a_notebook_are_listed_newest_first(notebook: Notebook) -> None:
+    rows = runs(notebook.home, "02_train")
+    assert [(r.name, r.state, r.steps) for r in rows] == [
+        ("small", "finished", 5),
+        ("small", "failed", 3),
+        ("ddp-w4-lr0.03", "finished", STEPS),
+    ]
+    assert all(r.is_sent and r.run_id for r in rows)
+    assert runs(notebook.home, "another notebook") == ()
+    table = runs_table(notebook.home)
+    assert str(table).splitlines()[0].split()[:5] == ["run", "state", "layout", "ranks", "lr"]
+    assert "<td>ddp-w4-lr0.03</td>" in table._repr_html_()
+
+
+def test_what_was_sent_leaves_only_a_summary_behind(notebook: Notebook) -> None:
+    names = {path.name for path in notebook.links["big"].folder.iterdir()}
+    assert names == {"state.json", "summary.json", "owner.lock", "ship.lock"}
+    assert stat.S_IMODE((notebook.home / "spool").stat().st_mode) == 0o700
+
+
+def test_a_cell_without_a_record_leaves_no_trace(tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path / ".nbdist")
+    run = tracker.follow(cell(), Ranks(2).telemetry)
+    assert run.finish("finished") is None
+    ranks = Ranks(2)
+    untracked = tracker.follow(cell(track=False), ranks.telemetry)
+    ranks.step()
+    assert untracked.finish("finished") is None
+    tracker.close(1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_costs_the_run_and_not_the_cell(tmp_path: Path) -> None:
+    (tmp_path / ".nbdist").write_text("a file where the folder should be")
+    ranks = Ranks(1)
+    run = Tracker(tmp_path / ".nbdist").follow(cell(ranks=1, run_name="a"), ranks.telemetry)
+    ranks.step(3)
+    link = run.finish("finished")
+    assert link is not None
+    assert link.text.startswith("Run a is not tracked: The folder ")
+    assert link.text.endswith("Training was not affected.")
+
+
+def test_what_mlflow_refuses_is_left_out_alone_and_counted(home: Path) -> None:
+    begin = Begin(f"{1:020d}-1-1", own_database(home), "nb", "a", 1)
+    writer = SpoolWriter(home / "spool", begin)
+    names = ["bad$name" if n == 5 else "other" for n in range(9)]
+    writer.points(Point(n, n, {"good": 1.0, name: 1.0}) for n, name in enumerate(names))
+    writer.end("FINISHED", 10)
+    writer.close()
+    assert not Shipper(home, 0).round()
+    state = SpooledRun(writer.folder).state()
+    assert (state.sent, state.refused, state.is_done) == (17, 1, True)
+    assert "bad$name" in state.why_refused
+
+
+def test_sending_everything_again_stores_nothing_twice(home: Path) -> None:
+    begin = Begin(f"{1:020d}-1-1", own_database(home), "nb", "a", 1)
+    writer = SpoolWriter(home / "spool", begin)
+    writer.points(Point(n, n, {"loss": n / 7}) for n in range(300))
+    writer.flush()
+    run = SpooledRun(writer.folder)
+    assert Shipper(home, kernel_pid=1).round()
+    state = run.state()
+    assert state.sent == 300
+    state.offset = 0
+    run.save(state)
+    assert Shipper(home, kernel_pid=1).round()
+    history = client_of(home).get_metric_history(state.run_id, "loss")
+    assert len(history) == 300
+    writer.close()
+
+
+def test_the_run_of_a_killed_kernel_ends_as_killed_and_nothing_is_left_running(home: Path) -> None:
+    code = f"""
+import pathlib, time
+from nbdist.client.tracking import Tracker
+from tests.tracking.conftest import Ranks, cell
+tracker, ranks = Tracker(pathlib.Path({str(home)!r}), experiment="nb"), Ranks(2)
+run = tracker.follow(cell(run_name="doomed"), ranks.telemetry)
+ranks.step(200)
+while not tracker.shipping._process:
+    time.sleep(0.01)
+print(tracker.shipping._process.pid, flush=True)
+time.sleep(60)
+"""
+    kernel = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path.cwd())
+    with kernel:
+        assert kernel.stdout is not None
+        shipping = int(kernel.stdout.readline())
+        wait_for(lambda: bool(runs(home)) and bool(runs(home)[0].run_id), 30)
+        kernel.send_signal(signal.SIGKILL)
+    wait_for(lambda: not is_alive(shipping), 5)
+    (row,) = runs(home)
+    assert (row.state, row.is_sent) == ("killed", True)
+    run = client_of(home).get_run(row.run_id)
+    assert run.info.status == "KILLED"
+    assert len(client_of(home).get_metric_history(row.run_id, "loss")) == 200
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)

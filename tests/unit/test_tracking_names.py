@@ -1,0 +1,78 @@
+"""Names that MLflow takes and people can compare; secrets that nobody reads."""
+
+import pytest
+
+from nbdist.client.tracking.names import (
+    HIDDEN,
+    hide_secrets,
+    merge_facts,
+    metric_name,
+    params_of,
+    rank_metric,
+    run_name,
+)
+
+
+def test_a_run_is_named_by_what_differs() -> None:
+    assert run_name("ddp", 2, {"lr": 0.03}) == "ddp-w2-lr0.03"
+    assert run_name("fsdp=2 tp=2", 4, {}) == "fsdp2-tp2-w4"
+    assert run_name("", 1, {"note": "x" * 50}) == "w1"
+
+
+def test_ranks_are_padded_so_that_they_sort() -> None:
+    assert rank_metric("loss", 3) == "rank_loss/03"
+
+
+@pytest.mark.parametrize(
+    ("name", "clean"),
+    [
+        ("loss", "loss"),
+        ("top-5 acc", "top-5 acc"),
+        ("größe", "gr__e"),
+        ("a//b", "a/b"),
+        ("/x/", "x"),
+        ("../x", "_/x"),
+        ("", "_"),
+        (".", "_"),
+        ("k" * 300, "k" * 250),
+    ],
+)
+def test_a_metrics_name_becomes_one_mlflow_takes(name: str, clean: str) -> None:
+    assert metric_name(name) == clean
+
+
+@pytest.mark.parametrize(
+    "key", ["api_key", "HF_TOKEN", "token", "db_password", "aws_secret", "github_token_x"]
+)
+def test_a_param_that_is_called_a_secret_is_hidden(key: str) -> None:
+    assert params_of({key: "value"}) == {key: HIDDEN}
+
+
+@pytest.mark.parametrize("key", ["tokens", "max_tokens", "author_weight", "tokenizer", "lr"])
+def test_a_param_that_only_sounds_like_one_is_shown(key: str) -> None:
+    assert params_of({key: 5}) == {key: "5"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "login('hf_abcdefghijklmnopqrstuvwx')",
+        "ghp_0123456789abcdefghijABCDEFGHIJ0123",
+        "sk-proj-abcdefghijklmnop1234",
+        "AKIAIOSFODNN7EXAMPLE",
+        "postgresql://me:hunter2@db/mlflow",
+    ],
+)
+def test_what_has_the_form_of_a_secret_is_hidden_in_any_text(text: str) -> None:
+    assert HIDDEN in hide_secrets(text)
+    assert "hunter2" not in hide_secrets(text)
+
+
+def test_ordinary_code_is_kept_letter_by_letter() -> None:
+    source = "for x, y in loader:\n    loss = f(x)  # see http://example.org:80/a@b\n"
+    assert hide_secrets(source) == source
+
+
+def test_facts_that_differ_name_every_answer_once() -> None:
+    facts = merge_facts([{"layout": "ddp", "host": "a"}, {"layout": "ddp", "host": "b"}])
+    assert facts == {"layout": "ddp", "host": "a, b"}

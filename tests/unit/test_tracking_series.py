@@ -1,0 +1,120 @@
+"""Records in, points out: what a run's curves are made of."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.client.tracking.series import LAG_NS, Point, Series, flat_values, spread_values
+from nbdist.wire import Record
+
+MS = 1_000_000
+
+
+def step(rank: int, n: int, time_ms: int = 0, **values: float) -> Record:
+    return Record(rank, n - 1, "step", n, (time_ms or n) * MS, values)
+
+
+def logged(rank: int, n: int, time_ms: int = 1, **values: float) -> Record:
+    return Record(rank, 0, "log", n, time_ms * MS, values)
+
+
+def values_of(points: list[Point], key: str) -> list[tuple[int, float]]:
+    return [(p.step, p.values[key]) for p in points if key in p.values]
+
+
+def test_the_mean_loss_appears_when_the_last_rank_has_made_the_step() -> None:
+    series = Series((0, 1))
+    first = series.add([step(0, 1, loss=1.0)])
+    assert values_of(first, "rank_loss/00") == [(1, 1.0)]
+    assert values_of(first, "loss") == []
+    assert values_of(series.add([step(1, 1, loss=3.0)]), "loss") == [(1, 2.0)]
+
+
+def test_a_point_carries_the_time_of_its_rank() -> None:
+    points = Series((0, 1)).add([step(0, 1, 1000, loss=1.0), step(1, 1, 1007, loss=1.0)])
+    assert [p.time_ms for p in points] == [1000, 1007, 1007]
+
+
+def test_skew_is_the_work_of_the_slowest_rank_beyond_the_fastest_waiting_left_out() -> None:
+    values = flat_values(
+        {0: {"step_s": 0.10, "comm_s": 0.05}, 1: {"step_s": 0.10, "comm_s": 0.01, "samples": 8}}
+    )
+    assert math.isclose(values["skew_ms"], 40)
+    assert math.isclose(values["comm_pct"], 30)
+    assert math.isclose(values["samples_per_s"], 80)
+
+
+def test_a_rank_that_stays_silent_holds_the_others_up_only_so_long() -> None:
+    series = Series((0, 1))
+    series.add([step(0, 1, loss=1.0)])
+    later = 1 + LAG_NS // MS + 1
+    assert values_of(series.add([step(0, 2, later, loss=1.0)]), "loss") == [(1, 1.0)]
+    late = series.add([step(1, 1, loss=9.0)])
+    assert values_of(late, "rank_loss/01") == [(1, 9.0)]
+    assert values_of(late, "loss") == []
+    assert series.late == 1
+
+
+def test_the_end_closes_steps_that_wait_for_a_rank() -> None:
+    series = Series((0, 1))
+    series.add([step(0, 1, loss=4.0)])
+    assert values_of(series.finish(), "loss") == [(1, 4.0)]
+
+
+def test_what_the_user_logs_is_the_mean_over_the_ranks_that_logged_it() -> None:
+    series = Series((0, 1))
+    series.add([logged(0, 3, accuracy=0.5)])
+    assert values_of(series.add([logged(1, 3, accuracy=1.0)]), "accuracy") == [(3, 0.75)]
+
+
+def test_logging_without_an_optimizer_counts_the_calls_as_steps() -> None:
+    series = Series((0,))
+    points = series.add([logged(0, 0, t, score=float(t)) for t in (1, 2, 3)])
+    assert values_of(points, "score") == [(0, 1.0), (1, 2.0), (2, 3.0)]
+
+
+def test_the_users_own_loss_takes_the_place_of_the_automatic_one() -> None:
+    series = Series((0,))
+    points = series.add([logged(0, 1, loss=7.0), step(0, 1, loss=1.0)])
+    assert values_of(points, "loss") == [(1, 7.0)]
+    assert values_of(points, "rank_loss/00") == [(1, 1.0)]
+
+
+def test_more_than_16_ranks_become_least_median_greatest_and_who() -> None:
+    series = Series(range(17))
+    points = series.add([step(r, 1, loss=float(r)) for r in range(17)])
+    (point,) = points
+    assert point.values["rank_loss/max"] == 16
+    assert point.values["rank_loss/argmax"] == 16
+    assert point.values["rank_loss/median"] == 8
+    assert not any(key.startswith("rank_loss/0") for key in point.values)
+
+
+def test_a_rank_whose_loss_is_no_number_is_the_one_named() -> None:
+    values = spread_values({0: {"loss": 1.0}, 1: {"loss": math.nan}, 2: {"loss": 5.0}})
+    assert values["rank_loss/argmax"] == 1
+    assert values["rank_loss/median"] == 3
+
+
+def test_losses_that_explode_both_ways_do_not_stop_the_run() -> None:
+    points = Series((0, 1)).add([step(0, 1, loss=math.inf), step(1, 1, loss=-math.inf)])
+    assert math.isnan(values_of(points, "loss")[0][1])
+
+
+def test_a_resumed_run_goes_on_after_its_last_step() -> None:
+    series = Series((0,), first_step=40)
+    assert values_of(series.add([step(0, 1, loss=1.0)]), "loss") == [(41, 1.0)]
+    assert series.last_step == 41
+    assert series.steps == 1
+
+
+@given(st.permutations([(rank, n) for rank in range(3) for n in range(1, 6)]))
+def test_each_step_gives_one_flat_point_in_whatever_order_the_ranks_come(
+    order: list[tuple[int, int]],
+) -> None:
+    series = Series((0, 1, 2))
+    points = [p for rank, n in order for p in series.add([step(rank, n, loss=float(rank))])]
+    points += series.finish()
+    assert sorted(values_of(points, "loss")) == [(n, 1.0) for n in range(1, 6)]
+    assert sum("rank_loss/01" in p.values for p in points) == 5

@@ -1,0 +1,120 @@
+"""A run on disk: what is written is what is read, whole or cut short."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from nbdist.client.tracking.folder import make_private_folder
+from nbdist.client.tracking.series import Point
+from nbdist.client.tracking.spool import Begin, SpooledRun, SpoolWriter, State, spooled_runs
+
+BEGIN = Begin(
+    key="00000000000000000001-1-3", uri="sqlite:///x", experiment="nb", name="a", time_ms=5
+)
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    return make_private_folder(tmp_path / ".nbdist") / "spool"
+
+
+def test_what_is_written_is_read_in_order(spool: Path) -> None:
+    writer = SpoolWriter(spool, BEGIN)
+    writer.params({"lr": "1"})
+    writer.points([Point(1, 1, {"loss": 0.1}), Point(2, 2, {"loss": float("nan")})])
+    writer.file("cell.py", b"pass")
+    writer.tags({"t": "v"})
+    writer.end("FINISHED", 9)
+    writer.close()
+    run = SpooledRun(spool / BEGIN.key)
+    assert run.begin() == BEGIN
+    first = run.read(0)
+    assert first.params == {"lr": "1"}
+    assert [p.step for p in first.points] == [1, 2]
+    second = run.read(first.offset)
+    assert second.file == "cell.py"
+    third = run.read(second.offset)
+    assert third.tags == {"t": "v"}
+    last = run.read(third.offset)
+    assert last.end == {"op": "end", "status": "FINISHED", "time_ms": 9}
+    assert last.offset == run.ops.stat().st_size
+
+
+def test_a_chunk_holds_no_more_points_than_mlflow_takes(spool: Path) -> None:
+    writer = SpoolWriter(spool, BEGIN)
+    writer.points(Point(n, n, {"a": 1.0, "b": 2.0}) for n in range(7))
+    writer.close()
+    run = SpooledRun(spool / BEGIN.key)
+    chunk = run.read(0, most_points=6)
+    assert len(chunk.points) == 3
+    assert [p.step for p in run.read(chunk.offset, most_points=100).points] == [3, 4, 5, 6]
+
+
+def test_one_wide_row_travels_whatever_its_width(spool: Path) -> None:
+    writer = SpoolWriter(spool, BEGIN)
+    writer.points([Point(1, 1, {f"k{i}": 0.0 for i in range(50)})])
+    writer.close()
+    assert len(SpooledRun(spool / BEGIN.key).read(0, most_points=10).points) == 1
+
+
+def test_a_line_that_a_crash_cut_short_is_left_for_later(spool: Path) -> None:
+    writer = SpoolWriter(spool, BEGIN)
+    writer.points([Point(1, 1, {"loss": 0.1})])
+    writer.close()
+    run = SpooledRun(spool / BEGIN.key)
+    with run.ops.open("ab") as file:
+        file.write(b'[2,2,{"lo')
+    chunk = run.read(0)
+    assert len(chunk.points) == 1
+    assert run.read(chunk.offset) == run.read(chunk.offset)
+    assert run.read(chunk.offset).offset == chunk.offset
+
+
+def test_a_damaged_line_is_counted_and_the_rest_is_read(spool: Path) -> None:
+    writer = SpoolWriter(spool, BEGIN)
+    writer.close()
+    run = SpooledRun(spool / BEGIN.key)
+    with run.ops.open("ab") as file:
+        file.write(b'\x00\x00garbage\n[1,2]\n[3,3,{"loss":1.5}]\n')
+    chunk = run.read(0)
+    assert chunk.damaged == 2
+    assert chunk.points == [Point(3, 3, {"loss": 1.5})]
+
+
+def test_a_run_belongs_to_its_kernel_until_that_closes_it(spool: Path) -> None:
+    writer = SpoolWriter(spool, BEGIN)
+    run = SpooledRun(spool / BEGIN.key)
+    assert run.is_owned()
+    writer.close()
+    assert not run.is_owned()
+
+
+def test_state_survives_and_an_unknown_field_is_ignored(spool: Path) -> None:
+    SpoolWriter(spool, BEGIN).close()
+    run = SpooledRun(spool / BEGIN.key)
+    assert run.state() == State()
+    run.save(State(offset=7, run_id="r", is_done=True))
+    path = run.folder / "state.json"
+    path.write_text(path.read_text().replace("{", '{"from_the_future": 1, ', 1))
+    assert run.state() == State(offset=7, run_id="r", is_done=True)
+
+
+def test_nobody_else_may_look_inside(spool: Path) -> None:
+    writer = SpoolWriter(spool, BEGIN)
+    writer.file("cell.py", b"pass")
+    writer.summary({})
+    writer.close()
+    home = spool.parent
+    assert (home / ".gitignore").read_text() == "*\n"
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    for path in spool.rglob("*"):
+        allowed = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == allowed, path
+
+
+def test_runs_are_listed_newest_first(spool: Path) -> None:
+    for n in (2, 1, 3):
+        begin = Begin(f"{n:020d}-1-1", "sqlite:///x", "nb", "a", n)
+        SpoolWriter(spool, begin).close()
+    assert [run.begin().time_ms for run in spooled_runs(spool.parent)] == [3, 2, 1]  # type: ignore[union-attr]
