@@ -169,9 +169,7 @@ def _runs(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
 
 
 def _speaks(keys: Sequence[str], run: Sequence[tuple[int, int]]) -> bool:
-    return any(
-        keys[i].startswith("rich:") or any(c.isalnum() for c in keys[i][5:]) for i, _ in run
-    )
+    return any(keys[i].startswith("rich:") or any(c.isalnum() for c in keys[i][5:]) for i, _ in run)
 
 
 def align(said: Mapping[int, Sequence[Item]]) -> list[_Row]:
