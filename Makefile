@@ -51,7 +51,7 @@ check: $(developer)
 	$(py) -m ruff check
 	$(py) -m ruff format --check
 	$(py) -m mypy
-	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --no-cache  # its cache misses modules that are new
 	$(py) tests/lint_notebooks.py notebooks
 
 bench: $(developer)

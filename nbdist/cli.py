@@ -140,7 +140,10 @@ def ui(folder: Path) -> int:
     from nbdist.client import tracking
 
     url, process = tracking.start_ui(folder)
-    print(f"MLflow UI: {url}\nCtrl-C ends it.", flush=True)
+    print(f"MLflow UI: {url}", flush=True)
+    if process is None:  # runs go to a server, which has a UI of its own
+        return 0
+    print("Ctrl-C ends it.", flush=True)
     try:
         return int(process.wait())
     except KeyboardInterrupt:

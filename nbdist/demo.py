@@ -90,14 +90,15 @@ def execute(path: Path, folder: Path, out: TextIO) -> bool:
     return True
 
 
-def wait_or_interrupt(done: "Future[object]", client: NotebookClient) -> None:
+def wait_or_interrupt(done: "Future[Any]", client: NotebookClient) -> None:
     """Wait for `done`, and answer each Ctrl-C by interrupting the kernel; raises what it raises."""
     while True:
         try:
             done.result()
         except KeyboardInterrupt:
-            if client.km is not None and client.km.has_kernel:
-                asyncio.run(client.km.interrupt_kernel())
+            kernel: Any = client.km  # nbclient declares it as None and nothing else
+            if kernel is not None and kernel.has_kernel:
+                asyncio.run(kernel.interrupt_kernel())
         else:
             return
 
