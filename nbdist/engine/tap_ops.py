@@ -1,0 +1,229 @@
+"""The table of c10d operators: what the tap knows of each, and how it carries it out.
+
+An operator is *timed* (its launch and its end are seen), *counted* (its launch is seen: on CUDA
+all timed operators are, where the end of a launch on the host is not the end of the work) or
+*unseen* (torch's own kernel runs and the tap knows nothing). `tests/group/test_tap.py` fails when
+the installed torch has an operator that this table does not name.
+
+Each operator is carried out through the Python binding of the group's backend, which releases
+the GIL. Calling torch's kernel of the operator from Python (`call_boxed`) keeps it, and then
+deadlocks with the completion callbacks, which run on gloo's threads and need it.
+
+The launching functions take the operator's arguments in the schema's order; trailing arguments
+that have their default may be left out by the dispatcher.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from nbdist.engine.torch_hooks import reduce_op
+
+Returns = Literal["outputs and work", "work", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator.
+
+    `launch(backend, *arguments)` starts it and returns its Work. `group_at`, `async_at` and
+    `payload_at` are positions of arguments; without `async_at` the caller decides later whether
+    it waits. The payload is what this rank puts in, or takes out where `sends` is False. An
+    operator without `launch` is unseen.
+    """
+
+    seen: Literal["timed", "unseen"]
+    kind: str
+    launch: Callable[..., Any] | None = None
+    returns: Returns = "work"
+    group_at: int = 1
+    async_at: int | None = None
+    payload_at: int | None = 0
+    sends: bool = True
+
+
+def size_bytes(payload: Any) -> int:
+    """Return the bytes of a tensor, or of tensors in lists."""
+    if isinstance(payload, torch.Tensor):
+        return payload.nbytes
+    return sum(size_bytes(part) for part in payload)
+
+
+def _set(options: Any, is_async: bool, timeout_ms: int, **fields: Any) -> Any:
+    options.asyncOp = is_async
+    if timeout_ms > 0:
+        options.timeout = timedelta(milliseconds=timeout_ms)
+    for name, value in fields.items():
+        setattr(options, name, value)
+    return options
+
+
+def _allreduce(
+    b: Any, tensors: Any, _: Any, op: Any, sparse: Any, a: bool = True, t: int = -1
+) -> Any:
+    options = _set(c10d.AllreduceOptions(), a, t, reduceOp=reduce_op(op))
+    if sparse is not None:
+        options.sparseIndices = sparse
+    return b.allreduce(tensors, options)
+
+
+def _allreduce_coalesced(b: Any, tensors: Any, _: Any, op: Any, a: bool = True, t: int = -1) -> Any:
+    options = _set(c10d.AllreduceCoalescedOptions(), a, t, reduceOp=reduce_op(op))
+    return b.allreduce_coalesced(tensors, options)
+
+
+def _broadcast(
+    b: Any, tensors: Any, _: Any, root: int, part: int, a: bool = True, t: int = -1
+) -> Any:
+    return b.broadcast(tensors, _set(c10d.BroadcastOptions(), a, t, rootRank=root, rootTensor=part))
+
+
+def _reduce(
+    b: Any, tensors: Any, _: Any, op: Any, root: int, part: int, a: bool = True, t: int = -1
+) -> Any:
+    return b.reduce(
+        tensors,
+        _set(c10d.ReduceOptions(), a, t, reduceOp=reduce_op(op), rootRank=root, rootTensor=part),
+    )
+
+
+def _allgather(b: Any, outputs: Any, inputs: Any, _: Any, a: bool = True, t: int = -1) -> Any:
+    return b.allgather(outputs, inputs, _set(c10d.AllgatherOptions(), a, t))
+
+
+def _allgather_coalesced(b: Any, outputs: Any, inputs: Any, _: Any, a: bool = True) -> Any:
+    return b.allgather_coalesced(outputs, inputs, _set(c10d.AllgatherOptions(), a, -1))
+
+
+def _allgather_base(b: Any, output: Any, input: Any, _: Any, a: bool = True, t: int = -1) -> Any:
+    return b._allgather_base(output, input, _set(c10d.AllgatherOptions(), a, t))
+
+
+def _reduce_scatter(
+    b: Any, outputs: Any, inputs: Any, _: Any, op: Any, a: bool = True, t: int = -1
+) -> Any:
+    return b.reduce_scatter(
+        outputs, inputs, _set(c10d.ReduceScatterOptions(), a, t, reduceOp=reduce_op(op))
+    )
+
+
+def _reduce_scatter_base(
+    b: Any, output: Any, input: Any, _: Any, op: Any, a: bool = True, t: int = -1
+) -> Any:
+    return b._reduce_scatter_base(
+        output, input, _set(c10d.ReduceScatterOptions(), a, t, reduceOp=reduce_op(op))
+    )
+
+
+def _gather(
+    b: Any, outputs: Any, inputs: Any, _: Any, root: int, a: bool = True, t: int = -1
+) -> Any:
+    return b.gather(outputs, inputs, _set(c10d.GatherOptions(), a, t, rootRank=root))
+
+
+def _scatter(
+    b: Any, outputs: Any, inputs: Any, _: Any, root: int, a: bool = True, t: int = -1
+) -> Any:
+    return b.scatter(outputs, inputs, _set(c10d.ScatterOptions(), a, t, rootRank=root))
+
+
+def _alltoall(b: Any, outputs: Any, inputs: Any, _: Any, a: bool = True, t: int = -1) -> Any:
+    return b.alltoall(outputs, inputs, _set(c10d.AllToAllOptions(), a, t))
+
+
+def _alltoall_base(
+    b: Any,
+    output: Any,
+    input: Any,
+    _: Any,
+    out_sizes: Any,
+    in_sizes: Any,
+    a: bool = True,
+    t: int = -1,
+) -> Any:
+    return b.alltoall_base(output, input, out_sizes, in_sizes, _set(c10d.AllToAllOptions(), a, t))
+
+
+def _send(b: Any, tensors: Any, _: Any, to: int, tag: int) -> Any:
+    return b.send(tensors, to, tag)
+
+
+def _recv(b: Any, tensors: Any, _: Any, source: int, tag: int) -> Any:
+    return b.recv(tensors, source, tag)
+
+
+def _recv_any(b: Any, tensors: Any, _: Any, tag: int) -> Any:
+    return b.recv_anysource(tensors, tag)
+
+
+def _barrier(b: Any, _tensor: Any, _: Any, devices: Any, a: bool = True, t: int = -1) -> Any:
+    return b.barrier(_set(c10d.BarrierOptions(), a, t, device_ids=devices))
+
+
+def _monitored_barrier(
+    b: Any, _tensor: Any, _: Any, _devices: Any, t: int, all_ranks: bool
+) -> None:
+    b.monitored_barrier(timedelta(milliseconds=t), all_ranks)
+
+
+def _allgather_coalesced_bases(
+    b: Any, outputs: Any, inputs: Any, _: Any, is_async: bool = True
+) -> Any:
+    """Gather pair by pair: the backends' Python bindings lack the operator itself."""
+    pairs = zip(outputs, inputs, strict=True)
+    return _last([_allgather_base(b, out, part, _, is_async) for out, part in pairs])
+
+
+def _reduce_scatter_coalesced_bases(
+    b: Any, outputs: Any, inputs: Any, _: Any, op: Any, is_async: bool = True, timeout_ms: int = -1
+) -> Any:
+    pairs = zip(outputs, inputs, strict=True)
+    return _last(
+        [_reduce_scatter_base(b, out, part, _, op, is_async, timeout_ms) for out, part in pairs]
+    )
+
+
+def _last(works: list[Any]) -> Any:
+    # A single pair, as DTensor sends it, stays asynchronous. Of several all but the last are
+    # waited for here: one Work is all that can be returned, and it must not claim too much.
+    for work in works[:-1]:
+        work.wait()
+    return works[-1]
+
+
+OUTPUTS: Returns = "outputs and work"
+
+OPS: dict[str, Op] = {
+    "allreduce_": Op("timed", "all_reduce", _allreduce, OUTPUTS, async_at=4),
+    "allreduce_coalesced_": Op("timed", "all_reduce", _allreduce_coalesced, async_at=3),
+    "broadcast_": Op("timed", "broadcast", _broadcast, OUTPUTS, async_at=4),
+    "reduce_": Op("timed", "reduce", _reduce, async_at=5),
+    "allgather_": Op("timed", "all_gather", _allgather, OUTPUTS, 2, 3, 1),
+    "allgather_coalesced_": Op("timed", "all_gather", _allgather_coalesced, "work", 2, 3, 1),
+    "_allgather_base_": Op("timed", "all_gather", _allgather_base, OUTPUTS, 2, 3, 1),
+    "allgather_into_tensor_coalesced_": Op(
+        "timed", "all_gather", _allgather_coalesced_bases, "work", 2, 3, 1
+    ),
+    "reduce_scatter_": Op("timed", "reduce_scatter", _reduce_scatter, OUTPUTS, 2, 4, 1),
+    "_reduce_scatter_base_": Op("timed", "reduce_scatter", _reduce_scatter_base, OUTPUTS, 2, 4, 1),
+    "reduce_scatter_tensor_coalesced_": Op(
+        "timed", "reduce_scatter", _reduce_scatter_coalesced_bases, "work", 2, 4, 1
+    ),
+    "gather_": Op("timed", "gather", _gather, "work", 2, 4, 1),
+    "scatter_": Op("timed", "scatter", _scatter, OUTPUTS, 2, 4, 1),
+    "alltoall_": Op("timed", "all_to_all", _alltoall, OUTPUTS, 2, 3, 1),
+    "alltoall_base_": Op("timed", "all_to_all", _alltoall_base, "work", 2, 5, 1),
+    "send": Op("timed", "send", _send),
+    "recv_": Op("timed", "recv", _recv, sends=False),
+    "recv_any_source_": Op("timed", "recv", _recv_any, sends=False),
+    "barrier": Op("timed", "barrier", _barrier, async_at=3, payload_at=None),
+    "monitored_barrier_": Op(
+        "timed", "monitored_barrier", _monitored_barrier, "nothing", payload_at=None
+    ),
+    # No collective: looks for NaN in a tensor before one, on CUDA.
+    "check_for_nan": Op("unseen", "check_for_nan", None, "nothing"),
+}

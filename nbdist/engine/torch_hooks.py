@@ -1,0 +1,172 @@
+"""The places inside torch where the tap and the training hooks look on.
+
+The second half of the room for torch's private parts (`torch_compat.py` is the first). Every
+function that puts something in place returns a function that takes it out again. `check_hooks()`
+says what a new torch has moved. Tried with torch 2.13.0 (CPU).
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+import torch.utils.data.dataloader as dataloader
+
+Undo = Callable[[], None]
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+unbox_group = c10d.ProcessGroup.unbox
+native_work_wait = c10d.Work.wait  # as torch made it, whatever is put around it later
+
+
+def check_hooks() -> list[str]:
+    """Return what this torch lacks of what the tap and the training hooks use."""
+    wanted = [
+        (c10d.ProcessGroup, ["unbox", "_get_backend", "group_name"]),
+        (c10d.Work, ["wait", "boxed", "get_future", "is_completed"]),
+        (torch.library.Library, ["impl", "_destroy"]),
+        (dataloader, ["_BaseDataLoaderIter"]),
+        (torch.amp.GradScaler, ["scale"]),
+        (torch._C, ["_dispatch_get_all_op_names"]),
+    ]
+    return [
+        f"torch {torch.__version__}: {getattr(owner, '__name__', owner)}.{name} is gone"
+        for owner, names in wanted
+        for name in names
+        if not hasattr(owner, name)
+    ]
+
+
+def collective_ops() -> set[str]:
+    """Return the names of all `c10d::` operators of the installed torch."""
+    names = torch._C._dispatch_get_all_op_names()
+    return {name.split("::")[1].split(".")[0] for name in names if name.startswith("c10d::")}
+
+
+def place_kernels(kernels: Mapping[str, Callable[..., Any]], device: str) -> Undo:
+    """Let Python functions carry out the `c10d` operators of these names on one kind of device.
+
+    They are called with the GIL held and see each collective of the process: the Python API,
+    DDP's reducer in C++, FSDP and functional collectives all pass the dispatcher.
+    """
+    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this replaces torch's own kernels is the purpose
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, device.upper())
+    undo: Undo = library._destroy
+    return undo
+
+
+def reduce_op(boxed: Any) -> Any:
+    """Return the `ReduceOp` of Python from the operator's argument.
+
+    Raises:
+        NotImplementedError: `PREMUL_SUM`, whose factor torch does not hand out.
+    """
+    kind = boxed.op()
+    if kind == _PREMUL_SUM:
+        raise NotImplementedError(
+            "PREMUL_SUM does not pass the tap on collectives; set c.NBDist.tap = 'off' to use it."
+        )
+    return _REDUCE_OPS[kind]
+
+
+_members: dict[str, Any] = dist.ReduceOp.RedOpType.__members__  # type: ignore[assignment]
+_PREMUL_SUM = int(_members["PREMUL_SUM"])
+_REDUCE_OPS = {
+    int(kind): dist.ReduceOp(kind)
+    for name, kind in _members.items()
+    if name not in ("PREMUL_SUM", "UNUSED")
+}
+
+
+def _replace(owner: Any, name: str, wrapper: Wrapper) -> Undo:
+    native = getattr(owner, name)
+    ours = wrapper(native)
+    setattr(owner, name, ours)
+
+    def undo() -> None:
+        if getattr(owner, name) is ours:  # else somebody wrapped it once more, and still calls us
+            setattr(owner, name, native)
+
+    return undo
+
+
+def wrap_work_wait(wrapper: Wrapper) -> Undo:
+    """Put `wrapper` around `Work.wait`, as called from Python."""
+    return _replace(c10d.Work, "wait", wrapper)
+
+
+def wrap_wait_tensor(wrapper: Wrapper) -> Undo:
+    """Put `wrapper` around the wait of functional collectives (DTensor's among them)."""
+    import torch.distributed._functional_collectives as funcol
+
+    return _replace(funcol, "wait_tensor", wrapper)
+
+
+def wrap_backward(wrapper: Wrapper) -> Undo:
+    """Put `wrapper` around `torch.autograd.backward`, which `Tensor.backward` calls too."""
+    return _replace(torch.autograd, "backward", wrapper)
+
+
+def wrap_next_batch(wrapper: Wrapper) -> Undo:
+    """Put `wrapper` around `next()` on a DataLoader's iterator, of every kind."""
+    return _replace(dataloader._BaseDataLoaderIter, "__next__", wrapper)
+
+
+def remember_unscaled() -> Undo:
+    """Let `unscaled` find the loss behind what `GradScaler.scale` returned."""
+
+    def around(native: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(native)
+        def scale(self: Any, outputs: Any) -> Any:
+            scaled = native(self, outputs)
+            if isinstance(scaled, torch.Tensor) and scaled is not outputs:
+                scaled._nbdist_unscaled = outputs.detach()  # type: ignore[attr-defined]
+            return scaled
+
+        return scale
+
+    return _replace(torch.amp.GradScaler, "scale", around)
+
+
+def unscaled(loss: torch.Tensor) -> torch.Tensor:
+    """Return the loss before a GradScaler scaled it, or the loss itself."""
+    found = getattr(loss, "_nbdist_unscaled", loss)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def local_scalar(loss: torch.Tensor) -> torch.Tensor | None:
+    """Return this rank's value of a DTensor loss; None where only a collective could tell it."""
+    placements = getattr(loss, "placements", None)
+    if placements is None:
+        return loss
+    if all(placement.is_replicate() for placement in placements):
+        local = loss.to_local()  # type: ignore[attr-defined]
+        assert isinstance(local, torch.Tensor)
+        return local
+    return None
+
+
+def on_optimizer_step(hook: Callable[[torch.optim.Optimizer], None]) -> Undo:
+    """Call `hook` after every `step()` of every `torch.optim` optimizer of the process."""
+    handle = torch.optim.optimizer.register_optimizer_step_post_hook(
+        lambda optimizer, args, kwargs: hook(optimizer)
+    )
+    return handle.remove
+
+
+def finished_work() -> Any:
+    """Return a Work that is over.
+
+    Stands for the null that NCCL's backend returns of a launch that needs no wait on the host:
+    an operator carried out in Python must return a Work.
+    """
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result([])
+    return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]

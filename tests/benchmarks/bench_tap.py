@@ -1,0 +1,72 @@
+"""What the tap adds to one collective: processor time against the bare group.
+
+Run as `python -m tests.benchmarks.bench_tap`. Goals: 25 us at "counts", 45 us at "full", nothing
+when off. One rank and one element, so that nothing but the overhead is measured; the levels are
+taken in turn, so that what else the machine does falls on all of them alike.
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+GOALS_US = {"off": 0.0, "counts": 25.0, "full": 45.0}
+ROUNDS = 15
+CALLS = 300
+
+
+def measure() -> dict[str, dict[str, float]]:
+    """Return, for each kind of call and level, the added processor time in us (medians)."""
+    import torch
+    import torch.distributed as dist
+
+    from nbdist.engine import tap
+
+    x = torch.ones(1)
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "all_reduce, async": lambda: dist.all_reduce(x, async_op=True).wait(),
+        "broadcast": lambda: dist.broadcast(x, src=0),
+    }
+    results: dict[str, dict[str, float]] = {}
+    for name, call in calls.items():
+        times: dict[str, list[float]] = {level: [] for level in ("bare", "off", "counts", "full")}
+        for _ in range(ROUNDS):
+            for level in times:
+                # Bare and off are the same code on purpose: their difference is the noise.
+                tap.set_level("off" if level == "bare" else level)
+                call()
+                began = time.process_time_ns()
+                for _ in range(CALLS):
+                    call()
+                times[level].append((time.process_time_ns() - began) / CALLS / 1e3)
+                tap.take()
+        medians = {level: statistics.median(values) for level, values in times.items()}
+        results[name] = {level: medians[level] - medians["bare"] for level in GOALS_US}
+        results[name]["bare"] = medians["bare"]
+    tap.set_level("off")
+    return results
+
+
+def main() -> int:
+    """Print the table; return 1 when a goal is missed."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from tests.group.harness import run_ranks
+
+    (results,) = run_ranks(1, measure, timeout_s=120)
+    missed = []
+    for name, row in results.items():
+        print(f"{name}: bare {row['bare']:.1f} us of processor time")
+        for level, goal in GOALS_US.items():
+            ratio = (row["bare"] + row[level]) / row["bare"]
+            print(f"  {level:7}{row[level]:+7.1f} us  ({ratio:.2f} x)  goal {goal:g} us")
+            if level != "off" and row[level] > goal:
+                missed.append(f"{name} at {level}")
+    print("All goals met." if not missed else f"Falls short: {', '.join(missed)}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

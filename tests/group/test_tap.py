@@ -1,0 +1,397 @@
+"""What the tap sees of collectives, on real gloo groups."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.group.harness import run_ranks, try_ranks
+
+
+def _tap(level: str = "full") -> Any:
+    from nbdist.engine import tap
+
+    tap.install(level)
+    return tap
+
+
+def _all_ops() -> dict[str, Any]:
+    """Call every collective of the Python API once; return what they gave."""
+    import torch
+    import torch.distributed as dist
+
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mine = torch.arange(4.0) + 10 * rank
+    got: dict[str, Any] = {}
+
+    def keep(name: str, *tensors: Any) -> None:
+        got[name] = [t.tolist() for t in tensors]
+
+    x = mine.clone()
+    dist.all_reduce(x)
+    keep("all_reduce", x)
+    x = mine.clone()
+    dist.all_reduce(x, op=dist.ReduceOp.MAX, async_op=True).wait()
+    keep("all_reduce max", x)
+    x, y = mine.clone(), mine.clone()
+    dist.all_reduce_coalesced([x, y], async_op=False)
+    keep("all_reduce_coalesced", x, y)
+    x = mine.clone()
+    dist.broadcast(x, src=1)
+    keep("broadcast", x)
+    x = mine.clone()
+    dist.reduce(x, dst=0)
+    keep("reduce", *([x] if rank == 0 else []))
+    parts = [torch.empty(4) for _ in range(n)]
+    dist.all_gather(parts, mine)
+    keep("all_gather", *parts)
+    out = torch.empty(4 * n)
+    dist.all_gather_into_tensor(out, mine)
+    keep("all_gather_into_tensor", out)
+    lists = [[torch.empty(4)] for _ in range(n)]
+    dist.all_gather_coalesced(lists, [mine]) if n == 1 else None
+    out = torch.empty(4)
+    dist.reduce_scatter_tensor(out, torch.arange(4.0 * n) + rank)
+    keep("reduce_scatter_tensor", out)
+    work = dist.reduce_scatter_tensor(out, torch.arange(4.0 * n) * 2 + rank, async_op=True)
+    work.wait()
+    keep("reduce_scatter_tensor async", out)
+    dist.reduce_scatter(out, [mine + i for i in range(n)])
+    keep("reduce_scatter", out)
+    gathered = [torch.empty(4) for _ in range(n)] if rank == 0 else None
+    dist.gather(mine, gathered, dst=0)
+    keep("gather", *(gathered or []))
+    dist.scatter(out, [mine + i for i in range(n)] if rank == 0 else None, src=0)
+    keep("scatter", out)
+    out = torch.empty(2 * n)
+    dist.all_to_all_single(out, torch.arange(2.0 * n) + 100 * rank)
+    keep("all_to_all_single", out)
+    outs = [torch.empty(2) for _ in range(n)]
+    dist.all_to_all(outs, [torch.ones(2) * (10 * rank + i) for i in range(n)])
+    keep("all_to_all", *outs)
+    if rank == 0:
+        dist.send(mine, dst=1)
+        dist.isend(mine * 2, dst=1).wait()
+        dist.send(mine * 3, dst=1)
+    elif rank == 1:
+        x, y, z = torch.empty(4), torch.empty(4), torch.empty(4)
+        dist.recv(x, src=0)
+        dist.irecv(y, src=0).wait()
+        dist.recv(z)
+        keep("recv", x, y, z)
+    dist.barrier()
+    objects: list[Any] = [None] * n
+    dist.all_gather_object(objects, {"rank": rank})
+    got["objects"] = objects
+    return got
+
+
+def _functional() -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as funcol
+
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mine = torch.arange(4.0) + 10 * rank
+    group = dist.group.WORLD
+    assert group is not None
+    got = {
+        "all_reduce": funcol.all_reduce(mine, "sum", group),
+        "all_gather": funcol.all_gather_tensor(mine, 0, group),
+        "reduce_scatter": funcol.reduce_scatter_tensor(mine.repeat(n), "sum", 0, group),
+        "broadcast": funcol.broadcast(mine, 0, group),
+        "all_to_all": funcol.all_to_all_single(mine.repeat(n), None, None, group),
+    }
+    two = funcol.all_gather_into_tensor_coalesced([mine, mine * 2], group)
+    got["all_gather_coalesced 0"], got["all_gather_coalesced 1"] = two
+    two = funcol.reduce_scatter_tensor_coalesced(
+        [mine.repeat(n), mine.repeat(n) * 2], "sum", [0, 0], group
+    )
+    got["reduce_scatter_coalesced 0"], got["reduce_scatter_coalesced 1"] = two
+    two = funcol.all_reduce_coalesced([mine, mine * 2], "sum", group)
+    got["all_reduce_coalesced 0"], got["all_reduce_coalesced 1"] = two
+    return {name: (value + 0).tolist() for name, value in got.items()}
+
+
+def _with_and_without(level: str) -> tuple[Any, Any, dict[str, int]]:
+    bare = [_all_ops(), _functional()]
+    tap = _tap(level)
+    tapped = [_all_ops(), _functional()]
+    counts = tap.counts()
+    tap.set_level("off")
+    again = [_all_ops(), _functional()]
+    assert again == bare
+    assert tap.counts() == counts
+    return bare, tapped, counts
+
+
+@pytest.mark.parametrize("level", ["counts", "full"])
+def test_every_collective_gives_the_same_with_the_tap(level: str) -> None:
+    outcomes = run_ranks(2, _with_and_without, level)
+    for bare, tapped, _ in outcomes:
+        assert tapped == bare
+    assert outcomes[0][2] == outcomes[1][2]
+    (count,) = outcomes[0][2].values()
+    assert count >= 20
+
+
+def _unnamed() -> list[str]:
+    from nbdist.engine.tap_ops import OPS
+    from nbdist.engine.torch_hooks import check_hooks, collective_ops
+
+    assert check_hooks() == []
+    return sorted(collective_ops() - set(OPS))
+
+
+def test_the_table_names_every_c10d_operator_of_this_torch() -> None:
+    assert run_ranks(1, _unnamed) == [[]]
+
+
+def _count_groups() -> tuple[dict[str, int], dict[str, int], str]:
+    import torch
+    import torch.distributed as dist
+
+    tap = _tap("counts")
+    pair = dist.new_group([0, 1])
+    tap.reset_counts()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(2))
+    dist.broadcast(torch.ones(2), src=0, group=pair)
+    before = tap.counts()
+    tap.reset_counts()
+    return before, tap.counts(), tap.last_kind()
+
+
+def test_counts_are_kept_per_group_until_the_group_is_formed_anew() -> None:
+    for before, after, last in run_ranks(2, _count_groups):
+        assert sorted(before.values()) == [1, 3]
+        assert after == {}
+        assert last == "broadcast"
+
+
+def _traffic() -> Any:
+    import torch
+    import torch.distributed as dist
+
+    tap = _tap("full")
+    dist.barrier()
+    tap.take()
+    dist.all_reduce(torch.ones(256))
+    work = dist.all_reduce(torch.ones(256), async_op=True)
+    work.wait()
+    first = tap.take()
+    return first, tap.take()
+
+
+def test_traffic_adds_up_bytes_and_collectives_and_begins_anew() -> None:
+    for first, second in run_ranks(2, _traffic):
+        assert (first.bytes, first.collectives, first.untimed) == (2048, 2, 0)
+        assert first.exposed_ns > 0
+        assert first.total_ns > 0
+        assert (second.bytes, second.collectives, second.exposed_ns, second.total_ns) == (0,) * 4
+
+
+def _late_peer(delay_s: float) -> tuple[float, float]:
+    """Rank 1 comes late to each of four collectives; return exposed and total ms."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as funcol
+
+    tap = _tap("full")
+    out = torch.empty(2)
+    _ = funcol.all_reduce(out, "sum", dist.group.WORLD) + 1  # the first call imports for 0.5 s
+    exposed = total = 0.0
+    for case in range(4):
+        dist.barrier()
+        tap.take()
+        if dist.get_rank() == 1:
+            time.sleep(delay_s)
+        if case == 0:
+            dist.all_reduce(out)
+        elif case == 1:
+            dist.all_reduce(out, async_op=True).wait()
+        elif case == 2:
+            dist.reduce_scatter_tensor(out, torch.ones(4), async_op=True).wait()
+        else:
+            _ = funcol.all_reduce(out, "sum", dist.group.WORLD) + 1
+        traffic = tap.take()
+        exposed += traffic.exposed_ns / 1e6
+        total += traffic.total_ns / 1e6
+    return exposed, total
+
+
+def test_waiting_for_a_late_peer_is_exposed_on_the_rank_that_waits() -> None:
+    (waited, total), (waited_late, total_late) = run_ranks(2, _late_peer, 0.1)
+    assert waited > 4 * 95
+    assert total > 4 * 95
+    assert waited_late < waited / 2
+    assert total_late < total / 2
+
+
+def _functional_reduce_scatters() -> tuple[int, int, int]:
+    import gc
+
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as funcol
+
+    tap = _tap("full")
+    group = dist.group.WORLD
+    assert group is not None
+    for _ in range(100):
+        x = funcol.reduce_scatter_tensor(torch.ones(12_345), "sum", 0, [0])
+        _ = x + 1
+    waited = tap.take().untimed
+    out = torch.empty(12_345)
+    for _ in range(200):
+        dist.reduce_scatter_tensor(out, torch.ones(12_345), async_op=True)
+    dist.barrier()
+    del x, _
+    gc.collect()
+    held = sum(isinstance(o, torch.Tensor) and o.numel() == 12_345 for o in gc.get_objects())
+    return waited, tap.take().collectives, held
+
+
+def test_collectives_that_do_not_tell_their_end_hold_few_tensors() -> None:
+    ((waited, collectives, held),) = run_ranks(1, _functional_reduce_scatters)
+    assert waited == 0
+    assert collectives == 201
+    assert held < 70
+
+
+def _hidden() -> tuple[float, float]:
+    """Rank 0 computes while its collective waits for rank 1."""
+    import torch
+    import torch.distributed as dist
+
+    tap = _tap("full")
+    dist.barrier()
+    tap.take()
+    if dist.get_rank() == 1:
+        time.sleep(0.1)
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    if dist.get_rank() == 0:
+        time.sleep(0.3)  # stands for computing
+    work.wait()
+    traffic = tap.take()
+    return traffic.exposed_ns / 1e6, traffic.total_ns / 1e6
+
+
+def test_a_collective_behind_computation_is_total_and_not_exposed() -> None:
+    exposed, total = run_ranks(2, _hidden)[0]
+    assert total > 90
+    assert exposed < 50
+
+
+def _see_waiting(how: str) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    tap = _tap("full")
+    if dist.get_rank() == 1:
+        # Comes only when rank 0 has been seen waiting.
+        store = dist.distributed_c10d._get_default_store()
+        store.wait(["seen"])
+        dist.all_reduce(torch.ones(3))
+        return None
+    store = dist.distributed_c10d._get_default_store()
+    seen: list[Any] = []
+
+    def look() -> None:
+        while not seen:
+            waiting = tap.waiting()
+            if waiting is not None and waiting.seconds > 0.05:
+                seen.append(waiting.to_wire())
+        store.set("seen", "1")
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    code = {
+        "sync": "dist.all_reduce(torch.ones(3))",
+        "async": "work = dist.all_reduce(torch.ones(3), async_op=True)\nwork.wait()",
+    }[how]
+    exec(compile(f"# a cell\n{code}", "/tmp/ipykernel_1/cell.py", "exec"), {**locals()})
+    thread.join()
+    assert tap.waiting() is None
+    return seen[0]
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_another_thread_sees_what_the_main_thread_waits_in(how: str) -> None:
+    waiting = run_ranks(2, _see_waiting, how)[0]
+    assert waiting["kind"] == "all_reduce"
+    assert (waiting["seq"], waiting["bytes"]) == (1, 12)
+    assert waiting["line"] == "/tmp/ipykernel_1/cell.py:2"
+    assert waiting["is_certain"] is True
+
+
+def _peer_dies(level: str) -> str:
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(1))
+    if level != "off":
+        _tap(level)
+    if dist.get_rank() == 1:
+        os._exit(1)
+    try:
+        dist.all_reduce(torch.ones(1))
+    except Exception as error:
+        return type(error).__name__
+    return "no error"
+
+
+def test_a_collective_that_fails_raises_the_same_error_with_the_tap() -> None:
+    names = {level: try_ranks(2, _peer_dies, level)[0].value for level in ("off", "counts", "full")}
+    assert len(set(names.values())) == 1
+    assert names["off"] != "no error"
+
+
+def _premul() -> str:
+    import torch
+    import torch.distributed as dist
+
+    _tap("full")
+    try:
+        dist.all_reduce(torch.ones(1), op=dist._make_nccl_premul_sum(2.0))
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
+def test_the_one_reduction_that_cannot_pass_says_what_to_do() -> None:
+    assert "c.NBDist.tap = 'off'" in run_ranks(1, _premul)[0]
+
+
+def _swap() -> list[float]:
+    """Put a new backend into the group, as recovery does, and go on."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    tap = _tap("full")
+    got = []
+    store = dist.distributed_c10d._get_default_store()
+    for slot in (10, 11):
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        got.append(x.item())
+        group = dist.group.WORLD
+        assert group is not None
+        new = dist.ProcessGroupGloo(
+            dist.PrefixStore(f"g{slot}", store), dist.get_rank(), 2, timedelta(seconds=20)
+        )
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType(slot), new)
+        tap.reset_counts()
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert list(tap.counts().values()) == [1]
+    return [*got, x.item()]
+
+
+def test_collectives_go_through_a_backend_that_was_put_in_later() -> None:
+    assert run_ranks(2, _swap) == [[2.0, 2.0, 2.0]] * 2
