@@ -1,0 +1,240 @@
+"""What the ranks run in test_layouts: parity with one process on the same split, and wrong use."""
+
+import gc
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.tensor import DTensor
+
+from nbdist.engine import torch_compat
+from nbdist.engine.layout.layout import Layout, layout_of, parallelize, parallelized_modules
+from nbdist.errors import LayoutError
+from tests.group import models
+
+STEPS, GLOBAL_BATCH = 5, 16
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the full tensor behind a shard, as a copy."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().clone()
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: whole(value) for name, value in model.state_dict().items()}
+
+
+def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Return the largest difference between two states with the same names."""
+    assert list(a) == list(b), "names changed"
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+def one_process(name: str, dtype: torch.dtype, parts: int) -> tuple[list[float], dict[str, Tensor]]:
+    """Train as one process does on the same split: `parts` micro-batches a step.
+
+    Running statistics follow the first part alone, as under DDP they follow rank 0.
+    """
+    model = models.make(name, dtype)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(STEPS):
+        x, y = models.batch(name, step, GLOBAL_BATCH, dtype)
+        kept: list[Tensor] = []
+        for x_part, y_part in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            loss = models.loss_of(name, model(x_part), y_part)
+            (loss / parts).backward()
+            kept = kept or [buffer.clone() for buffer in model.buffers()]
+            losses.append(loss.item())
+        for buffer, value in zip(model.buffers(), kept, strict=True):
+            buffer.copy_(value)
+        opt.step()
+        opt.zero_grad()
+    return losses, state_of(model)
+
+
+def train(
+    name: str, dtype: torch.dtype, layout: str, seed: int
+) -> tuple[list[float], dict[str, Tensor], Layout]:
+    """Train this rank's part under `layout`, from weights that depend on `seed`."""
+    model = models.make(name, dtype, seed)
+    spread = parallelize(model, layout)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    losses = []
+    for step in range(STEPS):
+        x, y = models.batch(name, step, GLOBAL_BATCH, dtype)
+        loss = models.loss_of(name, model(x.chunk(world)[rank]), y.chunk(world)[rank])
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+    return losses, state_of(model), spread
+
+
+def parity(name: str, layouts: list[str]) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return, for each layout and dtype, the differences of losses and of the final state."""
+    found = {}
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for dtype in (torch.float32, torch.float64):
+        losses, state = one_process(name, dtype, world)
+        for layout in layouts:
+            # Every rank begins with other weights: rank 0's count.
+            mine, final, _ = train(name, dtype, layout, seed=rank)
+            in_losses = max(abs(a - b) for a, b in zip(mine, losses[rank::world], strict=True))
+            found[layout, str(dtype)] = (in_losses, difference(final, state))
+    return found
+
+
+def looks_like_the_users_model(layout: str) -> dict[str, Any]:
+    model = models.make("conv", torch.float32)
+    names = [name for name, _ in model.named_parameters()]
+    facts: dict[str, str] = {}
+    spread = parallelize(model, layout, tell=facts.update)
+    return {
+        "same names": [name for name, _ in model.named_parameters()] == names,
+        "same class": isinstance(model, models.ConvNet),
+        "same object": spread.model is model,
+        "again": parallelize(model, layout) is spread and layout_of(model) is spread,
+        "known": any(module is model for module in parallelized_modules()),
+        "facts": facts,
+        "repr": repr(spread),
+        "explained": repr(spread.explain()),
+        "blocks": spread.blocks,
+        "held": sum(
+            (p.to_local() if isinstance(p, DTensor) else p).numel() for p in model.parameters()
+        ),
+        "count": spread.size.parameters,
+        "axes": spread.mesh.mesh_dim_names,
+    }
+
+
+def forgets_a_dropped_model(layout: str) -> int:
+    for _ in range(2):
+        model = models.make("gpt", torch.float32)
+        parallelize(model, layout)
+        x, y = models.batch("gpt", 0, 2, torch.float32)
+        models.loss_of("gpt", model(x), y).backward()
+        del model
+    gc.collect()
+    return len(parallelized_modules())
+
+
+def evaluates_alone() -> list[float]:
+    """Rank 0 alone looks at the output of a model with batch norm, in mid-training."""
+    model = models.make("conv", torch.float32)
+    parallelize(model, "ddp")
+    x, y = models.batch("conv", dist.get_rank(), 4, torch.float32)
+    seen = []
+    for _ in range(2):
+        if dist.get_rank() == 0:
+            model.eval()
+            with torch.no_grad():
+                seen.append(float(model(x).sum()))
+            model.train()
+        models.loss_of("conv", model(x), y).backward()
+    return seen
+
+
+def buffers_after_a_step(layout: str) -> list[Any]:
+    model = models.make("conv", torch.float32)
+    model.register_buffer("constant", torch.tensor(float(dist.get_rank())), persistent=False)
+    parallelize(model, layout)
+    model.constant.fill_(dist.get_rank())
+    x, y = models.batch("conv", dist.get_rank(), 4, torch.float32)
+    models.loss_of("conv", model(x), y).backward()
+    return [buffer.tolist() for buffer in model.buffers()]
+
+
+def hooked(through: str) -> tuple[int, list[float]]:
+    """Count a hook's calls, with gradients sent as fp16."""
+    calls = 0
+
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        nonlocal calls
+        calls += 1
+        return default_hooks.fp16_compress_hook(state, bucket)
+
+    model = models.make("gpt", torch.float32)
+    spread = parallelize(model, "ddp")
+    register = spread.register_comm_hook if through == "layout" else model.register_comm_hook
+    register(None, hook)
+    x, y = models.batch("gpt", dist.get_rank(), 4, torch.float32)
+    models.loss_of("gpt", model(x), y).backward()
+    return calls, [float(p.grad.sum()) for p in model.parameters()]
+
+
+def gathers_without_synchronising() -> bool:
+    """Accumulate with torch's own switch: no gradient is averaged until it is on again."""
+    model = models.make("gpt", torch.float32)
+    parallelize(model, "ddp")
+    x, y = models.batch("gpt", dist.get_rank(), 4, torch.float32)
+    model.set_requires_gradient_sync(False)
+    models.loss_of("gpt", model(x), y).backward()
+    local = [p.grad.clone() for p in model.parameters()]
+    model.set_requires_gradient_sync(True)
+    models.loss_of("gpt", model(x), y).backward()
+    both = [p.grad for p in model.parameters()]
+    everyone = [torch.empty_like(both[0]) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, both[0])
+    alone = [torch.empty_like(local[0]) for _ in range(dist.get_world_size())]
+    dist.all_gather(alone, local[0])
+    return torch.equal(*everyone) and not torch.equal(*alone)
+
+
+def refusals() -> dict[str, str]:
+    """Return the text of each wrong use; the model must be untouched, so that ddp still works."""
+    texts = {}
+
+    def refused(label: str, model: Any, layout: str, *policies: object) -> None:
+        try:
+            parallelize(model, layout, *policies)
+        except LayoutError as error:
+            texts[label] = str(error)
+
+    plain = models.make("gpt", torch.float32)
+    refused("unknown word", plain, "zeor3")
+    refused("product", plain, "dp=3")
+    refused("tp", plain, "tp=2")
+    refused("policy", plain, "ddp", object())
+    refused("no module", lambda: plain, "ddp")
+    opt = torch.optim.SGD(plain.parameters(), lr=0.1)
+    refused("optimizer before fsdp", plain, "zero3")
+    parallelize(plain, "ddp")
+    assert opt.param_groups
+    refused("another layout", plain, "zero3")
+    refused("a part", nn.Sequential(plain), "ddp")
+    refused(
+        "wrapped", nn.parallel.DistributedDataParallel(models.make("gpt", torch.float32)), "ddp"
+    )
+    scalar = nn.Linear(2, 2)
+    scalar.gain = nn.Parameter(torch.tensor(1.0))
+    refused("scalar", scalar, "zero3")
+    refused("a list", nn.ModuleList([nn.Linear(2, 2)]), "zero3")
+    refused("frozen", nn.Linear(2, 2).requires_grad_(False), "ddp")
+    refused("meta", nn.Linear(2, 2, device="meta"), "zero3")
+    refused("shapes", nn.Linear(2, 2 + dist.get_rank()), "ddp")
+    refused("layouts", nn.Linear(2, 2), ["zero2", "zero3"][dist.get_rank()])
+    sharded = models.make("gpt", torch.float32)
+    spread = parallelize(sharded, "zero3")
+    with suppress(LayoutError):
+        spread.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        texts["hook"] = "accepted"
+    return texts
+
+
+def trains_after_a_stale_optimizer() -> str:
+    """An optimizer that only a cycle keeps alive is no reason to refuse."""
+    model = models.make("gpt", torch.float32)
+    opt: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt.me = opt
+    del opt
+    return parallelize(model, "zero3").name
+
+
+def self_test() -> list[str]:
+    return torch_compat._check_layouts()

@@ -1,0 +1,142 @@
+"""Layouts on real ranks: the same numbers as one process, and wrong use refused in words."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.group.harness import run_ranks
+
+RANKS = "tests.group.layout_ranks:"
+LAYOUTS = {2: ["ddp", "zero2", "zero3"], 4: ["ddp", "zero2", "zero3", "dp=2 fsdp=2"]}
+# Largest difference of a parameter after five AdamW steps that comes from the order of summation
+# alone: AdamW amplifies round-off.
+FLOOR = {"torch.float32": 2e-5, "torch.float64": 1e-12}
+CASES = [
+    (model, ranks, layout, dtype)
+    for model in ("gpt", "conv")
+    for ranks in (2, 4)
+    for layout in LAYOUTS[ranks]
+    for dtype in FLOOR
+]
+
+
+@cache
+def parity(model: str, ranks: int) -> list[dict[tuple[str, str], tuple[float, float]]]:
+    return run_ranks(ranks, RANKS + "parity", model, LAYOUTS[ranks])
+
+
+@pytest.mark.parametrize(("model", "ranks", "layout", "dtype"), CASES)
+def test_a_layout_trains_as_one_process_does_on_the_same_split(
+    model: str, ranks: int, layout: str, dtype: str
+) -> None:
+    for found in parity(model, ranks):
+        in_losses, in_state = found[layout, dtype]
+        if ranks == 2:  # two summands have one order
+            assert (in_losses, in_state) == (0, 0)
+        assert in_losses <= FLOOR[dtype]
+        assert in_state <= FLOOR[dtype]
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "axes"),
+    [("dp=2", "ddp", ("dp",)), ("zero2", "zero2", ("fsdp",)), ("fsdp=2", "zero3", ("fsdp",))],
+)
+def test_a_model_keeps_its_names_and_says_its_layout(
+    layout: str, name: str, axes: tuple[str, ...]
+) -> None:
+    for seen in run_ranks(2, RANKS + "looks_like_the_users_model", layout):
+        claims = ("same names", "same class", "same object", "again", "known")
+        assert {claim: seen[claim] for claim in claims} == dict.fromkeys(claims, True)
+        assert seen["facts"] == {
+            "layout": name,
+            "model": "ConvNet",
+            "parameters": str(seen["count"]),
+        }
+        assert seen["axes"] == axes
+        assert seen["repr"].startswith(f"<Layout {name} (")
+        assert "\n" not in seen["repr"]
+        assert "a rank sends" in seen["explained"]
+
+
+def test_shards_halve_what_a_rank_holds_and_units_are_the_residual_blocks() -> None:
+    for seen in run_ranks(2, RANKS + "looks_like_the_users_model", "zero3"):
+        assert seen["held"] < 0.51 * seen["count"]
+        assert seen["blocks"] == ("layer_1.0", "layer_1.1", "layer_2.0", "layer_2.1")
+        assert "4 blocks (layer_1.0" in seen["explained"]
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero3"])
+def test_a_layout_lives_no_longer_than_its_model(layout: str) -> None:
+    assert run_ranks(2, RANKS + "forgets_a_dropped_model", layout) == [0, 0]
+
+
+def test_rank_0_may_evaluate_alone_under_ddp() -> None:
+    seen, other = run_ranks(2, RANKS + "evaluates_alone")
+    assert len(seen) == 2
+    assert seen[0] != seen[1]
+    assert other == []
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero3"])
+def test_running_statistics_follow_rank_0_and_constants_stay_at_home(layout: str) -> None:
+    (constant_0, *stats_0), (constant_1, *stats_1) = run_ranks(
+        2, RANKS + "buffers_after_a_step", layout
+    )
+    assert stats_0 == stats_1
+    assert (constant_0, constant_1) == (0, 1)
+
+
+@pytest.mark.parametrize("through", ["layout", "model"])
+def test_communication_hooks_work_under_ddp(through: str) -> None:
+    (calls_0, grads_0), (calls_1, grads_1) = run_ranks(2, RANKS + "hooked", through)
+    assert calls_0 == calls_1 >= 1
+    assert grads_0 == grads_1
+
+
+def test_gradients_can_be_gathered_without_synchronising() -> None:
+    assert run_ranks(2, RANKS + "gathers_without_synchronising") == [True, True]
+
+
+@pytest.fixture(scope="module")
+def refusals() -> list[dict[str, str]]:
+    return run_ranks(2, RANKS + "refusals")
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("unknown word", ["zeor3", "zero3"]),
+        ("product", ["needs 3 ranks", "has 2", '"dp=-1" gives dp=2']),
+        ("tp", ["Axis tp comes with a later version"]),
+        ("policy", ["Policies (object) come with a later version"]),
+        ("no module", ["got a function", "torch.nn.Module"]),
+        ("optimizer before fsdp", ["An optimizer (SGD) already holds", "make the optimizer after"]),
+        ("another layout", ['has the layout "ddp"', "build the model again"]),
+        ("a part", ["A part of this model, 0,"]),
+        ("wrapped", ["DistributedDataParallel", "leave parallelize out"]),
+        ("scalar", ["Parameter gain is a scalar"]),
+        ("a list", ["A ModuleList has no forward"]),
+        ("frozen", ["No parameter of the model requires a gradient"]),
+        ("meta", ["meta device"]),
+        ("shapes", ["Ranks 0 and 1", "weight is (2, 2)", "(3, 2)"]),
+        ("layouts", ["layout is zero2", "zero3 on rank 1"]),
+    ],
+)
+def test_wrong_use_is_refused_in_words_on_every_rank(
+    refusals: list[dict[str, str]], case: str, words: list[str]
+) -> None:
+    for texts in refusals:
+        assert [word for word in words if word not in texts[case]] == []
+
+
+def test_fsdp_has_no_communication_hooks(refusals: list[dict[str, Any]]) -> None:
+    assert all("hook" not in texts for texts in refusals)
+
+
+def test_an_optimizer_that_only_a_cycle_keeps_does_not_refuse_fsdp() -> None:
+    assert run_ranks(2, RANKS + "trains_after_a_stale_optimizer") == ["zero3", "zero3"]
+
+
+def test_this_torch_has_what_layouts_need() -> None:
+    assert run_ranks(1, RANKS + "self_test") == [[]]
