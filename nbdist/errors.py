@@ -4,6 +4,7 @@
     ├── ClusterError        no engines, wrong state, engines that died
     ├── StartError          a cluster that could not be started
     ├── UsageError          a wrong word on a magic's line
+    ├── CellSyntaxError     a cell that does not compile
     ├── LayoutError         a layout that does not fit the model or the ranks
     ├── TransferError       push or pull of something that cannot travel
     ├── TrackingError       runs that cannot be kept or shown
@@ -60,6 +61,10 @@ class StartError(NBDistError):
 
 class UsageError(NBDistError):
     """A word on a magic's line is wrong; the text says what is right."""
+
+
+class CellSyntaxError(NBDistError):
+    """A cell does not compile; it was sent to no rank."""
 
 
 class LayoutError(NBDistError):

@@ -29,8 +29,7 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
     missing = sorted(rank for rank in chosen if rank >= world_size)
     if missing:
         raise UsageError(
-            f"There is no {name_ranks(missing)}: this cluster has "
-            f"{name_ranks(range(world_size))}."
+            f"There is no {name_ranks(missing)}: this cluster has {name_ranks(range(world_size))}."
         )
     return tuple(sorted(chosen))
 

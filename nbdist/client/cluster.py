@@ -174,6 +174,20 @@ class Cluster:
         for future in reformed:
             future.result(timeout_s)
 
+    def reform(self, timeout_s: float) -> dict[int, list[str]]:
+        """Give the group of all ranks a new backend; every main thread must be idle.
+
+        Returns:
+            What was healed, by rank.
+
+        Raises:
+            ClusterError: A rank is dead, or did not answer in time.
+        """
+        self.generation += 1
+        return self.request_all(
+            range(len(self.ranks)), "group.reform", timeout_s=timeout_s, generation=self.generation
+        )
+
     def _start_ranks(self, ranks: Iterable[int]) -> None:
         assert self.options is not None and self._folder is not None
         chosen = list(ranks)
@@ -364,7 +378,13 @@ class Cluster:
         return future
 
     def request_all(
-        self, ranks: Iterable[int], call: str, *, timeout_s: float, busy: bool = False, **kwargs: Any
+        self,
+        ranks: Iterable[int],
+        call: str,
+        *,
+        timeout_s: float,
+        busy: bool = False,
+        **kwargs: Any,
     ) -> dict[int, Any]:
         """Ask several ranks at once and wait for all; the first failure is raised.
 
@@ -384,9 +404,7 @@ class Cluster:
                 ) from None
         return answers
 
-    def execute(
-        self, rank: int, code: str, options: Mapping[str, Any], handler: Handler
-    ) -> str:
+    def execute(self, rank: int, code: str, options: Mapping[str, Any], handler: Handler) -> str:
         """Send a cell to a rank; `handler` gets its output and its reply.
 
         Raises:

@@ -174,7 +174,7 @@ class Connection:
         socket = client._control_socket if control else client._mux_socket
 
         def really_send() -> None:
-            client.session.send(socket, message, buffers=buffers, ident=ident, copy=False)
+            client.session.send(socket, message, buffers=buffers, ident=ident)
 
         client._io_loop.add_callback(really_send)
         return message_id

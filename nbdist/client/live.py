@@ -34,6 +34,7 @@ class LiveText:
         """Gather from now on; the thread starts with the first text."""
         self.outputs = {rank: RankOutput() for rank in ranks}
         self._slots = slots
+        self._notes: list[str] = []
         self._slot: Slot | None = None
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -68,6 +69,12 @@ class LiveText:
         """Take a `clear_output` of `rank`; any thread."""
         with self._lock:
             self.outputs[rank].clear(wait=wait)
+        self._touch()
+
+    def say(self, note: str) -> None:
+        """Show one line under the live text; it is not part of what the cell leaves behind."""
+        with self._lock:
+            self._notes.append(note)
         self._touch()
 
     def items(self) -> dict[int, list[Item]]:
@@ -116,10 +123,12 @@ class LiveText:
     def _draw(self) -> None:
         with self._lock:
             tails = {rank: _tail(output) for rank, output in self.outputs.items()}
+            notes = list(self._notes)
         shown = render(tails, max_lines=TAIL_LINES * 4)
-        if not shown and self._slot is None:
+        if not shown and not notes and self._slot is None:
             return
-        display = shown[0] if shown else Display({"text/plain": ""})
+        text = [page.data["text/plain"] for page in shown[:1]]
+        display = Display({"text/plain": "\n".join([*text, *notes])})
         if self._slot is None:
             self._slot = self._slots.open(display)
         else:

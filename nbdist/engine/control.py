@@ -45,14 +45,17 @@ def stacks() -> dict[str, str]:
     }
 
 
-def abort() -> int:
+def abort(generation: int) -> int:
     """Free the main thread from a collective it waits in; returns how many links were cut.
 
     The group is unusable afterwards, until all ranks have re-formed it.
+
+    Args:
+        generation: The one meant; an order that comes late does nothing.
     """
     from nbdist.engine import group
 
-    return group.abort()
+    return group.abort(generation)
 
 
 def _resident_bytes() -> int:

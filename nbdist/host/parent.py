@@ -98,11 +98,6 @@ class Parent:
     def _warm(self) -> None:
         began = time.monotonic()
         if self._fork:
-            import ipykernel.ipkernel
-            import ipyparallel.engine.app
-            import torch
-            import torch._dynamo
-            import torch.distributed.tensor
 
             import nbdist.engine.boot
             import nbdist.host.store  # noqa: F401
@@ -227,9 +222,7 @@ def _run_role(role: str, spec: dict[str, Any], listener: socket.socket | None) -
         boot.run(spec)
 
 
-def _spawn_child(
-    role: str, spec: dict[str, Any], log: int, listener: socket.socket | None
-) -> int:
+def _spawn_child(role: str, spec: dict[str, Any], log: int, listener: socket.socket | None) -> int:
     """Start a fresh interpreter for `role`; its children are seen by `waitpid` like forks."""
     command = [sys.executable, "-m", _CHILD_MODULES[role], json.dumps(spec)]
     keep = []

@@ -59,7 +59,7 @@ class LocalLauncher:
             log_folder: Where each process's stdout and stderr go (0700).
             fork: Fork engines from the parent; by default where the platform allows it.
         """
-        self._logs = log_folder
+        self.logs = log_folder
         self._ready: Future[dict[str, Any]] = Future()
         self._starting: dict[str, Future[Started]] = {}
         self._pids: dict[str, int] = {}
@@ -67,7 +67,9 @@ class LocalLauncher:
         self._lock = threading.Lock()
         fork = sys.platform == "linux" if fork is None else fork
         self._channel, theirs = socket.socketpair()
-        parent_log = os.open(log_folder / "parent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        parent_log = os.open(
+            log_folder / "parent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
         try:
             self._parent = subprocess.Popen(
                 [
@@ -106,7 +108,7 @@ class LocalLauncher:
         except FutureTimeoutError:
             raise StartError(
                 f"The parent process did not finish importing torch in {timeout_s:.0f} s.",
-                why=f"Its log: {self._logs / 'parent.log'}",
+                why=f"Its log: {self.logs / 'parent.log'}",
                 do="%dist doctor",
             ) from None
 
@@ -126,13 +128,13 @@ class LocalLauncher:
             "op": "start",
             "role": role,
             "key": key,
-            "log": str(self._logs / f"{name}.log"),
+            "log": str(self.logs / f"{name}.log"),
             "spec": dict(spec),
         }
         try:
             self._send(request)
         except OSError as error:
-            raise _parent_gone(self._logs) from error
+            raise _parent_gone(self.logs) from error
         return future
 
     def signal(self, key: str, number: int, *, group: bool = False) -> None:
@@ -220,7 +222,7 @@ class LocalLauncher:
                 log.exception("An exit callback failed for %s", key)
 
     def _on_parent_gone(self) -> None:
-        error = _parent_gone(self._logs)
+        error = _parent_gone(self.logs)
         if not self._ready.done():
             self._ready.set_exception(error)
         for key in list(self._starting):

@@ -1,0 +1,57 @@
+"""Interactive distributed PyTorch training in notebooks.
+
+In a notebook: `%load_ext nbdist`, then `%dist start` and `%%distributed` cells. The same names
+from Python: `nbdist.start(n=4)` returns a `Session`. On a rank, this package holds what a cell
+uses: `nbdist.parallelize`, `nbdist.loader`, `nbdist.log`.
+
+Names are fetched when they are first used: importing nbdist costs milliseconds and brings in
+neither torch nor mlflow nor matplotlib.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PLACES = {
+    # in the notebook
+    "start": "nbdist.client.session",
+    "current": "nbdist.client.session",
+    "Session": "nbdist.client.session",
+    "CellResult": "nbdist.client.result",
+    # on a rank
+    "parallelize": "nbdist.engine.layout",
+    "Layout": "nbdist.engine.layout",
+    "loader": "nbdist.engine.data",
+    "log": "nbdist.engine.training",
+    # on both sides
+    "NBDistError": "nbdist.errors",
+    "ClusterError": "nbdist.errors",
+    "StartError": "nbdist.errors",
+    "UsageError": "nbdist.errors",
+    "CellSyntaxError": "nbdist.errors",
+    "LayoutError": "nbdist.errors",
+    "TransferError": "nbdist.errors",
+    "RankError": "nbdist.errors",
+}
+
+__all__ = ["__version__", *_PLACES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'nbdist' has no attribute {name!r}")
+    value = getattr(import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Register `%dist` and `%%distributed`; called by `%load_ext nbdist`. Starts nothing."""
+    from nbdist.client.magics import register
+
+    register(shell)

@@ -1,0 +1,185 @@
+"""Read the words after `%dist` and `%%distributed`: pure, and the same for help and completion."""
+
+import argparse
+import ast
+import shlex
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from nbdist.errors import UsageError
+
+COMMANDS = {
+    "start": "start the ranks and form their process group",
+    "status": "every rank: host, device, pid, state, step, memory, last collective",
+    "stop": "end all ranks; what they hold is gone",
+    "restart": "new processes for these ranks (all by default)",
+    "push": "notebook -> ranks",
+    "pull": "ranks -> notebook: NAME becomes a list, one entry a rank",
+    "stacks": "where every rank is now, in Python",
+    "board": "the board of the last run",
+    "runs": "this notebook's runs, newest first",
+    "ui": "start the MLflow UI and show its link",
+    "doctor": "what is wrong with this machine, and the mend",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises one line, and asks nobody to exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {_plainer(message)}  ({self.prog} --help)")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise _HelpShown
+
+
+class _HelpShown(Exception):
+    """`--help` has printed its text; there is nothing more to do."""
+
+
+def _plainer(message: str) -> str:
+    return message.replace("the following arguments are required", "missing")
+
+
+def dist_parser() -> argparse.ArgumentParser:
+    """Return the parser of `%dist`."""
+    parser = _Parser(prog="%dist", description="Start, stop and look at the ranks.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    made = {
+        name: commands.add_parser(name, help=text, description=text, prog=f"%dist {name}")
+        for name, text in COMMANDS.items()
+    }
+    start = made["start"]
+    start.add_argument("-n", type=int, help="number of ranks; by default the GPUs, else 2")
+    start.add_argument("--launcher", metavar="NAME", help="how ranks are started: local")
+    start.add_argument("--device", metavar="DEVICE", help="cpu or cuda")
+    start.add_argument("--backend", metavar="BACKEND", help="gloo or nccl")
+    start.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="longest wait inside one collective"
+    )
+    start.add_argument("--threads", type=int, metavar="PER_RANK", help="CPU threads of a rank")
+    start.add_argument("--tracking-uri", metavar="URI", help="MLflow server")
+    for name in ("restart", "push", "pull", "stacks"):
+        _add_ranks(made[name])
+    for name in ("push", "pull"):
+        made[name].add_argument("names", nargs="+", metavar="NAME")
+    made["runs"].add_argument("--sync", action="store_true", help="send what waits in the spool")
+    made["runs"].add_argument("--plain", action="store_true", help="as text")
+    return parser
+
+
+def distributed_parser() -> argparse.ArgumentParser:
+    """Return the parser of `%%distributed`."""
+    parser = _Parser(prog="%%distributed", description="Run this cell on the ranks.")
+    _add_ranks(parser)
+    parser.add_argument("--run", metavar="NAME", help="name of the MLflow run")
+    parser.add_argument("--resume", action="store_true", help="continue the newest run of NAME")
+    parser.add_argument(
+        "-p",
+        dest="params",
+        action="append",
+        default=[],
+        type=_parameter,
+        metavar="KEY=VALUE",
+        help="a Python literal, set on the ranks before the cell runs and logged",
+    )
+    parser.add_argument("--no-track", action="store_true", help="no MLflow run for this cell")
+    parser.add_argument(
+        "--timeout", type=_seconds, metavar="SECONDS", help="interrupt the cell after so long"
+    )
+    return parser
+
+
+def parse_dist(line: str) -> argparse.Namespace | None:
+    """Return what a `%dist` line asks for; None when it asked for help, which was printed.
+
+    Raises:
+        UsageError: A word is wrong; one line says what is right.
+    """
+    words = _words("%dist", line)
+    if not words:
+        words = ["status"]
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
+        close = get_close_matches(words[0], COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(COMMANDS)}."
+        raise UsageError(f"%dist has no command {words[0]!r}; {hint}")
+    return _parse(dist_parser(), words)
+
+
+def parse_distributed(line: str) -> argparse.Namespace | None:
+    """Return what a `%%distributed` line asks for; None when it asked for help.
+
+    Raises:
+        UsageError: A word is wrong; one line says what is right.
+    """
+    return _parse(distributed_parser(), _words("%%distributed", line))
+
+
+def complete(text: str, cursor: int) -> list[str]:
+    """Return the commands and options that fit where the cursor stands.
+
+    Args:
+        text: The whole cell.
+        cursor: Index of the cursor in it.
+    """
+    line = text[:cursor].rsplit("\n", 1)[-1].lstrip()
+    magic, space, rest = line.partition(" ")
+    if not space or magic not in ("%dist", "%%distributed"):
+        return []
+    *before, last = rest.split(" ")
+    before = [word for word in before if word]
+    parser: argparse.ArgumentParser
+    if magic == "%%distributed":
+        parser = distributed_parser()
+    elif not before:
+        return [name for name in COMMANDS if name.startswith(last)]
+    else:
+        known = dist_parser()._subparsers
+        assert known is not None
+        choices: Any = known._group_actions[0].choices
+        if before[0] not in choices:
+            return []
+        parser = choices[before[0]]
+    options = [option for action in parser._actions for option in action.option_strings]
+    return [option for option in options if last and option.startswith(last)]
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-r", "--ranks", default="all", metavar="RANKS", help="all, 0, 0,2 or 1-3")
+
+
+def _words(magic: str, line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"{magic}: {error} in {line.strip()!r}.") from None
+
+
+def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace | None:
+    try:
+        return parser.parse_args(words)
+    except _HelpShown:
+        return None
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise argparse.ArgumentTypeError(f"-p takes KEY=VALUE, not {text!r}")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        raise argparse.ArgumentTypeError(
+            f"the value of -p {key} is a Python literal (text in quotes), not {value!r}"
+        ) from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"--timeout is a number of seconds above 0, not {text!r}")
+    return seconds

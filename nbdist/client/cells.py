@@ -1,0 +1,246 @@
+"""Run one cell on the ranks: send it, show what they say, wait for all, settle faults.
+
+Threads: everything here runs on the kernel's main thread, which waits for news from the IO
+thread and wakes at least every 100 ms, so that an interrupt and a timeout are seen.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbdist import plain, wire
+from nbdist.client import failures
+from nbdist.client.cluster import Cluster, RankDiedError, describe_status
+from nbdist.client.collect import Collector
+from nbdist.client.live import LiveText
+from nbdist.client.rescue import Rescue
+from nbdist.client.result import CellResult, RankResult
+from nbdist.client.slots import Slots
+from nbdist.client.telemetry import Telemetry
+from nbdist.client.terminal import RankOutput
+from nbdist.client.transcript import Shown
+from nbdist.errors import ClusterError, RankError
+
+log = logging.getLogger(__name__)
+
+_IDLE_TIMEOUT_S = 2.0  # the last output follows the reply on another socket
+
+
+@dataclass(frozen=True, slots=True)
+class CellRequest:
+    """A cell to run, as the magics or a script ask for it.
+
+    `params` are set on the ranks before the cell runs, and logged. `timeout_s` bounds the whole
+    cell; None lets it run for ever.
+    """
+
+    code: str
+    ranks: tuple[int, ...]
+    number: int
+    timeout_s: float | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a cell ended, before anything is raised or shown.
+
+    `error` is what to raise: a RankError, a ClusterError, a KeyboardInterrupt, or None.
+    """
+
+    collectors: dict[int, Collector]
+    text: LiveText
+    error: BaseException | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def word(self) -> str:
+        """The outcome as board and tracker name it: finished, failed or interrupted."""
+        if self.error is None:
+            return "finished"
+        return "interrupted" if isinstance(self.error, KeyboardInterrupt) else "failed"
+
+    def result(self) -> CellResult:
+        """Return what the ranks gave."""
+        outputs = self.text.outputs
+        return CellResult(
+            {rank: _rank_result(c, outputs[rank]) for rank, c in self.collectors.items()}
+        )
+
+
+class CellRun:
+    """One cell, from sending it to its outcome."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        request: CellRequest,
+        slots: Slots,
+        telemetry: Telemetry,
+        on_tick: Callable[[], None],
+    ) -> None:
+        """Prepare; nothing is sent yet.
+
+        Args:
+            cluster: A running cluster.
+            request: What to run.
+            slots: Where live text is shown.
+            telemetry: Gets the records.
+            on_tick: Called on the main thread a few times a second while ranks run.
+        """
+        self._cluster = cluster
+        self._request = request
+        self._on_tick = on_tick
+        self._telemetry = telemetry
+        self._news = threading.Event()
+        self._slots = slots
+        self._live = LiveText(slots, request.ranks)
+        self._rescue = Rescue(cluster, self._say)
+        self._collectors = {
+            rank: Collector(rank, self._live, telemetry.receive, self._news.set)
+            for rank in request.ranks
+        }
+
+    def run(self) -> Outcome:
+        """Run the cell and return how it ended; never raises for what ranks did."""
+        began = time.monotonic()
+        stop_listening = self._cluster.on_death(self._on_death)
+        messages = []
+        outcome = Outcome(self._collectors, self._live)
+        try:
+            options = {
+                "cell": self._request.number,
+                "params": {k: plain.encode(v) for k, v in self._request.params.items()},
+            }
+            for rank, collector in self._collectors.items():
+                messages.append(self._send(rank, collector, options))
+            timed_out = self._wait(began)
+            self._complete()
+            outcome.notes = self._recover()
+            outcome.error = self._judge(timed_out, outcome.notes)
+        except ClusterError as error:
+            outcome.error = error
+        finally:
+            stop_listening()
+            for message_id in messages:
+                self._cluster.forget(message_id)
+            self._live.close()
+        return outcome
+
+    def _send(self, rank: int, collector: Collector, options: Mapping[str, Any]) -> str:
+        try:
+            return self._cluster.execute(rank, self._request.code, options, collector.on_message)
+        except RankDiedError:
+            collector.died("it had ended before the cell was sent")
+            return ""
+
+    def _on_death(self, rank: int, status: int) -> None:
+        collector = self._collectors.get(rank)
+        if collector is not None:
+            collector.died(describe_status(status))
+
+    def _running(self) -> list[int]:
+        return [rank for rank, c in self._collectors.items() if not c.settled]
+
+    def _wait(self, began: float) -> bool:
+        """Wait until every rank has replied or died; return whether the time ran out."""
+        timed_out = False
+        while running := self._running():
+            try:
+                if any(c.failure or c.death for c in self._collectors.values()):
+                    self._rescue.rank_failed()
+                self._rescue.attend(running)
+                self._on_tick()
+                limit_s = self._request.timeout_s
+                if limit_s is not None and not timed_out and time.monotonic() - began > limit_s:
+                    timed_out = True
+                    self._rescue.interrupt(running)
+                self._news.wait(self._rescue.next_due())
+                self._news.clear()
+            except KeyboardInterrupt:
+                self._rescue.interrupt(running)
+        return timed_out
+
+    def _complete(self) -> None:
+        """Wait for the last output, and ask for records that the push has lost."""
+        deadline = time.monotonic() + _IDLE_TIMEOUT_S
+        for collector in self._collectors.values():
+            collector.idle.wait(max(0.0, deadline - time.monotonic()))
+        living = {r: c for r, c in self._collectors.items() if c.death is None}
+        bounds = {r: (c.summary.first_seq, c.summary.next_seq) for r, c in living.items()}
+        for rank, ranges in self._telemetry.gaps(bounds).items():
+            for first, after in ranges:
+                self._fetch_records(rank, first, after)
+
+    def _fetch_records(self, rank: int, first: int, after: int) -> None:
+        try:
+            request = self._cluster.request(rank, "records.resend", first=first, next=after)
+            for batch in request.result(10.0):
+                self._telemetry.receive(wire.Batch.from_wire(batch))
+        except Exception:
+            # The cell's own result matters more than a hole in its plot.
+            log.exception("Records %s to %s of rank %s are lost", first, after, rank)
+
+    def _recover(self) -> list[str]:
+        failed = any(c.failure or c.death for c in self._collectors.values())
+        if not failed and not self._rescue.cut:
+            return []
+        counts = {rank: c.summary.collectives for rank, c in self._collectors.items() if c.replied}
+        return self._rescue.finish(counts)
+
+    def _judge(self, timed_out: bool, notes: Sequence[str]) -> BaseException | None:
+        if timed_out:
+            return ClusterError(
+                f"The cell ran longer than its --timeout of {self._request.timeout_s:g} s, and "
+                "was interrupted.",
+                do="give it more time, or leave --timeout away.",
+            )
+        if self._rescue.interrupted:
+            return KeyboardInterrupt()
+        if not any(c.failure or c.death for c in self._collectors.values()):
+            return None
+        return _rank_error(self._collectors, self._cluster, notes)
+
+    def _say(self, text: str) -> None:
+        self._live.say(text)
+
+
+def _rank_result(collector: Collector, output: RankOutput) -> RankResult:
+    summary = collector.summary
+    value = summary.value_repr if summary.value_repr is not None else plain.decode(summary.value)
+    error = None
+    if collector.failure:
+        error = (collector.failure.ename, collector.failure.evalue)
+    elif collector.death:
+        error = ("Died", collector.death)
+    return RankResult(
+        rank=collector.rank,
+        value=value,
+        text=output.text(),
+        displays=tuple(item.display for item in output.items() if isinstance(item, Shown)),
+        error=error,
+        seconds=summary.seconds,
+    )
+
+
+def _rank_error(
+    collectors: Mapping[int, Collector], cluster: Cluster, notes: Sequence[str]
+) -> RankError:
+    """Return the one error that tells what failed on which ranks."""
+    failed = [
+        failures.Failure(rank, c.failure.ename, c.failure.evalue, c.failure.traceback, c.failure.at)
+        for rank, c in collectors.items()
+        if c.failure is not None
+    ]
+    deaths = [
+        failures.Death(rank, c.death, c.died_at)
+        for rank, c in collectors.items()
+        if c.death is not None
+    ]
+    where = {rank: f"{s.host}, {s.device}" for rank, s in cluster.ranks.items()}
+    return failures.rank_error(
+        failed, asked=list(collectors), deaths=deaths, where=where, do="\n     ".join(notes)
+    )

@@ -1,0 +1,188 @@
+"""`%dist` and `%%distributed`: read the line, call the session, show what comes back.
+
+Nothing is decided here. Defaults are traitlets: `%config NBDist`, or `c.NBDist.n = 4` in
+`ipython_config.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
+from traitlets import Enum, Float, Integer, Unicode
+
+from nbdist.client import arguments
+from nbdist.errors import UsageError
+
+
+@magics_class
+class NBDist(Magics):
+    """The magics of nbdist, and their defaults."""
+
+    n = Integer(
+        None, allow_none=True, help="Ranks to start; by default the number of GPUs, else 2."
+    ).tag(config=True)
+    launcher = Unicode("local", help="How ranks are started.").tag(config=True)
+    device = Unicode(
+        None, allow_none=True, help="cpu or cuda; by default cuda where there are GPUs."
+    ).tag(config=True)
+    backend = Unicode(None, allow_none=True, help="gloo or nccl.").tag(config=True)
+    timeout = Float(1800.0, help="Longest wait inside one collective, in seconds.").tag(config=True)
+    threads = Integer(
+        None, allow_none=True, help="CPU threads of a rank; by default cores / ranks."
+    ).tag(config=True)
+    tracking_uri = Unicode(
+        None, allow_none=True, help="MLflow server; by default a file beside the notebook."
+    ).tag(config=True)
+    tap = Enum(["off", "counts", "full"], "full", help="What is measured of each collective.").tag(
+        config=True
+    )
+    theme = Enum(["auto", "light", "dark"], "auto", help="Background of the board.").tag(
+        config=True
+    )
+
+    @needs_local_scope
+    @line_magic
+    def dist(self, line: str, local_ns: dict[str, Any] | None = None) -> Any:
+        """Start, stop and look at the ranks. `%dist --help` lists the commands."""
+        asked = arguments.parse_dist(line)
+        if asked is None:
+            return None
+        names = local_ns if local_ns is not None else self.shell.user_ns
+        command: Callable[[Any, dict[str, Any]], Any] = getattr(self, f"_{asked.command}")
+        return command(asked, names)
+
+    @needs_local_scope
+    @cell_magic
+    def distributed(self, line: str, cell: str, local_ns: dict[str, Any] | None = None) -> None:
+        """Run this cell on all ranks. `%%distributed --help` lists the options."""
+        asked = arguments.parse_distributed(line)
+        if asked is None:
+            return
+        from nbdist.client.session import current
+
+        current().run(
+            cell,
+            asked.ranks,
+            timeout_s=asked.timeout,
+            params=dict(asked.params),
+            run_name=asked.run,
+            resume=asked.resume,
+            track=not asked.no_track,
+            show=True,
+        )
+
+    def _start(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.session import start
+
+        def choose(option: str) -> Any:
+            given = getattr(asked, option)
+            return getattr(self, option) if given is None else given
+
+        session = start(
+            choose("n"),
+            launcher=choose("launcher"),
+            device=choose("device"),
+            backend=choose("backend"),
+            timeout=choose("timeout"),
+            threads=choose("threads"),
+            tracking_uri=choose("tracking_uri"),
+            tap=self.tap,
+            theme=self.theme,
+        )
+        print(f"Started {session.describe}.")
+
+    def _status(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.session import status
+
+        print(status())
+
+    def _stop(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.session import current
+
+        session = current()
+        session.stop()
+        print("Stopped.")
+
+    def _restart(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.session import current
+        from nbdist.ranks import name_ranks, parse_ranks
+
+        session = current()
+        session.restart(asked.ranks)
+        chosen = parse_ranks(asked.ranks, session.world_size)
+        kept = len(chosen) < session.world_size
+        more = "; the others keep their variables" if kept else ""
+        print(f"New processes for {name_ranks(chosen)}{more}.")
+
+    def _push(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.session import current
+
+        missing = [name for name in asked.names if name not in names]
+        if missing:
+            raise UsageError(f"There is no {missing[0]!r} in this notebook to push.")
+        current().push({name: names[name] for name in asked.names}, asked.ranks)
+
+    def _pull(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.session import current
+
+        session = current()
+        values = {name: session.pull(name, asked.ranks) for name in asked.names}
+        self.shell.user_ns.update(values)
+
+    def _stacks(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.session import current
+
+        for rank, threads in current().stacks(asked.ranks).items():
+            print(f"rank {rank}\n{threads.get('MainThread', '')}")
+
+    def _board(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.session import current
+
+        current().show_board()
+
+    def _runs(self, asked: Any, names: dict[str, Any]) -> Any:
+        from nbdist.client import tracking
+        from nbdist.client.session import project_folder
+
+        folder = project_folder()
+        if asked.sync:
+            print(tracking.sync(folder))
+        table = tracking.runs_table(folder)
+        if asked.plain or not hasattr(self.shell, "kernel"):
+            print(table)
+            return None
+        return table
+
+    def _ui(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.session import open_ui
+
+        print(open_ui())
+
+    def _doctor(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist import doctor
+
+        doctor.main()
+
+
+def complete(shell: Any) -> None:
+    """Add a matcher that completes the commands and options of our two magics."""
+    completer = getattr(shell, "Completer", None)
+    if completer is None:
+        return
+    from IPython.core.completer import SimpleCompletion, context_matcher
+
+    @context_matcher()  # type: ignore[untyped-decorator]
+    def nbdist_matcher(context: Any) -> Any:
+        words = arguments.complete(context.full_text, context.cursor_position)
+        found = [SimpleCompletion(text=word, type="param") for word in words]
+        return {"completions": found, "suppress": bool(found)}
+
+    completer.custom_matchers.append(nbdist_matcher)
+
+
+def register(shell: Any) -> None:
+    """Register the magics with IPython; loading a second time changes nothing."""
+    if "NBDist" in shell.magics_manager.registry:
+        return
+    shell.register_magics(NBDist)
+    complete(shell)

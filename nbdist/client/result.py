@@ -1,0 +1,69 @@
+"""What a cell gave, rank by rank."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbdist.wire import Display
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """One rank's part of a cell.
+
+    `value` is the value of the cell's last expression: the object itself where it is plain
+    (None, bool, number, text, small containers of these, up to 64 KiB), else its repr as text.
+    `text` is what the rank printed, in order. `error` is (exception name, message), or None.
+    """
+
+    rank: int
+    value: Any = None
+    text: str = ""
+    displays: tuple[Display, ...] = ()
+    error: tuple[str, str] | None = None
+    seconds: float = 0.0
+
+    def show(self) -> None:
+        """Display this rank's text and rich outputs in full."""
+        from nbdist.client.slots import Slots
+
+        text = [Display({"text/plain": self.text})] if self.text else []
+        Slots(live=False).settle([*text, *self.displays])
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult(Mapping[int, RankResult]):
+    """A cell's results by rank: `result[2].value`, `result.value_list`, `result.ok`."""
+
+    by_rank: Mapping[int, RankResult] = field(default_factory=dict)
+
+    def __getitem__(self, rank: int) -> RankResult:
+        return self.by_rank[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.by_rank)
+
+    def __len__(self) -> int:
+        return len(self.by_rank)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no rank failed."""
+        return all(part.error is None for part in self.by_rank.values())
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that ran the cell, ascending."""
+        return tuple(self.by_rank)
+
+    @property
+    def value_list(self) -> list[Any]:
+        """The values, one entry a rank."""
+        return [part.value for part in self.by_rank.values()]
+
+    def __repr__(self) -> str:
+        lines = []
+        for part in self.by_rank.values():
+            said = f"{part.error[0]}: {part.error[1]}" if part.error else repr(part.value)
+            lines.append(f"rank {part.rank}: {said}")
+        return "\n".join(lines) or "no ranks"

@@ -1,0 +1,187 @@
+"""Show one cell: live text, board, tracked run, and what stays in the notebook.
+
+Board and tracker are made with each cell and stay silent until its first record; a cell that
+does not train leaves no trace of either. Whatever fails here is logged and steps aside: the
+cell's own outcome comes first.
+"""
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbdist import wire
+from nbdist.client import transcript
+from nbdist.client.board import Board
+from nbdist.client.cells import CellRequest, Outcome
+from nbdist.client.cluster import Cluster
+from nbdist.client.slots import Slots
+from nbdist.client.telemetry import Telemetry
+from nbdist.errors import ClusterError
+
+if TYPE_CHECKING:
+    from nbdist.client.tracking import TrackedRun, Tracker
+
+log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 2.0
+
+
+class Showing:
+    """What a session's cells have in common: where runs go, how things look."""
+
+    def __init__(self, folder: Path, tracking_uri: str | None = None, theme: str = "auto") -> None:
+        """Remember; nothing is made before a cell trains.
+
+        Args:
+            folder: `.nbdist` beside the notebook.
+            tracking_uri: Where runs go; see `nbdist.start`.
+            theme: `light`, `dark` or `auto`, for the board.
+        """
+        self.folder = folder
+        self.tracking_uri = tracking_uri
+        self._theme = theme
+        self._tracker: Tracker | None = None
+        self._last_board: list[wire.Display] = []
+
+    def show_board(self) -> None:
+        """Display what the board of the last training left.
+
+        Raises:
+            ClusterError: No cell has trained yet.
+        """
+        if not self._last_board:
+            raise ClusterError(
+                "There is no board yet.",
+                why="a board opens when a cell takes its first optimizer step, or calls "
+                "nbdist.log.",
+                do="train something in a %%distributed cell.",
+            )
+        Slots(live=False).settle(self._last_board)
+
+    def remember_board(self, displays: list[wire.Display]) -> None:
+        """Keep a cell's board for `show_board`; an empty one replaces nothing."""
+        self._last_board = displays or self._last_board
+
+    def begin(
+        self,
+        request: CellRequest,
+        cluster: Cluster,
+        run_name: str | None,
+        *,
+        resume: bool,
+        track: bool,
+        show: bool,
+    ) -> "ShownCell":
+        """Return the showing of one cell that is about to be sent."""
+        assert cluster.options is not None
+        info = wire.CellInfo(
+            number=request.number,
+            source=request.code,
+            ranks=request.ranks,
+            world_size=cluster.options.n,
+            backend=cluster.options.backend,
+            devices=tuple(cluster.ranks[rank].device for rank in request.ranks),
+            run_name=run_name,
+            resume=resume,
+            track=track,
+            params=dict(request.params),
+        )
+        telemetry = Telemetry()
+        run = self._tracking().follow(info, telemetry) if track else None
+        return ShownCell(self, info, telemetry, run, show=show, theme=self._theme)
+
+    def close(self) -> None:
+        """End the shipping of runs; what is not sent stays in the spool."""
+        if self._tracker is not None:
+            self._tracker.close(_CLOSE_TIMEOUT_S)
+            self._tracker = None
+
+    def _tracking(self) -> "Tracker":
+        if self._tracker is None:
+            from nbdist.client.tracking import Tracker
+
+            self._tracker = Tracker(self.folder, self.tracking_uri)
+        return self._tracker
+
+
+class ShownCell:
+    """One cell's slots, telemetry, board and run. Main thread only."""
+
+    def __init__(
+        self,
+        showing: Showing,
+        info: wire.CellInfo,
+        telemetry: Telemetry,
+        run: "TrackedRun | None",
+        *,
+        show: bool,
+        theme: str,
+    ) -> None:
+        """Make all of it; nothing is visible yet.
+
+        Args:
+            showing: What it shares with the session's other cells.
+            info: The cell.
+            telemetry: Gets its records.
+            run: Its run, which begins with the first record; None when it is not tracked.
+            show: Whether to show anything; a script reads the result instead.
+            theme: For the board.
+        """
+        self.telemetry = telemetry
+        self.slots = Slots(None if show else False)
+        self._showing = showing
+        self._run = run
+        self._show = show
+        static = os.environ.get("NBDIST_STATIC") == "1" or not show
+        self._board = Board(info, telemetry, self.slots, static, theme)
+
+    def tick(self) -> None:
+        """Open the board once the cell trains. Called a few times a second."""
+        if self._board.wants_to_open:
+            self._board.open()
+
+    def end(self, outcome: Outcome) -> None:
+        """Put what stays into the cell's output: board, text, a line about the run."""
+        try:
+            board = self._board.finish(outcome.word)
+            self._showing.remember_board(board)
+            if self._show:
+                self.slots.settle([*board, *self._texts(outcome)])
+            self._end_run(outcome)
+        except KeyboardInterrupt:
+            raise
+        except Exception:
+            log.exception("The cell's output could not be shown whole")
+
+    def _texts(self, outcome: Outcome) -> list[wire.Display]:
+        collectors = outcome.collectors
+        failed = {rank for rank, c in collectors.items() if c.failure or c.death}
+        whole = sorted(
+            {c.summary.output_file for c in collectors.values() if c.summary.output_file}
+        )
+        return transcript.render(
+            outcome.text.items(),
+            failed=failed,
+            show="nbdist.current().last[{rank}].show()",
+            whole=", ".join(_short_path(path) for path in whole),
+        )
+
+    def _end_run(self, outcome: Outcome) -> None:
+        if self._run is None or not self.telemetry.first_record.is_set():
+            return
+        link = self._run.finish(
+            outcome.word,
+            error=str(outcome.error) if outcome.error is not None else None,
+            picture=self._board.picture(),
+        )
+        if link is not None and self._show:
+            Slots(live=False).settle([wire.Display({"text/plain": link.text})])
+
+
+def _short_path(path: str) -> str:
+    """Return a path relative to the notebook's folder where it lies below it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
