@@ -31,7 +31,7 @@ from nbdist.errors import ClusterError
 from nbdist.ranks import name_ranks
 
 FORM_TIMEOUT_S = 30.0  # the longest that ranks wait for each other while they form the group
-GLOO_THREADS = 2  # per group, as in torch; a re-form leaves as many idle ones behind
+GLOO_THREADS = 2  # per group, as in torch
 
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
 _ABORTED = "this rank let go of its peers, because another rank failed or the cell was interrupted"
@@ -229,7 +229,11 @@ def _cut(here: _Membership) -> int:
     count = sockets.cut(here.address, set(here.peers.values()))
     if "nccl" in here.backend:
         for live in torch_compat.live_groups():
-            for _, backend in torch_compat.backends_of(live.group):
+            try:
+                backends = torch_compat.backends_of(live.group)
+            except RuntimeError:
+                continue  # between two backends: `reform` is at it, and will see `aborted`
+            for _, backend in backends:
                 if torch_compat.is_nccl(backend):
                     backend.abort()
                     count += 1
@@ -258,7 +262,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
             f"Generation {generation} of the process group has been used.",
             why=f"rank {here.rank} is at generation {here.generation}, and none is used twice.",
         )
-    if reforms_left() < 1:
+    if reforms_left() == 0:
         raise ClusterError(
             "The process group cannot be formed anew any more.",
             why=f"torch numbers a group's backends in one byte, and after {here.generation} "
@@ -298,8 +302,10 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     }
 
 
-def reforms_left() -> int:
-    """Return how many more times the groups of this process can be formed anew."""
+def reforms_left() -> int | None:
+    """Return how many more times this process's groups can be formed anew; None: no limit."""
+    if torch_compat.can_release():
+        return None
     here = _member()
     return min(
         (
@@ -445,10 +451,20 @@ def _renew(here: _Membership, live: torch_compat.LiveGroup) -> None:
     """Give one group new backends; the other members do the same at this moment."""
     place = PrefixStore(f"{live.name}/", here.place())
     rank = live.ranks.index(here.rank)
+    made = []
     for devices, old in torch_compat.backends_of(live.group):
         # The same nesting as torch's own for a group it makes: a newcomer's `join` makes it there.
         store = PrefixStore(f"{devices[0].type}/", place)
         new = torch_compat.remake_backend(old, store, live, rank, here.make_gloo)
-        slot = here.next_slot(live.group)
-        here.slots[live.group] = slot + 1
-        torch_compat.put_backend(live.group, devices, slot, new)
+        made.append((devices, torch_compat.native_slot(old), new))
+        # Else the old backend would end here, holding Python's lock, which its threads may need.
+        del old
+    if torch_compat.can_release():
+        torch_compat.release_backends(live.group)
+        for devices, slot, new in made:
+            torch_compat.put_backend(live.group, devices, slot, new)
+    else:
+        for devices, _, new in made:
+            slot = here.next_slot(live.group)
+            here.slots[live.group] = slot + 1
+            torch_compat.put_backend(live.group, devices, slot, new)

@@ -7,11 +7,13 @@
 | 2.13.0 (CPU) | tests/group | reducer._reset_state | its own _reset_iter_state, and ours |
 """
 
+import ctypes
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -44,8 +46,10 @@ def _lacking(owner: object, names: Iterable[str], label: str) -> list[str]:
 # ---- Process groups: one gloo device, and a new backend in the same group ----------------------
 
 # ProcessGroup keeps its backends in a map by BackendType, an enum over one byte, and never
-# replaces an entry. A number that torch does not use (it uses 0 to 6) makes a new entry, and the
-# devices then point to it. Once used, a number is gone for this group.
+# replaces an entry. Two ways lead past that:
+# - `release_backends` empties the map, and the old backend is freed with its threads;
+# - a number that torch does not use (it uses 0 to 6) makes a new entry, and the devices then point
+#   to it. The old backend stays, idle, and once used a number is gone for this group.
 FIRST_SLOT = 10
 LAST_SLOT = 255
 
@@ -95,11 +99,71 @@ def put_backend(
 ) -> None:
     """Let `backend` do the group's collectives on `devices`; the group stays the same object.
 
-    The old backend stays allocated, with its idle threads, until the group is destroyed. The
-    group's default backend must not be set to the slot: `group.name()` would raise.
+    The group's default backend must not be set to a slot of ours: `group.name()` would raise.
     """
     for device in devices:
         group._register_backend(device, dist.ProcessGroup.BackendType(slot), backend)
+
+
+def native_slot(backend: Any) -> int:
+    """Return the number under which torch itself registers such a backend."""
+    if isinstance(backend, _ProcessGroupWrapper):
+        return native_slot(backend.wrapped_pg)
+    kinds: Any = dist.ProcessGroup.BackendType
+    return int(kinds.NCCL if is_nccl(backend) else kinds.GLOO)
+
+
+def release_backends(group: dist.ProcessGroup) -> None:
+    """Free the group's backends, with their threads and sockets; it has none afterwards.
+
+    Only after `can_release()`. Nothing may use the group meanwhile, and what was launched on it
+    must have ended: a backend waits for its queue before it goes. The group's own store goes too,
+    which nothing but symmetric memory asks for.
+    """
+    release = _release_function()
+    assert release is not None, "the caller has asked can_release()"
+    release(_address_of(group))
+
+
+@functools.cache
+def can_release() -> bool:
+    """Return whether `release_backends` works with this torch; tries it on a group of its own."""
+    if _release_function() is None:
+        return False
+    probe = dist.ProcessGroup(dist.HashStore(), 0, 1)  # type: ignore[attr-defined]
+    address = _address_of(probe)
+    if address is None:
+        return False
+    release_backends(probe)
+    return probe.get_group_store() is None
+
+
+@functools.cache
+def _release_function() -> Callable[[int | None], None] | None:
+    # ProcessGroup::release_resources, which C++ calls when the last reference is gone. It has no
+    # Python binding. ctypes gives up Python's lock for the call: a backend's threads may need it
+    # to end.
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        try:
+            function = ctypes.CDLL(str(folder / name))[
+                "_ZN4c10d12ProcessGroup17release_resourcesEv"
+            ]
+        except (OSError, AttributeError):
+            continue  # not this system's library, or a torch that has moved the function
+        function.argtypes, function.restype = [ctypes.c_void_p], None
+        return function
+    return None
+
+
+def _address_of(group: dist.ProcessGroup) -> int | None:
+    """Return the address of the C++ object behind `group`, or None if it is not laid out as known.
+
+    pybind11 keeps, after Python's object header, the object's address and then its holder, an
+    intrusive_ptr, whose only member is that address again.
+    """
+    value, holder = (ctypes.c_void_p * 2).from_address(id(group) + object.__basicsize__)
+    return value if value == holder else None
 
 
 def make_gloo(
@@ -146,7 +210,7 @@ def use_gloo_device(
                 self._set_default_timeout(timeout)
 
     OnDevice.__name__ = OnDevice.__qualname__ = "ProcessGroupGloo"
-    c10d.ProcessGroupGloo = OnDevice  # type: ignore[misc, assignment]
+    c10d.ProcessGroupGloo = OnDevice  # type: ignore[misc]
 
 
 class _CountsAsGloo(type(_Gloo)):  # type: ignore[misc]
@@ -258,6 +322,8 @@ def _check_groups() -> list[str]:
         dist.ProcessGroup.BackendType(LAST_SLOT)
     except (TypeError, ValueError) as error:
         broken.append(f"BackendType takes no number of ours: {error}")
+    if not can_release():
+        broken.append("ProcessGroup::release_resources cannot be called: old backends stay")
     return broken
 
 

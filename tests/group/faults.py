@@ -81,6 +81,11 @@ def reform(generation: int) -> dict[str, Any]:
     return result
 
 
+def reform_in(generation: int, timeout_s: float) -> None:
+    """Re-form, waiting for the others no longer than this."""
+    group.reform(generation, timeout_s)
+
+
 def sum_of_ranks(name: str | None = None) -> float:
     """Return the sum of global ranks over a group, the default one or one that is held."""
     value = torch.tensor([float(dist.get_rank())])
