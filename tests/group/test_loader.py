@@ -1,0 +1,127 @@
+"""The loader on real ranks: every sample once, the same batches anywhere, exact resumes."""
+
+from typing import Any
+
+import pytest
+
+from tests.group.harness import run_ranks
+
+RANKS = "tests.group.loader_ranks:"
+
+
+def together(per_rank: list[list[list[int]]]) -> list[list[int]]:
+    """Return the global batches, from each rank's parts of them."""
+    return [[i for part in parts for i in part] for parts in zip(*per_rank, strict=True)]
+
+
+def test_every_sample_comes_once_an_epoch_in_parts_that_differ_by_one_at_most() -> None:
+    per_rank = run_ranks(3, RANKS + "epochs", 32, 10, 2, {})
+    for epoch in range(2):
+        parts = [ranks[epoch] for ranks in per_rank]
+        batches = together(parts)
+        assert [len(batch) for batch in batches] == [10, 10, 12]  # 2 left for 3 ranks joined
+        assert sorted(i for batch in batches for i in batch) == list(range(32))
+        for split in zip(*parts, strict=True):
+            assert max(map(len, split)) - min(map(len, split)) <= 1
+
+
+def test_global_batches_are_the_same_on_any_number_of_ranks() -> None:
+    alone, two, four = (
+        [together([rank[epoch] for rank in run]) for epoch in range(2)]
+        for run in (run_ranks(n, RANKS + "epochs", 40, 8, 2, {}) for n in (1, 2, 4))
+    )
+    assert alone == two == four
+    assert alone[0] != alone[1]
+
+
+def test_the_order_follows_from_the_seed() -> None:
+    (zero,), (again,), (one,) = (
+        run_ranks(1, RANKS + "epochs", 20, 5, 2, {"seed": seed}) for seed in (0, 0, 1)
+    )
+    assert zero == again
+    assert not {str(epoch) for epoch in zero} & {str(epoch) for epoch in one}
+
+
+def test_without_shuffle_the_order_is_the_datasets_and_drop_last_drops() -> None:
+    per_rank = run_ranks(2, RANKS + "epochs", 11, 4, 1, {"shuffle": False, "drop_last": True})
+    assert together([rank[0] for rank in per_rank]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(("before", "after", "workers"), [(4, 2, 0), (2, 3, 0), (2, 1, 2)])
+def test_a_loop_resumes_in_mid_epoch_on_another_number_of_ranks(
+    before: int, after: int, workers: int
+) -> None:
+    unbroken = [
+        together([rank[epoch] for rank in run_ranks(1, RANKS + "epochs", 48, 12, 3, {"seed": 7})])
+        for epoch in range(3)
+    ]
+    stopped = run_ranks(before, RANKS + "stop_after", 48, 12, 2, workers)
+    states = [state for _, state in stopped]
+    assert states == [states[0]] * before
+    assert states[0]["consumed"] == 24  # what the loop was given, not what workers have fetched
+    resumed = run_ranks(after, RANKS + "go_on", 48, 12, states[0])
+    seen = together([part for part, _ in stopped]) + together([rest for _, rest, _, _ in resumed])
+    assert seen == unbroken[1]
+    assert together([epoch for _, _, epoch, _ in resumed]) == unbroken[2]
+    assert [(left, length) for left, _, _, length in resumed] == [(2, 4)] * after
+
+
+def test_a_state_taken_at_the_end_of_an_epoch_resumes_with_the_next() -> None:
+    ((_, state),) = run_ranks(1, RANKS + "stop_after", 12, 4, 3, 0)
+    ((left, first, _, _),) = run_ranks(1, RANKS + "go_on", 12, 4, state)
+    ((*_, third),) = run_ranks(1, RANKS + "epochs", 12, 4, 3, {"seed": 7})
+    assert (left, first) == (3, third)
+
+
+def test_samples_too_few_for_more_ranks_are_left_out_once_and_all_ranks_go_on() -> None:
+    state = {"epoch": 0, "consumed": 10, "seed": 0, "samples": 12}
+    resumed = run_ranks(3, RANKS + "go_on", 12, 5, state)
+    epoch = together([first for _, first, _, _ in resumed])
+    assert sorted(i for batch in epoch for i in batch) == list(range(12))
+
+
+def test_a_loop_that_was_left_is_followed_by_a_fresh_epoch_and_a_look_is_not() -> None:
+    (seen,) = run_ranks(1, RANKS + "leave_loops")
+    assert seen == {
+        "looks alike": True,
+        "epoch after looks": 0,
+        "left": 4,
+        "epoch": 2,  # 0 was left, 1 ran whole
+        "fresh": list(range(12)),
+        "another order": True,
+    }
+
+
+def test_workers_draw_other_numbers_on_each_rank_and_in_each_epoch() -> None:
+    drawn = run_ranks(2, RANKS + "noises", 2)
+    numbers = [number for rank in drawn for number in rank]
+    assert len(set(numbers)) == len(numbers) == 16
+
+
+def test_loading_leaves_the_global_generator_alone() -> None:
+    assert run_ranks(1, RANKS + "leaves_the_global_generator") == [True]
+
+
+@pytest.fixture(scope="module")
+def refusals() -> list[dict[str, str]]:
+    return run_ranks(2, RANKS + "refusals")
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("batch_size", ["takes no batch_size", "give global_batch"]),
+        ("sampler", ["takes no sampler", "seed and epoch"]),
+        ("stream", ["Stream has none", "map-style"]),
+        ("generator", ["generator has none"]),
+        ("small batch", ["global_batch=1 gives 2 ranks nothing", "multiple of 2"]),
+        ("float batch", ["global_batch=4.0"]),
+        ("few samples", ["1 samples", "2 ranks"]),
+        ("another dataset", ["9 samples", "has 8"]),
+    ],
+)
+def test_wrong_use_is_refused_in_words(
+    refusals: list[dict[str, Any]], case: str, words: list[str]
+) -> None:
+    for texts in refusals:
+        assert [word for word in words if word not in texts[case]] == []
