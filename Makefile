@@ -47,11 +47,12 @@ test: $(developer)
 test-all: $(developer)
 	$(py) -m pytest $(nbval) -m '' $(ARGS) tests $(notebooks)
 
+# Without its cache, import-linter sees modules that are new.
 check: $(developer)
 	$(py) -m ruff check
 	$(py) -m ruff format --check
 	$(py) -m mypy
-	$(VENV)/bin/lint-imports --no-cache  # its cache misses modules that are new
+	$(VENV)/bin/lint-imports --no-cache
 	$(py) tests/lint_notebooks.py notebooks
 
 bench: $(developer)
