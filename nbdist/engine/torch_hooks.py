@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.utils.data.dataloader as dataloader
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 Undo = Callable[[], None]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -52,7 +53,7 @@ def place_kernels(kernels: Mapping[str, Callable[..., Any]], device: str) -> Und
     They are called with the GIL held and see each collective of the process: the Python API,
     DDP's reducer in C++, FSDP and functional collectives all pass the dispatcher.
     """
-    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this replaces torch's own kernels is the purpose
         for name, kernel in kernels.items():
@@ -118,6 +119,19 @@ def wrap_next_batch(wrapper: Wrapper) -> Undo:
     return _replace(dataloader._BaseDataLoaderIter, "__next__", wrapper)
 
 
+def batch_number(iterator: Any) -> int:
+    """Return how many batches a DataLoader's iterator has given in this pass."""
+    return int(iterator._num_yielded)
+
+
+def batch_count(iterator: Any) -> int | None:
+    """Return how many batches one pass of a DataLoader's iterator gives, if it knows."""
+    try:
+        return len(iterator)
+    except TypeError:  # an iterable dataset without a length
+        return None
+
+
 def remember_unscaled() -> Undo:
     """Let `unscaled` find the loss behind what `GradScaler.scale` returned."""
 
@@ -155,7 +169,7 @@ def local_scalar(loss: torch.Tensor) -> torch.Tensor | None:
 
 def on_optimizer_step(hook: Callable[[torch.optim.Optimizer], None]) -> Undo:
     """Call `hook` after every `step()` of every `torch.optim` optimizer of the process."""
-    handle = torch.optim.optimizer.register_optimizer_step_post_hook(
+    handle = register_optimizer_step_post_hook(
         lambda optimizer, args, kwargs: hook(optimizer)
     )
     return handle.remove
