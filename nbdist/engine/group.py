@@ -451,6 +451,7 @@ def _renew(here: _Membership, live: torch_compat.LiveGroup) -> None:
     """Give one group new backends; the other members do the same at this moment."""
     place = PrefixStore(f"{live.name}/", here.place())
     rank = live.ranks.index(here.rank)
+    description = live.group.group_desc
     made = []
     for devices, old in torch_compat.backends_of(live.group):
         # The same nesting as torch's own for a group it makes: a newcomer's `join` makes it there.
@@ -468,3 +469,6 @@ def _renew(here: _Membership, live: torch_compat.LiveGroup) -> None:
             slot = here.next_slot(live.group)
             here.slots[live.group] = slot + 1
             torch_compat.put_backend(live.group, devices, slot, new)
+    # A group's name and description live in its backends.
+    live.group._set_group_name(live.name)
+    live.group._set_group_desc(description)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 import threading
 import time
 from typing import Any
@@ -59,17 +60,19 @@ def abort(generation: int | None = None) -> tuple[float, int]:
 
 
 def main_is_blocked() -> bool:
-    """Return whether the main thread is inside a torch call."""
-    import sys
-
+    """Return whether the main thread is inside a call that waits for other ranks."""
     main = threading.main_thread().ident
     assert main is not None
     frame = sys._current_frames().get(main)
     while frame is not None:
-        if "torch/distributed" in frame.f_code.co_filename:
+        code = frame.f_code
+        if code is _async_all_reduce.__code__ or code.co_filename.endswith(_WAITING_FILES):
             return True
         frame = frame.f_back
     return False
+
+
+_WAITING_FILES = ("torch/distributed/distributed_c10d.py", "nbdist/engine/patient_store.py")
 
 
 def reform(generation: int) -> dict[str, Any]:
@@ -244,3 +247,10 @@ def status() -> dict[str, Any]:
 def what_broke() -> list[str]:
     """Return what the room for torch's private parts misses in this torch."""
     return torch_compat.check()
+
+
+def initialise_again() -> float:
+    """Destroy the default group and initialise it by `env://`, as some programs do."""
+    dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    return sum_of_ranks()
