@@ -129,3 +129,7 @@ def test_a_long_band_keeps_its_spikes() -> None:
 
     assert len(columns) <= 100
     assert spread[4].max() == 7.0
+
+
+def test_times_that_are_all_zero_are_shown_above_the_floor() -> None:
+    assert bulk_limits([np.zeros(9)], include=0.0) == (0.0, 1.0)

@@ -8,6 +8,7 @@ Threads: everything here belongs to the main thread; live.py has the drawing thr
 
 import base64
 import logging
+import sys
 from typing import TYPE_CHECKING, Literal
 
 from nbdist.client.board import palette
@@ -166,6 +167,8 @@ def _caption(sentence: str) -> Display:
 
 
 def _in_a_kernel() -> bool:
+    if "IPython" not in sys.modules:  # a script: IPython takes 0.3 s to import
+        return False
     from IPython.core.getipython import get_ipython
 
     shell = get_ipython()

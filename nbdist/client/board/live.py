@@ -88,7 +88,10 @@ class Live:
         if self._slot is not None and last is not None:
             self._slot.update(last)  # first, so that the output does not collapse in between
         for widget in self._widgets.values():
-            widget.close()
+            # A widget's layout and style are widgets too, which nobody else closes.
+            for part in (getattr(widget, "style", None), widget.layout, widget):
+                if part is not None:
+                    part.close()
         self._widgets = {}
 
     def _run(self) -> None:
@@ -166,10 +169,12 @@ def _make_widgets(png: bytes, width: int) -> dict[str, Any]:
     bar = ipywidgets.IntProgress(value=0, min=0, max=1)
     bar.layout.width = "240px"
     progress, table, status = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
-    box = ipywidgets.VBox([ipywidgets.HBox([bar, progress]), image, table, status])
+    row = ipywidgets.HBox([bar, progress])
+    row.layout.align_items = "center"
+    box = ipywidgets.VBox([row, image, table, status])
     return {
         "box": box,
-        "row": box.children[0],
+        "row": row,
         "bar": bar,
         "progress": progress,
         "image": image,

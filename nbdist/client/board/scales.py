@@ -86,6 +86,8 @@ def bulk_limits(values: list[Floats], include: float | None = None) -> Limits | 
     if include is not None:
         low, high = min(low, include), max(high, include)
     if not high > low:
+        if low == include:
+            return low, low + 1.0
         pad = abs(high) * 0.1 or 1.0
         return low - pad, high + pad
     return low, high

@@ -29,12 +29,14 @@ def caption(view: "View", outcome: str) -> str:
     if what.startswith(("loss", "communication", "training")):
         what = what[0].upper() + what[1:]
     ranks = _counted(len(view.reporting), "rank")
+    return f"{what} of {ranks}{ENDINGS[outcome]}{length(view)}."
+
+
+def length(view: "View") -> str:
+    """Return how long the cell ran, in its own count: 80 steps."""
     if view.last_step:
-        length = _counted(view.last_step, "step")
-    else:
-        rows = max((len(line.x) for panel in view.panels for line in panel.lines), default=1)
-        length = _counted(rows, "record")
-    return f"{what} of {ranks}{ENDINGS[outcome]}{length}."
+        return _counted(view.last_step, "step")
+    return _counted(view.records, "record")
 
 
 def markdown(sentence: str) -> str:
@@ -134,7 +136,7 @@ def _line(tag: str, cells: list[str]) -> str:
 
 
 def _counted(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def _finite(value: float) -> bool:

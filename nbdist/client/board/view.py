@@ -62,13 +62,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panel:
-    """One plot over the steps. `floor` is a value that must stay in sight, such as 0."""
+    """One plot over the steps.
+
+    `floor` is a value that must stay in sight, such as 0; `by` is what x counts: "step", or
+    "record" where nothing steps.
+    """
 
     key: str
     title: str
     unit: str
     lines: tuple[Line, ...]
     floor: float | None = None
+    by: str = "step"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +110,10 @@ class View:
     rows: tuple[Row, ...]
     total: int | None
 
+    def panel(self, key: str) -> Panel:
+        """Return the plot of `key`, which must be there."""
+        return next(panel for panel in self.panels if panel.key == key)
+
     @property
     def reporting(self) -> tuple[Row, ...]:
         """Return the ranks that have said anything."""
@@ -119,6 +128,11 @@ class View:
     def last_step(self) -> int:
         """Return the step of the rank that is furthest ahead."""
         return max((row.step for row in self.rows), default=0)
+
+    @property
+    def records(self) -> int:
+        """Return how many records the longest line shows, 1 when there is no line."""
+        return max((len(line.x) for panel in self.panels for line in panel.lines), default=1)
 
     @property
     def steps_per_s(self) -> float | None:
@@ -170,7 +184,7 @@ def _panel(
     scale: float = 1.0,
     floor: float | None = None,
 ) -> Panel | None:
-    lines = []
+    lines, by = [], "step"
     for rank, series in sorted(telemetry.series(key).items()):
         n = series.n
         if not n:
@@ -179,9 +193,9 @@ def _panel(
         x = np.array(series.steps[:n], dtype=np.float64)
         y = np.array(series.values[:n], dtype=np.float64) * scale
         if n > 1 and x[-1] == x[0]:
-            x = np.arange(1.0, n + 1)  # logged without an optimizer: number the rows
+            x, by = np.arange(1.0, n + 1), "record"  # logged without an optimizer
         lines.append(Line(rank, x, y))
-    return Panel(key, title, unit, tuple(lines), floor) if lines else None
+    return Panel(key, title, unit, tuple(lines), floor, by) if lines else None
 
 
 def recent_mean(series: Series) -> float | None:

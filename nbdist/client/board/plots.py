@@ -1,0 +1,289 @@
+"""The plots of the board: one number over the steps, and where a step's time goes.
+
+A plot takes in a view with `fit`, which says whether its axes must be drawn anew, and draws its
+lines or bars with `draw`, upon axes that are pixels already.
+"""
+
+import math
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import PathPatch
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from nbdist.client.board import palette
+from nbdist.client.board.artists import (
+    BAND_ALPHAS,
+    PARTS,
+    TEXT_PT,
+    area,
+    boxes,
+    draw,
+    part_patch,
+    path,
+    pen,
+    title,
+)
+from nbdist.client.board.palette import Theme
+from nbdist.client.board.scales import (
+    Limits,
+    band,
+    bulk_limits,
+    decimate,
+    grown,
+    padded,
+    smooth,
+    smoothing_window,
+)
+from nbdist.client.board.text import figure
+from nbdist.client.board.view import Line, Panel, Split, View
+
+FAINT_LINES = 4  # up to so many ranks show every value behind their mean; more would be mud
+MOST_PEAKS = 20  # triangles of one rank in one plot
+
+
+class LinePlot:
+    """One number over the steps: one line a rank, or a band and its extremes for many."""
+
+    def __init__(
+        self,
+        axes: Axes,
+        panel: Panel,
+        ranks: tuple[int, ...],
+        theme: Theme,
+        width_px: int,
+        final: bool,
+    ) -> None:
+        self._axes, self._theme, self._final = axes, theme, final
+        self._key = panel.key
+        self._columns = max(60, width_px // 3)
+        self._order = {rank: i for i, rank in enumerate(ranks)}
+        self._many = len(ranks) > palette.MANY
+        self._x: Limits | None = None
+        self._y: Limits | None = None
+        self._artists: list[Artist] = []
+        self._pens: dict[int, tuple[Line2D, Line2D]] = {}  # rank to its faint and strong line
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick))
+        unit = f", {panel.unit}" if panel.unit else ""
+        title(axes, panel.title + unit, theme)
+        axes.set_xlabel(panel.by, color=theme.text, fontsize=TEXT_PT, labelpad=1)
+        self._note = axes.text(
+            1.0, 1.035, "", transform=axes.transAxes, ha="right", va="bottom",
+            fontsize=TEXT_PT, color=theme.text,
+        )  # fmt: skip
+
+    def fit(self, view: View) -> bool:
+        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        panel = view.panel(self._key)
+        values = [line.y for line in panel.lines]
+        needed = bulk_limits(values, panel.floor)
+        last = max(float(line.x[-1]) for line in panel.lines)
+        first = min(float(line.x[0]) for line in panel.lines)
+        x = self._span(first, last, view.total)
+        y = padded(needed, panel.floor) if needed else (0.0, 1.0)
+        if not self._final:
+            y = grown(self._y, y)
+        changed = x != self._x or y != self._y
+        if changed:
+            self._x, self._y = x, y
+            self._axes.set_xlim(*x)
+            self._axes.set_ylim(*y)
+        top = needed[1] if needed else math.inf
+        self._artists = (
+            self._band(panel.lines, top) if self._many else self._lines(panel.lines, top)
+        )
+        self._artists += self._peaks(panel.lines, y[1])
+        if self._final:
+            self._note.set_text(_note(panel, view.split))
+        return changed
+
+    def draw(self) -> None:
+        """Draw the lines."""
+        draw(self._artists, self._axes)
+
+    def _span(self, first: float, last: float, total: int | None) -> Limits:
+        if self._final or last <= first:
+            return first, max(last, first + 1)
+        if total and last <= total:
+            return min(first, 1.0), float(max(total, 2))
+        if self._x is not None and self._x[0] <= first and last <= self._x[1]:
+            return self._x
+        # From 20 on, so that the first seconds of a training do not redraw axes all the time.
+        return first, first + max(20.0, math.ceil((last - first) * 1.25))
+
+    def _lines(self, lines: tuple[Line, ...], top: float) -> list[Artist]:
+        faint: list[Artist] = []
+        strong: list[Artist] = []
+        for line in lines:
+            if line.rank not in self._pens:
+                style = palette.line_style(self._order.get(line.rank, 0))
+                self._pens[line.rank] = pen(style[0], (), 0.7, 0.32), pen(*style, 1.6, 1.0)
+            raw, even = self._pens[line.rank]
+            x, y = decimate(line.x, line.y, self._columns)
+            window = smoothing_window(len(line.y))
+            if window > 1:
+                if len(lines) <= FAINT_LINES:
+                    raw.set_data(x, y)
+                    faint.append(raw)
+                mean = smooth(np.where(line.y > top, np.nan, line.y), window)
+                x, y = decimate(line.x, mean, self._columns // 4)
+            even.set_data(x, y)
+            # Draw short series with dots: a single point has no line.
+            even.set_marker("o" if len(x) <= 8 else "")
+            strong.append(even)
+        if len(lines) > FAINT_LINES:
+            faint = [self._range(lines)]
+        return faint + strong
+
+    def _range(self, lines: tuple[Line, ...]) -> Artist:
+        """Return the area between the lowest and the highest line."""
+        x, (low, *_, high) = band([(line.x, line.y) for line in lines], self._columns)
+        seen = np.isfinite(low)
+        return area(x[seen], low[seen], high[seen], self._theme.text, BAND_ALPHAS[0])
+
+    def _band(self, lines: tuple[Line, ...], top: float) -> list[Artist]:
+        x, spread = band([(line.x, line.y) for line in lines], self._columns)
+        seen = np.isfinite(spread).all(axis=0)
+        if not seen.any():
+            return []
+        x, (low, low_most, middle, high_most, high) = x[seen], spread[:, seen]
+        grey = self._theme.text
+        middle = smooth(np.where(middle > top, np.nan, middle), smoothing_window(len(middle)))
+        artists: list[Artist] = [
+            area(x, low, high, grey, BAND_ALPHAS[0]),
+            area(x, low_most, high_most, grey, BAND_ALPHAS[1]),
+            path(x, middle, grey, (), 1.6, 1.0),
+        ]
+        for place, line in enumerate(_extremes(lines)):
+            color, dashes = palette.line_style(place)
+            even = smooth(np.where(line.y > top, np.nan, line.y), smoothing_window(len(line.y)))
+            line_x, line_y = decimate(line.x, even, self._columns // 4)
+            artists.append(path(line_x, line_y, color, dashes, 1.6, 1.0))
+            word = "highest" if place == 0 else "lowest"
+            artists.append(self._label(f"{word}: rank {line.rank}", color, place))
+        return artists
+
+    def _label(self, text: str, color: str, place: int) -> Artist:
+        """Name an extreme in the plot's upper right corner, below each other."""
+        return Text(
+            0.99, 0.98 - 0.085 * place, text, color=color, fontsize=TEXT_PT, ha="right", va="top",
+            transform=self._axes.transAxes,
+        )  # fmt: skip
+
+    def _peaks(self, lines: tuple[Line, ...], top: float) -> list[Artist]:
+        """Mark where lines leave the plot: triangles at the upper edge."""
+        if self._many:
+            return []  # the band is seen to leave
+        artists: list[Artist] = []
+        for line in lines:
+            x = line.x[line.y > top]
+            if len(x):
+                mark = pen(palette.line_style(self._order.get(line.rank, 0))[0], (), 0.0, 1.0)
+                mark.set_data(x[:MOST_PEAKS], np.full(len(x[:MOST_PEAKS]), 0.975))
+                mark.set_linestyle("none")
+                mark.set_marker("^")
+                mark.set_markersize(5.0)
+                mark.set_markeredgewidth(0)
+                mark.set_transform(self._axes.get_xaxis_transform())
+                artists.append(mark)
+        return artists
+
+
+class SplitPlot:
+    """Where a recent step's time goes: one stacked bar a rank."""
+
+    def __init__(self, axes: Axes, theme: Theme, ranks: int, final: bool) -> None:
+        self._axes, self._theme, self._final = axes, theme, final
+        self._ranks: tuple[int, ...] = ()
+        self._y: Limits | None = None
+        self._artists: list[Artist] = []
+        self._parts = [part_patch(name, theme, ranks) for name in PARTS]
+        title(axes, "step time, ms", theme)
+        axes.set_xlabel("rank", color=theme.text, fontsize=TEXT_PT, labelpad=1)
+
+    def fit(self, view: View) -> bool:
+        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        split = view.split
+        assert split is not None  # it is why there is this plot
+        stack = np.stack([split.compute_ms, split.comm_ms, split.data_ms])
+        top = float(stack.sum(axis=0).max())
+        y = (0.0, top * 1.12 if top > 0 else 1.0)
+        if not self._final:
+            y = grown(self._y, y)
+        changed = split.ranks != self._ranks or y != self._y
+        if changed:
+            self._show_ranks(split.ranks)
+            self._y = y
+            self._axes.set_ylim(*y)
+        base = np.zeros(len(split.ranks))
+        at = np.arange(len(split.ranks), dtype=np.float64)
+        self._artists = []
+        for patch, height in zip(self._parts, stack, strict=True):
+            # One path for all ranks: Agg prepares a hatch for each path it draws (2 ms).
+            bars = PathPatch(boxes(at, base, height))
+            bars.update_from(patch)
+            self._artists.append(bars)
+            base = base + height
+        if self._final and len(split.ranks) <= palette.MANY:
+            self._artists += [self._figure_over(x, h) for x, h in zip(at, base, strict=True)]
+        return changed
+
+    def draw(self) -> None:
+        """Draw the bars."""
+        draw(self._artists, self._axes)
+
+    def _show_ranks(self, ranks: tuple[int, ...]) -> None:
+        self._ranks = ranks
+        every = 1 << max(0, math.ceil(math.log2(len(ranks) / 12)))
+        shown = range(0, len(ranks), every)
+        self._axes.set_xticks(list(shown), [str(ranks[i]) for i in shown])
+        # Air on both sides keeps two bars from looking like two walls.
+        air = 0.6 if len(ranks) > 3 else 0.9
+        self._axes.set_xlim(-air, len(ranks) - 1 + air)
+
+    def _figure_over(self, x: float, height: float) -> Artist:
+        return Text(
+            x, height, figure(height), color=self._theme.text, fontsize=TEXT_PT, ha="center",
+            va="bottom",
+        )  # fmt: skip
+
+
+def _extremes(lines: tuple[Line, ...]) -> list[Line]:
+    """Return the lines that are highest and lowest over the last steps."""
+    recent = {line.rank: _recent(line) for line in lines}
+    known = [line for line in lines if math.isfinite(recent[line.rank])]
+    if len(known) < 2:
+        return []
+    return [
+        max(known, key=lambda line: recent[line.rank]),
+        min(known, key=lambda line: recent[line.rank]),
+    ]
+
+
+def _recent(line: Line) -> float:
+    """Return where a line is now: where its running mean ends."""
+    tail = line.y[-smoothing_window(len(line.y)) :]
+    tail = tail[np.isfinite(tail)]
+    return float(tail.mean()) if len(tail) else math.nan
+
+
+def _note(panel: Panel, split: Split | None) -> str:
+    """Say over a finished plot where it ended: the mean of all ranks over the last steps."""
+    ends = [end for end in map(_recent, panel.lines) if math.isfinite(end)]
+    if not ends:
+        return "not finite"
+    if panel.key == "comm_s" and split is not None:
+        whole = float((split.compute_ms + split.comm_ms + split.data_ms).sum())
+        return f"{100 * float(split.comm_ms.sum()) / whole:.0f} % of a step" if whole else ""
+    return f"{figure(sum(ends) / len(ends))} at the end"
+
+
+def tick(value: float, position: int | None = None) -> str:
+    """Return a short label: 0.5, 20, 1k, 12k."""
+    if abs(value) >= 10_000:
+        return f"{value / 1000:g}k"
+    return f"{value:g}"
