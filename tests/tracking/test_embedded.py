@@ -172,6 +172,14 @@ def test_a_cell_without_a_record_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_that_nobody_finished_ends_with_the_session(home: Path) -> None:
+    tracker, ranks = Tracker(home, experiment="nb"), Ranks(1)
+    tracker.follow(cell(ranks=1), ranks.telemetry)
+    ranks.step(3)
+    tracker.close(20)
+    assert [(r.state, r.steps) for r in runs(home)] == [("interrupted", 3)]
+
+
 def test_a_folder_that_cannot_be_written_costs_the_run_and_not_the_cell(tmp_path: Path) -> None:
     (tmp_path / ".nbdist").write_text("a file where the folder should be")
     ranks = Ranks(1)

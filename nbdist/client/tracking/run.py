@@ -53,6 +53,8 @@ _STATUS: dict[Outcome, str] = {
     "failed": "FAILED",
     "interrupted": "KILLED",
 }
+# matplotlib's petroff8, which people with colour blindness can tell apart (arXiv:2107.02270).
+_COLORS = ("#1845fb", "#ff5e02", "#c91f16", "#c849a9", "#adad7d", "#86c8dd", "#578dff", "#656364")
 _TAG_FACTS = ("torch", "cuda", "nccl", "host")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -96,10 +98,15 @@ class Tracker:
         self.uri = tracking_uri(self.folder, uri, os.environ)
         self.experiment = experiment or provenance.notebook_name()
         self.shipping = ShippingProcess(self.folder)
+        self._current: TrackedRun | None = None
 
     def follow(self, info: CellInfo, telemetry: Feed) -> "TrackedRun":
-        """Return the run of a cell; it begins with the cell's first record, or never."""
-        run = TrackedRun(self, info, telemetry)
+        """Return the run of a cell; it begins with the cell's first record, or never.
+
+        A run that was never finished, for its cell broke in an unforeseen place, ends here.
+        """
+        self._end_current()
+        run = self._current = TrackedRun(self, info, telemetry)
         if info.track:
             telemetry.subscribe(run.receive)
         return run
@@ -110,7 +117,12 @@ class Tracker:
 
     def close(self, timeout_s: float) -> None:
         """End the shipping process; what it cannot send within `timeout_s` stays in the spool."""
+        self._end_current()
         self.shipping.close(timeout_s)
+
+    def _end_current(self) -> None:
+        if self._current is not None and not self._current.is_finished:
+            self._current.finish("interrupted")
 
 
 class TrackedRun:
@@ -132,6 +144,11 @@ class TrackedRun:
         self._failure: str | None = None
         self._begin: Begin | None = None
         self._facts_told: set[str] = set()
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether the run takes no more records."""
+        return self._ending.is_set()
 
     def receive(self, records: list[Record]) -> None:
         """Take records; called on the IO thread, returns at once."""
@@ -267,6 +284,9 @@ class TrackedRun:
         tags = provenance.source_tags(tracker.experiment, info.number, tracker.folder.parent)
         facts = self._facts()
         tags |= {f"nbdist.{key}": facts[key] for key in _TAG_FACTS if key in facts}
+        # MLflow draws a run in a colour of its id, and neighbours often come out alike.
+        nth = sum(1 for _ in spooled_runs(tracker.folder))
+        tags["mlflow.runColor"] = _COLORS[nth % len(_COLORS)]
         name = info.run_name or run_name(facts.get("layout", ""), len(info.ranks), info.params)
         before_begin = before.summary() if before else {}
         return Begin(

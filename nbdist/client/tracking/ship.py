@@ -16,6 +16,7 @@ send what we can within a few seconds and end. A run whose kernel died ends as K
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -63,13 +64,30 @@ class _Deleted(Exception):
 
 
 @dataclass(slots=True)
+class _Pause:
+    """When to try something again that failed: after 1, 2, 4 ... 30 s."""
+
+    length_s: float = 0.0
+    until: float = 0.0
+
+    def longer(self) -> None:
+        """It has failed again."""
+        self.length_s = min(max(1.0, self.length_s * 2), LONGEST_PAUSE_S)
+        self.until = time.monotonic() + self.length_s
+
+    def is_on(self) -> bool:
+        """Return whether it is too early to try again."""
+        return time.monotonic() < self.until
+
+
+@dataclass(slots=True)
 class _Server:
     """What we know of one tracking URI: its client, and when to try it next."""
 
     uri: str
     client: "MlflowClient | None" = None
-    pause_s: float = 0.0
-    try_again_at: float = 0.0
+    pause: "_Pause" = field(default_factory=lambda: _Pause())
+    why: str = ""
     most_points: int = MOST_POINTS
     views: dict[str, str] = field(default_factory=dict)
 
@@ -87,6 +105,7 @@ class Shipper:
         self._folder = folder
         self._kernel_pid = kernel_pid
         self._servers: dict[str, _Server] = {}
+        self._pauses: dict[str, _Pause] = {}  # runs that MLflow, though it answers, did not take
         self._artifact_failures: dict[tuple[str, str], int] = {}
         self.sent = 0
 
@@ -94,8 +113,12 @@ class Shipper:
         """Send what there is; return whether a run is going on or something is left to send.
 
         Args:
-            patient: Leave servers alone that failed a moment ago.
+            patient: Leave alone what failed a moment ago.
         """
+        if not patient:
+            self._pauses.clear()
+            for server in self._servers.values():
+                server.pause = _Pause()
         unfinished = False
         for run in reversed(list(spooled_runs(self._folder))):
             if not run.ops.exists():
@@ -107,10 +130,10 @@ class Shipper:
                 if not mine:
                     unfinished = True
                 elif run.ops.exists():
-                    unfinished |= not self._ship(run, is_owned, patient)
+                    unfinished |= not self._ship(run, is_owned)
         return unfinished
 
-    def _ship(self, run: SpooledRun, is_owned: bool, patient: bool) -> bool:
+    def _ship(self, run: SpooledRun, is_owned: bool) -> bool:
         """Send what is new in `run`; return whether it is finished."""
         state, begin = run.state(), run.begin()
         if begin is None:
@@ -120,17 +143,22 @@ class Shipper:
             run.ops.rename(run.ops.with_suffix(".damaged"))
             return True
         server = self._servers.setdefault(begin.uri, _Server(begin.uri))
-        if patient and time.monotonic() < server.try_again_at:
+        if server.pause.is_on():
+            self._note(run, state, server.why)
+            return False
+        if self._pauses.setdefault(run.key, _Pause()).is_on():
             return False
         try:
             self._send(run, begin, state, server, is_owned)
         except _NotTaken as error:
-            self._pause(run, state, server, str(error))
+            self._pause(run, server)
+            self._note(run, state, str(error))
             return False
         except _Deleted:
             state.is_done, state.why_refused = True, "the run was deleted in MLflow"
             run.save(state)
-        server.pause_s = 0.0
+        server.pause = _Pause()
+        del self._pauses[run.key]
         if state.error:
             state.error = ""
             run.save(state)
@@ -154,11 +182,20 @@ class Shipper:
                 server.client = client
         return server.client
 
-    def _pause(self, run: SpooledRun, state: State, server: _Server, why: str) -> None:
-        server.pause_s = min(max(1.0, server.pause_s * 2), LONGEST_PAUSE_S)
-        server.try_again_at = time.monotonic() + server.pause_s
+    def _pause(self, run: SpooledRun, server: _Server) -> None:
+        """Wait before the next attempt: with the server when it is down, else with this run."""
         # A server that is only slow may still manage a smaller bite within its time.
         server.most_points = max(_FEWEST_POINTS, server.most_points // 2)
+        try:
+            client = self._client(server)
+            _calling(lambda: client.search_experiments(max_results=1))
+        except _NotTaken as error:
+            server.why = str(error)
+            server.pause.longer()
+        else:
+            self._pauses[run.key].longer()
+
+    def _note(self, run: SpooledRun, state: State, why: str) -> None:
         if state.error != why:
             _log.warning("run %s waits: %s", run.key, why)
             state.error = why
@@ -428,7 +465,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)  # the database and its artifacts are for their owner
     if options.drain:
         shipper = Shipper(options.folder, 0)
-        shipper.round(patient=False)
+        with contextlib.redirect_stdout(sys.stderr):  # MLflow prints links to its runs
+            shipper.round(patient=False)
         print(json.dumps({"sent": shipper.sent}))
     else:
         _follow(options.folder, options.kernel)

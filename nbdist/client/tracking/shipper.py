@@ -134,8 +134,8 @@ def sync(folder: Path, timeout_s: float = 300.0) -> str:
         return f"{_count(len(before), 'run')} sent to MLflow ({_count(sent, 'point')})."
     why = next((run.state().error for run in kept if run.state().error), "")
     return (
-        f"{_count(len(kept), 'run')} stay in {folder.name}/spool, for MLflow did not take all"
-        f" within {timeout_s:g} s{f' ({why})' if why else ''}. %dist runs --sync tries again."
+        f"Kept in {folder.name}/spool: {_count(len(kept), 'run')}, for MLflow did not take all"
+        f"{f' ({why})' if why else f' within {timeout_s:g} s'}. %dist runs --sync tries again."
     )
 
 
