@@ -20,8 +20,8 @@ _PLACES = {
     "Session": "nbdist.client.session",
     "CellResult": "nbdist.client.result",
     # on a rank
-    "parallelize": "nbdist.engine.layout",
-    "Layout": "nbdist.engine.layout",
+    "parallelize": "nbdist.engine.layout.layout",
+    "Layout": "nbdist.engine.layout.layout",
     "loader": "nbdist.engine.data",
     "log": "nbdist.engine.training",
     # on both sides

@@ -67,6 +67,20 @@ class CellSyntaxError(NBDistError):
     """A cell does not compile; it was sent to no rank."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """The cell was interrupted, and all its ranks have settled.
+
+    IPython shows the text instead of nbdist's own frames, under the name people know.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython prints instead of a traceback (its documented hook)."""
+        return f"KeyboardInterrupt: {self}".splitlines()
+
+
+Interrupted.__name__ = "KeyboardInterrupt"
+
+
 class LayoutError(NBDistError):
     """A layout does not fit the ranks or the model."""
 

@@ -83,9 +83,9 @@ class Summary:
     `first_seq` and `next_seq` bound the records of this cell: a rank whose records in
     `range(first_seq, next_seq)` have not all arrived is asked for the rest.
     `collectives` counts, for each group's name, the collectives this rank has launched since the
-    group was formed; ranks that disagree must re-form. `value` is the cell's value, in the JSON form
-    of `nbdist.plain`, when it is plain, `value_repr` its repr otherwise; `has_value` tells None
-    from nothing.
+    group was formed; ranks that disagree must re-form. `value` is the cell's value, in the JSON
+    form of `nbdist.plain`, when it is plain, `value_repr` its repr otherwise; `has_value` tells
+    None from nothing.
     `cut_bytes` of output were not sent and are kept, whole, in `output_file` on the rank's host.
     """
 

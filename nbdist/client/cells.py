@@ -22,7 +22,7 @@ from nbdist.client.slots import Slots
 from nbdist.client.telemetry import Telemetry
 from nbdist.client.terminal import RankOutput
 from nbdist.client.transcript import Shown
-from nbdist.errors import ClusterError, RankError
+from nbdist.errors import ClusterError, Interrupted, RankError
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class CellRun:
                 do="give it more time, or leave --timeout away.",
             )
         if self._rescue.interrupted:
-            return KeyboardInterrupt()
+            return Interrupted(" ".join(["All ranks have stopped.", *notes]))
         if not any(c.failure or c.death for c in self._collectors.values()):
             return None
         return _rank_error(self._collectors, self._cluster, notes)
@@ -242,5 +242,5 @@ def _rank_error(
     ]
     where = {rank: f"{s.host}, {s.device}" for rank, s in cluster.ranks.items()}
     return failures.rank_error(
-        failed, asked=list(collectors), deaths=deaths, where=where, do="\n     ".join(notes)
+        failed, asked=list(collectors), deaths=deaths, where=where, notes=notes
     )

@@ -128,9 +128,9 @@ class Cluster:
     def stop(self) -> None:
         """End ranks, store and controller; the launcher's parent stays for the next start."""
         self._stopping = True
-        for key in self._launcher.keys():
+        for key in self._launcher.running():
             self._launcher.signal(key, signal.SIGKILL, group=True)
-        self._wait_ended(self._launcher.keys())
+        self._wait_ended(self._launcher.running())
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -189,7 +189,8 @@ class Cluster:
         )
 
     def _start_ranks(self, ranks: Iterable[int]) -> None:
-        assert self.options is not None and self._folder is not None
+        assert self.options is not None
+        assert self._folder is not None
         chosen = list(ranks)
         started = {
             rank: self._launcher.start_soon(f"rank {rank}", "engine", self._engine_spec(rank))
@@ -209,7 +210,8 @@ class Cluster:
             )
 
     def _engine_spec(self, rank: int) -> dict[str, Any]:
-        assert self.options is not None and self._folder is not None
+        assert self.options is not None
+        assert self._folder is not None
         options = self.options
         return {
             "rank": rank,
@@ -273,7 +275,7 @@ class Cluster:
 
     def _wait_ended(self, keys: Iterable[str]) -> None:
         deadline = time.monotonic() + 5.0
-        while set(keys) & set(self._launcher.keys()) and time.monotonic() < deadline:
+        while set(keys) & set(self._launcher.running()) and time.monotonic() < deadline:
             time.sleep(0.005)
 
     # -- who is alive

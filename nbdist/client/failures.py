@@ -176,6 +176,7 @@ def rank_error(
     asked: Sequence[int],
     deaths: Sequence[Death] = (),
     where: Mapping[int, str] | None = None,
+    notes: Sequence[str] = (),
     do: str = "",
 ) -> RankError:
     """Return the one error that a failed cell raises in the notebook.
@@ -185,6 +186,7 @@ def rank_error(
         asked: All ranks that ran the cell.
         deaths: Ranks whose process ended.
         where: For a rank, its host and device, such as `node-b, cuda:0`; shown in brackets.
+        notes: Sentences about what was done since, such as that the group was formed anew.
         do: What to do next; found from the failures when empty.
     """
     dead = {death.rank for death in deaths}
@@ -197,6 +199,7 @@ def rank_error(
     groups = group_failures(causes)
     lines = [_headline(groups, followed, len(asked))]
     lines += [_summary(group, where or {}) for group in groups]
+    lines += notes
     for group in groups[:MAX_GROUPS]:
         lines += _traceback(group)
     if len(groups) > MAX_GROUPS:

@@ -1,8 +1,9 @@
 """What follows a fault: free the ranks that wait, and put the group together again.
 
-1. A rank raised while others go on: after a short grace, every rank's links are cut from its
-   control thread. A rank that waits in a collective gets an error at once; a rank in Python
-   runs on to its next collective or the cell's end.
+1. A rank raised while others go on: after a short grace the others are asked, on their control
+   threads, whether they wait in a collective. As soon as one does, every rank's links are cut:
+   who waits gets an error at once; a rank in Python runs on to its next collective or the
+   cell's end.
 2. Interrupt: SIGINT to every rank that runs. What does not settle waits in a collective, and is
    freed as above.
 3. A rank that still does not settle is inside one long C++ call: it is waited for, with a
@@ -26,6 +27,10 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 0.1  # ranks that fail together reply within a few milliseconds of each other
 INTERRUPT_GRACE_S = 0.25  # Python code stops within this after SIGINT
+_ASK_AGAIN_S = 0.1
+# A wait that no rank can name (an operator the tap does not see, the tap switched off, the
+# store) is cut after this. A rank in Python is unharmed by that.
+_PATIENCE_S = {"failed": 5.0, "interrupted": 1.0}
 _REFORM_TIMEOUT_S = 30.0
 
 
@@ -46,6 +51,8 @@ class Rescue:
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
         self._told = False
+        self._asked: list[Future[Any]] = []
+        self._asked_at = 0.0
         self._cuts: list[Future[Any]] = []
 
     @property
@@ -72,17 +79,13 @@ class Rescue:
             self._cluster.kill(rank)
 
     def attend(self, running: Iterable[int]) -> None:
-        """Do what is due by now; called from the cell's loop every 100 ms or so."""
+        """Do what is due by now; called from the cell's loop, see `next_due`."""
+        running = list(running)
         now = time.monotonic()
-        due = [
-            began + grace
-            for began, grace in (
-                (self._failed_at, GRACE_S),
-                (self._interrupted_at, INTERRUPT_GRACE_S),
-            )
-            if began is not None
-        ]
-        if due and not self.cut and now >= min(due):
+        if not self.cut and (
+            self._is_due(running, "failed", self._failed_at, GRACE_S, now)
+            or self._is_due(running, "interrupted", self._interrupted_at, INTERRUPT_GRACE_S, now)
+        ):
             self.cut_links()
         if self._interrupted_at is not None and now > self._interrupted_at + 3.0 and not self._told:
             self._told = True
@@ -92,15 +95,28 @@ class Rescue:
             )
 
     def next_due(self) -> float:
-        """Return in how many seconds `attend` should be called again."""
-        now = time.monotonic()
-        dues = [0.1]
-        if not self.cut:
-            if self._failed_at is not None:
-                dues.append(self._failed_at + GRACE_S - now)
-            if self._interrupted_at is not None:
-                dues.append(self._interrupted_at + INTERRUPT_GRACE_S - now)
-        return max(0.001, min(dues))
+        """Return in how many seconds `attend` should be called again at the latest."""
+        is_urgent = self._failed_at is not None or self._interrupted_at is not None
+        return 0.02 if is_urgent and not self.cut else 0.1
+
+    def _is_due(
+        self, running: list[int], what: str, began: float | None, grace: float, now: float
+    ) -> bool:
+        """Return whether a rank that runs waits for one that will never come."""
+        if began is None or now < began + grace:
+            return False
+        if self._cluster.options and self._cluster.options.tap == "off":
+            return True
+        if now > began + _PATIENCE_S[what]:
+            return True
+        if any(_waits(future) for future in self._asked):
+            return True
+        if now > self._asked_at + _ASK_AGAIN_S and all(f.done() for f in self._asked):
+            self._asked_at = now
+            self._asked = [
+                self._cluster.request(rank, "control.state", busy=True) for rank in running
+            ]
+        return False
 
     def cut_links(self) -> None:
         """Cut every living rank's links, from its control thread; frees all that wait."""
@@ -123,10 +139,7 @@ class Rescue:
         """
         dead = self._cluster.dead()
         if dead:
-            return [
-                f"{name_ranks(dead)} must be replaced before the next collective: "
-                f"%dist restart -r {','.join(map(str, dead))}"
-            ]
+            return [f"{_sentence(dead)} must be replaced before the next collective."]
         if not self.cut and agree(counts):
             return []
         for future in self._cuts:
@@ -138,7 +151,14 @@ class Rescue:
             log.exception("The group could not be re-formed")
             self._cluster.broken = "The process group could not be re-formed after a fault."
             raise ClusterError(self._cluster.broken, why=str(error), do="%dist restart") from error
-        return ["The group was formed anew; all variables are kept."]
+        return ["The process group was formed anew."]
+
+
+def _waits(answer: Future[Any]) -> bool:
+    """Return whether a rank has answered that its main thread waits in a collective."""
+    if not answer.done() or answer.exception() is not None:
+        return False
+    return answer.result()["waiting"] is not None
 
 
 def agree(counts: Mapping[int, Mapping[str, int]]) -> bool:

@@ -52,6 +52,8 @@ class Program:
         self.recorder = Recorder(self.rank, self._publish_records)
         self.output = Output(self.rank, Path(self._spec["output_folder"]), self._publish_output)
         self.output.install()
+        engine_log = os.fdopen(self.output.original(2), "w", buffering=1, closefd=False)
+        kernel.log_to(rank_kernel.log, engine_log)
         kernel.flush_before_display(rank_kernel, self.output.flush)
         kernel.hide_interactive_prompt()
         kernel.refuse_input(rank_kernel)

@@ -12,10 +12,13 @@ them moves. What is touched, and what for:
 """
 
 import contextlib
+import logging
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 import ipyparallel.engine.app
 from ipykernel.ipkernel import IPythonKernel
@@ -23,6 +26,8 @@ from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from nbdist import wire
+
+log = logging.getLogger(__name__)
 
 TRIED = {"ipykernel": "7.4", "IPython": "9.18", "ipyparallel": "9.2"}
 
@@ -46,6 +51,20 @@ class Rank(Protocol):
 Answer = tuple[dict[str, Any], list[Any]]
 
 
+class _NoSubshells:
+    """Stands where ipykernel 7 keeps its shell-channel thread, which an engine does not have.
+
+    Without it, a cell with top-level `await` fails: ipykernel asks this attribute which thread
+    is the main one. It is false, as None was, so that nothing else takes it for the real thing.
+    """
+
+    def __init__(self) -> None:
+        self.parent_thread = threading.main_thread()
+
+    def __bool__(self) -> bool:
+        return False
+
+
 class RankKernel(IPythonParallelKernel):
     """ipyparallel's kernel, with the beginning and end of each cell made visible."""
 
@@ -53,6 +72,7 @@ class RankKernel(IPythonParallelKernel):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.shell_channel_thread = _NoSubshells()
         self.shell_handlers[wire.REQUEST] = self._on_main_thread
         self.control_handlers[wire.REQUEST] = self._on_control_thread
         self._last_result: Any = None
@@ -79,17 +99,34 @@ class RankKernel(IPythonParallelKernel):
                 code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
             )
             return reply
-        self._last_result = None
-        self.shell.execution_count = options["cell"]
-        self.rank.cell_began(options)
         try:
-            reply = await super().do_execute(
-                code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
-            )
-        finally:
-            summary = self.rank.cell_ended(self._last_result)
-        reply[wire.SUMMARY_KEY] = summary
-        return reply
+            self._last_result = None
+            self.shell.execution_count = options["cell"]
+            self.rank.cell_began(options)
+            try:
+                reply = await super().do_execute(
+                    code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
+                )
+            finally:
+                summary = self.rank.cell_ended(self._last_result)
+            return {**reply, wire.SUMMARY_KEY: summary}
+        except BaseException as error:
+            # IPython has answered for the user's code by now; this is ours. Without a reply the
+            # notebook would wait for ever.
+            log.exception("A cell could not be run to its end")
+            return {
+                "status": "error",
+                "ename": type(error).__name__,
+                "evalue": str(error),
+                "traceback": traceback.format_exception(error),
+                "execution_count": options["cell"],
+                "user_expressions": {},
+                "payload": [],
+            }
+
+    @property
+    def _supports_kernel_subshells(self) -> bool:
+        return False
 
     def _on_main_thread(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         self._answer(stream, ident, parent, busy=False)
@@ -149,6 +186,13 @@ def hide_interactive_prompt() -> None:
     """Remove `sys.ps1`: Lightning refuses its DDP strategies where it finds one."""
     with contextlib.suppress(AttributeError):
         del sys.ps1
+
+
+def log_to(application_log: logging.Logger, stream: TextIO) -> None:
+    """Send the engine's own log to `stream`: standard error belongs to the user's code."""
+    for handler in application_log.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(stream)
 
 
 def flush_before_display(rank_kernel: RankKernel, flush: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ Events: `started` (key, pid), `ready` (seconds, forks, why, gpus, torch), `exite
 status), `failed` (key, error). Ends, and ends its children, when the kernel does.
 """
 
+import importlib
 import json
 import os
 import select
@@ -28,6 +29,20 @@ import threading
 import time
 import traceback
 from typing import Any
+
+# What a rank would otherwise import by itself, a second or more each.
+_WARM_MODULES = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "ipykernel.ipkernel",
+    "ipyparallel.engine.app",
+    "nbdist.engine.boot",
+    "nbdist.engine.group",
+    "nbdist.engine.training",
+    "nbdist.host.store",
+)
 
 _CHILD_MODULES = {
     "controller": "nbdist.host.controller",
@@ -98,10 +113,8 @@ class Parent:
     def _warm(self) -> None:
         began = time.monotonic()
         if self._fork:
-
-            import nbdist.engine.boot
-            import nbdist.host.store  # noqa: F401
-
+            for name in _WARM_MODULES:
+                importlib.import_module(name)
             self._why_not = _unsafe_to_fork()
             self._fork = not self._why_not
         self._send(

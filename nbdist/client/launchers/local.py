@@ -147,7 +147,7 @@ class LocalLauncher:
         """Return the pid of the process behind `key`, or None when it has ended."""
         return self._pids.get(key)
 
-    def keys(self) -> list[str]:
+    def running(self) -> list[str]:
         """Return the keys of the processes that are running."""
         return list(self._pids)
 
