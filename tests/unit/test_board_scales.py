@@ -89,6 +89,11 @@ def test_limits_stay_while_they_serve_and_grow_by_a_quarter() -> None:
     assert grown((0.0, 10.0), (0.0, 2.0)) == (0.0, 2.0)
 
 
+def test_a_limit_that_grows_leaves_the_other_where_it_is() -> None:
+    assert grown((1.0, 5.0), (0.9, 4.5)) == (0.0, 5.0)
+    assert grown((-5.0, 5.0), (-6.0, 2.0)) == (-8.0, 5.0)
+
+
 def test_no_air_is_left_below_a_floor_of_zero() -> None:
     assert padded((0.0, 10.0), 0.0) == (0.0, 10.6)
     assert padded((5.0, 10.0), 0.0)[0] < 5.0

@@ -43,6 +43,13 @@ def test_times_are_in_milliseconds_and_shares_in_percent() -> None:
     assert view.panels[0].lines[0].y == pytest.approx(5)
 
 
+def test_the_first_step_which_connects_everything_is_not_what_now_looks_like() -> None:
+    (row, _) = look(training(2, 10), cell_info(2)).rows
+
+    assert row.step_ms is not None
+    assert row.step_ms < 30  # the first took 460
+
+
 def test_the_rank_that_works_longest_is_the_straggler_not_the_one_that_waits() -> None:
     view = look(training(4, 60, straggler=2), cell_info(4))
 

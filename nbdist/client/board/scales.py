@@ -106,16 +106,12 @@ def grown(shown: Limits | None, needed: Limits) -> Limits:
     They serve while all that is needed is inside and it fills at least 40 % of the height.
     """
     low, high = needed
-    if shown is None:
+    if shown is None or high - low < 0.4 * (shown[1] - shown[0]):
         return needed
     was_low, was_high = shown
-    fills = (high - low) >= 0.4 * (was_high - was_low)
-    if was_low <= low and high <= was_high and fills:
-        return shown
     room = (GROWTH - 1.0) * (high - low)
-    new_low = low - room if low < was_low and low != 0.0 else max(low, min(was_low, low))
-    new_high = high + room if high > was_high else high
-    return new_low, new_high
+    below = low - room if low < 0 else max(0.0, low - room)  # no loss will fall below zero
+    return was_low if was_low <= low else below, was_high if was_high >= high else high + room
 
 
 def band(lines: list[tuple[Floats, Floats]], columns: int) -> tuple[Floats, Floats]:

@@ -199,8 +199,13 @@ def _panel(
 
 
 def recent_mean(series: Series) -> float | None:
-    """Return the mean of the last `RECENT` finite values, None when there is none."""
-    tail = np.array(series.values[max(0, series.n - RECENT) : series.n], dtype=np.float64)
+    """Return the mean of the last `RECENT` finite values, None when there is none.
+
+    The first step of all is left out as soon as there is another: it opens connections and
+    compiles, and would be most of a short training.
+    """
+    begin = max(series.n - RECENT, min(1, series.n - 1))
+    tail = np.array(series.values[begin : series.n], dtype=np.float64)
     tail = tail[np.isfinite(tail)]
     return float(tail.mean()) if len(tail) else None
 
