@@ -95,7 +95,17 @@ class Traffic:
 class _Launch:
     """A collective this rank has launched."""
 
-    __slots__ = ("bytes", "group", "kind", "line", "outputs", "seq", "start_ns", "work")
+    __slots__ = (
+        "bytes",
+        "future",
+        "group",
+        "kind",
+        "line",
+        "outputs",
+        "seq",
+        "start_ns",
+        "work",
+    )
 
     def __init__(
         self, kind: str, group: str, seq: int, size: int, start_ns: int, line: str | None
@@ -109,6 +119,7 @@ class _Launch:
         # Only where torch gives no future: gloo's reduce-scatter, send and recv.
         self.work: Any = None
         self.outputs: tuple[int, ...] = ()  # data pointers
+        self.future: Any = None
 
 
 class _State:
@@ -261,6 +272,7 @@ def backward_ended() -> None:
     if backward is None or backward.last_launch_ns == 0:
         return
     end_ns = perf_counter_ns()
+    _sweep(_state)
     start_ns = backward.last_launch_ns
     under_way = [pair for pair in tuple(_state.ended) if pair[1] > start_ns]
     waited_ns = intervals.union(under_way, since=start_ns, until=end_ns)
@@ -343,11 +355,6 @@ def _expect_end(launch: _Launch, work: Any, outputs: Any, is_main: bool) -> None
     if is_main and state.backward is not None:
         state.backward.last_launch_ns = perf_counter_ns()
 
-    def on_end(_: Any) -> None:  # on a thread of gloo's
-        end_ns = perf_counter_ns()
-        if state.under_way.pop(number, None) is not None:
-            state.ended.append((launch.start_ns, end_ns))
-
     try:
         future = work.get_future()
     except RuntimeError:
@@ -356,8 +363,20 @@ def _expect_end(launch: _Launch, work: Any, outputs: Any, is_main: bool) -> None
         tensors = [outputs] if isinstance(outputs, torch.Tensor) else outputs
         launch.outputs = tuple(t.data_ptr() for t in tensors if isinstance(t, torch.Tensor))
         _hold(launch)
-    else:
-        future.add_done_callback(on_end)
+        return
+    launch.future = future
+
+    def on_end(_: Any) -> None:  # on a thread of gloo's
+        _note_end(state, number, perf_counter_ns())
+
+    future.add_done_callback(on_end)
+
+
+def _note_end(state: _State, number: int, end_ns: int) -> None:
+    launch = state.under_way.pop(number, None)
+    if launch is not None:  # whoever comes first: the callback, or a sweep after a wait
+        state.ended.append((launch.start_ns, end_ns))
+        launch.work = launch.future = None  # they hold the tensors
 
 
 def _hold(launch: _Launch) -> None:
@@ -371,17 +390,24 @@ _held: deque[_Launch] = deque()
 
 
 def _sweep(state: _State, waited_for: Any = None) -> None:
-    """Note the end of those whose end torch does not report: asked, or just waited for."""
+    """Note the end of those under way that are over.
+
+    Who waits may go on before the callback has run; and gloo's reduce-scatter has no future,
+    nor does it ever say that it is completed.
+    """
     for number, launch in list(state.under_way.items()):
-        work = launch.work
-        # gloo's reduce-scatter does not even say that it is completed.
-        if work is None:
+        if launch.future is not None:
+            is_over = launch.future.done()
+        elif launch.work is not None:
+            is_over = (
+                launch.work is waited_for
+                or waited_for in launch.outputs
+                or launch.work.is_completed()
+            )
+        else:
             continue
-        is_waited_for = work is waited_for or waited_for in launch.outputs
-        if is_waited_for or work.is_completed():
-            state.under_way.pop(number, None)
-            state.ended.append((launch.start_ns, perf_counter_ns()))
-            launch.work = None  # it holds the tensors
+        if is_over:
+            _note_end(state, number, perf_counter_ns())
 
 
 def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,8 +9,8 @@ Where the numbers come from:
 - `data_s` is the time between asking a DataLoader for a batch and getting it; `samples` the
   first dimension of the first tensor in it, of the loader that was asked last;
 - `step_s` is the wall time from the end of one step to the end of the next, whatever the loop did
-  in it. The first step of a cell begins when a batch is first asked for, and has no `step_s` when
-  none was;
+  in it. The first step of a cell begins when a batch is first asked for; when none was, its
+  beginning was not seen, and it has neither `step_s` nor anything about communication;
 - `comm_s` and `comm_total_s` are the tap's exposed and total times (`tap.py` says what they mean);
 - `compute_s` is what remains of `step_s` after `comm_s` and `data_s`.
 
@@ -181,12 +181,7 @@ class Training:
             step_s = (now_ns - cell.began_ns) / 1e9
             values["step_s"] = step_s
             values["compute_s"] = max(0.0, step_s - comm_s - data_s)
-        if tap.level() != "off":
-            values["comm_s"] = comm_s
-            values["bytes"] = traffic.bytes
-            values["collectives"] = traffic.collectives
-        if traffic.total_ns is not None:
-            values["comm_total_s"] = traffic.total_ns / 1e9
+            values |= _communication(traffic)
         values["data_s"] = data_s
         if cell.samples:
             values["samples"] = cell.samples
@@ -234,6 +229,19 @@ class Training:
             self._broken.add(hook)
             _log.exception("The hook on each %s failed and is switched off", hook)
             self.recorder.fact(**{f"hook_{hook}": f"switched off: {type(error).__name__}: {error}"})
+
+
+def _communication(traffic: tap.Traffic) -> dict[str, float]:
+    if tap.level() == "off":
+        return {}
+    values = {
+        "comm_s": traffic.exposed_ns / 1e9,
+        "bytes": float(traffic.bytes),
+        "collectives": float(traffic.collectives),
+    }
+    if traffic.total_ns is not None:
+        values["comm_total_s"] = traffic.total_ns / 1e9
+    return values
 
 
 _training: Training | None = None

@@ -59,7 +59,7 @@ def try_ranks(
         for rank in range(n):
             here, there = _CONTEXT.Pipe()
             process = _CONTEXT.Process(
-                target=_rank_main, args=(there, rank, n, store, function, args), daemon=True
+                target=_rank_main, args=(there, rank, n, store, function, args)
             )
             process.start()
             there.close()
