@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from nbdist import plain, wire
 from nbdist.client import failures
@@ -57,8 +57,8 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def word(self) -> str:
-        """The outcome as board and tracker name it: finished, failed or interrupted."""
+    def word(self) -> Literal["finished", "failed", "interrupted"]:
+        """The outcome as board and tracker name it."""
         if self.error is None:
             return "finished"
         return "interrupted" if isinstance(self.error, KeyboardInterrupt) else "failed"

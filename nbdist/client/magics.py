@@ -47,7 +47,7 @@ class NBDist(Magics):
         asked = arguments.parse_dist(line)
         if asked is None:
             return None
-        names = local_ns if local_ns is not None else self.shell.user_ns
+        names = self._shell.user_ns if local_ns is None else local_ns
         command: Callable[[Any, dict[str, Any]], Any] = getattr(self, f"_{asked.command}")
         return command(asked, names)
 
@@ -70,6 +70,11 @@ class NBDist(Magics):
             track=not asked.no_track,
             show=True,
         )
+
+    @property
+    def _shell(self) -> Any:
+        """IPython's shell, which `Magics` allows to be None."""
+        return self.shell
 
     def _start(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.session import start
@@ -127,7 +132,7 @@ class NBDist(Magics):
 
         session = current()
         values = {name: session.pull(name, asked.ranks) for name in asked.names}
-        self.shell.user_ns.update(values)
+        self._shell.user_ns.update(values)
 
     def _stacks(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.session import current
@@ -148,7 +153,7 @@ class NBDist(Magics):
         if asked.sync:
             print(tracking.sync(folder))
         table = tracking.runs_table(folder)
-        if asked.plain or not hasattr(self.shell, "kernel"):
+        if asked.plain or not hasattr(self._shell, "kernel"):
             print(table)
             return None
         return table
@@ -161,7 +166,7 @@ class NBDist(Magics):
     def _doctor(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist import doctor
 
-        doctor.main()
+        print(doctor.render(doctor.examine()))
 
 
 def complete(shell: Any) -> None:

@@ -179,7 +179,6 @@ class Session:
         if self._stopped_at is None:
             self._stopped_at = time.time()
             self._cluster.stop()
-            self._showing.close()
             atexit.unregister(self.stop)
 
     def __enter__(self) -> "Session":

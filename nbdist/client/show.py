@@ -5,6 +5,7 @@ does not train leaves no trace of either. Whatever fails here is logged and step
 cell's own outcome comes first.
 """
 
+import atexit
 import logging
 import os
 from pathlib import Path
@@ -41,7 +42,6 @@ class Showing:
         self.folder = folder
         self.tracking_uri = tracking_uri
         self._theme = theme
-        self._tracker: Tracker | None = None
         self._last_board: list[wire.Display] = []
 
     def show_board(self) -> None:
@@ -91,18 +91,25 @@ class Showing:
         run = self._tracking().follow(info, telemetry) if track else None
         return ShownCell(self, info, telemetry, run, show=show, theme=self._theme)
 
-    def close(self) -> None:
-        """End the shipping of runs; what is not sent stays in the spool."""
-        if self._tracker is not None:
-            self._tracker.close(_CLOSE_TIMEOUT_S)
-            self._tracker = None
-
     def _tracking(self) -> "Tracker":
-        if self._tracker is None:
-            from nbdist.client.tracking import Tracker
+        from nbdist.client.tracking import Tracker
 
-            self._tracker = Tracker(self.folder, self.tracking_uri)
-        return self._tracker
+        place = (self.folder, self.tracking_uri)
+        if place not in _trackers:
+            _trackers[place] = Tracker(*place)
+        return _trackers[place]
+
+
+# One a kernel and place, also after `%dist stop`: its process goes on sending what is spooled.
+_trackers: dict[tuple[Path, str | None], "Tracker"] = {}
+
+
+def _close_trackers() -> None:
+    for tracker in _trackers.values():
+        tracker.close(_CLOSE_TIMEOUT_S)
+
+
+atexit.register(_close_trackers)
 
 
 class ShownCell:

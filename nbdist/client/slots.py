@@ -109,10 +109,10 @@ def _publish(display: Display, display_id: str | None, *, update: bool) -> None:
 def _publish_object(shown: object, display_id: str) -> None:
     from IPython.display import display
 
-    display(shown, display_id=display_id)  # type: ignore[no-untyped-call]
+    display(shown, display_id=display_id)
 
 
 def _clear(*, wait: bool) -> None:
     from IPython.display import clear_output
 
-    clear_output(wait=wait)  # type: ignore[no-untyped-call]
+    clear_output(wait=wait)

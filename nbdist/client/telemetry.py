@@ -25,6 +25,19 @@ from nbdist.wire import Batch, Record
 
 MAX_POINTS = 20_000  # a plot is about 1000 pixels wide; 16 bytes a point
 MAX_KEYS = 256
+STEP_KEYS = {  # what a step's record may hold, see wire.Record
+    "loss",
+    "step",
+    "step_s",
+    "compute_s",
+    "comm_s",
+    "comm_total_s",
+    "data_s",
+    "samples",
+    "bytes",
+    "collectives",
+    "total",
+}
 
 _log = logging.getLogger("nbdist.telemetry")
 
@@ -47,6 +60,15 @@ class Series:
     generation: int
     seen: int
     total: float
+
+
+def series_key(kind: str, key: str) -> str:
+    """Return the name of the series that a record's value belongs to.
+
+    A user's own `nbdist.log(loss=...)` must not mix with the loss that the hooks saw: it is
+    `log.loss`. Names that the hooks do not use are kept as they are.
+    """
+    return f"log.{key}" if kind == "log" and key in STEP_KEYS else key
 
 
 class Telemetry:
@@ -136,10 +158,11 @@ class Telemetry:
         columns: dict[str, list[tuple[int, float]]] = {}
         latest = dict(self.latest.get(rank, {}))
         for record in records:
-            for key, value in record.values.items():
+            values = {series_key(record.kind, key): v for key, v in record.values.items()}
+            for key, value in values.items():
                 columns.setdefault(key, []).append((record.step, value))
             if not is_late:
-                latest.update(record.values)
+                latest.update(values)
                 latest["step"] = record.step
         if is_late:  # what fills a gap is older than what is shown
             late = {key: points[-1][1] for key, points in columns.items()}
