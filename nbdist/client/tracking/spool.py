@@ -66,7 +66,8 @@ class State:
     `offset` counts bytes of `ops.jsonl` that MLflow has; `creating` is set while a run is asked
     for, so that an answer that got lost does not make a second one. `error` is why the last
     attempt failed, empty when it did not. `refused` counts points and entries MLflow will never
-    take, `attempts` failures to store the artifact that comes next. `first_step` is added to steps when only the server knew the run that is continued.
+    take, `attempts` the failures to store the artifact that comes next. `first_step` is added to
+    steps when only the server knew the run that is continued.
     """
 
     offset: int = 0

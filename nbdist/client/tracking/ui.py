@@ -1,6 +1,8 @@
 """Open MLflow's UI on the prepared view: a server of our own on loopback, or the user's server."""
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -78,7 +80,9 @@ def _start_on_free_port(
         process = _start(folder, uri, port, wrap)
         if _answers(f"http://{_HOST}:{port}/health", process, deadline):
             return f"http://{_HOST}:{port}", process
-        process.kill()
+        # The whole group: `wrap` may stand between us and the server.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait(5)
     return None
 

@@ -1,0 +1,249 @@
+"""Put one spooled run into MLflow: create it, send its chunks, end it.
+
+Runs in the shipping process (`ship`), the only place that imports mlflow.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from nbdist.client.tracking.names import hide_secrets
+from nbdist.client.tracking.spool import MOST_POINTS, Begin, Chunk, SpooledRun, State
+
+_ARTIFACT_ATTEMPTS = 3
+# 400 and 409: this entry is wrong or already there; 413 and 422: too large, not understood.
+# Everything else (no connection, 401, 404, 429, 5xx) may be different tomorrow.
+_NEVER = frozenset({400, 409, 413, 422})
+
+T = TypeVar("T")
+
+_log = logging.getLogger("nbdist.tracking")
+
+
+class NotTaken(Exception):
+    """MLflow did not do what was asked; the text says why, `is_final` that it never will."""
+
+    def __init__(self, why: str, is_final: bool = False) -> None:
+        super().__init__(why)
+        self.is_final = is_final
+
+
+class Deleted(Exception):
+    """Someone has deleted the run in MLflow, and that is their decision."""
+
+
+def calling(call: Callable[[], T]) -> T:
+    """Return `call()`; whatever goes wrong in MLflow becomes `NotTaken`.
+
+    There is no end to what a network, a database or a plug-in may raise, and none of it may end
+    this process: all of it means that the run waits.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return call()
+    except (NotTaken, Deleted):
+        raise
+    except Exception as error:
+        status = error.get_http_status_code() if isinstance(error, MlflowException) else 0  # type: ignore[no-untyped-call]
+        is_final = status in _NEVER
+        raise NotTaken(error_text(error), is_final) from error
+
+
+def error_text(error: BaseException) -> str:
+    """Return one line for people, without passwords."""
+    line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return hide_secrets(f"{type(error).__name__}: {line}")[:300]
+
+
+class RunSender:
+    """Sends one run. Every method may raise `NotTaken`, and `Deleted`.
+
+    Args:
+        client: An `MlflowClient`.
+        run: The run in the spool.
+        begin: Its first operation.
+        state: How far it has come; kept up to date, saved by the caller.
+    """
+
+    def __init__(self, client: Any, run: SpooledRun, begin: Begin, state: State) -> None:
+        self._client = client
+        self._run = run
+        self._begin = begin
+        self._state = state
+
+    def open(self) -> None:
+        """Find or create the MLflow run, unless that was done before."""
+        if not self._state.run_id:
+            calling(self._find_or_create)
+            self._run.save(self._state)
+
+    def send(self, chunk: Chunk) -> None:
+        """Send one chunk."""
+        if chunk.end is not None:
+            self.end(chunk.end["status"], chunk.end["time_ms"])
+        elif chunk.file:
+            self._send_file(chunk.file)
+        else:
+            self._send_values(chunk)
+
+    def end(self, status: str, time_ms: int) -> None:
+        """End the MLflow run."""
+        try:
+            calling(lambda: self._client.set_terminated(self._state.run_id, status, time_ms))
+        except NotTaken as error:
+            self._raise_if_deleted(error)
+            raise
+        self._state.is_done = True
+
+    def end_with_kernel(self) -> None:
+        """End a run whose kernel died at the time it last told of itself."""
+        state = self._state
+        calling(lambda: self._client.set_tag(state.run_id, "nbdist.ended", "with its kernel"))
+        self.end("KILLED", self._run.summary().get("updated_ms", self._begin.time_ms))
+
+    def _find_or_create(self) -> None:
+        begin, state, client = self._begin, self._state, self._client
+        state.experiment_id = _experiment_id(client, begin)
+        if begin.continues:
+            before = SpooledRun(self._run.folder.parent / begin.continues).state()
+            if not before.run_id:
+                raise NotTaken("the run that it continues has not been sent yet")
+            state.run_id = before.run_id
+        elif begin.resume:
+            state.run_id, state.first_step = _newest_of_name(client, state, begin.name)
+        if state.run_id:
+            if client.get_run(state.run_id).info.lifecycle_stage != "deleted":
+                client.update_run(state.run_id, status="RUNNING")
+                return
+            state.run_id = ""  # what it continued is gone; it stands on its own
+        if state.creating:
+            # We asked before and the answer got lost: look whether it was done.
+            found = client.search_runs(
+                [state.experiment_id], f"tags.`nbdist.key` = '{begin.key}'", max_results=1
+            )
+            if found:
+                state.run_id = found[0].info.run_id
+                return
+        state.creating = True
+        self._run.save(state)
+        created = client.create_run(
+            state.experiment_id,
+            start_time=begin.time_ms,
+            tags={**begin.tags, "nbdist.key": begin.key},
+            run_name=begin.name,
+        )
+        state.run_id, state.creating = created.info.run_id, False
+
+    def _send_values(self, chunk: Chunk) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        state = self._state
+        entries: list[Any] = [
+            Metric(key, value, point.time_ms, point.step + state.first_step)
+            for point in chunk.points
+            for key, value in point.values.items()
+        ]
+        params, tags = dict(chunk.params), dict(chunk.tags)
+        if params and (self._begin.continues or self._begin.resume):
+            # A param never changes; what this cell had different becomes a tag.
+            known = calling(lambda: self._client.get_run(state.run_id)).data.params
+            for key in params.keys() & known.keys():
+                value = params.pop(key)
+                if value != known[key]:
+                    tags[f"nbdist.resumed.{key}"] = value
+        entries += [Param(key, value) for key, value in params.items()]
+        entries += [RunTag(key, value) for key, value in tags.items()]
+        # One row may hold more than MLflow takes at once.
+        for start in range(0, len(entries), MOST_POINTS):
+            self._send_entries(entries[start : start + MOST_POINTS])
+
+    def _send_entries(self, entries: Sequence[Any]) -> None:
+        """Send metrics, params and tags; halve what is refused until the culprits stand alone."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        def of(kind: type) -> list[Any]:
+            return [entry for entry in entries if isinstance(entry, kind)]
+
+        state, metrics = self._state, of(Metric)
+        try:
+            calling(
+                lambda: self._client.log_batch(
+                    state.run_id, metrics=metrics, params=of(Param), tags=of(RunTag)
+                )
+            )
+        except NotTaken as error:
+            if not error.is_final:
+                raise
+            self._raise_if_deleted(error)
+            if len(entries) == 1:
+                state.refused += 1
+                state.why_refused = str(error)
+                _log.warning("MLflow refused %s: %s", entries[0].key, error)
+                return
+            middle = len(entries) // 2
+            self._send_entries(entries[:middle])
+            self._send_entries(entries[middle:])
+            return
+        state.sent += len(metrics)
+
+    def _send_file(self, name: str) -> None:
+        state, path = self._state, self._run.folder / "files" / name
+        if not path.exists():
+            return  # removed by hand; the rest of the run still counts
+        try:
+            self._client.log_artifact(state.run_id, str(path))
+        except Exception as error:
+            # Artifacts may live elsewhere than runs, behind another key or package. A server
+            # that is gone is waited for; a store that fails alone must not hold up the run.
+            calling(lambda: self._client.get_run(state.run_id))
+            why = f"artifact {name}: {error_text(error)}"
+            state.attempts += 1
+            if state.attempts < _ARTIFACT_ATTEMPTS:
+                raise NotTaken(why) from error
+            state.refused += 1
+            state.why_refused = why
+            _log.warning("run %s goes on without %s", self._run.key, why)
+        state.attempts = 0
+
+    def _raise_if_deleted(self, error: NotTaken) -> None:
+        run = calling(lambda: self._client.get_run(self._state.run_id))
+        if run.info.lifecycle_stage == "deleted":
+            raise Deleted from error
+
+
+def _experiment_id(client: Any, begin: Begin) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(begin.experiment)
+    if found is None:
+        try:
+            return str(client.create_experiment(begin.experiment, begin.artifacts))
+        except MlflowException:
+            # Someone else may have been quicker.
+            found = client.get_experiment_by_name(begin.experiment)
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        raise NotTaken(
+            f"the experiment {begin.experiment!r} is deleted; restore it with "
+            f"`mlflow experiments restore --experiment-id {found.experiment_id}`"
+        )
+    return str(found.experiment_id)
+
+
+def _newest_of_name(client: Any, state: State, name: str) -> tuple[str, int]:
+    """Return id and last step of the newest MLflow run called `name`; ("", 0) if there is none."""
+    quoted = name.replace("'", "\\'")
+    found = client.search_runs(
+        [state.experiment_id],
+        f"attributes.run_name = '{quoted}'",
+        order_by=["attributes.start_time DESC"],
+        max_results=1,
+    )
+    if not found:
+        return "", 0
+    run = found[0]
+    key = next((k for k in ("loss", "step_s", *run.data.metrics) if k in run.data.metrics), None)
+    history = client.get_metric_history(run.info.run_id, key) if key else []
+    return run.info.run_id, max((point.step for point in history), default=0)
