@@ -11,7 +11,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine import torch_compat
-from nbdist.engine.layout.layout import Layout, layout_of, parallelize, parallelized_modules
+from nbdist.engine.layout.layout import (
+    Layout,
+    layout_of,
+    parallelize,
+    parallelized_modules,
+    tell_facts_to,
+)
 from nbdist.errors import LayoutError
 from tests.group import models
 
@@ -94,7 +100,8 @@ def looks_like_the_users_model(layout: str) -> dict[str, Any]:
     model = models.make("conv", torch.float32)
     names = [name for name, _ in model.named_parameters()]
     facts: dict[str, str] = {}
-    spread = parallelize(model, layout, tell=facts.update)
+    tell_facts_to(facts.update)
+    spread = parallelize(model, layout)
     return {
         "same names": [name for name, _ in model.named_parameters()] == names,
         "same class": isinstance(model, models.ConvNet),

@@ -33,6 +33,13 @@ _meshes: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, DeviceMesh]]" =
 )
 
 
+def _tell_nobody(**_facts: str) -> None:
+    """Where facts go until the rank has a recorder."""
+
+
+_tell: Callable[..., None] = _tell_nobody
+
+
 class Layout:
     """How one model is spread over the ranks.
 
@@ -136,12 +143,7 @@ class Explanation:
         return f"gathered one by one: {len(self.blocks)} blocks ({shown}), then the rest"
 
 
-def parallelize(
-    model: nn.Module,
-    layout: str,
-    *policies: object,
-    tell: Callable[..., None] | None = None,
-) -> Layout:
+def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
     """Spread `model` over all ranks, in place, and return how.
 
     Every rank calls it with the same model and layout; weights and buffers become rank 0's. The
@@ -151,7 +153,6 @@ def parallelize(
         model: A plain module, on the rank's device or to be moved there.
         layout: `"ddp"`, `"zero2"`, `"zero3"`, or a mesh string such as `"dp=2 fsdp=-1"`.
         policies: None in this version.
-        tell: Told facts of the run as texts, by keyword: layout, model, parameters.
 
     Raises:
         LayoutError: The text, the ranks and the model do not fit, or the model is spread already.
@@ -178,13 +179,21 @@ def parallelize(
     result = _spread(model, shape)
     model.__dict__[_KEY] = result
     _models.add(model)
-    if tell is not None:
-        tell(
-            layout=result.name,
-            model=_plain_name(model),
-            parameters=str(result.size.parameters),
-        )
+    _tell(
+        layout=result.name,
+        model=_plain_name(model),
+        parameters=str(result.size.parameters),
+    )
     return result
+
+
+def tell_facts_to(tell: Callable[..., None]) -> None:
+    """Have the facts of a run told to `tell`, as texts by keyword: layout, model, parameters.
+
+    The rank gives its recorder's `fact` here when it boots.
+    """
+    global _tell
+    _tell = tell
 
 
 def parallelized_modules() -> list[nn.Module]:
