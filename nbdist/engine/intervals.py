@@ -16,7 +16,8 @@ def union(intervals: Iterable[tuple[int, int]], *, since: int = 0, until: int | 
     for start, end in sorted(intervals):
         if until is not None and end > until:
             end = until
-        if end > reached:
-            total += end - max(start, reached)
+        start = max(start, reached)
+        if end > start:
+            total += end - start
             reached = end
     return total

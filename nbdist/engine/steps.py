@@ -1,9 +1,12 @@
 """Decide which call of which optimizer ends a training step, and what a batch holds."""
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+MAX_AHEAD = 2  # batches that Lightning or Accelerate hold, fetched and not used
 
 
 class StepRule:
@@ -40,6 +43,19 @@ def steps_in_pass(batches: int, *, batches_taken: int, steps_made: int, backward
     """
     batches_per_step = min(max(1, backwards), max(1, round(batches_taken / steps_made)))
     return -(-batches // batches_per_step)
+
+
+def take_samples(fetched: deque[int], backwards: int) -> int:
+    """Remove the batches that a step used from those fetched, and return their samples.
+
+    A step uses one batch a backward; frameworks fetch one or two ahead, and those stay. Where
+    several backwards use one batch, or one uses several, what was fetched decides.
+    """
+    used = 0
+    count = max(1, backwards, len(fetched) - MAX_AHEAD)
+    for _ in range(min(count, len(fetched))):
+        used += fetched.popleft()
+    return used
 
 
 def samples_in(batch: Any, depth: int = 3) -> int:

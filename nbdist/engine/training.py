@@ -7,7 +7,7 @@ Where the numbers come from:
 - the *loss* is the scalar on which `backward()` was called, unscaled, the mean of a step's
   backwards (`loss.py`). Roots that are no scalar, and backwards within a backward, are no losses;
 - `data_s` is the time between asking a DataLoader for a batch and getting it; `samples` the
-  first dimension of the first tensor in it, of the loader that was asked last;
+  first dimension of the first tensor in the batches a step used, of the loader asked last;
 - `step_s` is the wall time from the end of one step to the end of the next, whatever the loop did
   in it. The first step of a cell begins when a batch is first asked for; when none was, its
   beginning was not seen, and it has neither `step_s` nor anything about communication;
@@ -34,7 +34,7 @@ import torch
 from nbdist.engine import tap, torch_hooks
 from nbdist.engine.loss import PendingLoss
 from nbdist.engine.records import Recorder
-from nbdist.engine.steps import StepRule, samples_in, steps_in_pass
+from nbdist.engine.steps import StepRule, samples_in, steps_in_pass, take_samples
 from nbdist.errors import UsageError
 
 MAX_HELD = 64  # steps whose loss has not come back from the GPU
@@ -54,7 +54,7 @@ class _Cell:
         self.loss = PendingLoss()
         self.backwards = 0
         self.data_ns = 0
-        self.samples = 0
+        self.fetched: deque[int] = deque(maxlen=4096)  # samples of each batch of one iterator
         self.iterator: Any = None
         self.passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # step each pass began at
         self.held: deque[tuple[int, dict[str, float], PendingLoss]] = deque()
@@ -165,8 +165,8 @@ class Training:
             cell.passes[iterator] = cell.step
         if iterator is not cell.iterator:  # say, back from validation
             cell.iterator = iterator
-            cell.samples = 0
-        cell.samples += samples_in(batch)
+            cell.fetched.clear()
+        cell.fetched.append(samples_in(batch))
 
     # -- records
 
@@ -183,14 +183,15 @@ class Training:
             values["compute_s"] = max(0.0, step_s - comm_s - data_s)
             values |= _communication(traffic)
         values["data_s"] = data_s
-        if cell.samples:
-            values["samples"] = cell.samples
+        samples = take_samples(cell.fetched, cell.backwards)
+        if samples:
+            values["samples"] = samples
         total = self._expected_steps()
         if total is not None:
             values["total"] = total
         cell.held.append((cell.step, values, cell.loss))
         cell.loss = PendingLoss()
-        cell.backwards = cell.data_ns = cell.samples = 0
+        cell.backwards = cell.data_ns = 0
         cell.began_ns, cell.is_whole = now_ns, True
         self._record_held(wait=False)
 

@@ -122,6 +122,17 @@ def test_a_snapshot_does_not_change_while_records_arrive() -> None:
     assert before.generation == received.series("loss")[0].generation
 
 
+def test_a_logged_loss_and_the_loss_of_the_hooks_are_two_series() -> None:
+    received = Telemetry()
+    records = (
+        Record(0, 0, "step", 1, 0, {"loss": 2.0}),
+        Record(0, 1, "log", 1, 0, {"loss": 9.0, "accuracy": 0.5}),
+    )
+    received.receive(Batch(0, records))
+    assert received.keys() == ["loss", "log.loss", "accuracy"]
+    assert received.latest[0] == {"loss": 2.0, "log.loss": 9.0, "accuracy": 0.5, "step": 1}
+
+
 def test_keys_beyond_the_bound_are_named_and_keep_no_history() -> None:
     received = Telemetry()
     values = {f"key{i}": 1.0 for i in range(telemetry.MAX_KEYS + 2)}
