@@ -14,7 +14,7 @@ Only `ship` imports mlflow, so importing this package costs milliseconds.
 from nbdist.client.tracking.run import RunLink, TrackedRun, Tracker
 from nbdist.client.tracking.runs import RunRow, RunsTable, runs, runs_table
 from nbdist.client.tracking.shipper import sync, wait_until_sent
-from nbdist.client.tracking.ui import start_ui
+from nbdist.client.tracking.ui import start_ui, view_page
 
 __all__ = [
     "RunLink",
@@ -26,5 +26,6 @@ __all__ = [
     "runs_table",
     "start_ui",
     "sync",
+    "view_page",
     "wait_until_sent",
 ]

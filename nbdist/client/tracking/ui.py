@@ -52,7 +52,7 @@ def start_ui(
     """
     chosen = tracking_uri(folder, uri, os.environ)
     if is_server(chosen):
-        return shown_uri(chosen) + _page(folder, chosen, experiment), None
+        return shown_uri(chosen) + view_page(folder, chosen, experiment), None
     make_private_folder(folder)
     deadline = time.monotonic() + timeout_s
     # The server makes the tables of a new database; two processes that do so both fail.
@@ -63,7 +63,7 @@ def start_ui(
         started = _start_on_free_port(folder, chosen, wrap, deadline)
     if started is not None:
         address, process = started
-        return address + _page(folder, chosen, experiment), process
+        return address + view_page(folder, chosen, experiment), process
     raise TrackingError(
         "MLflow's UI did not start.",
         why=f"no answer within {timeout_s:g} s; its last words are in "
@@ -87,7 +87,8 @@ def _start_on_free_port(
     return None
 
 
-def _page(folder: Path, uri: str, experiment: str | None) -> str:
+def view_page(folder: Path, uri: str, experiment: str | None = None) -> str:
+    """Return what follows the UI's address to open the prepared view; "" before any run is sent."""
     for run in spooled_runs(folder):
         summary, state = run.summary(), run.state()
         if summary.get("uri") != uri or not state.experiment_id:
