@@ -278,6 +278,12 @@ class Cluster:
         while set(keys) & set(self._launcher.running()) and time.monotonic() < deadline:
             time.sleep(0.005)
 
+    @property
+    def connection_file(self) -> str:
+        """The file (0600) by which another ipyparallel client reaches the same engines."""
+        assert self._folder is not None
+        return str(_connection_file(self._folder.name, "client"))
+
     # -- who is alive
 
     def living(self) -> list[int]:
