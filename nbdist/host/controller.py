@@ -5,6 +5,7 @@ keep every pushed array in memory (more than 1 GB after a few pushes).
 """
 
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -37,10 +38,16 @@ def run(spec: dict[str, Any]) -> None:
     """Become the controller; returns when it stops. The caller leads its own session."""
     from ipyparallel.controller.app import IPController
 
-    lifeline.watch(spec["kernel_pid"], lifeline.end_own_session)
+    lifeline.watch(spec["kernel_pid"], lambda: _end(spec["profile_dir"]))
     argv = arguments(spec["profile_dir"], spec["cluster_id"], spec["address"], spec["ping_ms"])
     sys.argv = ["ipcontroller", *argv]
     IPController.launch_instance(argv)
+
+
+def _end(profile_dir: str) -> None:
+    """Remove the connection keys, then end; the parent may have been killed before the kernel."""
+    shutil.rmtree(profile_dir, ignore_errors=True)
+    lifeline.end_own_session()
 
 
 def main(argv: list[str]) -> None:

@@ -13,7 +13,8 @@ Talks JSON lines over one socket pair with the kernel. Requests:
     {"op": "quit"}
 
 Events: `started` (key, pid), `ready` (seconds, forks, why, gpus, torch), `exited` (key, pid,
-status), `failed` (key, error). Ends, and ends its children, when the kernel does.
+status), `failed` (key, error). Ends, and ends its children, when the kernel does, and removes the
+private folders with their connection keys, which a killed kernel leaves behind.
 """
 
 import importlib
@@ -21,6 +22,7 @@ import json
 import os
 import select
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -60,6 +62,7 @@ class Parent:
         self._fork = fork
         self._why_not = "" if fork else "this platform starts fresh interpreters"
         self._children: dict[int, str] = {}
+        self._private: set[str] = set()
         self._unread = b""
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -70,6 +73,9 @@ class Parent:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self._fork and _count_threads() > 1:
+            # Before the first fork: a site hook has started a thread in every Python.
+            self._fork, self._why_not = False, _threads_text()
         # The controller needs no torch: it is asked for first and starts up beside our imports.
         for request in self._receive():
             self._handle(request)
@@ -102,6 +108,11 @@ class Parent:
         while self._children and time.monotonic() < deadline:
             self._reap()
             select.select([self._wake_read], [], [], 0.05)
+
+    def remove_private_folders(self) -> None:
+        """Remove the folders with connection keys; whoever needed them has ended."""
+        for folder in self._private:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _watch_kernel(self, selector: selectors.BaseSelector) -> int:
         if not hasattr(os, "pidfd_open"):
@@ -156,6 +167,8 @@ class Parent:
     def _start(self, request: dict[str, Any]) -> None:
         key, role = request["key"], request["role"]
         spec = {**request["spec"], "kernel_pid": self._kernel_pid}
+        if role == "controller":
+            self._private.add(spec["profile_dir"])
         try:
             log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
@@ -275,10 +288,11 @@ def _unsafe_to_fork() -> str:
 
     if torch.cuda.is_initialized():
         return "CUDA is already initialised in the parent"
-    threads = _count_threads()
-    if threads > 1:
-        return f"{threads} threads run in the parent after its imports"
-    return ""
+    return _threads_text() if _count_threads() > 1 else ""
+
+
+def _threads_text() -> str:
+    return f"{_count_threads()} threads run in the parent, and a process with threads must not fork"
 
 
 def _count_threads() -> int:
@@ -348,6 +362,7 @@ def main(arguments: list[str]) -> None:
         parent.serve()
     finally:
         parent.end_children()
+        parent.remove_private_folders()
 
 
 if __name__ == "__main__":

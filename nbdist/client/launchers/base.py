@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 OnExit = Callable[[str, int], None]
+UNKNOWN_STATUS = 256  # of a process that ended where nobody could collect its exit status
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Launcher(Protocol):
     def on_exit(self, callback: OnExit) -> None:
         """Call `callback(key, status)` on the launcher's thread when a process has ended.
 
-        `status` is the exit code, or minus the signal's number.
+        `status` is the exit code, minus the signal's number, or `UNKNOWN_STATUS`.
         """
 
     def close(self) -> None:

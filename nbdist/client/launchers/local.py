@@ -3,25 +3,34 @@
 The parent outlives a cluster: `%dist stop` ends engines, store and controller and keeps the
 parent, so that the next start costs no import of torch. It listens on nothing.
 
-Threads: one reader thread a launcher, which resolves the futures of `start` and calls
-`on_exit`. It ends when the parent does.
+Should the parent itself be killed, what it has started lives on: the launcher then watches and
+signals those processes itself, and the next `start` makes a new parent.
+
+Threads: one reader thread a parent, which resolves the futures of `start` and calls `on_exit`.
+It ends when the parent does. For a process that has lost its parent, `on_exit` is called on the
+thread that watches it.
 """
 
+import contextlib
 import json
 import logging
 import os
+import signal as signals
 import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.launchers.base import OnExit, Started
-from nbdist.errors import StartError
+from nbdist import lifeline
+from nbdist.client.launchers.base import UNKNOWN_STATUS, OnExit, Started
+from nbdist.errors import ClusterError, StartError
 
 log = logging.getLogger(__name__)
 
@@ -60,21 +69,28 @@ class LocalLauncher:
             fork: Fork engines from the parent; by default where the platform allows it.
         """
         self.logs = log_folder
-        self._ready: Future[dict[str, Any]] = Future()
+        self._fork = sys.platform == "linux" if fork is None else fork
         self._starting: dict[str, Future[Started]] = {}
+        # Starts that were given up before the parent had come to them. It answers in order, so
+        # the next answers about a key are theirs.
+        self._unwanted: Counter[str] = Counter()
         self._pids: dict[str, int] = {}
+        self._orphans: set[int] = set()
         self._callbacks: list[OnExit] = []
         self._lock = threading.Lock()
-        fork = sys.platform == "linux" if fork is None else fork
+        self._start_parent()
+
+    def _start_parent(self) -> None:
+        self._ready: Future[dict[str, Any]] = Future()
         self._channel, theirs = socket.socketpair()
         parent_log = os.open(
-            log_folder / "parent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+            self.logs / "parent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
         )
         try:
             self._parent = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "nbdist.host.parent"),
-                    *(str(theirs.fileno()), str(os.getpid()), "fork" if fork else "spawn"),
+                    *(str(theirs.fileno()), str(os.getpid()), "fork" if self._fork else "spawn"),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=parent_log,
@@ -87,13 +103,23 @@ class LocalLauncher:
         finally:
             os.close(parent_log)
             theirs.close()
-        self._reader = threading.Thread(target=self._read, name="nbdist-launcher", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=[self._channel], name="nbdist-launcher", daemon=True
+        )
         self._reader.start()
 
     @property
     def alive(self) -> bool:
         """Whether the parent is still there to start more processes."""
         return self._parent.poll() is None
+
+    def revive(self) -> None:
+        """Make a new parent if the last one has ended; returns at once."""
+        if self.alive:
+            return
+        self._reader.join(5)  # it hands over what the last parent has left
+        self._channel.close()
+        self._start_parent()
 
     def ready(self, timeout_s: float) -> dict[str, Any]:
         """Wait for the parent's imports and return its `ready` event.
@@ -120,6 +146,7 @@ class LocalLauncher:
 
     def start_soon(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
         """Ask for a process; the future resolves once it exists."""
+        self.revive()
         future: Future[Started] = Future()
         with self._lock:
             self._starting[key] = future
@@ -137,11 +164,26 @@ class LocalLauncher:
             raise _parent_gone(self.logs) from error
         return future
 
+    def give_up(self) -> None:
+        """End what is still being started as soon as it exists; its future fails."""
+        with self._lock:
+            given_up, self._starting = self._starting, {}
+            self._unwanted.update(given_up)
+        for future in given_up.values():
+            future.set_exception(ClusterError("The start was given up."))
+
     def signal(self, key: str, number: int, *, group: bool = False) -> None:
         """Send a signal; see `Launcher.signal`."""
         pid = self._pids.get(key)
-        if pid is not None:
-            self._send({"op": "signal", "pid": pid, "signal": number, "group": group})
+        if pid is None:
+            return
+        if pid not in self._orphans:
+            with contextlib.suppress(OSError):
+                self._send({"op": "signal", "pid": pid, "signal": number, "group": group})
+                return
+        # A process in a session of its own: its group has its pid.
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if group else os.kill)(pid, number)
 
     def pid(self, key: str) -> int | None:
         """Return the pid of the process behind `key`, or None when it has ended."""
@@ -157,10 +199,14 @@ class LocalLauncher:
 
     def remove_on_exit(self, callback: OnExit) -> None:
         """Undo `on_exit`."""
-        self._callbacks.remove(callback)
+        with contextlib.suppress(ValueError):
+            self._callbacks.remove(callback)
 
     def close(self) -> None:
         """End everything, the parent last."""
+        for key, pid in list(self._pids.items()):
+            if pid in self._orphans:
+                self.signal(key, signals.SIGKILL, group=True)
         try:
             self._send({"op": "quit"})
         except OSError:
@@ -176,11 +222,11 @@ class LocalLauncher:
         with self._lock:
             self._channel.sendall(json.dumps(request).encode() + b"\n")
 
-    def _read(self) -> None:
+    def _read(self, channel: socket.socket) -> None:
         unread = b""
         while True:
             try:
-                data = self._channel.recv(1 << 16)
+                data = channel.recv(1 << 16)
             except OSError:
                 data = b""
             if not data:
@@ -194,15 +240,37 @@ class LocalLauncher:
         name, key = event.pop("event"), event.get("key", "")
         if name == "ready":
             self._ready.set_result(event)
+        elif name == "exited":
+            self._ended(key, event["pid"], event["status"])
+        elif self._is_unwanted(key):
+            if name == "started":
+                self._send(
+                    {"op": "signal", "pid": event["pid"], "signal": signals.SIGKILL, "group": True}
+                )
         elif name == "started":
             self._pids[key] = event["pid"]
             self._resolve(key, Started(event["pid"], event["port"]))
         elif name == "failed":
             self._resolve(key, StartError(f"{key} could not be started: {event['error']}"))
-        elif name == "exited":
-            if self._pids.get(key) == event["pid"]:
-                del self._pids[key]
-            self._tell_exit(key, event["status"])
+
+    def _is_unwanted(self, key: str) -> bool:
+        with self._lock:
+            if not self._unwanted[key]:
+                return False
+            self._unwanted[key] -= 1
+            return True
+
+    def _ended(self, key: str, pid: int, status: int) -> None:
+        """Tell that a process has ended; once told, it is no longer `running`."""
+        if self._pids.get(key) != pid:
+            return
+        for callback in list(self._callbacks):
+            try:
+                callback(key, status)
+            except Exception:
+                log.exception("An exit callback failed for %s", key)
+        self._orphans.discard(pid)
+        del self._pids[key]
 
     def _resolve(self, key: str, outcome: Started | StartError) -> None:
         with self._lock:
@@ -214,19 +282,17 @@ class LocalLauncher:
         else:
             future.set_exception(outcome)
 
-    def _tell_exit(self, key: str, status: int) -> None:
-        for callback in list(self._callbacks):
-            try:
-                callback(key, status)
-            except Exception:
-                log.exception("An exit callback failed for %s", key)
-
     def _on_parent_gone(self) -> None:
         error = _parent_gone(self.logs)
         if not self._ready.done():
             self._ready.set_exception(error)
         for key in list(self._starting):
             self._resolve(key, error)
+        self._unwanted.clear()
+        for key, pid in list(self._pids.items()):
+            # Its exit status goes to init, which tells nobody.
+            self._orphans.add(pid)
+            lifeline.watch(pid, partial(self._ended, key, pid, UNKNOWN_STATUS))
 
 
 def _parent_gone(logs: Path) -> StartError:

@@ -1,0 +1,66 @@
+"""No process and no key outlives the notebook's kernel, however it ends, whatever ranks do."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.lifecycle.kernels import Family, Notebook
+
+# Five ranks in five states, a shipping process, and (where it is worth its ten seconds) the UI.
+_TRAIN = "nbdist.log(loss=1.0)"
+
+
+def _start_everything(notebook: Notebook) -> Family:
+    notebook.start("-n 5 --device cpu --threads 1")
+    said = notebook.on_ranks(_TRAIN)
+    assert "Error" not in said, said
+    notebook.keep_busy()
+    family = Family(notebook.pid)
+    commands = [" ".join(p.cmdline()) for p in family.processes]
+    assert any("tracking.ship" in c for c in commands), commands
+    assert len(notebook.keys) == 1
+    return family
+
+
+def test_kill_9_of_the_kernel_leaves_nothing(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as notebook:
+        family = _start_everything(notebook)
+        os.kill(notebook.pid, signal.SIGKILL)
+        family.assert_gone()
+        assert notebook.keys == []
+
+
+def test_shutdown_of_a_busy_kernel_leaves_nothing(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as notebook:
+        family = _start_everything(notebook)
+        notebook.manager.shutdown_kernel()
+        family.assert_gone()
+        assert notebook.keys == []
+
+
+def test_restart_of_a_busy_kernel_leaves_nothing_and_a_new_cluster_starts(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as notebook:
+        family = _start_everything(notebook)
+        notebook.manager.restart_kernel()
+        family.assert_gone()
+        assert notebook.keys == []
+        notebook._client.wait_for_ready(timeout=60)
+        notebook.start()
+        assert "3.0" in notebook.on_ranks(
+            "x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)\nx.item()"
+        )
+
+
+@pytest.mark.parametrize("how", ["shutdown", "kill"])
+def test_an_idle_cluster_ends_with_its_kernel(tmp_path: Path, how: str) -> None:
+    with Notebook(tmp_path) as notebook:
+        notebook.start()
+        family = Family(notebook.pid)
+        if how == "kill":
+            os.kill(notebook.pid, signal.SIGKILL)
+        else:
+            notebook.manager.shutdown_kernel()
+        family.assert_gone()
+        assert notebook.keys == []
