@@ -57,6 +57,8 @@ class Program:
         kernel.flush_before_display(rank_kernel, self.output.flush)
         kernel.hide_interactive_prompt()
         kernel.refuse_input(rank_kernel)
+        kernel.refuse_exit(rank_kernel)
+        kernel.shorten_tracebacks(rank_kernel)
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""

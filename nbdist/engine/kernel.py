@@ -8,6 +8,8 @@ them moves. What is touched, and what for:
 - `IPEngine.redirect_output`: the last step before the engine serves, where ours are installed;
 - `Kernel.shell_handlers` and `control_handlers`: requests of our own;
 - `Kernel.session.send` on `iopub_socket`: messages of our own;
+- `InteractiveTB.get_records`, which makes a traceback's frames: seconds for a deep recursion;
+- `shell.ask_exit`, which `exit()` calls;
 - `sys.ps1`, which IPython sets and by which Lightning refuses to run.
 """
 
@@ -17,7 +19,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any, Protocol, TextIO
 
 import ipyparallel.engine.app
@@ -220,6 +223,61 @@ def refuse_input(rank_kernel: RankKernel) -> None:
 
     rank_kernel.raw_input = refuse
     rank_kernel.getpass = refuse
+
+
+def refuse_exit(rank_kernel: RankKernel) -> None:
+    """Make `exit()` and `quit()` say what to do instead of stopping the engine's event loop."""
+
+    def refuse() -> None:
+        raise RuntimeError(
+            "exit() would end this rank and lose its variables. To leave a cell early raise an "
+            "exception; to end all ranks use %dist stop."
+        )
+
+    rank_kernel.shell.ask_exit = refuse
+
+
+def shorten_tracebacks(rank_kernel: RankKernel, first: int = 10, last: int = 30) -> None:
+    """Leave out the middle of very deep tracebacks.
+
+    IPython looks up the module and the source of every frame: 3000 frames of a recursion took
+    14 s with torch imported, and nobody reads them.
+
+    Args:
+        rank_kernel: Whose tracebacks.
+        first: Outermost frames that stay.
+        last: Innermost frames that stay.
+    """
+    formatter = rank_kernel.shell.InteractiveTB
+    get_records = formatter.get_records
+
+    def get_few_records(etb: TracebackType, context: int, tb_offset: int) -> Any:
+        links = list(_links(etb))
+        left_out = len(links) - first - last
+        if left_out <= 0:
+            return get_records(etb, context, tb_offset)
+        from IPython.core.tbtools import FrameInfo
+        from stack_data.core import RepeatedFrames
+
+        outer: TracebackType | None = None
+        for link in reversed(links[:first]):
+            outer = TracebackType(outer, link.tb_frame, link.tb_lasti, link.tb_lineno)
+        assert outer is not None
+        text = f"{left_out} frames of {len(links)}"
+        between = FrameInfo(text, "", 0, None, None, sd=RepeatedFrames([], []))
+        return [
+            *get_records(outer, context, tb_offset),
+            between,
+            *get_records(links[-last], context, 0),
+        ]
+
+    formatter.get_records = get_few_records
+
+
+def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
 
 
 def check() -> list[str]:
