@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from types import TracebackType
@@ -167,6 +167,14 @@ class Session:
         """Give these ranks new processes; the other ranks keep what they hold."""
         self._require_running()
         chosen = parse_ranks(ranks, self.world_size)
+        others = sorted(set(self._cluster.dead()) - set(chosen))
+        if others:
+            both = ",".join(map(str, sorted({*chosen, *others})))
+            raise ClusterError(
+                f"{_sentence(name_ranks(others))} {_be(others)} dead too, and the group needs all "
+                "ranks.",
+                do=f"%dist restart -r {both}",
+            )
         if not self._busy.acquire(blocking=False):
             raise ClusterError("A cell is still running on the ranks.", do="interrupt it first.")
         try:
@@ -217,8 +225,8 @@ class Session:
         if dead:
             causes = {describe_status(self._cluster.ranks[r].exit_status or 0) for r in dead}
             raise ClusterError(
-                f"{name_ranks(dead)} {'is' if len(dead) == 1 else 'are'} not running any more, "
-                "so this ran nowhere.",
+                f"{_sentence(name_ranks(dead))} {_be(dead)} not running any more, so this ran "
+                "nowhere.",
                 why=f"{', '.join(sorted(causes))}. The other ranks keep their variables.",
                 do=f"%dist restart -r {','.join(map(str, dead))}",
             )
@@ -238,6 +246,14 @@ class Session:
             except Exception as error:
                 raise TransferError(f"{what} failed: {error}") from error
         return answers
+
+
+def _be(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 _current: Session | None = None
