@@ -36,6 +36,7 @@ _CONSEQUENCES: Final = tuple(
         r"gloo/.*(Connection reset by peer|Broken pipe|Connection refused)",
         r"gloo/.*Timed out waiting \d+ms for (recv|send) operation",
         r"gloo/.*Pair is not connected",
+        r"Application timeout caused pair closure",
         r"Connection closed by peer \[",
         r"successfully reached monitoredBarrier, but received errors",
         r"failed to pass monitoredBarrier",
@@ -195,7 +196,8 @@ def rank_error(
     causes += deaths
     followed = [f for f in raised if _follows(f)]
     if not causes:  # nobody knows better: what else would be a consequence is the news
-        causes, followed = list(followed), []
+        told = [f for f in followed if not is_consequence(f)]
+        causes, followed = list(told or followed), [f for f in followed if told and f not in told]
     groups = group_failures(causes)
     lines = [_headline(groups, followed, len(asked))]
     lines += [_summary(group, where or {}) for group in groups]
