@@ -1,0 +1,126 @@
+"""`%load_ext nbdist` and `%dist` as a person types them, in a real kernel."""
+
+import pytest
+
+from tests.cluster.conftest import Kernel
+
+HEAVY = "sorted({'torch', 'mlflow', 'matplotlib', 'ipyparallel', 'psutil'} & set(__import__('sys').modules))"
+
+
+def test_loading_the_extension_brings_in_nothing_heavy_and_says_at_most_a_line(
+    kernel: Kernel,
+) -> None:
+    before = kernel.run(f"print({HEAVY})").text
+    loaded = kernel.run("%load_ext nbdist")
+    assert loaded.error is None
+    assert loaded.text.count("\n") <= 1
+    assert kernel.run(f"print({HEAVY})").text == before
+
+
+def test_without_a_cluster_status_says_so_and_how_to_start(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbdist\n%dist stop")
+    bare = kernel.run("%dist")
+    assert bare.error is None
+    assert "No engines are running" in bare.text
+    assert bare.text == kernel.run("%dist status").text
+
+
+def test_a_cell_before_the_start_is_one_error_that_says_what_to_type(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbdist\n%dist stop")
+    ran = kernel.cell("rank")
+    assert ran.error is not None
+    name, _, shown = ran.error
+    assert name == "ClusterError"
+    assert "No engines are running" in shown
+    assert "%dist start" in shown
+    assert "nbdist/" not in shown  # none of our frames
+    assert len(shown.splitlines()) <= 3
+
+
+def test_start_status_and_stop_tell_one_story(notebook: Kernel) -> None:
+    table = notebook.run("%dist").text
+    assert "rank  host" in table
+    assert [line.split()[0] for line in table.splitlines()[-2:]] == ["0", "1"]
+    assert "idle" in table
+    again = notebook.run("%dist start")
+    assert again.error is not None
+    assert "A cluster is running already" in again.error[2]
+    assert notebook.cell("rank").error is None
+
+
+def test_the_kernel_never_imports_torch_for_cells_and_arrays(notebook: Kernel) -> None:
+    notebook.cell("import numpy; here = numpy.arange(3) + rank; torch.ones(2)")
+    pulled = notebook.run("%dist pull here\nprint(here)")
+    assert "[array([0, 1, 2]), array([1, 2, 3])]" in pulled.text
+    assert notebook.run("import sys; print('torch' in sys.modules)").text == "False"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%dist strat", "did you mean start?"),
+        ("%dist frobnicate", "it is one of start, status"),
+        ("%dist start -n many", "-n"),
+        ("%dist start --device tpu", "--device is cpu or cuda"),
+        ("%dist start -n 0", "at least 1"),
+        ("%dist push", "missing: NAME"),
+        ("%dist push nowhere", "There is no 'nowhere'"),
+        ("%dist pull nowhere", "name 'nowhere' is not defined"),
+        ("%dist pull x -r 7", "There is no rank 7"),
+        ("%dist restart -r two", "RANKS is all"),
+        ("%%distributed -r 5\nrank", "There is no rank 5"),
+        ("%%distributed -r 1-0\nrank", "runs backwards"),
+        ("%%distributed --frob\nrank", "--frob"),
+        ("%%distributed -p lr\nrank", "KEY=VALUE"),
+        ("%%distributed -p lr=abc\nrank", "Python literal"),
+        ("%%distributed --timeout soon\nrank", "seconds above 0"),
+        ("%%distributed --timeout -1\nrank", "seconds above 0"),
+    ],
+)
+def test_a_wrong_word_is_refused_in_one_line(notebook: Kernel, line: str, expected: str) -> None:
+    if line.startswith("%dist start"):
+        notebook.run("%dist stop")
+    ran = notebook.run(line)
+    assert ran.error is not None
+    assert expected in ran.error[2]
+    assert len(ran.error[2].splitlines()) == 1
+    assert ran.text == ""
+
+
+@pytest.mark.parametrize("command", ["", "start", "status", "stop", "restart", "push", "pull"])
+def test_every_command_has_help(kernel: Kernel, command: str) -> None:
+    kernel.run("%load_ext nbdist")
+    ran = kernel.run(f"%dist {command} --help")
+    assert ran.error is None
+    assert f"usage: %dist {command}".rstrip() in ran.text
+
+
+def test_a_cell_has_help_and_does_not_run_then(notebook: Kernel) -> None:
+    ran = notebook.cell("print('ran')", "--help")
+    assert "usage: %%distributed" in ran.text
+    assert "--timeout" in ran.text
+    assert "│" not in ran.text
+
+
+def test_commands_and_options_complete(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbdist")
+    assert sorted(kernel.complete("%dist sta")) == ["stacks", "start", "status"]
+    assert "--device" in kernel.complete("%dist start --de")
+    assert "--ranks" in kernel.complete("%dist pull --r")
+    assert "--no-track" in kernel.complete("%%distributed --no")
+    assert sorted(kernel.complete("x = 1\n%dist pu")) == ["pull", "push"]
+
+
+def test_restart_of_all_gives_new_processes_and_a_working_group(notebook: Kernel) -> None:
+    notebook.cell("import os; gone = 1; print(f'pid {os.getpid()}')")
+    said = notebook.run("%dist restart")
+    assert "New processes for ranks 0-1." in said.text
+    ran = notebook.cell("t = torch.ones(1); dist.all_reduce(t); print(int(t), 'gone' in globals())")
+    assert "ranks 0-1 │ 2 False" in ran.text
+
+
+def test_stop_twice_is_no_error_and_start_works_again(notebook: Kernel) -> None:
+    assert notebook.run("%dist stop").error is None
+    assert notebook.run("%dist stop").error is None
+    assert "Started 2 ranks" in notebook.run("%dist start -n 2 --device cpu").text
+    assert notebook.cell("rank").error is None
