@@ -43,6 +43,10 @@ class Showing:
         self.tracking_uri = tracking_uri
         self._theme = theme
         self._last_board: list[wire.Display] = []
+        # Rank to its process and how far that one's records have come: what a rank had made
+        # before a cell is no part of it, and a new process counts from zero again.
+        self._heard: dict[int, tuple[int, int]] = {}
+        self._pids: dict[int, int] = {}
 
     def show_board(self) -> None:
         """Display what the board of the last training left.
@@ -58,6 +62,12 @@ class Showing:
                 do="train something in a %%distributed cell.",
             )
         Slots(live=False).settle(self._last_board)
+
+    def remember_records(self, outcome: Outcome) -> None:
+        """Note how far each rank's records have come."""
+        for rank, collector in outcome.collectors.items():
+            if collector.replied:
+                self._heard[rank] = (self._pids[rank], collector.summary.next_seq)
 
     def remember_board(self, displays: list[wire.Display]) -> None:
         """Keep a cell's board for `show_board`; an empty one replaces nothing."""
@@ -87,7 +97,11 @@ class Showing:
             track=track,
             params=dict(request.params),
         )
-        telemetry = Telemetry()
+        pids = {rank: state.pid for rank, state in cluster.ranks.items()}
+        telemetry = Telemetry(
+            {r: seq for r, (pid, seq) in self._heard.items() if pids.get(r) == pid}
+        )
+        self._pids = pids
         run = self._tracking().follow(info, telemetry) if track else None
         return ShownCell(self, info, telemetry, run, show=show, theme=self._theme)
 
@@ -150,16 +164,16 @@ class ShownCell:
 
     def end(self, outcome: Outcome) -> None:
         """Put what stays into the cell's output: board, text, a line about the run."""
+        self._showing.remember_records(outcome)
         try:
             board = self._board.finish(outcome.word)
             self._showing.remember_board(board)
             if self._show:
                 self.slots.settle([*board, *self._texts(outcome)])
-            self._end_run(outcome)
-        except KeyboardInterrupt:
-            raise
         except Exception:
             log.exception("The cell's output could not be shown whole")
+        finally:
+            self._end_run(outcome)
 
     def _texts(self, outcome: Outcome) -> list[wire.Display]:
         collectors = outcome.collectors

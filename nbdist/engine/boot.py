@@ -181,6 +181,7 @@ def join(
     """
     from nbdist.engine import group, training
     from nbdist.engine import tap as tap_module
+    from nbdist.engine.layout import layout
 
     if version != wire.VERSION:
         raise RuntimeError(
@@ -204,6 +205,7 @@ def join(
     device = _device(here.device.type, here.rank)
     tap_module.install(tap)
     training.install(here.recorder)
+    layout.tell_facts_to(here.recorder.fact)
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(
         rank=here.rank,
