@@ -150,6 +150,8 @@ class CellRun:
         timed_out = False
         while running := self._running():
             try:
+                if not self._cluster.reachable:
+                    raise self._cluster.broken_error()
                 if any(c.failure or c.death for c in self._collectors.values()):
                     self._rescue.rank_failed()
                 self._rescue.attend(running)

@@ -23,6 +23,7 @@ from typing import Any
 
 from nbdist import wire
 from nbdist.client.ipp import Connection, Handler, Message
+from nbdist.client.launchers.base import UNKNOWN_STATUS
 from nbdist.client.launchers.local import LocalLauncher
 from nbdist.errors import ClusterError, NBDistError, StartError
 from nbdist.ranks import name_ranks
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 _PING_MS = 500  # an engine is registered after it answered one; 100 gave nothing more
 _START_TIMEOUT_S = 120.0
 _REQUEST_TIMEOUT_S = 30.0
+_END_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class Cluster:
         self.ranks: dict[int, RankState] = {}
         self.options: Options | None = None
         self.generation = 0
-        self.broken: str | None = None
+        self.broken: str | None = None  # what has happened to all of it
+        self.reachable = True
         self._launcher = launcher
         self._logs = logs
         self._connection: Connection | None = None
@@ -93,12 +96,16 @@ class Cluster:
         self._lock = threading.Lock()
         self._death_callbacks: list[Callable[[int, int], None]] = []
         self._stopping = False
-        launcher.on_exit(self._on_exit)
+        # Statuses of ranks that ended before their start was known here.
+        self._early_exits: dict[str, int] = {}
 
     # -- starting and stopping
 
     def prepare(self) -> None:
         """Start the controller; it comes up beside the parent's import of torch."""
+        self._stopping = False
+        self.broken, self.reachable = None, True
+        self._launcher.on_exit(self._on_exit)
         self._folder = tempfile.TemporaryDirectory(prefix="nbdist-", ignore_cleanup_errors=True)
         spec = {
             "profile_dir": self._folder.name,
@@ -121,16 +128,29 @@ class Cluster:
             self._store_port = store.result(_START_TIMEOUT_S).port or 0
             self._start_ranks(range(options.n))
             self._join(range(options.n))
-        except BaseException:
+        except BaseException as error:
+            cause = self._why_not_started(error)
             self.stop()
-            raise
+            if cause is error:
+                raise
+            raise cause from error
+
+    def _why_not_started(self, error: BaseException) -> BaseException:
+        """Return the error that tells a person most: what merely followed is not it."""
+        if isinstance(error, StartError) or not isinstance(error, Exception):
+            return error
+        try:
+            self._check_alive()
+        except StartError as death:
+            return death
+        what = "The ranks could not form their group."
+        return StartError(what, why=str(error), do=f"the ranks' logs are in {self._logs}.")
 
     def stop(self) -> None:
         """End ranks, store and controller; the launcher's parent stays for the next start."""
         self._stopping = True
-        for key in self._launcher.running():
-            self._launcher.signal(key, signal.SIGKILL, group=True)
-        self._wait_ended(self._launcher.running())
+        self._launcher.give_up()
+        self._end(self._launcher.running())
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -144,18 +164,38 @@ class Cluster:
     def restart(self, ranks: Iterable[int]) -> None:
         """Replace the processes of `ranks` by new ones; the others keep all they hold.
 
+        A cluster that is `broken` is made anew as a whole.
+
         Raises:
             StartError: A process did not come up.
         """
+        if self.broken:
+            self._rebuild()
+            return
         chosen = sorted(ranks)
+        try:
+            self._replace(chosen)
+        except BaseException as error:
+            why = str(error).partition("\n")[0] or type(error).__name__
+            self.broken = f"{_sentence(name_ranks(chosen))} could not be started anew: {why}"
+            raise
+
+    def _rebuild(self) -> None:
+        options = self.options
+        assert options is not None
+        self.stop()
+        with self._lock:
+            self.ranks.clear()
+        self.generation = 0
+        self.prepare()
+        self.start(options)
+
+    def _replace(self, chosen: list[int]) -> None:
         connection = self._require_connection()
-        keys = [f"rank {rank}" for rank in chosen]
         with self._lock:
             for rank in chosen:
                 self.ranks.pop(rank, None)
-        for key in keys:
-            self._launcher.signal(key, signal.SIGKILL, group=True)
-        self._wait_ended(keys)
+        self._end([f"rank {rank}" for rank in chosen])
         for rank in chosen:
             connection.unregister(rank)
         if not connection.wait_gone(chosen, _REQUEST_TIMEOUT_S):
@@ -192,6 +232,8 @@ class Cluster:
         assert self.options is not None
         assert self._folder is not None
         chosen = list(ranks)
+        with self._lock:
+            self._early_exits.clear()
         started = {
             rank: self._launcher.start_soon(f"rank {rank}", "engine", self._engine_spec(rank))
             for rank in chosen
@@ -199,7 +241,9 @@ class Cluster:
         for rank, future in started.items():
             process = future.result(_START_TIMEOUT_S)
             with self._lock:
-                self.ranks[rank] = RankState(rank, process.pid, self._launcher.host)
+                state = RankState(rank, process.pid, self._launcher.host)
+                state.exit_status = self._early_exits.get(f"rank {rank}")
+                self.ranks[rank] = state
         connection = self._require_connection()
         if not connection.wait_for(chosen, _START_TIMEOUT_S, self._check_alive):
             missing = sorted(set(chosen) - set(connection.engines()))
@@ -273,18 +317,29 @@ class Cluster:
                 do="%dist doctor",
             )
 
-    def _wait_ended(self, keys: Iterable[str]) -> None:
-        deadline = time.monotonic() + 5.0
-        while set(keys) & set(self._launcher.running()) and time.monotonic() < deadline:
+    def _end(self, keys: Iterable[str]) -> None:
+        """Kill processes, with all they have started, and wait until they have ended."""
+        chosen = set(keys)
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        again_at = 0.0
+        while left := chosen & set(self._launcher.running()):
+            now = time.monotonic()
+            if now > deadline:
+                log.error("%s did not end when killed", ", ".join(sorted(left)))
+                return
+            if now > again_at:
+                # More than once: a signal is lost when the parent dies before it passes it on.
+                for key in left:
+                    self._launcher.signal(key, signal.SIGKILL, group=True)
+                again_at = now + 0.5
             time.sleep(0.005)
 
-    @property
-    def connection_file(self) -> str:
-        """The file (0600) by which another ipyparallel client reaches the same engines."""
-        assert self._folder is not None
-        return str(_connection_file(self._folder.name, "client"))
-
     # -- who is alive
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has been started and not stopped."""
+        return self._connection is not None
 
     def living(self) -> list[int]:
         """Return the ranks whose processes are there."""
@@ -313,12 +368,13 @@ class Cluster:
         if self._stopping:
             return
         if not key.startswith("rank "):
-            self.broken = f"The {key} process ended (status {status})."
+            self._host_ended(key, status)
             return
         rank = int(key.removeprefix("rank "))
         with self._lock:
             state = self.ranks.get(rank)
             if state is None:
+                self._early_exits[key] = status
                 return
             state.exit_status = status
             pending = list(self._pending.get(rank, ()))
@@ -328,6 +384,25 @@ class Cluster:
             _fail(future, RankDiedError(f"rank {rank} ended: {describe_status(status)}."))
         for callback in list(self._death_callbacks):
             callback(rank, status)
+
+    def _host_ended(self, key: str, status: int) -> None:
+        how = describe_status(status)
+        if key == "store":
+            self.broken = (
+                f"The store, through which the ranks find each other, has ended ({how}). What the "
+                "ranks hold can still be pulled."
+            )
+            return
+        self.broken = f"ipyparallel's controller has ended ({how}): the ranks are out of reach."
+        self.reachable = False
+        with self._lock:
+            pending = [future for futures in self._pending.values() for future in futures]
+        for future in pending:
+            _fail(future, self.broken_error())
+
+    def broken_error(self) -> ClusterError:
+        """Return the error for whoever wants to use a cluster that is `broken`."""
+        return ClusterError(self.broken or "", do="%dist restart    (new processes for all ranks)")
 
     # -- talking to ranks
 
@@ -451,12 +526,18 @@ class Cluster:
 
 def describe_status(status: int) -> str:
     """Return an exit status in words: `killed by SIGKILL`, `exit code 3`."""
+    if status == UNKNOWN_STATUS:
+        return "it ended unseen, after the process that had started it"
     if status < 0:
         try:
             return f"killed by {signal.Signals(-status).name}"
         except ValueError:
             return f"killed by signal {-status}"
     return f"exit code {status}"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _connection_file(folder: str, side: str) -> Path:

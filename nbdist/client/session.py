@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nbdist import payload
+from nbdist import payload, plain
 from nbdist.client import syntax
 from nbdist.client.cells import CellRequest, CellRun
 from nbdist.client.cluster import Cluster, Options, describe_status
@@ -49,7 +49,8 @@ class Session:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return len(self._cluster.ranks)
+        assert self._cluster.options is not None
+        return self._cluster.options.n
 
     @property
     def is_running(self) -> bool:
@@ -87,9 +88,16 @@ class Session:
             CellSyntaxError: The code does not compile; it ran nowhere.
             ClusterError: The session is stopped, busy or has lost a rank.
             RankError: The code failed on a rank.
+            UsageError: `ranks` names no ranks, or a parameter is not plain.
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
         """
         chosen = self._ready_ranks(ranks)
+        for name, value in (params or {}).items():
+            if not plain.is_plain(value):
+                raise UsageError(
+                    f"-p {name} takes None, bool, numbers, text, and lists, tuples and dicts of "
+                    f"these, up to 64 KiB, not a {type(value).__name__}; %dist push takes anything."
+                )
         syntax.check(code)
         if not self._busy.acquire(blocking=False):
             raise ClusterError(
@@ -136,7 +144,7 @@ class Session:
         Raises:
             TransferError: A rank has no such name, or its value cannot be pickled.
         """
-        chosen = self._ready_ranks(ranks)
+        chosen = self._ready_ranks(ranks, saving=True)
         futures = {
             rank: self._cluster.request(rank, "transfer.pull", buffers=[], name=name)
             for rank in chosen
@@ -164,9 +172,18 @@ class Session:
         self._showing.show_board()
 
     def restart(self, ranks: str = "all") -> None:
-        """Give these ranks new processes; the other ranks keep what they hold."""
+        """Give these ranks new processes; the other ranks keep what they hold.
+
+        After the controller or the store has ended, all ranks are made anew.
+
+        Raises:
+            ClusterError: A cell runs, or more ranks than these must be replaced.
+            StartError: A process did not come up.
+        """
         self._require_running()
         chosen = parse_ranks(ranks, self.world_size)
+        if self._cluster.broken and len(chosen) < self.world_size:
+            raise self._cluster.broken_error()
         others = sorted(set(self._cluster.dead()) - set(chosen))
         if others:
             both = ",".join(map(str, sorted({*chosen, *others})))
@@ -179,6 +196,10 @@ class Session:
             raise ClusterError("A cell is still running on the ranks.", do="interrupt it first.")
         try:
             self._cluster.restart(chosen)
+        except BaseException:
+            if not self._cluster.is_up:
+                self.stop()
+            raise
         finally:
             self._busy.release()
 
@@ -215,11 +236,16 @@ class Session:
         at = time.strftime("%H:%M", time.localtime(self._stopped_at))
         return f"the cluster was stopped at {at}."
 
-    def _ready_ranks(self, ranks: str) -> tuple[int, ...]:
-        """Return the ranks to use, or raise one error that says what to do."""
+    def _ready_ranks(self, ranks: str, *, saving: bool = False) -> tuple[int, ...]:
+        """Return the ranks to use, or raise one error that says what to do.
+
+        Args:
+            ranks: As in `run`.
+            saving: What ranks hold is to be saved, which a broken cluster allows if it can.
+        """
         self._require_running()
-        if self._cluster.broken:
-            raise ClusterError(self._cluster.broken, do="%dist restart")
+        if self._cluster.broken and not (saving and self._cluster.reachable):
+            raise self._cluster.broken_error()
         chosen = parse_ranks(ranks, self.world_size)
         dead = sorted(set(self._cluster.dead()) & set(chosen))
         if dead:

@@ -4,6 +4,7 @@ The kernel gets a temp folder of its own (`TMPDIR`), so that a test sees what is
 """
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -13,6 +14,8 @@ from typing import Any
 import psutil
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,21 +100,22 @@ class Notebook:
     def run(self, code: str, timeout_s: float = 90.0) -> str:
         """Run a cell to its end; return what it showed, its error included."""
         assert self._client is not None
-        said: list[str] = []
+        said: dict[object, str] = {}  # a display that is updated keeps its place
 
         def hear(message: dict[str, Any]) -> None:
             content = message["content"]
+            place = content.get("transient", {}).get("display_id", len(said))
             if message["msg_type"] == "stream":
-                said.append(content["text"])
+                said[place] = content["text"]
             elif message["msg_type"] == "error":
-                said.append("\n".join(content["traceback"]))
-            elif message["msg_type"] in ("execute_result", "display_data"):
-                said.append(content["data"].get("text/plain", ""))
+                said[place] = _COLOUR.sub("", "\n".join(content["traceback"]))
+            elif "data" in content:
+                said[place] = content["data"].get("text/plain", "")
 
         self._client.execute_interactive(
             code, timeout=timeout_s, output_hook=hear, allow_stdin=False, stop_on_error=False
         )
-        return "\n".join(said)
+        return "\n".join(said.values())
 
     def send(self, code: str) -> None:
         """Send a cell and do not wait for it."""
@@ -120,7 +124,7 @@ class Notebook:
 
     def start(self, options: str = "-n 2 --device cpu") -> None:
         """Load nbdist and start a cluster."""
-        said = self.run(f"%load_ext nbdist\n%dist start {options}")
+        said = self.run(f"import nbdist\n%load_ext nbdist\n%dist start {options}")
         assert "Started" in said, said
 
     def on_ranks(self, code: str, options: str = "") -> str:
