@@ -14,7 +14,9 @@ any thread may call at any moment.
 """
 
 import json
+import logging
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,7 +32,10 @@ from nbdist.engine.torch_compat import PrefixStore, Store, TCPStore
 from nbdist.errors import ClusterError
 from nbdist.ranks import name_ranks
 
+log = logging.getLogger(__name__)
+
 FORM_TIMEOUT_S = 30.0  # the longest that ranks wait for each other while they form the group
+BURY_TIMEOUT_S = 1.0  # normally it takes less than a millisecond
 GLOO_THREADS = 2  # per group, as in torch
 
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
@@ -106,6 +111,7 @@ class _Membership:
     peers: dict[int, sockets.Address] = field(default_factory=dict)  # replaced, never changed
     stale: tuple[Key, ...] = ()
     aborted: bool = False
+    held: list[int] = field(default_factory=list)  # descriptors, open until all have let go
     env_rendezvous: int = 0
     form_limit: timedelta | None = None  # while we form groups; torch's own limit otherwise
     slots: "WeakKeyDictionary[dist.ProcessGroup, int]" = field(default_factory=WeakKeyDictionary)
@@ -215,7 +221,7 @@ def abort(generation: int | None = None) -> int:
             does nothing. None means whichever there is.
 
     Returns:
-        Number of connections and NCCL communicators that were cut.
+        Number of backends that were broken.
     """
     here = _here
     if here is None or (generation is not None and generation != here.generation):
@@ -226,17 +232,22 @@ def abort(generation: int | None = None) -> int:
 
 
 def _cut(here: _Membership) -> int:
-    count = sockets.cut(here.address, set(here.peers.values()))
-    if "nccl" in here.backend:
-        for live in torch_compat.live_groups():
-            try:
-                backends = torch_compat.backends_of(live.group)
-            except RuntimeError:
-                continue  # between two backends: `reform` is at it, and will see `aborted`
-            for _, backend in backends:
-                if torch_compat.is_nccl(backend):
-                    backend.abort()
-                    count += 1
+    """Break every pair and communicator of this process. Any thread; returns as `abort` does."""
+    # A peer must not see our sockets close before it has let go itself: a gloo pair whose write
+    # fails loses the operation that its event loop has just taken from the queue, and who waits
+    # for that one waits for the group's whole timeout (one of ten faults in DDP's backward).
+    here.held += sockets.hold(here.address, set(here.peers.values()), here.held)
+    count = 0
+    for live in torch_compat.live_groups():
+        try:
+            backends = torch_compat.backends_of(live.group)
+        except RuntimeError:
+            continue  # between two backends: `reform` is at it, and will see `aborted`
+        for _, backend in backends:
+            count += torch_compat.break_backend(backend)
+    # What is in no group yet, or in one that someone made by hand. Not before: pairs that end by
+    # themselves, one after the other, lose operations too.
+    sockets.end_reading(here.held)
     return count
 
 
@@ -278,7 +289,10 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     here.form_limit = timedelta(seconds=timeout_s)
     try:
         live = {(g.name, g.ranks): g for g in torch_compat.live_groups()}
+        held, here.held = here.held, []
         plan = _meet(here, tuple(live), timeout_s)
+        for number in held:  # every rank has let go by now
+            os.close(number)
         for key in plan.groups:
             if key in live:
                 _renew(here, live[key])
@@ -339,8 +353,9 @@ def was_released(error: BaseException) -> bool:
     return False
 
 
-# What gloo says when a pair's socket was shut on this side or the other.
+# What gloo says when a pair was broken by us, or its peer is gone.
 _GLOO_MARKS = (
+    "Application timeout caused pair closure",
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
@@ -452,13 +467,13 @@ def _renew(here: _Membership, live: torch_compat.LiveGroup) -> None:
     place = PrefixStore(f"{live.name}/", here.place())
     rank = live.ranks.index(here.rank)
     description = live.group.group_desc
-    made = []
+    made, gone = [], []
     for devices, old in torch_compat.backends_of(live.group):
         # The same nesting as torch's own for a group it makes: a newcomer's `join` makes it there.
         store = PrefixStore(f"{devices[0].type}/", place)
         new = torch_compat.remake_backend(old, store, live, rank, here.make_gloo)
         made.append((devices, torch_compat.native_slot(old), new))
-        # Else the old backend would end here, holding Python's lock, which its threads may need.
+        gone.append(old)
         del old
     if torch_compat.can_release():
         torch_compat.release_backends(live.group)
@@ -469,6 +484,20 @@ def _renew(here: _Membership, live: torch_compat.LiveGroup) -> None:
             slot = here.next_slot(live.group)
             here.slots[live.group] = slot + 1
             torch_compat.put_backend(live.group, devices, slot, new)
+    _bury(gone)
     # A group's name and description live in its backends.
-    live.group._set_group_name(live.name)
+    live.group._set_group_name(live.name)  # type: ignore[arg-type]
     live.group._set_group_desc(description)
+
+
+def _bury(backends: list[Any]) -> None:
+    """Drop the last references to old backends, without trusting them to go.
+
+    A backend waits for what was launched on it. Should that never end, a thread is lost and not
+    the rank: its destructor runs without Python's lock.
+    """
+    undertaker = threading.Thread(target=backends.clear, name="nbdist-old-backend", daemon=True)
+    undertaker.start()
+    undertaker.join(BURY_TIMEOUT_S)
+    if undertaker.is_alive():
+        log.warning("An old backend of the process group still waits for an operation.")

@@ -1,12 +1,8 @@
-"""Find and cut the sockets of gloo's pairs in this process, and touch no other.
+"""Find the sockets of gloo's pairs in this process, and hold or end them; touch no other.
 
-gloo offers no way to end a collective: `ProcessGroupGloo.abort()` inherits a method that does
-nothing (torch 2.11 to 2.15). A pair whose socket is shut down, however, fails at once, on both
-ends, also while the main thread waits inside C++. A pair's socket is one whose local address is
-our device's listener (the peer called us) or whose remote address is a peer's listener (we called
-the peer). The store, ZMQ and DataLoader's sockets are neither.
-
-Listeners must stay whole: gloo answers a failing `accept` by ending the process.
+A pair's socket is one whose local address is our device's listener (the peer called us) or whose
+remote address is a peer's listener (we called the peer). The store, ZMQ and DataLoader's sockets
+are neither. Listeners must stay whole: gloo answers a failing `accept` by ending the process.
 """
 
 import os
@@ -23,34 +19,46 @@ def listeners() -> set[Address]:
     return {_address(s.getsockname()) for s in _tcp_sockets() if _listens(s)}
 
 
-def cut(own: Address, peers: Collection[Address]) -> int:
-    """Shut down every connected socket of gloo in this process; returns how many.
+def hold(own: Address, peers: Collection[Address], held: Collection[int]) -> list[int]:
+    """Return a duplicate descriptor of every connected socket of gloo here, but those held.
 
-    Callable from any thread, any number of times; takes about 5 us a descriptor.
+    While it is open, gloo may close its own and the peer sees nothing of it. Callable from any
+    thread; takes about 5 us a descriptor.
 
     Args:
         own: Where this process's gloo device listens.
         peers: Where the other ranks' devices listen.
+        held: What earlier calls returned and nobody has closed yet.
     """
-    count = 0
-    for s in _tcp_sockets():
-        # A socket may be closed or lose its peer while we look at it: then it needs no cut.
+    done: list[int] = []
+    for s in _tcp_sockets(but=held):
+        # A socket may be closed or lose its peer while we look at it: then there is none to hold.
         with suppress(OSError):
             if _listens(s):
                 continue
             remote = _address(s.getpeername())
             if _address(s.getsockname()) == own or remote in peers:
-                s.shutdown(socket.SHUT_RDWR)
-                count += 1
-    return count
+                # Not s.dup(): it makes the socket blocking, gloo's own as well, and gloo's event
+                # loop would stand still in its next read.
+                done.append(os.dup(s.fileno()))
+    return done
 
 
-def _tcp_sockets() -> Iterator[socket.socket]:
+def end_reading(held: Collection[int]) -> None:
+    """Let whoever still reads from these sockets find the end of the stream."""
+    for number in held:
+        s = socket.socket(fileno=number)
+        with suppress(OSError):  # the peer is gone already
+            s.shutdown(socket.SHUT_RD)
+        s.detach()
+
+
+def _tcp_sockets(but: Collection[int] = ()) -> Iterator[socket.socket]:
     # /proc/self/fd on Linux, which /dev/fd points to; a directory of its own on macOS.
     for name in os.listdir("/dev/fd"):
         # The directory's own descriptor is in the list and closed by now; others may follow.
         with suppress(OSError):
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+            if int(name) in but or not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             # A duplicate: the number may be closed and taken again while we hold it.
             with closing(socket.socket(fileno=os.dup(int(name)))) as s:

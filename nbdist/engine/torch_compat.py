@@ -105,6 +105,41 @@ def put_backend(
         group._register_backend(device, dist.ProcessGroup.BackendType(slot), backend)
 
 
+_ABORT_TAG = 0x6E626469  # of a message that nobody sends
+_AT_ONCE = timedelta(milliseconds=1)
+
+
+def break_backend(backend: Any) -> bool:
+    """Make everything that waits in this backend raise, now and later. Any thread, 1 ms.
+
+    gloo's own `abort` inherits a method that does nothing (torch 2.11 to 2.15). But when a receive
+    runs out of time, gloo breaks all pairs of the backend, and whatever waits on one of them is
+    told: so we wait for a message that nobody sends. Shutting the pairs' sockets is faster (1 ms,
+    where gloo's event loop takes up to 10 ms to give up a pair) and fails one time in ten under
+    DDP: a pair that holds half a message for a receive that has failed meanwhile never reads again.
+
+    Returns:
+        Whether the backend was whole before.
+    """
+    if isinstance(backend, _ProcessGroupWrapper):
+        return break_backend(backend.wrapped_pg)
+    if is_nccl(backend):
+        backend.abort()
+        return True
+    if not isinstance(backend, _Gloo):
+        return False
+    for peer in range(backend.size()):
+        if peer == backend.rank():
+            continue
+        try:
+            backend.recv([torch.empty(1)], peer, _ABORT_TAG).wait(_AT_ONCE)
+        except RuntimeError as error:
+            # A pair that is broken already says so at once, and has told those who wait on it.
+            if "Timed out" in str(error):
+                return True
+    return False
+
+
 def native_slot(backend: Any) -> int:
     """Return the number under which torch itself registers such a backend."""
     if isinstance(backend, _ProcessGroupWrapper):
@@ -114,11 +149,11 @@ def native_slot(backend: Any) -> int:
 
 
 def release_backends(group: dist.ProcessGroup) -> None:
-    """Free the group's backends, with their threads and sockets; it has none afterwards.
+    """Let the group forget its backends; it has none afterwards.
 
-    Only after `can_release()`. Nothing may use the group meanwhile, and what was launched on it
-    must have ended: a backend waits for its queue before it goes. The group's own store goes too,
-    which nothing but symmetric memory asks for.
+    Only after `can_release()`, and nothing may use the group meanwhile. Who still holds a backend
+    decides when it goes: it waits for its queue first. The group's own store goes too, which
+    nothing but symmetric memory asks for.
     """
     release = _release_function()
     assert release is not None, "the caller has asked can_release()"

@@ -188,12 +188,14 @@ def _forget_reset_iter_state() -> None:
 
 
 def train(until: int, break_at: int = -1, place: str = "") -> dict[str, Any]:
-    """Train up to a step; the highest rank but one raises at `break_at`, in `place`."""
+    """Train up to a step; rank 1 raises at `break_at`, in `place`."""
     while held["step"] < until:
         i = held["step"]
-        if i == break_at and dist.get_rank() == 1:
-            Trip.armed = place
         try:
+            if i == break_at:
+                # Nobody fails before all have ended the step before: one may else lose it.
+                dist.barrier()
+                Trip.armed = place if dist.get_rank() == 1 else ""
             _step(i)
         except Exception as error:
             Trip.armed = ""
