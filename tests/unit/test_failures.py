@@ -180,6 +180,7 @@ def test_ranks_that_were_interrupted_because_another_failed_are_not_causes() -> 
         ("DistNetworkError", STORE),
         ("torch.distributed.DistStoreError", "wait timeout after 3000ms, keys: /nokey"),
         ("RuntimeError", PAIR),
+        ("RuntimeError", "Application timeout caused pair closure"),
         ("RuntimeError", BARRIER),
         ("DistBackendError", "NCCL communicator was aborted on rank 0."),
     ],
