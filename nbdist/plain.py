@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 BUDGET = 65536  # about the most bytes of JSON a value may take
+_DEEPEST = 100  # levels; a list that holds itself has no end
 
 _SCALARS = (type(None), bool, int, float, str)
 _TUPLE, _FLOAT, _DICT = "tuple", "float", "dict"
@@ -21,10 +22,10 @@ def is_plain(value: object, budget: int = BUDGET) -> bool:
             plain: they would arrive as something else.
         budget: Roughly the most bytes it may take.
     """
-    return _size(value, budget) <= budget
+    return _size(value, budget, _DEEPEST) <= budget
 
 
-def _size(value: Any, budget: int) -> int:
+def _size(value: Any, budget: int, levels: int) -> int:
     kind = type(value)
     if kind is str:
         return len(value) + 2
@@ -36,9 +37,11 @@ def _size(value: Any, budget: int) -> int:
         items = (part for pair in value.items() for part in pair)
     else:
         return budget + 1
+    if not levels:
+        return budget + 1
     total = 2
     for item in items:
-        total += 2 + _size(item, budget)
+        total += 2 + _size(item, budget, levels - 1)
         if total > budget:
             break
     return total
