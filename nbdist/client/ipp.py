@@ -6,7 +6,9 @@ and why:
 - `_dispatch_reply`, `_dispatch_iopub`, `_dispatch_single_reply`: a message's handler is known
   before the message is sent, so nothing is lost between sending and listening, and text is not
   gathered a second time in `metadata` (its cost grows with the square of the lines);
-- `_mux_socket`, `_control_socket`, `_query_socket`, `_io_loop`: to send requests of our own;
+- `_mux_stream`, `_control_stream`, `_query_stream`, `_io_loop`: to send requests of our own (the
+  streams, never their sockets: sending on a socket behind its stream swallows the wake-up for
+  what has just arrived, and replies stay unread);
 - `_engines`, `_ids`, `_registration_callbacks`: which engine is which, and when it came.
 
 Threads: handlers run on ipyparallel's IO thread and must be quick and must not block.
@@ -21,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import ipyparallel
+
+from nbdist import wire
 
 TRIED = {"ipyparallel": "9.2"}
 
@@ -171,10 +175,15 @@ class Connection:
 
         client.handlers[message_id] = reply_only if once else handler
         ident = client._engines[rank].encode()
-        socket = client._control_socket if control else client._mux_socket
+        socket = client._control_stream if control else client._mux_stream
 
         def really_send() -> None:
-            client.session.send(socket, message, buffers=buffers, ident=ident)
+            try:
+                client.session.send(socket, message, buffers=buffers, ident=ident)
+            except Exception as error:
+                # Nobody would ever answer what was not sent.
+                log.exception("A %s message for rank %s could not be sent", kind, rank)
+                client.handlers[message_id](_not_sent(error))
 
         client._io_loop.add_callback(really_send)
         return message_id
@@ -193,7 +202,7 @@ class Connection:
 
         def really_send() -> None:
             client.session.send(
-                client._query_socket, "unregistration_request", content={"id": rank}
+                client._query_stream, "unregistration_request", content={"id": rank}
             )
 
         client._io_loop.add_callback(really_send)
@@ -213,6 +222,19 @@ class Connection:
     def close(self) -> None:
         """Close the sockets and end the IO thread."""
         self._client.close(linger=0)
+
+
+def _not_sent(error: Exception) -> Message:
+    """Return what stands for the reply to a message that could not be sent."""
+    text = f"the message could not be sent: {error}"
+    content = {
+        "error": text,
+        "status": "error",
+        "ename": type(error).__name__,
+        "evalue": text,
+        "traceback": [],
+    }
+    return Message(wire.REPLY, content, {}, [], reply=True)
 
 
 def check() -> list[str]:
