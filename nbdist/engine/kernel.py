@@ -112,6 +112,10 @@ class RankKernel(IPythonParallelKernel):
                 )
             finally:
                 summary = self.rank.cell_ended(self._last_result)
+            if reply["status"] == "error" and reply["ename"] == "NoneType":
+                # The value's own repr failed: ipykernel 7 calls the cell failed, and forgets by what.
+                failed = sys.last_value
+                reply.update(ename=type(failed).__name__, evalue=str(failed))
             return {**reply, wire.SUMMARY_KEY: summary}
         except BaseException as error:
             # IPython has answered for the user's code by now; this is ours. Without a reply the

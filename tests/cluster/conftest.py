@@ -51,13 +51,11 @@ class SharedCluster:
             except nbdist.NBDistError:
                 pass  # a test has broken it, as some do on purpose
         self.stop()
-        # The logs and the runs lie beside the "notebook".
-        before = Path.cwd()
-        os.chdir(self._folder)
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            # The logs and the runs lie beside the "notebook".
+            patch.chdir(self._folder)
+            patch.setenv("PYTHONPATH", str(ROOT))
             self._session = nbdist.start(n=2, device="cpu")
-        finally:
-            os.chdir(before)
         return self._session
 
     def stop(self) -> None:

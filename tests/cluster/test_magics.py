@@ -4,7 +4,10 @@ import pytest
 
 from tests.cluster.conftest import Kernel
 
-HEAVY = "sorted({'torch', 'mlflow', 'matplotlib', 'ipyparallel', 'psutil'} & set(__import__('sys').modules))"
+HEAVY = (
+    "sorted({'torch', 'mlflow', 'matplotlib', 'ipyparallel', 'psutil'}"
+    " & set(__import__('sys').modules))"
+)
 
 
 def test_loading_the_extension_brings_in_nothing_heavy_and_says_at_most_a_line(
