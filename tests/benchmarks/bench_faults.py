@@ -44,8 +44,7 @@ def rows(n: int = 4, rounds: int = 5) -> list[Row]:
                 printed, error, _ = kernel.run(_CHECK)
                 assert error is None, printed
     return [
-        Row(f"{names[cell]}, n={n}", statistics.median(times[cell]), GOAL_S, "s")
-        for cell in names
+        Row(f"{names[cell]}, n={n}", statistics.median(times[cell]), GOAL_S, "s") for cell in names
     ]
 
 
