@@ -1,0 +1,142 @@
+"""What a person sees in JupyterLab while a cell runs, when it has ended, and on another day."""
+
+import pytest
+
+from tests.browser.conftest import Reopen
+from tests.browser.lab import OpenNotebook
+
+pytestmark = pytest.mark.browser
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+TRAIN = """%%distributed --no-track
+import time
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(16, 1)
+nbdist.parallelize(model, "ddp")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+weights = torch.arange(16.0)[:, None] / 16
+for step in range({steps}):
+    x = torch.randn(64, 16)
+    loss = nn.functional.mse_loss(model(x), x @ weights)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.02)  # a step of a larger model
+"""
+
+
+def test_a_cell_prints_while_it_runs_and_leaves_one_tidy_block(notebook: OpenNotebook) -> None:
+    cell = notebook.run(
+        "%%distributed\n"
+        "import time\n"
+        "for i in range(3):\n"
+        "    print(f'epoch {i}')\n"
+        "    time.sleep(0.5)\n"
+        "print(f'my share: {rank + 1}/{world_size}')"
+    ).wait()
+
+    while_running = [s["text"] for s in cell.states if s["is_running"]]
+    assert any("epoch 0" in t and "epoch 2" not in t for t in while_running)
+    tidy = (
+        "ranks 0-1 │ epoch 0\n"
+        "          │ epoch 1\n"
+        "          │ epoch 2\n"
+        "rank 0    │ my share: 1/2\n"
+        "rank 1    │ my share: 2/2"
+    )
+    assert cell.text == tidy
+    [output] = cell.saved_outputs()
+    assert output.data == {"text/plain": tidy}
+    cell.picture("text", whole=True)
+
+
+def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
+    notebook: OpenNotebook, reopen: Reopen
+) -> None:
+    cell = notebook.run(TRAIN.format(steps=120))
+    cell.output.locator(".widget-image").wait_for()
+    notebook.page.wait_for_function(
+        "index => new Set(window.nbdistStates[index].map(s => s.frame)).size > 3", arg=cell.index
+    )
+    assert cell.is_running
+    cell.picture("board-live")
+    cell.wait()
+
+    frames = {s["frame"] for s in cell.states if s["is_running"] and s["frame"]}
+    assert len(frames) >= 3
+    sentence = "Loss and communication time of 2 ranks over 120 steps."
+    assert cell.output.locator("img").count() == 1
+    assert cell.output.locator(".widget-image, .jp-OutputArea-output.jupyter-widgets").count() == 0
+    assert sentence in cell.text
+    picture, caption = cell.saved_outputs()
+    assert picture.data.keys() == {"image/png", "text/plain"}
+    assert caption.data["text/plain"] == sentence
+    cell.picture("board-static")
+
+    later = reopen(notebook)
+    again = later.cell(cell.index)
+    assert again.output.locator("img").evaluate("image => image.naturalWidth") > 900
+    assert sentence in again.text
+    assert "Error displaying widget" not in later.page.locator(".jp-Notebook").inner_text()
+    again.picture("board-reopened")
+    later.close()
+
+
+def test_interrupting_a_training_cell_ends_it_and_leaves_the_picture(
+    notebook: OpenNotebook,
+) -> None:
+    cell = notebook.run(TRAIN.format(steps=100_000))
+    cell.output.locator(".widget-image").wait_for()
+    notebook.interrupt()
+    cell.wait()
+
+    assert "KeyboardInterrupt" in cell.text
+    assert "interrupted after" in cell.text
+    assert cell.output.locator("img").count() == 1
+    assert not any(WIDGET in o.get("data", {}) for o in cell.saved_outputs())
+    cell.picture("interrupted")
+    after = notebook.run("%%distributed\nt = torch.ones(1); dist.all_reduce(t); t.item()").wait()
+    assert after.text == "ranks 0-1 │ Out: 2.0"
+
+
+def test_an_error_shows_the_failing_rank_first(notebook: OpenNotebook) -> None:
+    cell = notebook.run(
+        "%%distributed\n"
+        "print('before')\n"
+        "if rank == 1:\n"
+        "    table = [0] * 8\n"
+        "    table[8]\n"
+        "dist.barrier()"
+    ).wait()
+
+    text = cell.text
+    cell.picture("error", whole=True)
+    assert "RankError" in text
+    assert "IndexError: list index out of range" in text
+    assert "table[8]" in text, "the traceback has the cell's own line"
+    assert "rank 1:" in text
+    assert "rank 0:" not in text, "it only waited, so its traceback explains nothing"
+
+
+def test_a_progress_bar_of_a_rank_leaves_no_dead_widget(
+    notebook: OpenNotebook, reopen: Reopen
+) -> None:
+    cell = notebook.run(
+        "%%distributed\n"
+        "from tqdm.notebook import tqdm\n"
+        "for _ in tqdm(range(20), desc='reading'):\n"
+        "    pass\n"
+        "print('done')"
+    ).wait()
+
+    assert "done" in cell.text
+    cell.picture("tqdm")
+    assert not any(WIDGET in o.get("data", {}) for o in cell.saved_outputs())
+    later = reopen(notebook)
+    everything = later.page.locator(".jp-Notebook").inner_text()
+    assert "done" in later.cell(cell.index).text
+    assert "Error displaying widget" not in everything
+    later.close()
