@@ -130,7 +130,10 @@ class Session:
         for name in values:
             if not name.isidentifier():
                 raise UsageError(f"{name!r} is not a name that Python allows.")
-        buffers = payload.pack(list(values.values()))
+        try:
+            buffers = payload.pack(list(values.values()))
+        except TransferError as error:
+            raise _name_culprit(values) or error from error
         names = list(values)
         futures = {
             rank: self._cluster.request(rank, "transfer.push", buffers=buffers, names=names)
@@ -272,6 +275,16 @@ class Session:
             except Exception as error:
                 raise TransferError(f"{what} failed: {error}") from error
         return answers
+
+
+def _name_culprit(values: Mapping[str, Any]) -> TransferError | None:
+    """Return the error of the first value that cannot travel by itself, with its name."""
+    for name, value in values.items():
+        try:
+            payload.pack(value)
+        except TransferError as error:
+            return TransferError(f"{name}: {error.what}", do=error.do)
+    return None
 
 
 def _be(ranks: Sequence[int]) -> str:
@@ -435,19 +448,39 @@ def choose_options(
 
 
 def project_folder() -> Path:
-    """Return `.nbdist` beside the notebook (0700, ignored by git), making it if need be."""
+    """Return `.nbdist` beside the notebook (0700, ignored by git), making it if need be.
+
+    Raises:
+        StartError: The notebook's folder cannot be written to.
+    """
     folder = Path.cwd() / ".nbdist"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    ignore = folder / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        ignore = folder / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")
+    except OSError as error:
+        raise _folder_error(folder, error) from error
     return folder
 
 
 def _log_folder(folder: Path) -> Path:
     logs = folder / "logs" / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}")
-    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        # One by one: `parents=True` would make the folder in between readable to all.
+        for part in (logs.parent, logs):
+            part.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise _folder_error(logs, error) from error
     return logs
+
+
+def _folder_error(folder: Path, error: OSError) -> StartError:
+    return StartError(
+        f"{folder} cannot be made, where logs, runs and checkpoints are kept.",
+        why=error.strerror or str(error),
+        do="free space, change the permissions, or %cd to a folder of yours.",
+    )
 
 
 def _warm_launcher(logs: Path) -> LocalLauncher:

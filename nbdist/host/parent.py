@@ -8,13 +8,14 @@ interpreters instead, and says so in its `ready` event.
 
 Talks JSON lines over one socket pair with the kernel. Requests:
 
-    {"op": "start", "role": "controller" | "store" | "engine", "key": ..., "log": ..., "spec": {}}
+    {"op": "start", "number": ..., "key": ..., "log": ..., "spec": {},
+     "role": "controller" | "store" | "engine"}
     {"op": "signal", "pid": ..., "signal": ..., "group": bool}
     {"op": "quit"}
 
-Events: `started` (key, pid), `ready` (seconds, forks, why, gpus, torch), `exited` (key, pid,
-status), `failed` (key, error). Ends, and ends its children, when the kernel does, and removes the
-private folders with their connection keys, which a killed kernel leaves behind.
+Events: `started` (key, number, pid), `ready` (seconds, forks, why, gpus), `exited` (key, pid,
+status), `failed` (key, number, error). Ends, and ends its children, when the
+kernel does. A controller's private folder, with the connection keys, is removed when it has ended.
 """
 
 import importlib
@@ -62,7 +63,7 @@ class Parent:
         self._fork = fork
         self._why_not = "" if fork else "this platform starts fresh interpreters"
         self._children: dict[int, str] = {}
-        self._private: set[str] = set()
+        self._private: dict[int, str] = {}
         self._unread = b""
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -108,11 +109,6 @@ class Parent:
         while self._children and time.monotonic() < deadline:
             self._reap()
             select.select([self._wake_read], [], [], 0.05)
-
-    def remove_private_folders(self) -> None:
-        """Remove the folders with connection keys; whoever needed them has ended."""
-        for folder in self._private:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _watch_kernel(self, selector: selectors.BaseSelector) -> int:
         if not hasattr(os, "pidfd_open"):
@@ -165,10 +161,8 @@ class Parent:
                     os.kill(pid, request["signal"])
 
     def _start(self, request: dict[str, Any]) -> None:
-        key, role = request["key"], request["role"]
+        key, role, number = request["key"], request["role"], request["number"]
         spec = {**request["spec"], "kernel_pid": self._kernel_pid}
-        if role == "controller":
-            self._private.add(spec["profile_dir"])
         try:
             log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
@@ -180,13 +174,15 @@ class Parent:
             finally:
                 os.close(log)
         except OSError as error:
-            self._send(event="failed", key=key, error=str(error))
+            self._send(event="failed", key=key, number=number, error=str(error))
             return
         self._children[pid] = key
+        if role == "controller":
+            self._private[pid] = spec["profile_dir"]
         port = listener.getsockname()[1] if listener else None
         if listener:
             listener.close()
-        self._send(event="started", key=key, pid=pid, port=port)
+        self._send(event="started", key=key, number=number, pid=pid, port=port)
 
     def _fork_child(
         self, role: str, spec: dict[str, Any], log: int, listener: socket.socket | None
@@ -228,6 +224,8 @@ class Parent:
             if key is not None:
                 # What the child itself had started (DataLoader workers, a shell) goes with it.
                 _signal_group(pid, signal.SIGKILL)
+                if pid in self._private:
+                    shutil.rmtree(self._private.pop(pid), ignore_errors=True)
                 code = os.waitstatus_to_exitcode(status)
                 self._send(event="exited", key=key, pid=pid, status=code)
 
@@ -362,7 +360,6 @@ def main(arguments: list[str]) -> None:
         parent.serve()
     finally:
         parent.end_children()
-        parent.remove_private_folders()
 
 
 if __name__ == "__main__":

@@ -131,10 +131,10 @@ class Notebook:
         """Run a `%%distributed` cell to its end; return what it showed."""
         return self.run(f"%%distributed {options}\n{code}")
 
-    def keep_busy(self) -> None:
-        """Bring the five ranks of a cluster into five states; returns when all are in theirs."""
+    def keep_busy(self, ranks: int = 5) -> None:
+        """Bring up to five ranks into five states; returns when all are in theirs."""
         self.send(f"%%distributed\n{_BUSY}")
-        wait_for(lambda: len(list(self.folder.glob("busy-*"))) == 5, "five busy ranks")
+        wait_for(lambda: len(list(self.folder.glob("busy-*"))) == ranks, "busy ranks")
 
     def pids(self) -> dict[str, int]:
         """Return the processes of the cluster by the launcher's keys, `parent` among them."""

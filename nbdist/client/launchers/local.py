@@ -12,6 +12,7 @@ thread that watches it.
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -20,7 +21,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -71,9 +71,8 @@ class LocalLauncher:
         self.logs = log_folder
         self._fork = sys.platform == "linux" if fork is None else fork
         self._starting: dict[str, Future[Started]] = {}
-        # Starts that were given up before the parent had come to them. It answers in order, so
-        # the next answers about a key are theirs.
-        self._unwanted: Counter[str] = Counter()
+        self._numbers = itertools.count(1)
+        self._wanted: dict[str, int] = {}  # the number of each key's start that is awaited
         self._pids: dict[str, int] = {}
         self._orphans: set[int] = set()
         self._callbacks: list[OnExit] = []
@@ -100,6 +99,9 @@ class LocalLauncher:
                 # Jupyter interrupts the kernel's whole process group.
                 start_new_session=True,
             )
+        except BaseException:
+            self._channel.close()  # an interrupt: the parent, if it exists by now, ends by this
+            raise
         finally:
             os.close(parent_log)
             theirs.close()
@@ -148,11 +150,14 @@ class LocalLauncher:
         """Ask for a process; the future resolves once it exists."""
         self.revive()
         future: Future[Started] = Future()
+        number = next(self._numbers)
         with self._lock:
             self._starting[key] = future
+            self._wanted[key] = number
         name = key.replace(" ", "-")
         request = {
             "op": "start",
+            "number": number,
             "role": role,
             "key": key,
             "log": str(self.logs / f"{name}.log"),
@@ -168,7 +173,7 @@ class LocalLauncher:
         """End what is still being started as soon as it exists; its future fails."""
         with self._lock:
             given_up, self._starting = self._starting, {}
-            self._unwanted.update(given_up)
+            self._wanted.clear()
         for future in given_up.values():
             future.set_exception(ClusterError("The start was given up."))
 
@@ -233,7 +238,10 @@ class LocalLauncher:
                 break
             *lines, unread = (unread + data).split(b"\n")
             for line in lines:
-                self._on_event(json.loads(line))
+                try:
+                    self._on_event(json.loads(line))
+                except Exception:
+                    log.exception("An event of the parent was lost: %s", line)
         self._on_parent_gone()
 
     def _on_event(self, event: dict[str, Any]) -> None:
@@ -242,7 +250,7 @@ class LocalLauncher:
             self._ready.set_result(event)
         elif name == "exited":
             self._ended(key, event["pid"], event["status"])
-        elif self._is_unwanted(key):
+        elif not self._is_wanted(key, event["number"]):
             if name == "started":
                 self._send(
                     {"op": "signal", "pid": event["pid"], "signal": signals.SIGKILL, "group": True}
@@ -253,11 +261,11 @@ class LocalLauncher:
         elif name == "failed":
             self._resolve(key, StartError(f"{key} could not be started: {event['error']}"))
 
-    def _is_unwanted(self, key: str) -> bool:
+    def _is_wanted(self, key: str, number: int) -> bool:
         with self._lock:
-            if not self._unwanted[key]:
+            if self._wanted.get(key) != number:
                 return False
-            self._unwanted[key] -= 1
+            del self._wanted[key]
             return True
 
     def _ended(self, key: str, pid: int, status: int) -> None:
@@ -288,7 +296,6 @@ class LocalLauncher:
             self._ready.set_exception(error)
         for key in list(self._starting):
             self._resolve(key, error)
-        self._unwanted.clear()
         for key, pid in list(self._pids.items()):
             # Its exit status goes to init, which tells nobody.
             self._orphans.add(pid)

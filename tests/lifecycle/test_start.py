@@ -1,0 +1,195 @@
+"""Starts that fail, starts in other ways, and scripts: one clear error, nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.lifecycle.kernels import Family, Notebook, private_environment, wait_for
+
+SUM = "x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)\nx.item()"
+
+CRASH = """
+import os, sys, threading
+# Only in a rank: it sets RANK before anything else of it runs.
+def look(event, args):
+    if event == "import" and os.environ.get("RANK") == "1" and os.environ.get("CRASH"):
+        os.write(2, b"the disk is on fire\\n")
+        os._exit(7)
+sys.addaudithook(look)
+"""
+
+THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=[600], daemon=True, name="site").start()
+"""
+
+
+def site_folder(folder: Path, source: str) -> str:
+    """Return a folder whose sitecustomize every Python runs that has it on its path."""
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(source)
+    return str(site)
+
+
+def assert_only_parent_left(notebook: Notebook) -> None:
+    family = Family(notebook.pid)
+
+    def is_parent(line: str) -> bool:
+        return "nbdist.host.parent" in line and os.getsid(pid := int(line.split()[0])) == pid
+
+    wait_for(
+        lambda: len(family.living()) <= 1 and all(map(is_parent, family.living())),
+        "only the parent to be left",
+        timeout_s=10,
+    )
+    wait_for(lambda: notebook.keys == [], "the keys to be removed", timeout_s=10)
+
+
+def test_a_rank_that_crashes_while_starting_is_one_error_and_nothing_is_left(
+    tmp_path: Path,
+) -> None:
+    site = site_folder(tmp_path, CRASH)
+    with Notebook(tmp_path, PYTHONPATH=f"{site}:{os.getcwd()}", CRASH="1") as notebook:
+        said = notebook.run("import nbdist\n%load_ext nbdist\n%dist start -n 2 --device cpu")
+        assert "StartError: rank 1 ended while starting" in said
+        assert "the disk is on fire" in said
+        assert "Do:  %dist doctor" in said
+        assert "Traceback" not in said
+        assert_only_parent_left(notebook)
+        assert "No engines are running" in notebook.run("%dist status")
+
+
+@pytest.mark.parametrize("after", ["at once", "controller", "ranks"])
+def test_an_interrupt_while_starting_leaves_nothing_and_the_next_start_works(
+    tmp_path: Path, after: str
+) -> None:
+    with Notebook(tmp_path) as notebook:
+        notebook.run("import nbdist.client.session\n%load_ext nbdist")
+        notebook.send("%dist start -n 4 --device cpu")
+        kernel = psutil.Process(notebook.pid)
+        most = {"at once": 1, "controller": 3, "ranks": 9}[after]
+        wait_for(lambda: len(kernel.children(recursive=True)) >= most, f"{most} processes")
+        notebook.manager.interrupt_kernel()
+        said = notebook.run("%dist status")
+        assert "No engines are running" in said
+        assert_only_parent_left(notebook)
+        assert "Started" in notebook.run("%dist start -n 2 --device cpu")
+        assert "3.0" in notebook.on_ranks(SUM)
+
+
+def test_a_log_folder_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / ".nbdist").write_text("a file is in the way")
+    with Notebook(tmp_path) as notebook:
+        said = notebook.run("import nbdist\n%load_ext nbdist\n%dist start -n 2 --device cpu")
+        assert "StartError" in said
+        assert "Traceback" not in said
+        assert Family(notebook.pid).processes == []
+
+
+def test_a_second_start_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as notebook:
+        notebook.start()
+        said = notebook.run("%dist start -n 3")
+        assert "ClusterError: A cluster is running already: 2 ranks on cpu, gloo." in said
+        assert "%dist stop" in said
+        assert "3.0" in notebook.on_ranks(SUM)
+
+
+def test_where_a_site_hook_runs_a_thread_fresh_interpreters_are_started_and_work(
+    tmp_path: Path,
+) -> None:
+    site = site_folder(tmp_path, THREAD)
+    with Notebook(tmp_path, PYTHONPATH=f"{site}:{os.getcwd()}") as notebook:
+        said = notebook.run("import nbdist\n%load_ext nbdist\n%dist start -n 2 --device cpu")
+        assert "Starting fresh interpreters, which takes longer: 2 threads run" in said
+        assert "3.0" in notebook.on_ranks(SUM)
+        commands = [" ".join(p.cmdline()) for p in Family(notebook.pid).processes]
+        assert sum("nbdist.engine.boot" in c for c in commands) == 2
+        family = Family(notebook.pid)
+        notebook.keep_busy(2)
+        os.kill(notebook.pid, signal.SIGKILL)
+        family.assert_gone()
+        assert notebook.keys == []
+
+
+def test_eight_ranks_start_and_meet(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as notebook:
+        notebook.start("-n 8 --device cpu")
+        assert "36.0" in notebook.on_ranks(SUM)
+
+
+def run_script(folder: Path, source: str) -> tuple[subprocess.Popen[str], Path]:
+    script = folder / "script.py"
+    script.write_text(source)
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env=private_environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return process, folder / "temp"
+
+
+SCRIPT = """
+import nbdist
+session = nbdist.start(n=2, device="cpu")
+result = session.run("x = torch.ones(1); dist.all_reduce(x); x.item()")
+print([result[rank].value for rank in range(2)])
+"""
+
+
+def test_a_script_that_ends_without_stop_leaves_nothing(tmp_path: Path) -> None:
+    process, temp = run_script(tmp_path, SCRIPT + "input() if False else None\n")
+    said, _ = process.communicate(timeout=90)
+    assert "[2.0, 2.0]" in said
+    assert process.returncode == 0, said
+    assert list(temp.glob("nbdist-*")) == []
+    assert of_script(tmp_path) == []
+
+
+def test_a_script_that_raises_inside_the_session_leaves_nothing(tmp_path: Path) -> None:
+    process, temp = run_script(
+        tmp_path,
+        "import nbdist\n"
+        "with nbdist.start(n=2, device='cpu') as session:\n"
+        "    print(session.world_size)\n"
+        "    session.run('1 / 0')\n",
+    )
+    said, _ = process.communicate(timeout=90)
+    assert "RankError" in said
+    assert "ZeroDivisionError" in said
+    assert process.returncode == 1
+    assert list(temp.glob("nbdist-*")) == []
+    assert of_script(tmp_path) == []
+
+
+def test_a_script_ended_by_sigterm_leaves_nothing(tmp_path: Path) -> None:
+    process, temp = run_script(tmp_path, SCRIPT + "import time\ntime.sleep(600)\n")
+    assert process.stdout is not None
+    with process:
+        while "[2.0, 2.0]" not in (line := process.stdout.readline()):
+            assert line, "the script ended early"
+        family = Family(process.pid)
+        process.terminate()
+        family.assert_gone()
+    assert list(temp.glob("nbdist-*")) == []
+
+
+def of_script(folder: Path) -> list[str]:
+    """Return the processes that work in `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder):
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found
