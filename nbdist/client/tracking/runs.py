@@ -170,4 +170,7 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    if value is None:
+        return ""
+    # Four digits, but no exponent before it saves room: 17,430 reads better than 1.743e+04.
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
