@@ -23,7 +23,7 @@ import torch
 
 import nbdist
 from nbdist import lifeline, plain, wire
-from nbdist.engine import calls, environment, kernel
+from nbdist.engine import calls, environment, kernel, progress
 from nbdist.engine.output import Output
 from nbdist.engine.records import Recorder
 
@@ -145,6 +145,7 @@ def run(spec: dict[str, Any]) -> None:
     environment.restore(_program.variables)
     torch.set_num_threads(spec["threads"])
     _seed_anew(spec["rank"])
+    progress.install()
     kernel.serve(
         _program,
         [
