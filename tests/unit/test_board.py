@@ -120,9 +120,9 @@ def test_a_frame_that_fails_ends_the_board_not_the_cell(
     board = Board(cell_info(2), telemetry, slots, pictures=True)
     until_it_wants_to_open(board)
     board.open()
-    status = slots.shown[0].children[-1]
+    line = slots.shown[0].children[0].children[1]
     said = threading.Event()
-    status.observe(lambda _: said.set(), "value")
+    line.observe(lambda _: said.set(), "value")
 
     def fail(*_: object) -> bytes:
         raise ValueError("no ink")
@@ -132,7 +132,7 @@ def test_a_frame_that_fails_ends_the_board_not_the_cell(
     assert said.wait(20)
     monkeypatch.undo()
 
-    assert "The board stepped aside (ValueError: no ink)" in status.value
+    assert "The board stepped aside (ValueError: no ink)" in line.value
     assert len([r for r in caplog.records if r.name == "nbdist.board"]) == 1
     assert len(board.finish("finished")) == 2
 

@@ -146,13 +146,22 @@ def test_a_loss_that_is_not_finite_is_said_with_its_rank() -> None:
 
 def test_progress_reads_like_tqdm_and_names_the_last_rank() -> None:
     telemetry = training(2, 20, total=100)
-    telemetry.receive(steps_of(0, 2, 3, first=21, total=100))
+    telemetry.receive(steps_of(0, 2, 40, first=21, total=100))
 
     line = text.progress(look(telemetry, cell_info(2)), elapsed_s=75)
 
     assert line.startswith("20/100 [01:15<00:0")
     assert "steps/s]" in line
-    assert line.endswith("ranks at 20–23, rank 1 is last")
+    assert line.endswith("ranks at 20–60, rank 1 is last")
+
+
+def test_ranks_whose_reports_are_a_moment_apart_are_told_as_abreast() -> None:
+    telemetry = training(2, 20, total=100)
+    telemetry.receive(steps_of(0, 2, 3, first=21, total=100))
+
+    line = text.progress(look(telemetry, cell_info(2)), elapsed_s=75)
+
+    assert line.endswith("steps/s]")
 
 
 def test_names_from_outside_are_escaped_in_html() -> None:

@@ -149,7 +149,7 @@ class Live:
             self._first = None  # `show` says it
             return
         try:
-            self._widgets["status"].value = text.spoken(_aside(error))
+            self._widgets["progress"].value = text.alert(_aside(error))
         except Exception as second:
             _log.warning("The board could not say in its place that it stopped: %r", second)
 
@@ -169,6 +169,9 @@ def _make_widgets(png: bytes, width: int) -> dict[str, Any]:
     bar = ipywidgets.IntProgress(value=0, min=0, max=1)
     bar.layout.width = "240px"
     progress, table, status = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
+    # Heard, not seen: it is told seldom, and would seem to contradict the table above it.
+    status.layout.height = status.layout.margin = "0"
+    status.layout.overflow = "hidden"
     row = ipywidgets.HBox([bar, progress])
     row.layout.align_items = "center"
     box = ipywidgets.VBox([row, image, table, status])

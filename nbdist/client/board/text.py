@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # for their types alone: the view loads numpy
 
 STYLE = "font: 12px/1.5 var(--jp-ui-font-family, sans-serif); font-variant-numeric: tabular-nums"
 MARKDOWN = str.maketrans({c: "\\" + c for c in "\\`*_[]<>#$|~"})
+REPORT_S = 0.25  # a rank's report may be late by so much on a busy machine
 ENDINGS = {"finished": " over ", "failed": ", failed after ", "interrupted": ", interrupted after "}
 
 
@@ -71,7 +72,8 @@ def progress(view: "View", elapsed_s: float) -> str:
         parts.append(f"{figure(rate)} steps/s")
     of = f"/{view.total:,}" if view.total else ""
     text = f"{done:,}{of} [{', '.join(parts)}]" if view.last_step else f"[{parts[0]}]"
-    if view.first_step != view.last_step:
+    # Ranks tell their records every 50 ms: what they report apart they may have done together.
+    if view.last_step - view.first_step > 2 + (rate or 0.0) * REPORT_S:
         last = next(row.rank for row in view.reporting if row.step == view.first_step)
         text += f" · ranks at {view.first_step:,}–{view.last_step:,}, rank {last} is last"
     return text
@@ -90,7 +92,12 @@ def table(view: "View") -> str:
 
 def spoken(sentence: str) -> str:
     """Return HTML that screen readers speak when it changes (ARIA live region)."""
-    return f'<div role="status" style="{STYLE}; opacity: 0.85">{html.escape(sentence)}</div>'
+    return f'<div role="status">{html.escape(sentence)}</div>'
+
+
+def alert(sentence: str) -> str:
+    """Return HTML of a line of text that screen readers speak at once."""
+    return f'<div role="alert" style="{STYLE}">{html.escape(sentence)}</div>'
 
 
 def plain(sentence: str) -> str:
