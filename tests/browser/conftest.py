@@ -1,7 +1,6 @@
 """One JupyterLab, one browser and one notebook with two ranks, shared by these tests."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
@@ -61,8 +60,8 @@ def notebook(shared: OpenNotebook, request: pytest.FixtureRequest) -> Iterator[O
 
 
 @pytest.fixture(scope="package")
-def reopen(lab: Lab, browser: Browser) -> Iterator["Reopen"]:
-    yield Reopen(lab, browser)
+def reopen(lab: Lab, browser: Browser) -> "Reopen":
+    return Reopen(lab, browser)
 
 
 class Reopen:
@@ -73,4 +72,4 @@ class Reopen:
 
     def __call__(self, notebook: OpenNotebook) -> OpenNotebook:
         name = self._lab.write(notebook.saved())
-        return OpenNotebook(self._lab, self._browser, Path(name).name)
+        return OpenNotebook(self._lab, self._browser, name)
