@@ -9,24 +9,27 @@ import pytest
 from tests.lifecycle.kernels import Family, Notebook
 
 # Five ranks in five states, a shipping process, and (where it is worth its ten seconds) the UI.
-_TRAIN = "nbdist.log(loss=1.0)"
+TRAIN = "nbdist.log(loss=1.0)"
 
 
-def _start_everything(notebook: Notebook) -> Family:
+def _start_everything(notebook: Notebook, ui: bool = False) -> Family:
     notebook.start("-n 5 --device cpu --threads 1")
-    said = notebook.on_ranks(_TRAIN)
+    said = notebook.on_ranks(TRAIN)
     assert "Error" not in said, said
+    if ui:
+        assert "http://127.0.0.1" in notebook.run("%dist ui")
     notebook.keep_busy()
     family = Family(notebook.pid)
     commands = [" ".join(p.cmdline()) for p in family.processes]
     assert any("tracking.ship" in c for c in commands), commands
+    assert any("mlflow server" in c for c in commands) is ui, commands
     assert len(notebook.keys) == 1
     return family
 
 
 def test_kill_9_of_the_kernel_leaves_nothing(tmp_path: Path) -> None:
     with Notebook(tmp_path) as notebook:
-        family = _start_everything(notebook)
+        family = _start_everything(notebook, ui=True)
         os.kill(notebook.pid, signal.SIGKILL)
         family.assert_gone()
         assert notebook.keys == []
