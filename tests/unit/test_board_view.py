@@ -60,6 +60,22 @@ def test_even_ranks_have_no_straggler() -> None:
     assert look(training(4, 60), cell_info(4)).straggler is None
 
 
+def test_a_total_that_grows_with_each_epoch_is_not_shown() -> None:
+    telemetry = training(2, 20, total=20)
+    for rank in range(2):
+        telemetry.receive(steps_of(rank, 2, 10, first=21, total=40))
+
+    assert look(telemetry, cell_info(2)).total is None
+
+
+def test_the_table_names_the_straggler_after_the_numbers() -> None:
+    view = look(training(4, 60, straggler=1), cell_info(4))
+
+    rows = text.table(view).split("</tr>")
+    assert rows[2].endswith("◀ the others wait</td>")
+    assert not any("wait" in row for row in (*rows[:2], *rows[3:]))
+
+
 def test_a_total_that_the_steps_have_passed_is_not_shown() -> None:
     assert look(training(2, 30, total=20), cell_info(2)).total is None
 

@@ -41,7 +41,7 @@ from nbdist.client.board.scales import (
 from nbdist.client.board.text import figure
 from nbdist.client.board.view import Line, Panel, Split, View
 
-FAINT_LINES = 4  # up to so many ranks show every value behind their mean; more would be mud
+FAINT_LINES = 2  # up to so many ranks show every value behind their mean; more would be mud
 MOST_PEAKS = 20  # triangles of one rank in one plot
 
 
@@ -71,10 +71,8 @@ class LinePlot:
         unit = f", {panel.unit}" if panel.unit else ""
         title(axes, panel.title + unit, theme)
         axes.set_xlabel(panel.by, color=theme.text, fontsize=TEXT_PT, labelpad=1)
-        self._note = axes.text(
-            1.0, 1.035, "", transform=axes.transAxes, ha="right", va="bottom",
-            fontsize=TEXT_PT, color=theme.text,
-        )  # fmt: skip
+        # A second title has the first one's baseline.
+        self._note = axes.set_title("", loc="right", fontsize=TEXT_PT, color=theme.text, pad=8)
 
     def fit(self, view: View) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""

@@ -82,7 +82,7 @@ def progress(view: "View", elapsed_s: float) -> str:
 def table(view: "View") -> str:
     """Return an HTML table, one row a rank; scrolls when there are many."""
     own = sorted({key for row in view.rows for key in row.own})[:4]
-    head = ["rank", "device", "step", "loss", "steps/s", "step ms", "comm %", "data %", *own]
+    head = ["rank", "device", "step", "loss", "steps/s", "step ms", "comm %", "data %", *own, ""]
     lines = [_line("th", head), *(_line("td", _cells(row, own, view)) for row in view.rows)]
     return (
         f'<div style="{STYLE}; max-height: 17em; overflow: auto">'
@@ -124,16 +124,17 @@ def clock(seconds: float) -> str:
 
 
 def _cells(row: "Row", own: list[str], view: "View") -> list[str]:
-    name = f"{row.rank} ◀ others wait" if row.rank == view.straggler else str(row.rank)
     numbers = (row.loss, row.steps_per_s, row.step_ms)
     shares = (row.comm_pct, row.data_pct)
     return [
-        name,
+        str(row.rank),
         row.device,
         f"{row.step:,}",
         *("–" if number is None else figure(number) for number in numbers),
         *("–" if share is None else f"{share:.0f}" for share in shares),
         *(figure(row.own[key]) if key in row.own else "–" for key in own),
+        # Last, so that the columns stay where they are when it comes and goes.
+        "◀ the others wait" if row.rank == view.straggler else "",
     ]
 
 

@@ -165,8 +165,7 @@ def look(telemetry: Telemetry, info: CellInfo) -> View:
     panels += [p for p in own if p and max(len(line.x) for line in p.lines) > 1][:MOST_OWN]
     means = {key: _means(telemetry, key) for key in ("step_s", "compute_s", "comm_s", "data_s")}
     rows = tuple(_row(info, rank, latest.get(rank, {}), means, own_keys) for rank in info.ranks)
-    totals = [values["total"] for values in latest.values() if "total" in values]
-    total = int(max(totals)) if totals else 0
+    total = _total(telemetry)
     last = max((row.step for row in rows), default=0)
     return View(
         panels=tuple(p for p in panels if p is not None),
@@ -174,6 +173,18 @@ def look(telemetry: Telemetry, info: CellInfo) -> View:
         rows=rows,
         total=total if total >= last and total > 0 else None,
     )
+
+
+def _total(telemetry: Telemetry) -> int:
+    """Return the steps the loop will make; 0 when the ranks do not know.
+
+    A loader knows its own end. A loop that goes through it again has shown that this was not the
+    loop's, and what it now says is as little to be relied on.
+    """
+    known = telemetry.series("total").values()
+    if not known or any(s.values[0] != s.values[s.n - 1] for s in known if s.n):
+        return 0
+    return int(max((s.values[0] for s in known if s.n), default=0))
 
 
 def _panel(
