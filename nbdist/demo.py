@@ -123,9 +123,10 @@ class Narrator:
 
 
 def first_line(source: str) -> str:
-    """Return the first line of a cell that says something."""
+    """Return the first line of a cell that says something; below a cell magic two, as one."""
     lines = [line for line in source.splitlines() if line.strip() and not line.startswith("#")]
-    return lines[0] if lines else ""
+    shown = 2 if lines and lines[0].startswith("%%") else 1
+    return "   ".join(line.strip() for line in lines[:shown])
 
 
 def tell(cell: Any, out: TextIO) -> None:
@@ -136,8 +137,11 @@ def tell(cell: Any, out: TextIO) -> None:
 
 
 def texts(outputs: Iterable[Any]) -> list[str]:
-    """Return the texts among a cell's outputs, without colours and without bare reprs."""
-    found = []
+    """Return the texts among a cell's outputs, without colours and without bare reprs.
+
+    A text that repeats the one before is left out: a board's picture is followed by its caption.
+    """
+    found: list[str] = []
     for output in outputs:
         if output.output_type == "stream":
             text = output.text
@@ -147,7 +151,9 @@ def texts(outputs: Iterable[Any]) -> list[str]:
             text = output.data.get("text/plain", "")
             if re.fullmatch(r"<[^\n]*>|\w+\([^\n]*\)", text):  # <Figure size ...>, VBox(...)
                 continue
-        found.append(_ANSI.sub("", text))
+        text = _ANSI.sub("", text)
+        if found[-1:] != [text]:
+            found.append(text)
     return found
 
 

@@ -86,8 +86,19 @@ def test_ctrl_c_interrupts_the_cell_as_in_a_notebook_and_keeps_what_was_shown(
 
 
 def test_the_first_line_that_says_something_names_a_cell() -> None:
-    assert demo.first_line("# why\n\n%%distributed -r 0\nx = 1") == "%%distributed -r 0"
+    assert demo.first_line("# why\n\nx = 1\ny = 2") == "x = 1"
+    assert demo.first_line("%%distributed -r 0\n\nx = 1\ny = 2") == "%%distributed -r 0   x = 1"
     assert demo.first_line("") == ""
+
+
+def test_a_boards_picture_and_its_caption_are_told_once() -> None:
+    caption = "Loss of 2 ranks over 80 steps."
+    outputs = [
+        nbformat.v4.new_output("display_data", data={"image/png": "=", "text/plain": caption}),
+        nbformat.v4.new_output("display_data", data={"text/plain": caption}),
+    ]
+
+    assert demo.texts(outputs) == [caption]
 
 
 def test_bare_reprs_of_figures_and_widgets_are_not_told() -> None:
