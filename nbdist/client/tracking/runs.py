@@ -162,7 +162,7 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
         step_s = value("step_s")
         texts += [_number(None if step_s is None else step_s * 1000)]
         texts += [_number(value("samples_per_s")), _number(value("comm_pct"))]
-        texts += [f"{row.seconds:.1f}", f"{row.started:%Y-%m-%d %H:%M}"]
+        texts += [f"{row.seconds:.1f}", f"{row.started:%m-%d %H:%M}"]
         texts += ["yes" if row.is_sent else "not yet"]
         body.append(texts)
     used = [i for i, _ in enumerate(header) if any(row[i] for row in body)]
