@@ -1,11 +1,13 @@
-"""The environment variables of a rank: what `torchrun` sets, and what libraries look for.
+"""The environment of a rank: what `torchrun` sets, and what libraries look for.
 
 Each line has a reason, found by running Accelerate, Lightning, Fabric, transformers' Trainer
 and torchmetrics unmodified in live engines.
 """
 
+import functools
 import os
 from collections.abc import Mapping
+from typing import Any
 
 
 def rank_variables(rank: int, world_size: int, device: str, threads: int) -> dict[str, str]:
@@ -53,3 +55,34 @@ def group_variables(store_host: str, store_port: int) -> dict[str, str]:
 def restore(variables: Mapping[str, str]) -> None:
     """Set the variables; after each cell as well, for some libraries delete them."""
     os.environ.update(variables)
+
+
+def refuse_forked_ranks() -> None:
+    """Make launchers for notebooks say what to do here, where they would wait for ever.
+
+    Lightning's `ddp_notebook` and the like fork the ranks they want to have. A rank is one of the
+    ranks already, and a process with its threads and connections must not fork another. What
+    spawns fresh interpreters, and DataLoader's workers, are left alone.
+    """
+    from torch import multiprocessing
+
+    native = multiprocessing.start_processes  # type: ignore[attr-defined]
+
+    @functools.wraps(native)
+    def start_processes(
+        fn: Any,
+        args: Any = (),
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: str = "spawn",
+    ) -> Any:
+        if start_method == "fork":
+            raise RuntimeError(
+                f"A rank cannot fork {nprocs} more ranks: this cell runs on every rank already. "
+                "Use the library's ordinary way, such as Lightning's strategy=\"ddp\" instead of "
+                '"ddp_notebook", or Accelerator() without notebook_launcher.'
+            )
+        return native(fn, args, nprocs, join, daemon, start_method)
+
+    multiprocessing.start_processes = start_processes  # type: ignore[attr-defined]

@@ -9,7 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.lifecycle.kernels import Family, Notebook, private_environment, wait_for
+from nbdist.client.launchers.local import LocalLauncher
+from nbdist.errors import StartError
+from tests.lifecycle.kernels import ROOT, Family, Notebook, private_environment, wait_for
 
 SUM = "x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)\nx.item()"
 
@@ -55,7 +57,7 @@ def test_a_rank_that_crashes_while_starting_is_one_error_and_nothing_is_left(
     tmp_path: Path,
 ) -> None:
     site = site_folder(tmp_path, CRASH)
-    with Notebook(tmp_path, PYTHONPATH=f"{site}:{os.getcwd()}", CRASH="1") as notebook:
+    with Notebook(tmp_path, PYTHONPATH=f"{site}:{ROOT}", CRASH="1") as notebook:
         said = notebook.run("import nbdist\n%load_ext nbdist\n%dist start -n 2 --device cpu")
         assert "StartError: rank 1 ended while starting" in said
         assert "the disk is on fire" in said
@@ -92,6 +94,28 @@ def test_a_log_folder_that_cannot_be_written_is_one_error(tmp_path: Path) -> Non
         assert Family(notebook.pid).processes == []
 
 
+def test_a_python_that_cannot_be_run_is_one_error(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as notebook:
+        notebook.run("import sys; real, sys.executable = sys.executable, '/nowhere/python'")
+        said = notebook.run("import nbdist\n%load_ext nbdist\n%dist start -n 2 --device cpu")
+        assert "StartError: The process that starts the ranks could not be started." in said
+        assert "/nowhere/python: No such file" in said
+        assert "Traceback" not in said
+        assert Family(notebook.pid).processes == []
+        notebook.run("sys.executable = real")
+        assert "Started" in notebook.run("%dist start -n 2 --device cpu")
+
+
+def test_an_address_that_is_not_of_this_machine_is_one_error(tmp_path: Path) -> None:
+    launcher = LocalLauncher(tmp_path)
+    try:
+        # 203.0.113.0/24 is for documents (RFC 5737): nobody has it.
+        with pytest.raises(StartError, match=r"store could not be started: .*annot assign"):
+            launcher.start("store", "store", {"address": "203.0.113.1"})
+    finally:
+        launcher.close()
+
+
 def test_a_second_start_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     with Notebook(tmp_path) as notebook:
         notebook.start()
@@ -105,7 +129,7 @@ def test_where_a_site_hook_runs_a_thread_fresh_interpreters_are_started_and_work
     tmp_path: Path,
 ) -> None:
     site = site_folder(tmp_path, THREAD)
-    with Notebook(tmp_path, PYTHONPATH=f"{site}:{os.getcwd()}") as notebook:
+    with Notebook(tmp_path, PYTHONPATH=f"{site}:{ROOT}") as notebook:
         said = notebook.run("import nbdist\n%load_ext nbdist\n%dist start -n 2 --device cpu")
         assert "Starting fresh interpreters, which takes longer: 2 threads run" in said
         assert "3.0" in notebook.on_ranks(SUM)

@@ -99,8 +99,14 @@ class LocalLauncher:
                 # Jupyter interrupts the kernel's whole process group.
                 start_new_session=True,
             )
-        except BaseException:
+        except BaseException as error:
             self._channel.close()  # an interrupt: the parent, if it exists by now, ends by this
+            if isinstance(error, OSError):
+                raise StartError(
+                    "The process that starts the ranks could not be started.",
+                    why=f"{sys.executable}: {error.strerror}",
+                    do="%dist doctor",
+                ) from error
             raise
         finally:
             os.close(parent_log)
