@@ -7,6 +7,7 @@ refused. There is one current session a kernel (`current()`); the magics are a t
 import atexit
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -24,13 +25,21 @@ from nbdist.client.launchers.local import LocalLauncher
 from nbdist.client.result import CellResult
 from nbdist.client.show import Showing
 from nbdist.client.status import Status
-from nbdist.errors import ClusterError, StartError, TransferError, UsageError
+from nbdist.errors import (
+    ClusterError,
+    Interrupted,
+    NBDistError,
+    StartError,
+    TransferError,
+    UsageError,
+)
 from nbdist.ranks import name_ranks, parse_ranks
 
 log = logging.getLogger(__name__)
 
 _WARM_TIMEOUT_S = 120.0
 _TRANSFER_TIMEOUT_S = 600.0
+_INTERRUPT_TIMEOUT_S = 3.0
 
 
 class Session:
@@ -262,13 +271,27 @@ class Session:
         return chosen
 
     def _wait(self, futures: Mapping[int, Any], what: str) -> dict[int, Any]:
+        try:
+            return self._answers(futures, what, _TRANSFER_TIMEOUT_S)
+        except KeyboardInterrupt:
+            for rank, future in futures.items():
+                if not future.done():
+                    self._cluster.signal(rank, signal.SIGINT)
+            try:
+                self._answers(futures, what, _INTERRUPT_TIMEOUT_S)
+            except NBDistError as error:
+                log.info("%s", error)
+            raise Interrupted(f"The {what} was stopped.") from None
+
+    def _answers(self, futures: Mapping[int, Any], what: str, timeout_s: float) -> dict[int, Any]:
         answers = {}
+        deadline = time.monotonic() + timeout_s
         for rank, future in futures.items():
             try:
-                answers[rank] = future.result(_TRANSFER_TIMEOUT_S)
+                answers[rank] = future.result(max(0.0, deadline - time.monotonic()))
             except FutureTimeoutError:
                 raise TransferError(
-                    f"rank {rank} did not answer the {what} in 10 minutes."
+                    f"rank {rank} did not answer the {what} in {timeout_s:.0f} s."
                 ) from None
             except ClusterError:
                 raise

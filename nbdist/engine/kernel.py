@@ -8,13 +8,16 @@ them moves. What is touched, and what for:
 - `IPEngine.redirect_output`: the last step before the engine serves, where ours are installed;
 - `Kernel.shell_handlers` and `control_handlers`: requests of our own;
 - `Kernel.session.send` on `iopub_socket`: messages of our own;
+- `_cancel_on_sigint`, which handles an interrupt of a cell that awaits;
 - `InteractiveTB.get_records`, which makes a traceback's frames: seconds for a deep recursion;
 - `shell.ask_exit`, which `exit()` calls;
 - `sys.ps1`, which IPython sets and by which Lightning refuses to run.
 """
 
+import asyncio
 import contextlib
 import logging
+import signal
 import sys
 import threading
 import time
@@ -113,7 +116,7 @@ class RankKernel(IPythonParallelKernel):
             finally:
                 summary = self.rank.cell_ended(self._last_result)
             if reply["status"] == "error" and reply["ename"] == "NoneType":
-                # The value's own repr failed: ipykernel 7 calls the cell failed, and forgets by what.
+                # The value's repr failed: ipykernel calls the cell failed, and forgets by what.
                 failed = sys.last_value
                 reply.update(ename=type(failed).__name__, evalue=str(failed))
             return {**reply, wire.SUMMARY_KEY: summary}
@@ -130,6 +133,24 @@ class RankKernel(IPythonParallelKernel):
                 "user_expressions": {},
                 "payload": [],
             }
+
+    @contextlib.contextmanager
+    def _cancel_on_sigint(self, future: Any) -> Iterator[None]:
+        """Cancel a cell that awaits when SIGINT comes, at once.
+
+        ipykernel's handler runs in the event loop's own thread and so does not wake it: a cell
+        that only waited went on waiting.
+        """
+        loop = asyncio.get_running_loop()
+        with super()._cancel_on_sigint(future):
+            cancel: Any = signal.getsignal(signal.SIGINT)
+
+            def cancel_and_wake(*arguments: Any) -> None:
+                cancel(*arguments)
+                loop.call_soon_threadsafe(_nothing)
+
+            signal.signal(signal.SIGINT, cancel_and_wake)
+            yield
 
     @property
     def _supports_kernel_subshells(self) -> bool:
@@ -187,6 +208,10 @@ def serve(rank: Rank, arguments: list[str]) -> None:
     app.rank = rank
     app.initialize(arguments)
     app.start()
+
+
+def _nothing() -> None:
+    """Be called by an event loop, which wakes up for it."""
 
 
 def hide_interactive_prompt() -> None:
@@ -296,7 +321,7 @@ def check() -> list[str]:
     ]
     broken += [
         f"IPythonKernel has no {name}"
-        for name in ("do_execute", "get_parent", "_topic", "finish_metadata")
+        for name in ("do_execute", "get_parent", "_topic", "finish_metadata", "_cancel_on_sigint")
         if not hasattr(IPythonKernel, name)
     ]
     return broken
