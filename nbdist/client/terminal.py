@@ -19,6 +19,7 @@ HEAD_LINES = 500
 TAIL_LINES = 500
 MAX_LINE_CHARS = 8192
 MAX_DISPLAYS = 100
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 ACTIVE_LINES = 20  # the last lines, which a cursor that moves up can reach
 
@@ -165,13 +166,13 @@ class RankOutput:
             newest = max(i for i, p in enumerate(self._pieces) if isinstance(p, _Rich))
             del self._pieces[newest]
         self._displays += 1
-        self._pieces.append(_Rich(Shown(display, value), display_id))
+        self._pieces.append(_Rich(Shown(_without_widget(display), value), display_id))
 
     def update(self, display_id: str, display: Display) -> None:
         """Replace what is shown under `display_id`; shows nothing when there is none."""
         for piece in self._pieces:
             if isinstance(piece, _Rich) and piece.display_id == display_id:
-                piece.shown = Shown(display, piece.shown.value)
+                piece.shown = Shown(_without_widget(display), piece.shown.value)
 
     def clear(self, *, wait: bool) -> None:
         """Do what `clear_output` asks for: forget everything, now or when more comes."""
@@ -198,6 +199,16 @@ class RankOutput:
     def text(self) -> str:
         """Return the text alone, without the displays."""
         return "\n".join(item.text for item in self.items() if isinstance(item, Line))
+
+
+def _without_widget(display: Display) -> Display:
+    """Return what remains of a widget in the file: its text.
+
+    A widget made on a rank has its model there. What the browser would draw of it answers to
+    nobody, and once the notebook is opened again it is an error message.
+    """
+    kept = {mime: part for mime, part in display.data.items() if mime != _WIDGET}
+    return display if len(kept) == len(display.data) else Display(kept, display.metadata)
 
 
 def _size(count: int) -> str:

@@ -17,7 +17,7 @@ import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -54,6 +54,7 @@ class Program:
         self.output.install()
         engine_log = os.fdopen(self.output.original(2), "w", buffering=1, closefd=False)
         kernel.log_to(rank_kernel.log, engine_log)
+        _log_to(engine_log)
         kernel.flush_before_display(rank_kernel, self.output.flush)
         kernel.hide_interactive_prompt()
         kernel.refuse_input(rank_kernel)
@@ -143,6 +144,7 @@ def run(spec: dict[str, Any]) -> None:
         spec["rank"], spec["world_size"], spec["device"], spec["threads"]
     )
     environment.restore(_program.variables)
+    environment.refuse_forked_ranks()
     torch.set_num_threads(spec["threads"])
     _seed_anew(spec["rank"])
     progress.install()
@@ -252,6 +254,14 @@ def _seed_anew(rank: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed((seed + rank) % 2**32)
+
+
+def _log_to(stream: TextIO) -> None:
+    """Send this module's log to `stream`: a failed request is answered, not printed in a cell."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log.addHandler(handler)
+    log.propagate = False
 
 
 def _short_repr(value: object, limit: int = 4096) -> str:
