@@ -20,7 +20,7 @@ import nbdist
 from nbdist import Session
 
 ROOT = Path(__file__).resolve().parents[2]
-LONGEST_S = 60.0  # a bound that tells a hang from a slow machine
+LONGEST_S = 30.0  # a bound that tells a hang from a slow machine
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -132,17 +132,21 @@ class Kernel:
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
+        self._environment = environment
+        self._start()
+
+    def _start(self) -> None:
         self._manager = KernelManager(kernel_name="python3")
         # The Python that runs the tests, whatever kernels this machine has.
         self._manager.kernel_spec.argv[0] = sys.executable
         self._manager.start_kernel(
-            cwd=str(folder),
+            cwd=str(self.folder),
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
-                "IPYTHONDIR": str(folder / "ipython"),
+                "IPYTHONDIR": str(self.folder / "ipython"),
                 "NBDIST_STATIC": "0",
-                **environment,
+                **self._environment,
             },
         )
         self._client: BlockingKernelClient = self._manager.client()
@@ -180,7 +184,12 @@ class Kernel:
             try:
                 message = self._client.get_iopub_msg(timeout=timeout_s)
             except queue.Empty:
-                raise AssertionError(f"the kernel said nothing more in {timeout_s} s") from None
+                # A fresh one, so that one hang fails one test.
+                self.close()
+                self._start()
+                raise AssertionError(
+                    f"the kernel said nothing more in {timeout_s} s; shown: {seen[-2000:]}"
+                ) from None
             if message["parent_header"].get("msg_id") != sent:
                 continue
             ran.messages.append((time.monotonic() - began, message))

@@ -301,7 +301,7 @@ def test_libraries_that_spoil_the_environment_do_so_for_one_cell(session: Sessio
     session.run(
         "import os; os.environ.update(RANK='9', MASTER_PORT='1'); del os.environ['WORLD_SIZE']"
     )
-    code = "import os; [os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['MASTER_PORT'] != '1']"
+    code = "e = os.environ; [e['RANK'], e['WORLD_SIZE'], e['MASTER_PORT'] != '1']"
     assert session.run(code).value_list == [["0", "2", True], ["1", "2", True]]
 
 

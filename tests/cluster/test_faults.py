@@ -1,0 +1,297 @@
+"""What a fault costs: one error that names its cause, and no more; the group works afterwards."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from nbdist import ClusterError, RankError, Session
+from tests.cluster.conftest import SharedCluster
+
+SUM = "_s = torch.full((3,), rank + 1.0); dist.all_reduce(_s); _s.tolist()"
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def fail(session: Session, code: str, **more: object) -> str:
+    """Run a cell that must fail; return the error's text."""
+    with pytest.raises(RankError) as caught:
+        session.run(code, timeout_s=60, **more)  # type: ignore[arg-type]
+    return plain(str(caught.value))
+
+
+def assert_usable(session: Session) -> None:
+    assert session.run(SUM, timeout_s=30).value_list == [[3.0] * 3] * 2
+
+
+# What a cell may raise
+
+
+def test_a_traceback_shows_the_cells_own_lines(session: Session) -> None:
+    told = fail(session, "def inner(x):\n    return 1 / x\n\nfor x in [1, 0]:\n    inner(x)")
+    assert "line 2  ZeroDivisionError: division by zero" in told
+    assert "----> 5     inner(x)" in told
+    assert "----> 2     return 1 / x" in told
+    assert "nbdist/" not in told
+
+
+def test_the_cause_of_an_exception_is_told_too(session: Session) -> None:
+    told = fail(
+        session, "try:\n    {}['k']\nexcept KeyError as e:\n    raise ValueError('v') from e"
+    )
+    assert "KeyError: 'k'" in told
+    assert "direct cause" in told
+    assert "ValueError: v" in told
+
+
+def test_sys_exit_fails_the_cell_and_ends_no_rank(session: Session) -> None:
+    for code in ("import sys; sys.exit(3)", "raise SystemExit(3)"):
+        assert "called sys.exit(3)" in fail(session, code)
+    assert_usable(session)
+
+
+@pytest.mark.parametrize("word", ["exit()", "quit()", "exit", "quit"])
+def test_exit_and_quit_say_what_to_do_and_end_no_rank(session: Session, word: str) -> None:
+    session.run("held = rank")
+    assert "%dist stop" in fail(session, word)
+    assert session.run("held").value_list == [0, 1]
+    assert_usable(session)
+
+
+def test_an_exception_that_cannot_be_printed_is_still_told(session: Session) -> None:
+    code = """
+class Odd(Exception):
+    def __str__(self): raise ValueError("no text")
+    __repr__ = __str__
+raise Odd
+"""
+    fail(session, code)
+    assert_usable(session)
+
+
+def test_a_deep_recursion_is_told_in_few_lines(session: Session) -> None:
+    told = fail(session, "def f(n): return f(n + 1)\nf(0)")
+    assert "RecursionError" in told
+    assert len(told.splitlines()) < 150
+    assert "frames of" in told or "not shown" in told
+
+
+def test_a_huge_message_is_cut(session: Session) -> None:
+    told = fail(session, "raise ValueError('x' * 10_000_000)")
+    assert "ValueError: xxx" in told
+    assert len(told) < 20_000
+
+
+def test_an_exception_group_shows_its_parts(session: Session) -> None:
+    told = fail(session, "raise ExceptionGroup('both', [ValueError('a'), TypeError('b')])")
+    assert "ExceptionGroup: both" in told
+
+
+def test_ranks_that_fail_alike_are_told_once(session: Session) -> None:
+    told = fail(session, "raise ValueError('same')")
+    assert "2 of 2 ranks failed" in told
+    assert told.count("----> 1") == 1
+    assert "ranks 0-1" in told
+
+
+def test_ranks_that_fail_otherwise_are_told_each(session: Session) -> None:
+    told = fail(session, "raise [ValueError, KeyError][rank]('mine')")
+    assert "ValueError: mine" in told
+    assert "KeyError: 'mine'" in told
+
+
+def test_the_failed_ranks_and_their_errors_can_be_read_by_a_script(session: Session) -> None:
+    with pytest.raises(RankError) as caught:
+        session.run("if rank == 1: raise ValueError('one')\nrank")
+    assert caught.value.failures == {1: ("ValueError", "one")}
+    assert session.last is not None
+    assert not session.last.ok
+    assert session.last[0].value == 0
+    assert session.last[1].error == ("ValueError", "one")
+
+
+def test_a_keyboard_interrupt_that_a_cell_raises_itself_is_its_error(session: Session) -> None:
+    told = fail(session, "if rank == 0: raise KeyboardInterrupt\ndist.barrier()")
+    assert told.startswith("1 of 2 ranks failed")
+    assert "rank 0 (localhost, cpu)" in told
+    assert "KeyboardInterrupt" in told
+    assert_usable(session)
+
+
+# One rank raises, the others wait
+
+ABSENT = {
+    "all_reduce": "dist.all_reduce(torch.ones(4))",
+    "barrier": "dist.barrier()",
+    "a work's wait": "dist.all_reduce(torch.ones(4), async_op=True).wait()",
+    "broadcast": "dist.broadcast(torch.ones(4), src=0)",
+    "all_gather": "dist.all_gather([torch.ones(4) for _ in range(2)], torch.ones(4))",
+    "recv": "dist.recv(torch.ones(4), src=0)",
+    "all_gather_object": "dist.all_gather_object([None, None], {'x': 1})",
+    "a functional collective": (
+        "import torch.distributed._functional_collectives as fc\n"
+        "print(fc.all_reduce(torch.ones(4), 'sum', dist.group.WORLD))"
+    ),
+    "a group of its own": "dist.all_reduce(torch.ones(4), group=pair)",
+}
+
+
+@pytest.mark.parametrize("call", ABSENT.values(), ids=ABSENT)
+def test_a_rank_that_waits_for_one_that_raised_is_freed(session: Session, call: str) -> None:
+    session.run("kept = torch.arange(3) + rank; pair = dist.new_group([0, 1])")
+    told = fail(session, f"if rank == 0:\n    raise IndexError('mine')\n{call}")
+    assert told.startswith("1 of 2 ranks failed; rank 1 was freed while waiting in")
+    assert "IndexError: mine" in told
+    assert "Connection closed" not in told
+    assert "formed anew" in told
+    assert_usable(session)
+    assert session.run("kept.tolist()").value_list == [[0, 1, 2], [1, 2, 3]]
+    assert session.run(
+        "t = torch.ones(1); dist.all_reduce(t, group=pair); t.item()"
+    ).value_list == [2.0, 2.0]
+
+
+def test_a_collective_that_only_one_rank_launched_does_not_shift_the_next(
+    session: Session,
+) -> None:
+    # Rank 1 launches and does not wait; nothing fails on it.
+    fail(
+        session, "if rank == 0: raise ValueError\nw = dist.all_reduce(torch.ones(1), async_op=True)"
+    )
+    assert_usable(session)
+
+
+def test_many_faults_in_a_row_cost_no_rank(session: Session) -> None:
+    before = [line.pid for line in session.status().ranks]
+    for turn in range(4):
+        fail(session, f"if rank == {turn % 2}: raise ValueError\ndist.all_reduce(torch.ones(1))")
+    assert_usable(session)
+    assert [line.pid for line in session.status().ranks] == before
+
+
+TRAIN = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+def make():
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+    return model
+def data(step):
+    g = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(8, 6, generator=g), torch.randn(8, 3, generator=g)
+def steps(model, opt, numbers):
+    for n in numbers:
+        x, y = data(n)
+        opt.zero_grad()
+        (model(x) - y).pow(2).mean().backward()
+        opt.step()
+def whole(model):
+    parts = []
+    for p in model.parameters():
+        p = p.full_tensor() if hasattr(p, "full_tensor") else p
+        parts += p.detach().flatten().tolist()
+    return parts
+"""
+
+WRAPS = {
+    "a user's DDP": "m = make(); m = DDP(m)",
+    "parallelize ddp": "m = make(); nbdist.parallelize(m, 'ddp')",
+    "parallelize zero3": "m = make(); nbdist.parallelize(m, 'zero3')",
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize("where", ["forward", "backward", "step"])
+def test_training_after_a_fault_is_bit_equal_to_an_unbroken_run(
+    session: Session, wrap: str, where: str
+) -> None:
+    session.run(TRAIN)
+    begin = f"{wrap}; o = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)"
+    clean = session.run(f"{begin}; steps(m, o, range(6)); whole(m)", track=False).value_list
+    fault = {
+        "forward": "m(data(9)[0]) if rank else 1 / 0",
+        "backward": "l = m(data(9)[0]).sum()\nif not rank: 1 / 0\nl.backward()",
+        "step": "steps(m, o, range(0)); dist.barrier() if rank else 1 / 0",
+    }[where]
+    session.run(f"{begin}; steps(m, o, range(3))", track=False)
+    if where == "forward" and "DDP" in wrap:
+        fault += "\ndist.barrier()"  # a plain DDP's forward waits for nobody
+    told = fail(session, fault + "\ndist.barrier()", track=False)
+    assert "ZeroDivisionError" in told
+    broken = session.run("o.zero_grad(); steps(m, o, range(3, 6)); whole(m)", track=False)
+    assert broken.value_list == clean
+
+
+# Time
+
+
+def test_a_timeout_ends_the_cell_and_nothing_else(session: Session) -> None:
+    session.run("held = rank")
+    with pytest.raises(ClusterError, match=r"longer than its --timeout of 0.5 s"):
+        session.run("import time\nwhile True: time.sleep(0.01)", timeout_s=0.5)
+    with pytest.raises(ClusterError, match=r"--timeout"):
+        session.run("dist.barrier() if rank else None", timeout_s=0.5)
+    assert session.run("held").value_list == [0, 1]
+    assert_usable(session)
+
+
+# A rank dies
+
+
+def test_a_rank_killed_in_a_cell_is_named_and_can_be_replaced(session: Session) -> None:
+    session.run("held = rank + 40")
+    told = fail(
+        session, "import os, signal\nif rank: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()"
+    )
+    assert "rank 1 (localhost, cpu) died: killed by SIGKILL" in told
+    assert "rank 0 was freed while waiting in barrier" in told
+    assert "%dist restart -r 1" in told
+    assert [line.state for line in session.status().ranks] == ["idle", "dead: killed by SIGKILL"]
+    with pytest.raises(ClusterError, match=r"(?s)Rank 1 is not running any more.*restart -r 1"):
+        session.run("rank")
+    assert session.run("held", ranks="0").value_list == [40]
+    session.restart("1")
+    assert session.run("'held' in globals()").value_list == [True, False]
+    assert_usable(session)
+
+
+def test_a_rank_killed_while_idle_is_noticed_and_can_be_replaced(session: Session) -> None:
+    session.run("held = rank + 40")
+    os.kill(session.status().ranks[0].pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while session.status().ranks[0].state == "idle" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert session.status().ranks[0].state == "dead: killed by SIGKILL"
+    with pytest.raises(ClusterError, match="Rank 0 is not running any more"):
+        session.run("rank")
+    session.restart("0")
+    assert session.run("globals().get('held')").value_list == [None, 41]
+    assert_usable(session)
+
+
+def test_a_rank_that_dies_just_as_a_cell_is_sent_does_not_hang_it(session: Session) -> None:
+    os.kill(session.status().ranks[1].pid, signal.SIGKILL)
+    with pytest.raises((RankError, ClusterError)):
+        session.run("dist.barrier()", timeout_s=30)
+
+
+def test_all_ranks_dead_are_replaced_together(cluster: SharedCluster, session: Session) -> None:
+    told = fail(session, "import os; os._exit(3)")
+    assert "ranks 0-1 died: exit code 3" in told
+    with pytest.raises(ClusterError, match="%dist restart -r 0,1"):
+        session.restart("1")
+    session.restart()
+    assert_usable(session)
+    assert cluster.healthy() is session
+
+
+def test_a_new_rank_trains_with_one_that_stayed(session: Session) -> None:
+    session.run(TRAIN)
+    session.restart("1")
+    session.run(TRAIN, ranks="1")
+    begin = "m = DDP(make()); o = torch.optim.SGD(m.parameters(), lr=0.1)"
+    first, second = session.run(f"{begin}; steps(m, o, range(2)); whole(m)", track=False).value_list
+    assert first == second

@@ -1,0 +1,130 @@
+"""Interrupts as Jupyter sends them: SIGINT to the kernel's whole process group."""
+
+import pytest
+
+from tests.cluster.conftest import Kernel, Ran
+
+WORK = "t = torch.ones(1); dist.all_reduce(t); int(t)"
+
+STUCK = {
+    "a loop in Python": "print('in', flush=True)\nwhile True: pass",
+    "time.sleep": "import time\nprint('in')\ntime.sleep(600)",
+    "a shell command": "print('in')\n!sleep 600",
+    "top-level await": "import asyncio\nprint('in')\nawait asyncio.sleep(600)",
+    "all_reduce of one rank": "print('in')\ndist.all_reduce(torch.ones(1)) if rank else None",
+    "all_reduce and a loop": (
+        "print('in')\nif rank: dist.all_reduce(torch.ones(1))\nwhile True: pass"
+    ),
+    "a work's wait": (
+        "print('in')\ndist.all_reduce(torch.ones(1), async_op=True).wait() if rank else None"
+    ),
+    "DDP backward": """
+m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+l = m(torch.ones(4, 2)).sum()
+print('in')
+l.backward() if rank else None
+""",
+    "a training loop": """
+m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+o = torch.optim.SGD(m.parameters(), lr=0.1)
+print('in')
+while True: o.zero_grad(); m(torch.ones(4, 2)).sum().backward(); o.step()
+""",
+    "a DataLoader's workers": """
+import time
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, i): time.sleep(1); return i
+print('in')
+for _ in torch.utils.data.DataLoader(Slow(), num_workers=2): pass
+""",
+}
+
+
+def assert_interrupted(ran: Ran) -> None:
+    assert ran.error is not None
+    name, _, shown = ran.error
+    assert name == "KeyboardInterrupt", shown
+    assert "nbdist/" not in shown
+
+
+def assert_usable(notebook: Kernel) -> None:
+    ran = notebook.cell(WORK)
+    assert ran.error is None, ran.error
+    assert ran.text == "ranks 0-1 │ Out: 2"
+
+
+@pytest.mark.parametrize("code", STUCK.values(), ids=STUCK)
+def test_an_interrupt_ends_the_cell_and_the_next_one_runs(notebook: Kernel, code: str) -> None:
+    notebook.cell("kept = rank + 1")
+    assert_interrupted(notebook.cell(code, "--no-track", interrupt_after=["in"], timeout_s=30))
+    assert_usable(notebook)
+    assert "Out: 1" in notebook.cell("kept").text
+
+
+def test_a_cell_that_catches_the_interrupt_ends_as_it_likes_but_is_interrupted(
+    notebook: Kernel,
+) -> None:
+    code = """
+try:
+    print("in")
+    while True: pass
+except KeyboardInterrupt:
+    print("saved")
+"""
+    ran = notebook.cell(code, interrupt_after=["in"])
+    assert_interrupted(ran)
+    assert "saved" in ran.text
+    assert_usable(notebook)
+
+
+def test_a_second_interrupt_ends_a_rank_that_ignores_the_first(notebook: Kernel) -> None:
+    code = """
+import time
+print("in")
+while True:
+    try:
+        while True: time.sleep(0.01)
+    except KeyboardInterrupt:
+        print("ignored")
+"""
+    ran = notebook.cell(code, interrupt_after=["in", "ignored"])
+    assert ran.error is not None
+    assert_dead = notebook.run("%dist status").text
+    assert "dead: killed by SIGKILL" in assert_dead
+    assert notebook.run("%dist restart").error is None
+    assert_usable(notebook)
+
+
+def test_interrupting_again_and_again_never_breaks_the_session(notebook: Kernel) -> None:
+    for _ in range(4):
+        assert_interrupted(
+            notebook.cell("print('in')\nwhile True: dist.barrier()", interrupt_after=["in"])
+        )
+    assert_usable(notebook)
+
+
+def test_a_pull_of_something_slow_can_be_interrupted(notebook: Kernel) -> None:
+    code = """
+import time, pathlib
+class Slow:
+    def __reduce__(self):
+        pathlib.Path("pulling").touch(); time.sleep(20); return (int, ())
+slow = Slow()
+"""
+    notebook.cell(code)
+    kernel_code = """
+import threading, signal, os, time, pathlib
+def later():
+    while not pathlib.Path("pulling").exists(): time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=later).start()
+%dist pull slow -r 0
+"""
+    assert_interrupted(notebook.run(kernel_code, timeout_s=30))
+    assert_usable(notebook)
+
+
+def test_an_interrupt_between_cells_harms_nothing(notebook: Kernel) -> None:
+    notebook.interrupt()
+    assert_usable(notebook)
