@@ -141,16 +141,21 @@ class View:
 
     @property
     def straggler(self) -> int | None:
-        """Return the rank that makes the others wait: its own work is 20 % above the median.
+        """Return the rank that makes the others wait, None when none does.
 
-        Own work is a step without its waiting in collectives; waiting shows in all the others.
+        Its own work, a step without its waiting in collectives, is 20 % above the median of the
+        others, and that is at least a tenth of the step: where most of a step is communication,
+        a little more work is not what the others wait for.
         """
         if self.split is None or len(self.split.ranks) < 2:
             return None
         own = self.split.compute_ms + self.split.data_ms
         worst = int(np.argmax(own))
         others = float(np.median(np.delete(own, worst)))
-        return self.split.ranks[worst] if own[worst] > 1.2 * others > 0 else None
+        step_ms = float(own[worst] + self.split.comm_ms[worst])
+        late_ms = own[worst] - others
+        matters = late_ms > 0.2 * others > 0 and late_ms > 0.1 * step_ms
+        return self.split.ranks[worst] if matters else None
 
 
 def look(telemetry: Telemetry, info: CellInfo) -> View:
