@@ -21,11 +21,12 @@ from nbdist.client.tracking.settings import (
     shown_uri,
     tracking_uri,
 )
-from nbdist.client.tracking.shipper import open_log
+from nbdist.client.tracking.shipper import open_log, sync, wait_until_sent
 from nbdist.client.tracking.spool import spooled_runs
 from nbdist.errors import TrackingError
 
 _HOST = "127.0.0.1"
+_SEND_TIMEOUT_S = 30.0
 _ATTEMPTS = 2  # another process may take the free port before the server does
 
 
@@ -55,6 +56,10 @@ def start_ui(
         return shown_uri(chosen) + view_page(folder, chosen, experiment), None
     make_private_folder(folder)
     deadline = time.monotonic() + timeout_s
+    # What ended a moment ago (a kernel, a demo) may still be in the spool: people who open the
+    # UI look for just that run.
+    sync(folder, _SEND_TIMEOUT_S)
+    wait_until_sent(folder, _SEND_TIMEOUT_S)
     # The server makes the tables of a new database; two processes that do so both fail.
     lock = folder / "create.lock"
     while is_locked(lock) and time.monotonic() < deadline:
