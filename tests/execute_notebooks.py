@@ -8,6 +8,7 @@ versions, no state of widgets; the ids of cells stay. A notebook that fails is l
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,21 @@ METADATA = {
 
 
 def execute(path: Path) -> None:
-    """Execute the notebook at `path` in its own folder, and write it.
+    """Execute the notebook at `path` in an empty folder, where no earlier runs are; write it.
 
     Raises:
         CellExecutionError: A cell failed that has no tag `raises-exception`.
     """
     notebook: Any = nbformat.read(path, as_version=4)
-    NotebookClient(
-        notebook,
-        timeout=CELL_TIMEOUT_S,
-        store_widget_state=False,
-        extra_arguments=["--IPKernelApp.log_level=ERROR"],
-        resources={"metadata": {"path": str(path.parent)}},
-    ).execute()
+    # What sends the runs to MLflow may still write for a moment after its kernel has ended.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        NotebookClient(
+            notebook,
+            timeout=CELL_TIMEOUT_S,
+            store_widget_state=False,
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],
+            resources={"metadata": {"path": folder}},
+        ).execute()
     notebook.metadata = METADATA
     for cell in notebook.cells:
         cell.metadata = {key: value for key, value in cell.metadata.items() if key == "tags"}
