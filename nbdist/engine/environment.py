@@ -66,7 +66,7 @@ def refuse_forked_ranks() -> None:
     """
     from torch import multiprocessing
 
-    native = multiprocessing.start_processes  # type: ignore[attr-defined]
+    native: Any = multiprocessing.start_processes  # type: ignore[attr-defined]
 
     @functools.wraps(native)
     def start_processes(
