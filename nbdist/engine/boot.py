@@ -60,6 +60,7 @@ class Program:
         kernel.refuse_input(rank_kernel)
         kernel.refuse_exit(rank_kernel)
         kernel.shorten_tracebacks(rank_kernel)
+        kernel.repeat_lost_interrupts()
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""

@@ -303,6 +303,26 @@ def shorten_tracebacks(rank_kernel: RankKernel, first: int = 10, last: int = 30)
     formatter.get_records = get_few_records
 
 
+def repeat_lost_interrupts() -> None:
+    """Interrupt again when Python has dropped a KeyboardInterrupt.
+
+    One that is raised in a finaliser, or in a hook around `fork` (a DataLoader starting its
+    workers), is printed as "Exception ignored in" and forgotten: the cell would run on.
+    """
+    show = sys.unraisablehook
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def hook(lost: Any) -> None:
+        if lost.exc_type is not None and issubclass(lost.exc_type, KeyboardInterrupt):
+            # A little later: now, it would be raised in here and dropped once more.
+            threading.Timer(0.02, signal.pthread_kill, (main, signal.SIGINT)).start()
+        else:
+            show(lost)
+
+    sys.unraisablehook = hook
+
+
 def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace

@@ -30,6 +30,16 @@ o = torch.optim.SGD(m.parameters(), lr=0.1)
 print('in')
 while True: o.zero_grad(); m(torch.ones(4, 2)).sum().backward(); o.step()
 """,
+    "a finaliser, where Python drops the exception": """
+import time
+class Slow:
+    def __del__(self):
+        print("in")
+        time.sleep(600)
+slow = Slow()
+del slow
+while True: pass
+""",
     "a DataLoader's workers": """
 import time
 class Slow(torch.utils.data.Dataset):
