@@ -128,7 +128,7 @@ class LinePlot:
                     raw.set_data(x, y)
                     faint.append(raw)
                 mean = smooth(np.where(line.y > top, np.nan, line.y), window)
-                x, y = decimate(line.x, mean, self._columns // 4)
+                x, y = decimate(line.x, mean, self._columns // 2)
             even.set_data(x, y)
             # Draw short series with dots: a single point has no line.
             even.set_marker("o" if len(x) <= 8 else "")
@@ -159,7 +159,7 @@ class LinePlot:
         for place, line in enumerate(_extremes(lines)):
             color, dashes = palette.line_style(place)
             even = smooth(np.where(line.y > top, np.nan, line.y), smoothing_window(len(line.y)))
-            line_x, line_y = decimate(line.x, even, self._columns // 4)
+            line_x, line_y = decimate(line.x, even, self._columns // 2)
             artists.append(path(line_x, line_y, color, dashes, 1.6, 1.0))
             word = "highest" if place == 0 else "lowest"
             artists.append(self._label(f"{word}: rank {line.rank}", color, place))
