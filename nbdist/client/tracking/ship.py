@@ -29,9 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist.client.tracking import view
+from nbdist.client.tracking import database, view
 from nbdist.client.tracking.folder import try_lock
 from nbdist.client.tracking.sender import Deleted, NotTaken, RunSender, calling, error_text
+from nbdist.client.tracking.settings import own_database
 from nbdist.client.tracking.spool import (
     MOST_POINTS,
     Begin,
@@ -165,12 +166,14 @@ class Shipper:
             with try_lock(self._folder / "create.lock") as mine:
                 if not mine:
                     raise NotTaken("another process is preparing the database")
-                from mlflow.tracking import MlflowClient
-
-                client = calling(lambda: MlflowClient(tracking_uri=server.uri))
-                calling(lambda: client.search_experiments(max_results=1))
-                server.client = client
+                if database.is_missing(self._folder, server.uri):
+                    database.make(self._folder, _connect)
+                server.client = _connect(server.uri)
         return server.client
+
+    def prepare(self) -> None:
+        """Make the folder's own database if it is not there, for the UI to open."""
+        self._client(_Server(own_database(self._folder)))
 
     def _pause(self, run: SpooledRun, server: _Server) -> None:
         """Wait before the next attempt: with the server when it is down, else with this run."""
@@ -235,6 +238,14 @@ class Shipper:
             _log.warning("the prepared view was not stored: %s", error_text(error))
 
 
+def _connect(uri: str) -> "MlflowClient":
+    from mlflow.tracking import MlflowClient
+
+    client = calling(lambda: MlflowClient(tracking_uri=uri))
+    calling(lambda: client.search_experiments(max_results=1))
+    return client
+
+
 def _follow(folder: Path, kernel_pid: int) -> None:
     """Send what the kernel spools until it closes our input, or dies, or has long been quiet."""
     closing = threading.Event()
@@ -270,6 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kernel", type=int, default=0, help="follow this kernel's runs")
     parser.add_argument("--drain", action="store_true", help="send what is there, then end")
+    parser.add_argument("--prepare", action="store_true", help="make the folder's database first")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     os.nice(5)  # training comes first
@@ -277,6 +289,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.drain:
         shipper = Shipper(options.folder, 0)
         with contextlib.redirect_stdout(sys.stderr):  # MLflow prints links to its runs
+            if options.prepare:
+                shipper.prepare()
             shipper.round(patient=False)
         print(json.dumps({"sent": shipper.sent}))
     else:

@@ -106,14 +106,20 @@ def wait_until_sent(folder: Path, timeout_s: float) -> bool:
     return True
 
 
-def sync(folder: Path, timeout_s: float = 300.0) -> str:
-    """Send what the spool still holds; return one sentence that says what came of it."""
+def sync(folder: Path, timeout_s: float = 300.0, *, prepare: bool = False) -> str:
+    """Send what the spool still holds; return one sentence that says what came of it.
+
+    Args:
+        folder: The private folder.
+        timeout_s: Longest wait; what is not sent by then stays in the spool.
+        prepare: Make the folder's own database if there is none yet.
+    """
     before = [run for run in unsent(folder) if not run.is_owned()]
-    if not before:
+    if not before and not prepare:
         return "MLflow has all runs."
     with open_log(folder, "tracking.log") as log:
         process = subprocess.Popen(
-            [*_COMMAND, str(folder), "--drain"],
+            [*_COMMAND, str(folder), "--drain", *(["--prepare"] if prepare else [])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbdist.client.tracking import view
+from nbdist.client.tracking import database, view
 from nbdist.client.tracking.folder import is_locked, make_private_folder, try_lock
 from nbdist.client.tracking.settings import (
     is_server,
@@ -58,7 +58,7 @@ def start_ui(
     deadline = time.monotonic() + timeout_s
     # What ended a moment ago (a kernel, a demo) may still be in the spool: people who open the
     # UI look for just that run.
-    sync(folder, _SEND_TIMEOUT_S)
+    sync(folder, _SEND_TIMEOUT_S, prepare=database.is_missing(folder, chosen))
     wait_until_sent(folder, _SEND_TIMEOUT_S)
     # The server makes the tables of a new database; two processes that do so both fail.
     lock = folder / "create.lock"
