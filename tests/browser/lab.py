@@ -209,7 +209,8 @@ class OpenNotebook:
             name,
         )
         is_light = str("Dark" not in name).lower()
-        self.page.locator(f'body[data-jp-theme-light="{is_light}"]').wait_for()
+        self.page.locator(f'body[data-jp-theme-light="{is_light}"]').wait_for(state="attached")
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 
     def close(self) -> None:
         """End the kernel and close the page."""

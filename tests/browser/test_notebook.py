@@ -77,9 +77,10 @@ def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
     frames = {s["frame"] for s in cell.states if s["is_running"] and s["frame"]}
     assert len(frames) >= 3
     sentence = r"Loss and communication time of 2 ranks over \d+ steps\."
+    cell.output.locator(".jp-RenderedImage img").wait_for()
     assert cell.output.locator("img").count() == 1
     assert cell.output.locator(".widget-image, .jp-OutputArea-output.jupyter-widgets").count() == 0
-    assert re.search(sentence, cell.text)
+    cell.output.get_by_text(re.compile(sentence)).wait_for()
     picture, caption = cell.saved_outputs()
     assert picture.data.keys() == {"image/png", "text/plain"}
     assert re.fullmatch(sentence, caption.data["text/plain"])
@@ -87,8 +88,9 @@ def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
 
     later = reopen(notebook)
     again = later.cell(cell.index)
+    again.output.locator(".jp-RenderedImage img").wait_for()
     assert again.output.locator("img").evaluate("image => image.naturalWidth") > 900
-    assert re.search(sentence, again.text)
+    again.output.get_by_text(re.compile(sentence)).wait_for()
     assert "Error displaying widget" not in later.page.locator(".jp-Notebook").inner_text()
     again.picture("board-reopened")
     later.close()
@@ -104,7 +106,8 @@ def test_interrupting_a_training_cell_ends_it_and_leaves_the_picture(
     cell.wait()
 
     assert "KeyboardInterrupt" in cell.text
-    assert "interrupted after" in cell.text
+    cell.output.get_by_text("interrupted after").wait_for()
+    cell.output.locator(".jp-RenderedImage img").wait_for()
     assert cell.output.locator("img").count() == 1
     assert not any(WIDGET in o.get("data", {}) for o in cell.saved_outputs())
     cell.picture("interrupted")
