@@ -25,12 +25,12 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
         low, high = int(first), int(last) if dash else int(first)
         if low > high:
             raise UsageError(f"The range {part.strip()!r} runs backwards; write {high}-{low}.")
+        if high >= world_size:
+            # Named before they are counted: a slip of the keyboard may name a million million.
+            raise UsageError(
+                f"There is no rank {high}: this cluster has {name_ranks(range(world_size))}."
+            )
         chosen.update(range(low, high + 1))
-    missing = sorted(rank for rank in chosen if rank >= world_size)
-    if missing:
-        raise UsageError(
-            f"There is no {name_ranks(missing)}: this cluster has {name_ranks(range(world_size))}."
-        )
     return tuple(sorted(chosen))
 
 
