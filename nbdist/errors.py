@@ -40,7 +40,7 @@ class NBDistError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive Exception's own pickling.
-        return (_rebuild, (type(self), self.what, self.why, self.do))
+        return (_rebuild, (type(self), self.what, self.why, self.do), self.__dict__)
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython prints instead of a traceback (its documented hook)."""
