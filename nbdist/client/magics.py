@@ -178,7 +178,7 @@ def complete(shell: Any) -> None:
 
     @context_matcher()  # type: ignore[untyped-decorator]
     def nbdist_matcher(context: Any) -> Any:
-        words = arguments.complete(context.full_text, context.cursor_position)
+        words = arguments.complete(context.line_with_cursor, context.cursor_position)
         found = [SimpleCompletion(text=word, type="param") for word in words]
         return {"completions": found, "suppress": bool(found)}
 
