@@ -1,0 +1,104 @@
+"""The words after `%dist` and `%%distributed`."""
+
+from typing import Any
+
+import pytest
+
+from nbdist.client.arguments import COMMANDS, complete, parse_dist, parse_distributed
+from nbdist.errors import UsageError
+
+
+def test_bare_dist_is_status() -> None:
+    asked = parse_dist("")
+    assert asked is not None
+    assert asked.command == "status"
+
+
+def test_options_of_start_are_read_and_absent_ones_are_none() -> None:
+    asked = parse_dist("start -n 4 --device cpu --timeout 60 --threads 2")
+    assert asked is not None
+    assert (asked.n, asked.device, asked.timeout, asked.threads) == (4, "cpu", 60.0, 2)
+    assert asked.backend is asked.launcher is asked.tracking_uri is None
+
+
+def test_options_of_a_cell_are_read() -> None:
+    asked = parse_distributed("-r 0,2 --run 'my run' --resume --no-track --timeout 1.5")
+    assert asked is not None
+    assert (asked.ranks, asked.run, asked.timeout) == ("0,2", "my run", 1.5)
+    assert asked.resume
+    assert asked.no_track
+    bare = parse_distributed("")
+    assert bare is not None
+    assert (bare.ranks, bare.timeout, bare.params, bare.no_track) == ("all", None, [], False)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("lr=3e-4", 3e-4),
+        ("lr=-1", -1),
+        ("x=(1,2)", (1, 2)),
+        ("x=None", None),
+        ("x='\"a=b\"'", "a=b"),
+        ("x=[1,[2.5]]", [1, [2.5]]),
+        ("'x={\"a\": 1}'", {"a": 1}),
+    ],
+)
+def test_a_parameter_is_a_python_literal(text: str, value: Any) -> None:
+    asked = parse_distributed(f"-p {text}")
+    assert asked is not None
+    assert asked.params[0][1] == value
+
+
+@pytest.mark.parametrize("text", ["lr", "=3", "a b=3", "1x=3", "x=", "x=abc", "x=__import__('os')"])
+def test_what_is_no_parameter_is_refused_in_a_line(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_distributed(f'-p "{text}"')
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon", ""])
+def test_a_timeout_is_a_number_of_seconds_above_zero(seconds: str) -> None:
+    with pytest.raises(UsageError, match="above 0"):
+        parse_distributed(f"--timeout '{seconds}'")
+
+
+@pytest.mark.parametrize("line", ["stat", "strat -n 4", "'unclosed", "start extra", "push -r 0"])
+def test_a_wrong_word_is_one_line(line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_dist(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_word_that_is_nearly_right_gets_a_suggestion() -> None:
+    with pytest.raises(UsageError, match="did you mean restart"):
+        parse_dist("restrat")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_prints_and_asks_for_nothing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_dist(f"{command} --help") is None
+    assert f"usage: %dist {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("%dist ", list(COMMANDS)),
+        ("%dist re", ["restart"]),
+        ("x = 1\n%dist re", ["restart"]),
+        ("%dist start --back", ["--backend"]),
+        ("%dist push x --ra", ["--ranks"]),
+        ("%%distributed --t", ["--timeout"]),
+        ("%dist nonsense --x", []),
+        ("dist.re", []),
+        ("%distx re", []),
+        ("%dist", []),
+    ],
+)
+def test_completion(text: str, expected: list[str]) -> None:
+    assert complete(text, len(text)) == expected
+
+
+def test_completion_looks_at_the_cursor_and_not_at_the_end() -> None:
+    assert complete("%dist re\nother", 8) == ["restart"]

@@ -1,0 +1,79 @@
+"""One rank's messages during a cell."""
+
+from typing import Any
+
+from nbdist import wire
+from nbdist.client.collect import Collector
+from nbdist.client.ipp import Message
+from nbdist.client.live import LiveText
+from nbdist.client.slots import Slots
+
+
+class Heard:
+    """A collector, and what it passed on."""
+
+    def __init__(self) -> None:
+        self.batches: list[wire.Batch] = []
+        self.news = 0
+        self.text = LiveText(Slots(live=False), [0])
+        self.collector = Collector(0, self.text, self.batches.append, self.count)
+
+    def count(self) -> None:
+        self.news += 1
+
+    def take(self, kind: str, content: dict[str, Any], *, reply: bool = False) -> None:
+        self.collector.on_message(Message(kind, content, {}, [], reply))
+
+
+def test_text_and_displays_are_gathered_in_order() -> None:
+    heard = Heard()
+    heard.take(wire.OUTPUT, {"parts": [["stdout", "a\n"]]})
+    heard.take("display_data", {"data": {"text/html": "<b>", "text/plain": "b"}, "metadata": {}})
+    heard.take(wire.OUTPUT, {"parts": [["stderr", "c\n"]]})
+    kinds = [type(item).__name__ for item in heard.text.items()[0]]
+    assert kinds == ["Line", "Shown", "Line"]
+
+
+def test_a_reply_settles_the_rank_and_carries_its_summary() -> None:
+    heard = Heard()
+    assert not heard.collector.settled
+    summary = {"first_seq": 1, "next_seq": 4}
+    heard.take("execute_reply", {"status": "ok", wire.SUMMARY_KEY: summary}, reply=True)
+    assert heard.collector.settled
+    assert heard.collector.failure is None
+    assert heard.collector.summary.next_seq == 4
+    assert heard.news == 1
+
+
+def test_an_error_reply_is_a_failure() -> None:
+    heard = Heard()
+    content = {"status": "error", "ename": "E", "evalue": "why", "traceback": ["t"]}
+    heard.take("execute_reply", content, reply=True)
+    assert heard.collector.failure is not None
+    assert (heard.collector.failure.ename, heard.collector.failure.evalue) == ("E", "why")
+
+
+def test_a_cell_that_the_rank_dropped_is_a_failure_too() -> None:
+    heard = Heard()
+    heard.take("execute_reply", {"status": "aborted"}, reply=True)
+    assert heard.collector.failure is not None
+    assert heard.collector.failure.ename == "Aborted"
+
+
+def test_a_death_settles_a_rank_that_had_not_replied_and_no_other() -> None:
+    heard = Heard()
+    heard.collector.died("killed by SIGKILL")
+    assert heard.collector.settled
+    assert heard.collector.death == "killed by SIGKILL"
+    assert heard.collector.idle.is_set()
+    late = Heard()
+    late.take("execute_reply", {"status": "ok"}, reply=True)
+    late.collector.died("killed by SIGKILL")
+    assert late.collector.death is None
+
+
+def test_records_are_passed_on() -> None:
+    heard = Heard()
+    batch = wire.Batch(0, (wire.Record(0, 5, "log", 1, 2, {"x": 1.0}),))
+    heard.take(wire.RECORDS, batch.to_wire())
+    assert heard.batches == [batch]

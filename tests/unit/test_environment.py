@@ -1,0 +1,33 @@
+"""The environment of a rank is torchrun's."""
+
+import pytest
+
+from nbdist.engine.environment import group_variables, rank_variables, restore
+
+
+def test_a_rank_has_what_torchrun_sets() -> None:
+    variables = rank_variables(1, 4, "cuda", 3) | group_variables("127.0.0.1", 29500)
+    torchrun = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK"
+    torchrun += " ROLE_WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT OMP_NUM_THREADS"
+    torchrun += " TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS"
+    torchrun += " TORCHELASTIC_USE_AGENT_STORE"
+    assert set(torchrun.split()) <= set(variables)
+    assert variables["RANK"] == variables["LOCAL_RANK"] == "1"
+    assert variables["WORLD_SIZE"] == "4"
+    assert variables["OMP_NUM_THREADS"] == "3"
+    assert all(isinstance(value, str) for value in variables.values())
+
+
+def test_only_a_rank_on_the_cpu_tells_accelerate_so() -> None:
+    assert "ACCELERATE_USE_CPU" in rank_variables(0, 2, "cpu", 1)
+    assert "ACCELERATE_USE_CPU" not in rank_variables(0, 2, "cuda", 1)
+
+
+def test_what_a_library_deleted_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "spoiled")
+    monkeypatch.delenv("WORLD_SIZE")
+    restore({"RANK": "1", "WORLD_SIZE": "2"})
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("1", "2")
