@@ -15,8 +15,8 @@ __version__ = "0.1.0"
 
 _PLACES = {
     # in the notebook
-    "start": "nbdist.client.session",
-    "current": "nbdist.client.session",
+    "start": "nbdist.client.kernel",
+    "current": "nbdist.client.kernel",
     "Session": "nbdist.client.session",
     "CellResult": "nbdist.client.result",
     # on a rank

@@ -33,13 +33,15 @@ _IDLE_TIMEOUT_S = 2.0  # the last output follows the reply on another socket
 class CellRequest:
     """A cell to run, as the magics or a script ask for it.
 
-    `params` are set on the ranks before the cell runs, and logged. `timeout_s` bounds the whole
-    cell; None lets it run for ever.
+    `number` counts the session's cells and names their files; `prompt` is the number that
+    tracebacks give the cell, the one the notebook shows. `params` are set on the ranks before the
+    cell runs, and logged. `timeout_s` bounds the whole cell; None lets it run for ever.
     """
 
     code: str
     ranks: tuple[int, ...]
     number: int
+    prompt: int
     timeout_s: float | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
 
@@ -113,6 +115,7 @@ class CellRun:
         try:
             options = {
                 "cell": self._request.number,
+                "prompt": self._request.prompt,
                 "params": {k: plain.encode(v) for k, v in self._request.params.items()},
             }
             for rank, collector in self._collectors.items():

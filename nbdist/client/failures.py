@@ -206,6 +206,7 @@ def rank_error(
         lines += _traceback(group)
     if len(groups) > MAX_GROUPS:
         lines += ["", f"The tracebacks of {len(groups) - MAX_GROUPS} more groups are left out."]
+    lines.append("")
     table = {f.rank: (f.ename, f.evalue) for f in raised}
     table |= {death.rank: ("Died", death.cause) for death in deaths}
     return RankError("\n".join(lines), do=do or _advice(asked, dead), failures=table)

@@ -4,6 +4,7 @@ Nothing is decided here. Defaults are traitlets: `%config NBDist`, or `c.NBDist.
 `ipython_config.py`.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -58,10 +59,10 @@ class NBDist(Magics):
         asked = arguments.parse_distributed(line)
         if asked is None:
             return
-        from nbdist.client.session import current
+        from nbdist.client.kernel import current
 
         current().run(
-            cell,
+            _numbered_like_the_notebook(line, cell),
             asked.ranks,
             timeout_s=asked.timeout,
             params=dict(asked.params),
@@ -69,6 +70,7 @@ class NBDist(Magics):
             resume=asked.resume,
             track=not asked.no_track,
             show=True,
+            prompt=self._shell.execution_count,
         )
 
     @property
@@ -77,7 +79,7 @@ class NBDist(Magics):
         return self.shell
 
     def _start(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.session import start
+        from nbdist.client.kernel import start
 
         def choose(option: str) -> Any:
             given = getattr(asked, option)
@@ -97,19 +99,19 @@ class NBDist(Magics):
         print(f"Started {session.describe}.")
 
     def _status(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.session import status
+        from nbdist.client.kernel import status
 
         print(status())
 
     def _stop(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.session import current
+        from nbdist.client.kernel import current
 
         session = current()
         session.stop()
         print("Stopped.")
 
     def _restart(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.session import current
+        from nbdist.client.kernel import current
         from nbdist.ranks import name_ranks, parse_ranks
 
         session = current()
@@ -120,7 +122,7 @@ class NBDist(Magics):
         print(f"New processes for {name_ranks(chosen)}{more}.")
 
     def _push(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.session import current
+        from nbdist.client.kernel import current
 
         missing = [name for name in asked.names if name not in names]
         if missing:
@@ -128,38 +130,36 @@ class NBDist(Magics):
         current().push({name: names[name] for name in asked.names}, asked.ranks)
 
     def _pull(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.session import current
+        from nbdist.client.kernel import current
 
         session = current()
         values = {name: session.pull(name, asked.ranks) for name in asked.names}
         self._shell.user_ns.update(values)
 
     def _stacks(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.session import current
+        from nbdist.client.kernel import current
 
         for rank, threads in current().stacks(asked.ranks).items():
             print(f"rank {rank}\n{threads.get('MainThread', '')}")
 
     def _board(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.session import current
+        from nbdist.client.kernel import current
 
         current().show_board()
 
     def _runs(self, asked: Any, names: dict[str, Any]) -> Any:
-        from nbdist.client import tracking
-        from nbdist.client.session import project_folder
+        from nbdist.client.kernel import runs, sync
 
-        folder = project_folder()
         if asked.sync:
-            print(tracking.sync(folder))
-        table = tracking.runs_table(folder)
+            print(sync())
+        table = runs()
         if asked.plain or not hasattr(self._shell, "kernel"):
             print(table)
             return None
         return table
 
     def _ui(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.session import open_ui
+        from nbdist.client.kernel import open_ui
 
         print(open_ui())
 
@@ -167,6 +167,13 @@ class NBDist(Magics):
         from nbdist import doctor
 
         print(doctor.render(doctor.examine()))
+
+
+def _numbered_like_the_notebook(line: str, cell: str) -> str:
+    """Return the cell with its magic as a comment, so that line numbers are the editor's."""
+    if cell.lstrip().startswith("%%"):
+        return cell  # a cell magic must come first
+    return f"# %%distributed {line}".rstrip() + f"\n{cell}"
 
 
 def complete(shell: Any) -> None:
@@ -190,4 +197,6 @@ def register(shell: Any) -> None:
     if "NBDist" in shell.magics_manager.registry:
         return
     shell.register_magics(NBDist)
+    # Texts that cells leave name it: nbdist.current().last[1].show()
+    shell.user_ns.setdefault("nbdist", sys.modules["nbdist"])
     complete(shell)

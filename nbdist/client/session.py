@@ -1,27 +1,23 @@
 """One cluster of ranks as the notebook uses it: start, run, push, pull, status, stop.
 
 The state machine: a session is running from `start` to `stop`; while a cell runs, another is
-refused. There is one current session a kernel (`current()`); the magics are a thin layer over it.
+refused. `client/kernel.py` holds the kernel's current one.
 """
 
 import atexit
 import logging
-import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from nbdist import payload, plain
 from nbdist.client import syntax
 from nbdist.client.cells import CellRequest, CellRun
-from nbdist.client.cluster import Cluster, Options, describe_status
-from nbdist.client.launchers.local import LocalLauncher
+from nbdist.client.cluster import Cluster, describe_status
 from nbdist.client.result import CellResult
 from nbdist.client.show import Showing
 from nbdist.client.status import Status
@@ -29,7 +25,6 @@ from nbdist.errors import (
     ClusterError,
     Interrupted,
     NBDistError,
-    StartError,
     TransferError,
     UsageError,
 )
@@ -37,7 +32,6 @@ from nbdist.ranks import name_ranks, parse_ranks
 
 log = logging.getLogger(__name__)
 
-_WARM_TIMEOUT_S = 120.0
 _TRANSFER_TIMEOUT_S = 600.0
 _INTERRUPT_TIMEOUT_S = 3.0
 
@@ -62,6 +56,11 @@ class Session:
         return self._cluster.options.n
 
     @property
+    def tracking_uri(self) -> str | None:
+        """Where runs go, as `start` was told; None for the default."""
+        return self._showing.tracking_uri
+
+    @property
     def is_running(self) -> bool:
         """Whether the session has not been stopped."""
         return self._stopped_at is None
@@ -77,6 +76,7 @@ class Session:
         resume: bool = False,
         track: bool = True,
         show: bool = False,
+        prompt: int | None = None,
     ) -> CellResult:
         """Run a cell on the ranks and wait until all have settled.
 
@@ -89,6 +89,8 @@ class Session:
             resume: Continue the newest run of that name.
             track: Whether a training is tracked in MLflow.
             show: Show output, board and errors as `%%distributed` does.
+            prompt: The number that tracebacks give the cell, as the notebook's prompt; by
+                default the number of cells this session has run.
 
         Returns:
             Output, value and error of each rank.
@@ -114,7 +116,8 @@ class Session:
             )
         try:
             self._cells += 1
-            request = CellRequest(code, chosen, self._cells, timeout_s, params or {})
+            shown_as = prompt if prompt is not None else self._cells
+            request = CellRequest(code, chosen, self._cells, shown_as, timeout_s, params or {})
             shown = self._showing.begin(
                 request, self._cluster, run_name, resume=resume, track=track, show=show
             )
@@ -316,201 +319,3 @@ def _be(ranks: Sequence[int]) -> str:
 
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-_current: Session | None = None
-_launcher: LocalLauncher | None = None
-_ui: tuple[str, Any] | None = None
-
-
-def current() -> Session:
-    """Return the kernel's session.
-
-    Raises:
-        ClusterError: None has been started.
-    """
-    if _current is None:
-        raise ClusterError(
-            "No engines are running, so this ran nowhere.",
-            why="no cluster has been started in this notebook.",
-            do="%dist start, then run the cell again.",
-        )
-    return _current
-
-
-def status() -> Status:
-    """Return the status of the kernel's session, also when there is none."""
-    if _current is None:
-        return Status.stopped("no cluster has been started in this notebook.")
-    return _current.status()
-
-
-def open_ui() -> str:
-    """Start the MLflow UI on loopback, once a kernel, and return a line with its link."""
-    global _ui
-    from nbdist.client import tracking
-
-    if _ui is None or (_ui[1] is not None and _ui[1].poll() is not None):
-        guard = [sys.executable, "-m", "nbdist.lifeline", str(os.getpid())]
-        _ui = tracking.start_ui(project_folder(), wrap=guard)
-    return f"MLflow shows the runs at {_ui[0]}"
-
-
-def start(
-    n: int | None = None,
-    *,
-    launcher: str = "local",
-    device: str | None = None,
-    backend: str | None = None,
-    timeout: float = 1800.0,
-    threads: int | None = None,
-    tracking_uri: str | None = None,
-    tap: str = "full",
-    theme: str = "auto",
-    say: Callable[[str], None] | None = None,
-) -> Session:
-    """Start a cluster of ranks on this machine and form their process group.
-
-    Args:
-        n: Number of ranks; by default the number of GPUs, else 2.
-        launcher: `local`.
-        device: `cpu` or `cuda`; by default `cuda` where there are GPUs.
-        backend: `gloo` or `nccl`; by default what the device calls for.
-        timeout: Longest wait inside one collective, in seconds.
-        threads: CPU threads of each rank; by default the cores divided by the ranks.
-        tracking_uri: MLflow server; by default `MLFLOW_TRACKING_URI`, else a file beside the
-            notebook.
-        tap: How much is measured of each collective: `off`, `counts` or `full`.
-        theme: The board's background: `light`, `dark`, or `auto`, readable on both.
-        say: Gets a line about what is unusual (no forking); `print` by default.
-
-    Raises:
-        ClusterError: A cluster is running already.
-        StartError: It could not be started; nothing is left behind.
-        UsageError: A word or a number makes no sense.
-    """
-    global _current
-    if launcher != "local":
-        raise UsageError(f"launcher is 'local' in this version, not {launcher!r}.")
-    if _current is not None and _current.is_running:
-        raise ClusterError(
-            f"A cluster is running already: {_current.describe}.",
-            do="%dist stop first, or %dist restart for new processes.",
-        )
-    folder = project_folder()
-    logs = _log_folder(folder)
-    parent = _warm_launcher(logs)
-    cluster = Cluster(parent, logs)
-    try:
-        cluster.prepare()
-        ready = parent.ready(_WARM_TIMEOUT_S)
-        if not ready["forks"] and sys.platform == "linux":
-            (say or print)(f"Starting fresh interpreters, which takes longer: {ready['why']}.")
-        options = choose_options(n, ready["gpus"], device, backend, threads, timeout, tap)
-    except BaseException:
-        cluster.stop()
-        raise
-    cluster.start(options)
-    describe = f"{options.n} ranks on {options.device}, {options.backend}"
-    _current = Session(cluster, Showing(folder, tracking_uri, theme), describe)
-    atexit.register(_current.stop)
-    return _current
-
-
-def choose_options(
-    n: int | None,
-    gpus: int,
-    device: str | None,
-    backend: str | None,
-    threads: int | None,
-    timeout: float,
-    tap: str,
-) -> Options:
-    """Fill in what was not asked for, and refuse what cannot be.
-
-    Args:
-        n: Ranks asked for.
-        gpus: GPUs this machine has.
-        device: As in `start`, like the rest.
-        backend: See `device`.
-        threads: See `device`.
-        timeout: See `device`.
-        tap: See `device`.
-
-    Raises:
-        StartError: More ranks than GPUs, with the choice offered.
-        UsageError: A word or a number makes no sense.
-    """
-    if device not in (None, "cpu", "cuda"):
-        raise UsageError(f"--device is cpu or cuda, not {device!r}.")
-    if backend not in (None, "gloo", "nccl"):
-        raise UsageError(f"--backend is gloo or nccl, not {backend!r}.")
-    if tap not in ("off", "counts", "full"):
-        raise UsageError(f"tap is off, counts or full, not {tap!r}.")
-    device = device or ("cuda" if gpus else "cpu")
-    n = n if n is not None else (gpus if device == "cuda" and gpus else 2)
-    if n < 1:
-        raise UsageError(f"-n is the number of ranks, at least 1, not {n}.")
-    if timeout <= 0:
-        raise UsageError(f"--timeout is a number of seconds above 0, not {timeout:g}.")
-    if device == "cuda" and gpus < n:
-        raise StartError(
-            f"{n} ranks need {n} GPUs, and this machine has {gpus}.",
-            why="with nccl each rank has a GPU of its own.",
-            do=(f"%dist start -n {gpus}   or   " if gpus else "")
-            + f"%dist start -n {n} --device cpu",
-        )
-    if backend == "nccl" and device == "cpu":
-        raise UsageError("--backend nccl needs --device cuda; on the CPU it is gloo.")
-    backend = backend or ("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = threads if threads is not None else max(1, (cores or 1) // n)
-    if threads < 1:
-        raise UsageError(f"--threads is at least 1, not {threads}.")
-    return Options(n, device, backend, threads, timeout, tap)
-
-
-def project_folder() -> Path:
-    """Return `.nbdist` beside the notebook (0700, ignored by git), making it if need be.
-
-    Raises:
-        StartError: The notebook's folder cannot be written to.
-    """
-    folder = Path.cwd() / ".nbdist"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        ignore = folder / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n")
-    except OSError as error:
-        raise _folder_error(folder, error) from error
-    return folder
-
-
-def _log_folder(folder: Path) -> Path:
-    logs = folder / "logs" / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}")
-    try:
-        # One by one: `parents=True` would make the folder in between readable to all.
-        for part in (logs.parent, logs):
-            part.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise _folder_error(logs, error) from error
-    return logs
-
-
-def _folder_error(folder: Path, error: OSError) -> StartError:
-    return StartError(
-        f"{folder} cannot be made, where logs, runs and checkpoints are kept.",
-        why=error.strerror or str(error),
-        do="free space, change the permissions, or %cd to a folder of yours.",
-    )
-
-
-def _warm_launcher(logs: Path) -> LocalLauncher:
-    """Return this kernel's launcher: the parent is started once and kept for later starts."""
-    global _launcher
-    if _launcher is None or not _launcher.alive:
-        _launcher = LocalLauncher(logs)
-        atexit.register(_launcher.close)
-    _launcher.logs = logs
-    return _launcher

@@ -197,7 +197,8 @@ class ShownCell:
             picture=self._board.picture(),
         )
         if link is not None and self._show:
-            Slots(live=False).settle([wire.Display({"text/plain": link.text})])
+            text = {"text/plain": link.text, "text/markdown": link.text}
+            Slots(live=False).settle([wire.Display(text)])
 
 
 def _short_path(path: str) -> str:

@@ -107,7 +107,7 @@ class RankKernel(IPythonParallelKernel):
             return reply
         try:
             self._last_result = None
-            self.shell.execution_count = options["cell"]
+            self.shell.execution_count = options["prompt"]
             self.rank.cell_began(options)
             try:
                 reply = await super().do_execute(
@@ -129,7 +129,7 @@ class RankKernel(IPythonParallelKernel):
                 "ename": type(error).__name__,
                 "evalue": str(error),
                 "traceback": traceback.format_exception(error),
-                "execution_count": options["cell"],
+                "execution_count": options["prompt"],
                 "user_expressions": {},
                 "payload": [],
             }

@@ -169,9 +169,7 @@ def local_scalar(loss: torch.Tensor) -> torch.Tensor | None:
 
 def on_optimizer_step(hook: Callable[[torch.optim.Optimizer], None]) -> Undo:
     """Call `hook` after every `step()` of every `torch.optim` optimizer of the process."""
-    handle = register_optimizer_step_post_hook(
-        lambda optimizer, args, kwargs: hook(optimizer)
-    )
+    handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: hook(optimizer))
     return handle.remove
 
 

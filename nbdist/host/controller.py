@@ -30,7 +30,7 @@ def arguments(profile_dir: str, cluster_id: str, address: str, ping_ms: int) -> 
         "--nodb",
         "--scheme=none",
         "--IPController.broadcast_scheduler_depth=0",
-        "--log-level=30",
+        "--log-level=40",  # at 30 it has a line for each message of ours
     ]
 
 

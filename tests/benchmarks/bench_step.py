@@ -18,7 +18,8 @@ CASES = {64: ("1 ms step", 0.10), 1024: ("10 ms step", 0.02)}
 def _torchrun(script: Path, width: int, steps: int) -> tuple[float, float]:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--master-addr", "127.0.0.1", "--master-port", "0", str(script), str(width), str(steps)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
+        *(str(script), str(width), str(steps)),
     ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     cpu_ms, wall_ms = json.loads(ran.stdout.strip().splitlines()[-1])

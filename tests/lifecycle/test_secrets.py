@@ -122,7 +122,7 @@ def test_a_message_with_a_wrong_signature_is_refused(notebook: Notebook) -> None
     said = notebook.run(
         "import json, pathlib, threading\n"
         "from nbdist.client.ipp import Connection\n"
-        "source = next(pathlib.Path(nbdist.client.session._current._cluster._folder.name)"
+        "source = next(pathlib.Path(nbdist.client.kernel._current._cluster._folder.name)"
         ".glob('security/*client.json'))\n"
         "forged = json.loads(source.read_text()); forged['key'] = 'wrong-' * 8\n"
         "file = pathlib.Path('forged.json'); file.write_text(json.dumps(forged))\n"
@@ -137,7 +137,7 @@ def test_a_message_with_a_wrong_signature_is_refused(notebook: Notebook) -> None
 
 def test_a_forged_cell_runs_nowhere(notebook: Notebook) -> None:
     said = notebook.run(
-        "connection = nbdist.client.session._current._cluster._connection\n"
+        "connection = nbdist.client.kernel._current._cluster._connection\n"
         "real, session = connection._client.session.key, connection._client.session\n"
         "marker = pathlib.Path('forged-cell').absolute()\n"
         "content = {'code': f'open({str(marker)!r}, \"w\")', 'silent': False,\n"

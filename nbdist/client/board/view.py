@@ -18,6 +18,7 @@ RECENT = 50  # steps behind every "now": rates, shares, the split of a step
 STEP_KEYS = ("step", "loss", "step_s", "compute_s", "comm_s", "comm_total_s", "data_s")
 STANDARD = frozenset({*STEP_KEYS, "samples", "bytes", "collectives", "total"})  # others: the user's
 MOST_OWN = 2  # panels for numbers that the user logged
+FEWEST_STEPS = 50  # before a rank is called slow
 
 
 class Series(Protocol):
@@ -145,9 +146,10 @@ class View:
 
         Its own work, a step without its waiting in collectives, is 20 % above the median of the
         others, and that is at least a tenth of the step: where most of a step is communication,
-        a little more work is not what the others wait for.
+        a little more work is not what the others wait for. Fewer than 50 steps are silent.
         """
-        if self.split is None or len(self.split.ranks) < 2:
+        steps = min((row.step for row in self.rows), default=0)
+        if self.split is None or len(self.split.ranks) < 2 or steps < FEWEST_STEPS:
             return None
         own = self.split.compute_ms + self.split.data_ms
         worst = int(np.argmax(own))

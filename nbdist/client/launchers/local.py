@@ -52,6 +52,11 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
     must not fork: the parent runs with one each, and a rank sets its own number later.
     """
     kept = {k: v for k, v in environment.items() if k not in _KEPT_FROM_RANKS}
+    if "@" in kept.get("MLFLOW_TRACKING_URI", ""):
+        del kept["MLFLOW_TRACKING_URI"]  # it holds a password; runs are tracked by the notebook
+    # What the notebook can import, its ranks can: nbdist itself, run from a checkout, and what a
+    # cell has added to sys.path.
+    kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     kept.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     return kept
 

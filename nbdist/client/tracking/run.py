@@ -364,7 +364,7 @@ class TrackedRun:
                 "updated_ms": time.time_ns() // 1_000_000,
                 "steps": series.steps,
                 "last_step": series.last_step,
-                "values": series.last,
+                "values": series.summary(),
                 "user_keys": series.user_keys,
                 "params": params_of(info.params),
                 "layout": self._facts().get("layout", ""),

@@ -26,6 +26,8 @@ from nbdist.wire import Record
 MOST_RANK_SERIES = 16
 BY_RANK = ("loss", "comm_s", "step_s")
 FLAT = ("loss", "step_s", "samples_per_s", "comm_pct", "skew_ms")
+TIMINGS = ("step_s", "samples_per_s", "comm_pct", "skew_ms")
+RECENT = 50
 LAG_NS = 5_000_000_000
 _MOST_PENDING = 4096  # groups that wait for a rank, and groups remembered as done
 
@@ -66,6 +68,7 @@ class Series:
         self._times_logged: dict[tuple[int, str], tuple[int, int]] = {}  # newest step, how often
         self._user_keys: set[str] = set()
         self.last: dict[str, float] = {}
+        self._recent: dict[str, deque[float]] = {key: deque(maxlen=RECENT) for key in TIMINGS}
         self.last_step = first_step
         self.steps = 0
         self.late = 0
@@ -74,6 +77,14 @@ class Series:
     def user_keys(self) -> tuple[str, ...]:
         """Names that `nbdist.log` was given, sorted."""
         return tuple(sorted(self._user_keys))
+
+    def summary(self) -> dict[str, float]:
+        """Return what stands in the table of runs: the last values, of timings the usual ones.
+
+        One step's time says little; the median of the last `RECENT` compares from run to run.
+        """
+        usual = {key: statistics.median(recent) for key, recent in self._recent.items() if recent}
+        return {**self.last, **usual}
 
     def add(self, records: Iterable[Record]) -> list[Point]:
         """Take records in; return the points that are now certain."""
@@ -159,6 +170,9 @@ class Series:
             for name in self._user_keys & values.keys():
                 del values[name]  # what the user logs by that name is what they mean by it
         self.last |= values
+        for key, recent in self._recent.items():
+            if key in values:
+                recent.append(values[key])
         return self._point(pending.last_ns, step, values)
 
     def _point(self, time_ns: int, step: int, values: dict[str, float]) -> Point:

@@ -1,0 +1,48 @@
+"""The private folders beside the notebook: `.nbdist` and the logs of each cluster."""
+
+import os
+import time
+from pathlib import Path
+
+from nbdist.errors import StartError
+
+
+def project_folder() -> Path:
+    """Return `.nbdist` beside the notebook (0700, ignored by git), making it if need be.
+
+    Raises:
+        StartError: The notebook's folder cannot be written to.
+    """
+    folder = Path.cwd() / ".nbdist"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        ignore = folder / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")
+    except OSError as error:
+        raise _folder_error(folder, error) from error
+    return folder
+
+
+def log_folder(folder: Path) -> Path:
+    """Return a new folder (0700) for the logs of the cluster that starts now.
+
+    Raises:
+        StartError: It cannot be made.
+    """
+    logs = folder / "logs" / time.strftime(f"%Y%m%d-%H%M%S-{os.getpid()}")
+    try:
+        # One by one: `parents=True` would make the folder in between readable to all.
+        for part in (logs.parent, logs):
+            part.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise _folder_error(logs, error) from error
+    return logs
+
+
+def _folder_error(folder: Path, error: OSError) -> StartError:
+    return StartError(
+        f"{folder} cannot be made, where logs, runs and checkpoints are kept.",
+        why=error.strerror or str(error),
+        do="free space, change the permissions, or %cd to a folder of yours.",
+    )

@@ -1,0 +1,165 @@
+"""What a kernel has one of: the current session, the warmed parent, the MLflow UI.
+
+`nbdist.start` and `nbdist.current` live here; the magics are a thin layer over both.
+"""
+
+import atexit
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbdist.client.cluster import Cluster
+from nbdist.client.folders import log_folder, project_folder
+from nbdist.client.launchers.local import LocalLauncher
+from nbdist.client.options import choose_options
+from nbdist.client.session import Session
+from nbdist.client.show import Showing
+from nbdist.client.status import Status
+from nbdist.errors import ClusterError, UsageError
+
+if TYPE_CHECKING:
+    from nbdist.client.tracking import RunsTable, Tracker
+
+_WARM_TIMEOUT_S = 120.0
+
+_current: Session | None = None
+_launcher: LocalLauncher | None = None
+_ui: "tuple[str, subprocess.Popen[bytes] | None] | None" = None
+
+
+def current() -> Session:
+    """Return the kernel's session.
+
+    Raises:
+        ClusterError: None has been started.
+    """
+    if _current is None:
+        raise ClusterError(
+            "No engines are running, so this ran nowhere.",
+            why="no cluster has been started in this notebook.",
+            do="%dist start, then run the cell again.",
+        )
+    return _current
+
+
+def status() -> Status:
+    """Return the status of the kernel's session, also when there is none."""
+    if _current is None:
+        return Status.stopped("no cluster has been started in this notebook.")
+    return _current.status()
+
+
+def runs() -> "RunsTable":
+    """Return this notebook's runs, newest first."""
+    from nbdist.client.tracking import runs_table
+
+    tracker = _tracker()
+    return runs_table(tracker.folder, tracker.experiment)
+
+
+def sync() -> str:
+    """Send what MLflow has not taken yet; return one sentence that says what came of it."""
+    from nbdist.client import tracking
+
+    return tracking.sync(project_folder())
+
+
+def open_ui() -> str:
+    """Start the MLflow UI on loopback, once a kernel, and return a line with its link.
+
+    The link opens on the charts of this notebook's runs; with a tracking server it is the
+    server's own address, and nothing is started.
+    """
+    global _ui
+    from nbdist.client import tracking
+
+    tracker = _tracker()
+    if _ui is not None and _ui[1] is not None and _ui[1].poll() is None:
+        # It runs already; there may be runs now where there were none.
+        address = _ui[0].partition("/#")[0]
+        page = tracking.view_page(tracker.folder, tracker.uri, tracker.experiment)
+        return f"MLflow shows the runs at {address}{page}"
+    guard = [sys.executable, "-m", "nbdist.lifeline", str(os.getpid())]
+    _ui = tracking.start_ui(tracker.folder, tracker.uri, tracker.experiment, wrap=guard)
+    return f"MLflow shows the runs at {_ui[0]}"
+
+
+def _tracker() -> "Tracker":
+    """Return a tracker that knows where the current session's runs go; it starts nothing."""
+    from nbdist.client.tracking import Tracker
+
+    return Tracker(project_folder(), _current.tracking_uri if _current is not None else None)
+
+
+def start(
+    n: int | None = None,
+    *,
+    launcher: str = "local",
+    device: str | None = None,
+    backend: str | None = None,
+    timeout: float = 1800.0,
+    threads: int | None = None,
+    tracking_uri: str | None = None,
+    tap: str = "full",
+    theme: str = "auto",
+    say: Callable[[str], None] | None = None,
+) -> Session:
+    """Start a cluster of ranks on this machine and form their process group.
+
+    Args:
+        n: Number of ranks; by default the number of GPUs, else 2.
+        launcher: `local`.
+        device: `cpu` or `cuda`; by default `cuda` where there are GPUs.
+        backend: `gloo` or `nccl`; by default what the device calls for.
+        timeout: Longest wait inside one collective, in seconds.
+        threads: CPU threads of each rank; by default the cores divided by the ranks.
+        tracking_uri: MLflow server; by default `MLFLOW_TRACKING_URI`, else a file beside the
+            notebook.
+        tap: How much is measured of each collective: `off`, `counts` or `full`.
+        theme: The board's background: `light`, `dark`, or `auto`, readable on both.
+        say: Gets a line about what is unusual (no forking); `print` by default.
+
+    Raises:
+        ClusterError: A cluster is running already.
+        StartError: It could not be started; nothing is left behind.
+        UsageError: A word or a number makes no sense.
+    """
+    global _current
+    if launcher != "local":
+        raise UsageError(f"launcher is 'local' in this version, not {launcher!r}.")
+    if _current is not None and _current.is_running:
+        raise ClusterError(
+            f"A cluster is running already: {_current.describe}.",
+            do="%dist stop first, or %dist restart for new processes.",
+        )
+    folder = project_folder()
+    logs = log_folder(folder)
+    parent = _warm_launcher(logs)
+    cluster = Cluster(parent, logs)
+    try:
+        cluster.prepare()
+        ready = parent.ready(_WARM_TIMEOUT_S)
+        if not ready["forks"] and sys.platform == "linux":
+            (say or print)(f"Starting fresh interpreters, which takes longer: {ready['why']}.")
+        options = choose_options(n, ready["gpus"], device, backend, threads, timeout, tap)
+    except BaseException:
+        cluster.stop()
+        raise
+    cluster.start(options)
+    describe = f"{options.n} ranks on {options.device}, {options.backend}"
+    _current = Session(cluster, Showing(folder, tracking_uri, theme), describe)
+    atexit.register(_current.stop)
+    return _current
+
+
+def _warm_launcher(logs: Path) -> LocalLauncher:
+    """Return this kernel's launcher: the parent is started once and kept for later starts."""
+    global _launcher
+    if _launcher is None or not _launcher.alive:
+        _launcher = LocalLauncher(logs)
+        atexit.register(_launcher.close)
+    _launcher.logs = logs
+    return _launcher

@@ -1,0 +1,59 @@
+"""Decide what a cluster is started with: pure, from what was asked and what the machine has."""
+
+import os
+
+from nbdist.client.cluster import Options
+from nbdist.errors import StartError, UsageError
+
+
+def choose_options(
+    n: int | None,
+    gpus: int,
+    device: str | None,
+    backend: str | None,
+    threads: int | None,
+    timeout: float,
+    tap: str,
+) -> Options:
+    """Fill in what was not asked for, and refuse what cannot be.
+
+    Args:
+        n: Ranks asked for.
+        gpus: GPUs this machine has.
+        device: As in `start`, like the rest.
+        backend: See `device`.
+        threads: See `device`.
+        timeout: See `device`.
+        tap: See `device`.
+
+    Raises:
+        StartError: More ranks than GPUs, with the choice offered.
+        UsageError: A word or a number makes no sense.
+    """
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"--device is cpu or cuda, not {device!r}.")
+    if backend not in (None, "gloo", "nccl"):
+        raise UsageError(f"--backend is gloo or nccl, not {backend!r}.")
+    if tap not in ("off", "counts", "full"):
+        raise UsageError(f"tap is off, counts or full, not {tap!r}.")
+    device = device or ("cuda" if gpus else "cpu")
+    n = n if n is not None else (gpus if device == "cuda" and gpus else 2)
+    if n < 1:
+        raise UsageError(f"-n is the number of ranks, at least 1, not {n}.")
+    if timeout <= 0:
+        raise UsageError(f"--timeout is a number of seconds above 0, not {timeout:g}.")
+    if device == "cuda" and backend != "gloo" and gpus < n:
+        raise StartError(
+            f"{n} ranks need {n} GPUs, and this machine has {gpus}.",
+            why="with nccl each rank has a GPU of its own.",
+            do=(f"%dist start -n {gpus}   or   " if gpus else "")
+            + f"%dist start -n {n} --device cpu",
+        )
+    if backend == "nccl" and device == "cpu":
+        raise UsageError("--backend nccl needs --device cuda; on the CPU it is gloo.")
+    backend = backend or ("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = threads if threads is not None else max(1, (cores or 1) // n)
+    if threads < 1:
+        raise UsageError(f"--threads is at least 1, not {threads}.")
+    return Options(n, device, backend, threads, timeout, tap)
