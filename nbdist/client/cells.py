@@ -15,6 +15,7 @@ from nbdist import plain, wire
 from nbdist.client import failures
 from nbdist.client.cluster import Cluster, RankDiedError, describe_status
 from nbdist.client.collect import Collector
+from nbdist.client.interrupts import Interrupts
 from nbdist.client.live import LiveText
 from nbdist.client.rescue import Rescue
 from nbdist.client.result import CellResult, RankResult
@@ -83,6 +84,7 @@ class CellRun:
         slots: Slots,
         telemetry: Telemetry,
         on_tick: Callable[[], None],
+        interrupts: Interrupts,
     ) -> None:
         """Prepare; nothing is sent yet.
 
@@ -92,8 +94,10 @@ class CellRun:
             slots: Where live text is shown.
             telemetry: Gets the records.
             on_tick: Called on the main thread a few times a second while ranks run.
+            interrupts: Counts what the person interrupts; entered by the caller.
         """
         self._cluster = cluster
+        self._interrupts = interrupts
         self._request = request
         self._on_tick = on_tick
         self._telemetry = telemetry
@@ -151,22 +155,23 @@ class CellRun:
     def _wait(self, began: float) -> bool:
         """Wait until every rank has replied or died; return whether the time ran out."""
         timed_out = False
+        passed_on = 0
         while running := self._running():
-            try:
-                if not self._cluster.reachable:
-                    raise self._cluster.broken_error()
-                if any(c.failure or c.death for c in self._collectors.values()):
-                    self._rescue.rank_failed()
-                self._rescue.attend(running)
-                self._on_tick()
-                limit_s = self._request.timeout_s
-                if limit_s is not None and not timed_out and time.monotonic() - began > limit_s:
-                    timed_out = True
-                    self._rescue.interrupt(running)
-                self._news.wait(self._rescue.next_due())
-                self._news.clear()
-            except KeyboardInterrupt:
+            if not self._cluster.reachable:
+                raise self._cluster.broken_error()
+            if any(c.failure or c.death for c in self._collectors.values()):
+                self._rescue.rank_failed()
+            if self._interrupts.count > passed_on:
+                passed_on += 1
                 self._rescue.interrupt(running)
+            self._rescue.attend(running)
+            self._on_tick()
+            limit_s = self._request.timeout_s
+            if limit_s is not None and not timed_out and time.monotonic() - began > limit_s:
+                timed_out = True
+                self._rescue.interrupt(running)
+            self._news.wait(self._rescue.next_due())
+            self._news.clear()
         return timed_out
 
     def _complete(self) -> None:
@@ -203,7 +208,7 @@ class CellRun:
                 "was interrupted.",
                 do="give it more time, or leave --timeout away.",
             )
-        if self._rescue.interrupted:
+        if self._rescue.interrupted or self._interrupts.count:
             return Interrupted(" ".join(["All ranks have stopped.", *notes]))
         if not any(c.failure or c.death for c in self._collectors.values()):
             return None

@@ -18,6 +18,7 @@ from nbdist import payload, plain
 from nbdist.client import syntax
 from nbdist.client.cells import CellRequest, CellRun
 from nbdist.client.cluster import Cluster, describe_status
+from nbdist.client.interrupts import Interrupts
 from nbdist.client.result import CellResult
 from nbdist.client.show import Showing
 from nbdist.client.status import Status
@@ -118,14 +119,18 @@ class Session:
             self._cells += 1
             shown_as = prompt if prompt is not None else self._cells
             request = CellRequest(code, chosen, self._cells, shown_as, timeout_s, params or {})
-            shown = self._showing.begin(
-                request, self._cluster, run_name, resume=resume, track=track, show=show
-            )
-            outcome = CellRun(
-                self._cluster, request, shown.slots, shown.telemetry, shown.tick
-            ).run()
-            self.last = outcome.result()
-            shown.end(outcome)
+            with Interrupts() as interrupts:
+                shown = self._showing.begin(
+                    request, self._cluster, run_name, resume=resume, track=track, show=show
+                )
+                cell = CellRun(
+                    self._cluster, request, shown.slots, shown.telemetry, shown.tick, interrupts
+                )
+                outcome = cell.run()
+                self.last = outcome.result()
+                shown.end(outcome)
+            if outcome.error is None and interrupts.count:
+                outcome.error = Interrupted("The cell had ended; its output is whole.")
         finally:
             self._busy.release()
         if outcome.error is not None:

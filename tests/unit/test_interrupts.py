@@ -1,0 +1,45 @@
+"""Interrupts that come while a cell runs are counted, and raise again afterwards."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from nbdist.client.interrupts import Interrupts
+
+
+def _interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.sigpending()  # a call into the interpreter, where the handler runs
+
+
+def test_interrupts_are_counted_and_not_raised() -> None:
+    with Interrupts() as interrupts:
+        _interrupt()
+        _interrupt()
+
+    assert interrupts.count == 2
+
+
+def test_an_interrupt_after_it_is_an_interrupt_as_before() -> None:
+    with Interrupts():
+        pass
+
+    with pytest.raises(KeyboardInterrupt):
+        _interrupt()
+
+
+def test_on_another_thread_the_main_threads_handler_stays() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def enter() -> None:
+        with Interrupts():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+
+    assert seen == [before]
