@@ -1,12 +1,16 @@
 """What every test shares."""
 
+import signal
+
 import pytest
 
 from tests import groups
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the groups' hooks see the notebooks too."""
+    """Let the groups' hooks see the notebooks too, and Ctrl-C be Ctrl-C."""
+    # A shell starts its background jobs with SIGINT ignored, and Python keeps it so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(groups, "nbdist-groups")
 
 

@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore::{category}"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbdist.Session]:
     folder = tmp_path_factory.mktemp("thirdparty")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
