@@ -70,7 +70,8 @@ class NBDist(Magics):
             resume=asked.resume,
             track=not asked.no_track,
             show=True,
-            prompt=self._shell.execution_count,
+            # IPython 9 counts a cell before it runs, IPython 8 after; this is what both show.
+            prompt=max(1, self._shell.displayhook.prompt_count),
         )
 
     @property
