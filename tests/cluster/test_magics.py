@@ -127,3 +127,12 @@ def test_stop_twice_is_no_error_and_start_works_again(notebook: Kernel) -> None:
     assert notebook.run("%dist stop").error is None
     assert "Started 2 ranks" in notebook.run("%dist start -n 2 --device cpu").text
     assert notebook.cell("rank").error is None
+
+
+def test_a_failing_cell_is_named_by_the_notebooks_prompt_and_line(notebook: Kernel) -> None:
+    ran = notebook.cell("x = 1\n\n1/0")
+
+    inputs = [m for _, m in ran.messages if m["msg_type"] == "execute_input"]
+    prompt = inputs[0]["content"]["execution_count"]
+    assert ran.error is not None
+    assert f"cell {prompt}, line 4  ZeroDivisionError" in ran.error[1]
