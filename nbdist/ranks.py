@@ -45,3 +45,11 @@ def name_ranks(ranks: Iterable[int]) -> str:
             runs.append([rank])
     parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
+
+
+def begin_with_ranks(ranks: Iterable[int], *, be: bool = False) -> str:
+    """Return the beginning of a sentence: `Ranks 0-3`, with `be` `Ranks 0-3 are`."""
+    chosen = set(ranks)
+    name = name_ranks(chosen)
+    verb = "" if not be else " is" if len(chosen) == 1 else " are"
+    return name[0].upper() + name[1:] + verb

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from nbdist.client.ipp import Connection, Handler, Message
 from nbdist.client.launchers.base import UNKNOWN_STATUS
 from nbdist.client.launchers.local import LocalLauncher
 from nbdist.errors import ClusterError, NBDistError, StartError
-from nbdist.ranks import name_ranks
+from nbdist.ranks import begin_with_ranks, name_ranks
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,6 @@ class RankState:
     host: str
     device: str = "cpu"
     exit_status: int | None = None
-    facts: dict[str, str] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
@@ -177,7 +176,7 @@ class Cluster:
             self._replace(chosen)
         except BaseException as error:
             why = str(error).partition("\n")[0] or type(error).__name__
-            self.broken = f"{_sentence(name_ranks(chosen))} could not be started anew: {why}"
+            self.broken = f"{begin_with_ranks(chosen)} could not be started anew: {why}"
             raise
 
     def _rebuild(self) -> None:
@@ -248,7 +247,7 @@ class Cluster:
         if not connection.wait_for(chosen, _START_TIMEOUT_S, self._check_alive):
             missing = sorted(set(chosen) - set(connection.engines()))
             raise StartError(
-                f"{name_ranks(missing)} did not register within {_START_TIMEOUT_S:.0f} s.",
+                f"{begin_with_ranks(missing)} did not register within {_START_TIMEOUT_S:.0f} s.",
                 why=f"See the logs in {self._logs}.",
                 do="%dist doctor",
             )
@@ -289,7 +288,6 @@ class Cluster:
             if answer["rank"] != rank:
                 raise StartError(f"Engine {rank} says it is rank {answer['rank']}.")
             self.ranks[rank].device = answer["device"]
-            self.ranks[rank].facts = answer["facts"]
 
     def _connect(self) -> None:
         assert self._folder is not None
@@ -312,7 +310,7 @@ class Cluster:
         dead = [rank for rank, state in self.ranks.items() if not state.alive]
         if dead:
             raise StartError(
-                f"{name_ranks(dead)} ended while starting.",
+                f"{begin_with_ranks(dead)} ended while starting.",
                 why=_last_lines(self._logs / f"rank-{dead[0]}.log"),
                 do="%dist doctor",
             )
@@ -534,10 +532,6 @@ def describe_status(status: int) -> str:
         except ValueError:
             return f"killed by signal {-status}"
     return f"exit code {status}"
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _connection_file(folder: str, side: str) -> Path:

@@ -21,7 +21,7 @@ from typing import Any
 
 from nbdist.client.cluster import Cluster
 from nbdist.errors import ClusterError
-from nbdist.ranks import name_ranks
+from nbdist.ranks import begin_with_ranks
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ class Rescue:
             say: Shows one line to the person who waits.
         """
         self.cut = False
-        self.killed: set[int] = set()
         self._cluster = cluster
         self._say = say
         self._failed_at: float | None = None
@@ -73,9 +72,8 @@ class Rescue:
             for rank in running:
                 self._cluster.signal(rank, signal.SIGINT)
             return
-        self._say(f"{_sentence(running)} did not stop, and is ended now.")
+        self._say(f"{begin_with_ranks(running)} did not stop: killed.")
         for rank in running:
-            self.killed.add(rank)
             self._cluster.kill(rank)
 
     def attend(self, running: Iterable[int]) -> None:
@@ -90,8 +88,8 @@ class Rescue:
         if self._interrupted_at is not None and now > self._interrupted_at + 3.0 and not self._told:
             self._told = True
             self._say(
-                f"{_sentence(running)} is inside one long call and stops when it ends. "
-                "Interrupt again to end the process instead; its variables are lost then."
+                f"{begin_with_ranks(running, be=True)} inside one long call; the interrupt waits "
+                "for its end. Interrupt again to kill instead: variables there are lost then."
             )
 
     def next_due(self) -> float:
@@ -139,7 +137,7 @@ class Rescue:
         """
         dead = self._cluster.dead()
         if dead:
-            return [f"{_sentence(dead)} must be replaced before the next collective."]
+            return [f"{begin_with_ranks(dead)} must be replaced before the next collective."]
         if not self.cut and agree(counts):
             return []
         for future in self._cuts:
@@ -171,8 +169,3 @@ def agree(counts: Mapping[int, Mapping[str, int]]) -> bool:
     return all(
         len({groups[name] for groups in counts.values() if name in groups}) == 1 for name in names
     )
-
-
-def _sentence(ranks: Iterable[int]) -> str:
-    text = name_ranks(ranks)
-    return text[0].upper() + text[1:]

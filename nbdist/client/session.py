@@ -9,7 +9,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import Any
@@ -29,7 +29,7 @@ from nbdist.errors import (
     TransferError,
     UsageError,
 )
-from nbdist.ranks import name_ranks, parse_ranks
+from nbdist.ranks import begin_with_ranks, parse_ranks
 
 log = logging.getLogger(__name__)
 
@@ -208,8 +208,7 @@ class Session:
         if others:
             both = ",".join(map(str, sorted({*chosen, *others})))
             raise ClusterError(
-                f"{_sentence(name_ranks(others))} {_be(others)} dead too, and the group needs all "
-                "ranks.",
+                f"{begin_with_ranks(others, be=True)} dead too, and the group needs all ranks.",
                 do=f"%dist restart -r {both}",
             )
         if not self._busy.acquire(blocking=False):
@@ -271,8 +270,7 @@ class Session:
         if dead:
             causes = {describe_status(self._cluster.ranks[r].exit_status or 0) for r in dead}
             raise ClusterError(
-                f"{_sentence(name_ranks(dead))} {_be(dead)} not running any more, so this ran "
-                "nowhere.",
+                f"{begin_with_ranks(dead, be=True)} not running any more, so this ran nowhere.",
                 why=f"{', '.join(sorted(causes))}. The other ranks keep their variables.",
                 do=f"%dist restart -r {','.join(map(str, dead))}",
             )
@@ -316,11 +314,3 @@ def _name_culprit(values: Mapping[str, Any]) -> TransferError | None:
         except TransferError as error:
             return TransferError(f"{name}: {error.what}", do=error.do)
     return None
-
-
-def _be(ranks: Sequence[int]) -> str:
-    return "is" if len(ranks) == 1 else "are"
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]

@@ -59,7 +59,7 @@ def test_a_rank_that_crashes_while_starting_is_one_error_and_nothing_is_left(
     site = site_folder(tmp_path, CRASH)
     with Notebook(tmp_path, PYTHONPATH=f"{site}:{ROOT}", CRASH="1") as notebook:
         said = notebook.run("import nbdist\n%load_ext nbdist\n%dist start -n 2 --device cpu")
-        assert "StartError: rank 1 ended while starting" in said
+        assert "StartError: Rank 1 ended while starting" in said
         assert "the disk is on fire" in said
         assert "Do:  %dist doctor" in said
         assert "Traceback" not in said

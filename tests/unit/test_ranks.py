@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import UsageError
-from nbdist.ranks import name_ranks, parse_ranks
+from nbdist.ranks import begin_with_ranks, name_ranks, parse_ranks
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,9 @@ def test_a_range_that_is_far_too_long_is_refused_at_once() -> None:
 def test_what_is_named_reads_back(ranks: set[int]) -> None:
     text = name_ranks(ranks).split(" ", 1)[1]
     assert set(parse_ranks(text.replace(" ", ""), 100)) == ranks
+
+
+def test_a_sentence_begins_with_ranks_in_the_right_number() -> None:
+    assert begin_with_ranks([2], be=True) == "Rank 2 is"
+    assert begin_with_ranks([0, 1, 3], be=True) == "Ranks 0-1, 3 are"
+    assert begin_with_ranks([1]) == "Rank 1"
