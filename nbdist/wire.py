@@ -17,6 +17,15 @@ REPLY = "nbdist_reply"
 SUMMARY_KEY = "nbdist"  # where a cell's reply carries its Summary
 
 
+# What the values of a step's record may be called, and `step` itself; see Record.
+STEP_KEYS = frozenset(
+    {
+        *("step", "loss", "step_s", "compute_s", "comm_s", "comm_total_s", "data_s"),
+        *("samples", "bytes", "collectives", "total"),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One row of metrics.
@@ -84,8 +93,7 @@ class Summary:
     `range(first_seq, next_seq)` have not all arrived is asked for the rest.
     `collectives` counts, for each group's name, the collectives this rank has launched since the
     group was formed; ranks that disagree must re-form. `value` is the cell's value, in the JSON
-    form of `nbdist.plain`, when it is plain, `value_repr` its repr otherwise; `has_value` tells
-    None from nothing.
+    form of `nbdist.plain`, when it is plain, `value_repr` its repr otherwise.
     `cut_bytes` of output were not sent and are kept, whole, in `output_file` on the rank's host.
     """
 
@@ -93,7 +101,6 @@ class Summary:
     next_seq: int = 0
     collectives: dict[str, int] = field(default_factory=dict)
     steps: int = 0
-    has_value: bool = False
     value: Any = None
     value_repr: str | None = None
     cut_bytes: int = 0

@@ -1,6 +1,6 @@
 """The live text of a cell: the last lines of every rank, while the cell runs.
 
-`feed` is called on ipyparallel's IO thread and does no more than remember the text; a thread
+`receive` and `show` are called on ipyparallel's IO thread and do no more than remember; a thread
 of its own writes the slot, at once for the first text and then at most every `INTERVAL_S`. Each
 update costs the same however much has been printed: only each rank's last lines are merged.
 """
@@ -46,10 +46,6 @@ class LiveText:
         with self._lock:
             self.outputs[rank].receive(content)
         self._touch()
-
-    def feed(self, rank: int, name: str, text: str) -> None:
-        """Take text of an ordinary Jupyter `stream` message; any thread."""
-        self.receive(rank, {"parts": [[name, text]]})
 
     def show(
         self, rank: int, display: Display, *, value: bool = False, display_id: str | None = None

@@ -21,23 +21,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from nbdist.wire import Batch, Record
+from nbdist.wire import STEP_KEYS, Batch, Record
 
 MAX_POINTS = 20_000  # a plot is about 1000 pixels wide; 16 bytes a point
 MAX_KEYS = 256
-STEP_KEYS = {  # what a step's record may hold, see wire.Record
-    "loss",
-    "step",
-    "step_s",
-    "compute_s",
-    "comm_s",
-    "comm_total_s",
-    "data_s",
-    "samples",
-    "bytes",
-    "collectives",
-    "total",
-}
 
 _log = logging.getLogger("nbdist.telemetry")
 

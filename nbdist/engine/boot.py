@@ -88,7 +88,6 @@ class Program:
             next_seq=self.recorder.flush(),
             collectives=tap.counts() if self.joined else {},
             steps=steps,
-            has_value=value is not None,
             value=plain.encode(value) if is_plain else None,
             value_repr=None if is_plain else _short_repr(value),
             cut_bytes=cut_bytes,
@@ -178,7 +177,7 @@ def join(
     """Form the process group with the other ranks. On the main thread.
 
     Returns:
-        This rank's number, device, and facts about it for `%dist status`.
+        This rank's number and device.
 
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
@@ -220,7 +219,7 @@ def join(
         dist=torch.distributed,
         nbdist=nbdist,
     )
-    return {"rank": here.rank, "device": str(device), "facts": {"torch": torch.__version__}}
+    return {"rank": here.rank, "device": str(device)}
 
 
 def reform(generation: int) -> list[str]:
@@ -258,11 +257,12 @@ def _seed_anew(rank: int) -> None:
 
 
 def _log_to(stream: TextIO) -> None:
-    """Send this module's log to `stream`: a failed request is answered, not printed in a cell."""
+    """Send what nbdist logs to `stream`: what prints in a cell is the user's own."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    log.addHandler(handler)
-    log.propagate = False
+    ours = logging.getLogger("nbdist")
+    ours.addHandler(handler)
+    ours.propagate = False
 
 
 def _short_repr(value: object, limit: int = 4096) -> str:

@@ -336,11 +336,6 @@ def stale_groups() -> list[str]:
     return [f"group {name} ({name_ranks(ranks)})" for name, ranks in _member().stale]
 
 
-def names() -> list[str]:
-    """Return the names of all groups this rank is a member of, the default one first."""
-    return [live.name for live in torch_compat.live_groups()]
-
-
 def was_released(error: BaseException) -> bool:
     """Return whether `error` merely followed from `abort` here or on a peer, at any depth."""
     seen: set[int] = set()

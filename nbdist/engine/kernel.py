@@ -20,7 +20,6 @@ import logging
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -123,7 +122,8 @@ class RankKernel(IPythonParallelKernel):
         except BaseException as error:
             # IPython has answered for the user's code by now; this is ours. Without a reply the
             # notebook would wait for ever.
-            log.exception("A cell could not be run to its end")
+            if not isinstance(error, KeyboardInterrupt):  # which may come before the user's code
+                log.exception("A cell could not be run to its end")
             return {
                 "status": "error",
                 "ename": type(error).__name__,
@@ -178,10 +178,6 @@ class RankKernel(IPythonParallelKernel):
             parent=parent if parent is not None else self.get_parent("shell"),
             ident=self._topic(message_type),
         )
-
-    def now(self) -> float:
-        """Return seconds on the clock cells are timed by."""
-        return time.perf_counter()
 
 
 class RankEngine(IPEngine):

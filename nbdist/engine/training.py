@@ -47,7 +47,6 @@ class _Cell:
 
     def __init__(self) -> None:
         self.step = 0
-        self.total: int | None = None  # set by who knows it
         self.rule = StepRule()
         self.began_ns: int | None = None  # the step
         self.is_whole = False  # whether the step was seen from its beginning
@@ -196,10 +195,10 @@ class Training:
         self._record_held(wait=False)
 
     def _expected_steps(self) -> int | None:
-        """Return the step that ends the pass over the loader, or the loop if that is known."""
+        """Return the step that ends the pass over the loader, where its length is known."""
         cell = self.cell
-        if cell.total is not None or cell.iterator is None:
-            return cell.total
+        if cell.iterator is None:
+            return None
         batches = torch_hooks.batch_count(cell.iterator)
         began = cell.passes.get(cell.iterator)
         if batches is None or began is None or cell.step <= began:
@@ -277,12 +276,6 @@ def end_cell() -> int:
 def current_step() -> int:
     """Return the steps of the current or last cell. Any thread."""
     return 0 if _training is None else _training.cell.step
-
-
-def expect_steps(total: int) -> None:
-    """Say how many steps this cell will make, for who knows better than the loader's length."""
-    if _training is not None:
-        _training.cell.total = total
 
 
 def log(**values: object) -> None:

@@ -36,12 +36,17 @@ class Seen(Slots):
         pytest.fail(f"{text!r} never appeared")
 
 
+def said(text: str) -> dict[str, Any]:
+    """Return the message in which a rank tells what it has printed."""
+    return {"parts": [["stdout", text]]}
+
+
 def test_the_first_line_is_shown_at_once_and_later_ones_follow() -> None:
     slots = Seen()
     live = LiveText(slots, [0, 1])
-    live.feed(1, "stdout", "hello\n")
+    live.receive(1, said("hello\n"))
     slots.wait_for("rank 1 │ hello")
-    live.feed(0, "stdout", "hello\n")
+    live.receive(0, said("hello\n"))
     slots.wait_for("ranks 0-1 │ hello")
     live.close()
 
@@ -50,7 +55,7 @@ def test_a_flood_of_messages_makes_few_and_small_updates() -> None:
     slots = Seen()
     live = LiveText(slots, [0])
     for i in range(5000):
-        live.feed(0, "stdout", f"line {i}\n")
+        live.receive(0, said(f"line {i}\n"))
     slots.wait_for("line 4999")
     live.close()
     assert len(slots.shown) < 100
@@ -60,7 +65,7 @@ def test_a_flood_of_messages_makes_few_and_small_updates() -> None:
 def test_nothing_is_shown_in_static_mode_and_everything_is_kept() -> None:
     slots = Seen(live=False)
     live = LiveText(slots, [0])
-    live.feed(0, "stdout", "hello\n")
+    live.receive(0, said("hello\n"))
     live.close()
     assert slots.shown == []
     assert live.outputs[0].text() == "hello"
@@ -80,8 +85,8 @@ def test_a_page_that_breaks_leaves_the_text_for_the_end() -> None:
 
     slots = Broken()
     live = LiveText(slots, [0])
-    live.feed(0, "stdout", "hello\n")
+    live.receive(0, said("hello\n"))
     assert slots.changed.wait(5)
-    live.feed(0, "stdout", "bye\n")
+    live.receive(0, said("bye\n"))
     live.close()
     assert live.outputs[0].text() == "hello\nbye"

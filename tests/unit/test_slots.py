@@ -28,7 +28,7 @@ CELLS = {
 slots = Slots()
 live = LiveText(slots, [0, 1])
 for i in range(300):
-    live.feed(i % 2, "stdout", f"line {i // 2}\\n")
+    live.receive(i % 2, {"parts": [["stdout", f"line {i // 2}\\n"]]})
 live.close()
 slots.settle(render(live.items()))
 """,

@@ -27,5 +27,5 @@ def test_a_batch_of_facts_alone_travels() -> None:
 
 
 def test_a_summary_arrives_as_it_was() -> None:
-    summary = Summary(3, 9, {"0": 4}, 2, True, {"tuple": [1]}, None, 5, "/x", 0.25)
+    summary = Summary(3, 9, {"0": 4}, 2, {"tuple": [1]}, None, 5, "/x", 0.25)
     assert Summary.from_wire(json.loads(json.dumps(asdict(summary)))) == summary

@@ -23,7 +23,8 @@ from nbdist.client.board.artists import PARTS, TEXT_PT, TITLE_PT, part_patch, ra
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.plots import LinePlot, SplitPlot, tick
 from nbdist.client.board.text import figure, length
-from nbdist.client.board.view import STANDARD, View
+from nbdist.client.board.view import View
+from nbdist.wire import STEP_KEYS
 
 LEGEND_PX, HEAD_PX, ROW_PX = 30, 26, 236  # strips at the top; one row of plots
 LEFT_PX, RIGHT_PX = 44, 14
@@ -175,4 +176,4 @@ def _order(view: View) -> list[str | None]:
     """Return what to plot: the keys of lines, and None for the split, before the user's own."""
     keys = [panel.key for panel in view.panels]
     split: list[str | None] = [None] if view.split is not None else []
-    return [k for k in keys if k in STANDARD] + split + [k for k in keys if k not in STANDARD]
+    return [k for k in keys if k in STEP_KEYS] + split + [k for k in keys if k not in STEP_KEYS]

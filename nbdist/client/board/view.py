@@ -12,11 +12,9 @@ from typing import Protocol
 import numpy as np
 
 from nbdist.client.board.scales import Floats
-from nbdist.wire import CellInfo
+from nbdist.wire import STEP_KEYS, CellInfo
 
 RECENT = 50  # steps behind every "now": rates, shares, the split of a step
-STEP_KEYS = ("step", "loss", "step_s", "compute_s", "comm_s", "comm_total_s", "data_s")
-STANDARD = frozenset({*STEP_KEYS, "samples", "bytes", "collectives", "total"})  # others: the user's
 MOST_OWN = 2  # panels for numbers that the user logged
 FEWEST_STEPS = 50  # before a rank is called slow
 
@@ -163,7 +161,7 @@ class View:
 def look(telemetry: Telemetry, info: CellInfo) -> View:
     """Return what there is to see now."""
     latest = dict(telemetry.latest)  # one atomic copy: ranks are added on another thread
-    own_keys = sorted({key for values in latest.values() for key in values} - STANDARD)
+    own_keys = sorted({key for values in latest.values() for key in values} - STEP_KEYS)
     panels = [
         _panel(telemetry, "loss", "loss"),
         _panel(telemetry, "comm_s", "communication", "ms", scale=1e3, floor=0.0),

@@ -25,7 +25,6 @@ from nbdist.wire import Record
 
 MOST_RANK_SERIES = 16
 BY_RANK = ("loss", "comm_s", "step_s")
-FLAT = ("loss", "step_s", "samples_per_s", "comm_pct", "skew_ms")
 TIMINGS = ("step_s", "samples_per_s", "comm_pct", "skew_ms")
 RECENT = 50
 LAG_NS = 5_000_000_000

@@ -196,12 +196,6 @@ class SpooledRun:
         """Return whether the kernel that writes this run is alive and still writing."""
         return is_locked(self.folder / "owner.lock")
 
-    def unsent_bytes(self) -> int:
-        """Return how much of the run MLflow does not have yet."""
-        if not self.ops.exists():
-            return 0
-        return self.ops.stat().st_size - self.state().offset
-
     def read(self, offset: int, most_points: int = MOST_POINTS) -> Chunk:
         """Return the operations that follow byte `offset`, as many as may travel together.
 

@@ -27,7 +27,6 @@ from nbdist.errors import LayoutError
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
 
-_models: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 _meshes: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, DeviceMesh]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -178,7 +177,6 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
     check(model)
     result = _spread(model, shape)
     model.__dict__[_KEY] = result
-    _models.add(model)
     _tell(
         layout=result.name,
         model=_plain_name(model),
@@ -194,17 +192,6 @@ def tell_facts_to(tell: Callable[..., None]) -> None:
     """
     global _tell
     _tell = tell
-
-
-def parallelized_modules() -> list[nn.Module]:
-    """Return the living models that `parallelize` has spread: what recovery has to heal."""
-    return list(_models)
-
-
-def layout_of(model: nn.Module) -> Layout | None:
-    """Return the layout `parallelize` gave `model`, or None."""
-    known: Layout | None = model.__dict__.get(_KEY)
-    return known
 
 
 def _spread(model: nn.Module, shape: MeshShape) -> Layout:

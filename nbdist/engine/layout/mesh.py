@@ -65,11 +65,6 @@ class MeshShape:
         return math.prod(self.sizes.values())
 
     @property
-    def data_ranks(self) -> int:
-        """Number of different shares a batch is cut into: replicas times shards."""
-        return self.dp * self.fsdp
-
-    @property
     def name(self) -> str:
         """The canonical text: a name people know where there is one, else the mesh string."""
         sharded = "zero3" if self.reshard_after_forward else "zero2"
