@@ -23,8 +23,7 @@ from typing import Any
 
 from nbdist import wire
 from nbdist.client.ipp import Connection, Handler, Message
-from nbdist.client.launchers.base import UNKNOWN_STATUS
-from nbdist.client.launchers.local import LocalLauncher
+from nbdist.client.launchers.base import UNKNOWN_STATUS, Launcher
 from nbdist.errors import ClusterError, NBDistError, StartError
 from nbdist.ranks import begin_with_ranks, name_ranks
 
@@ -80,7 +79,7 @@ class RankFailedError(NBDistError):
 class Cluster:
     """A controller, a store and engines, started together and stopped together."""
 
-    def __init__(self, launcher: LocalLauncher, logs: Path) -> None:
+    def __init__(self, launcher: Launcher, logs: Path) -> None:
         self.ranks: dict[int, RankState] = {}
         self.options: Options | None = None
         self.generation = 0

@@ -111,7 +111,7 @@ def test_an_address_that_is_not_of_this_machine_is_one_error(tmp_path: Path) -> 
     try:
         # 203.0.113.0/24 is for documents (RFC 5737): nobody has it.
         with pytest.raises(StartError, match=r"store could not be started: .*annot assign"):
-            launcher.start("store", "store", {"address": "203.0.113.1"})
+            launcher.start_soon("store", "store", {"address": "203.0.113.1"}).result(60)
     finally:
         launcher.close()
 

@@ -1,6 +1,7 @@
 """What every way of starting engines offers to the cluster."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,12 +25,21 @@ class Launcher(Protocol):
 
     host: str
 
-    def start(self, key: str, role: str, spec: Mapping[str, Any], timeout_s: float) -> Started:
-        """Start a process and return at once when it exists.
+    def start_soon(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
+        """Ask for a process; the future resolves once it exists.
+
+        It fails with a StartError where the process could not be started. Who waits for it says
+        how long.
 
         Raises:
-            StartError: It could not be started within `timeout_s`.
+            StartError: There is nobody left to ask.
         """
+
+    def give_up(self) -> None:
+        """End what is still being started as soon as it exists; its future fails."""
+
+    def running(self) -> list[str]:
+        """Return the keys of the processes that are running."""
 
     def signal(self, key: str, number: int, *, group: bool = False) -> None:
         """Send a signal to a process, or to its whole group; nothing if it has ended."""
@@ -39,6 +49,9 @@ class Launcher(Protocol):
 
         `status` is the exit code, minus the signal's number, or `UNKNOWN_STATUS`.
         """
+
+    def remove_on_exit(self, callback: OnExit) -> None:
+        """Undo `on_exit`; nothing if it was not registered."""
 
     def close(self) -> None:
         """End every process that is left, and the launcher itself."""

@@ -4,9 +4,9 @@ The parent outlives a cluster: `%dist stop` ends engines, store and controller a
 parent, so that the next start costs no import of torch. It listens on nothing.
 
 Should the parent itself be killed, what it has started lives on: the launcher then watches and
-signals those processes itself, and the next `start` makes a new parent.
+signals those processes itself, and the next `start_soon` makes a new parent.
 
-Threads: one reader thread a parent, which resolves the futures of `start` and calls `on_exit`.
+Threads: one reader thread a parent, which resolves the futures of `start_soon` and calls `on_exit`.
 It ends when the parent does. For a process that has lost its parent, `on_exit` is called on the
 thread that watches it.
 """
@@ -151,14 +151,8 @@ class LocalLauncher:
                 do="%dist doctor",
             ) from None
 
-    def start(
-        self, key: str, role: str, spec: Mapping[str, Any], timeout_s: float = 60.0
-    ) -> Started:
-        """Start a process; see `Launcher.start`."""
-        return self.start_soon(key, role, spec).result(timeout_s)
-
     def start_soon(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
-        """Ask for a process; the future resolves once it exists."""
+        """Ask for a process; see `Launcher.start_soon`."""
         self.revive()
         future: Future[Started] = Future()
         number = next(self._numbers)
@@ -181,7 +175,7 @@ class LocalLauncher:
         return future
 
     def give_up(self) -> None:
-        """End what is still being started as soon as it exists; its future fails."""
+        """Give up what is being started; see `Launcher.give_up`."""
         with self._lock:
             given_up, self._starting = self._starting, {}
             self._wanted.clear()
@@ -200,10 +194,6 @@ class LocalLauncher:
         # A process in a session of its own: its group has its pid.
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if group else os.kill)(pid, number)
-
-    def pid(self, key: str) -> int | None:
-        """Return the pid of the process behind `key`, or None when it has ended."""
-        return self._pids.get(key)
 
     def running(self) -> list[str]:
         """Return the keys of the processes that are running."""
