@@ -5,9 +5,8 @@ tensors are reduced here to their bytes, dtype and shape, wherever in a structur
 that bfloat16 and tensors deep inside a state dict travel raw as well. Functions and classes
 made in a notebook go by value, through cloudpickle where it is installed.
 
-torch is never imported by packing. Unpacking a tensor does import it: in the notebook that is
-`nbdist/tensors.py`'s doing, the one
-place where the kernel gets torch.
+torch is never imported by packing. Unpacking a tensor does import it, in `nbdist/tensors.py`: the
+one place where the notebook's kernel gets torch.
 """
 
 import io

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import ipyparallel
@@ -239,5 +240,13 @@ def _not_sent(error: Exception) -> Message:
 
 def check() -> list[str]:
     """Return what no longer fits the installed ipyparallel; empty when all is well."""
-    names = ("_dispatch_reply", "_dispatch_iopub", "_dispatch_single_reply", "activate", "close")
-    return [f"ipyparallel.Client has no {n}" for n in names if not hasattr(ipyparallel.Client, n)]
+    names = (
+        *("_dispatch_reply", "_dispatch_iopub", "_dispatch_single_reply", "activate", "close"),
+        *("_io_loop", "_futures", "_engines", "_ids", "_registration_callbacks"),
+    )
+    gone = [name for name in names if not hasattr(ipyparallel.Client, name)]
+    # These are made with the connection: the class only has the code that uses them.
+    methods = [m for m in vars(ipyparallel.Client).values() if isinstance(m, FunctionType)]
+    used = {name for method in methods for name in method.__code__.co_names}
+    gone += sorted({"_mux_stream", "_control_stream", "_query_stream", "session"} - used)
+    return [f"ipyparallel {ipyparallel.__version__}: Client.{name} is gone" for name in gone]

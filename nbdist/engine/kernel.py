@@ -22,13 +22,17 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
 import ipyparallel.engine.app
+from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.ipkernel import IPythonKernel
+from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.kernel import IPythonParallelKernel
+from IPython.core.ultratb import VerboseTB
 
 from nbdist import wire
 
@@ -330,14 +334,27 @@ def check() -> list[str]:
     broken = []
     if ipyparallel.engine.app.Kernel not in (IPythonParallelKernel, RankKernel):
         broken.append("ipyparallel.engine.app.Kernel is no longer the engine's kernel class")
-    broken += [
-        f"IPEngine has no {name}"
-        for name in ("redirect_output", "initialize", "start")
-        if not hasattr(IPEngine, name)
+    wanted: list[tuple[Any, tuple[str, ...]]] = [
+        (IPEngine, ("redirect_output", "initialize", "start")),
+        (
+            IPythonKernel,
+            (
+                *("do_execute", "get_parent", "_topic", "_cancel_on_sigint", "iopub_socket"),
+                *("_supports_kernel_subshells", "shell_channel_thread", "raw_input", "getpass"),
+            ),
+        ),
+        (
+            ZMQInteractiveShell,
+            ("ask_exit", "user_ns", "execution_count"),
+        ),
+        (VerboseTB, ("get_records",)),
+        (ZMQDisplayPublisher, ("register_hook",)),
+        (ZMQShellDisplayHook, ("register_hook",)),
     ]
-    broken += [
-        f"IPythonKernel has no {name}"
-        for name in ("do_execute", "get_parent", "_topic", "finish_metadata", "_cancel_on_sigint")
-        if not hasattr(IPythonKernel, name)
+    versions = ", ".join(f"{name} {version(name)}" for name in TRIED)
+    return broken + [
+        f"{versions}: {owner.__name__}.{name} is gone"
+        for owner, names in wanted
+        for name in names
+        if not hasattr(owner, name)
     ]
-    return broken
