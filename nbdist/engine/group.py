@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from nbdist.engine import sockets, torch_compat
+from nbdist.engine import sockets, torch_compat, torch_modules
 from nbdist.engine.patient_store import PatientStore, ReleasedError
 from nbdist.engine.torch_compat import PrefixStore, Store, TCPStore
 from nbdist.errors import ClusterError
@@ -188,7 +188,7 @@ def join(
         device, GLOO_THREADS, lambda wanted: min(wanted, here.form_limit or wanted)
     )
     torch_compat.answer_env_rendezvous(lambda: _answer_env(here, store_host, store_port))
-    torch_compat.watch_ddp()
+    torch_modules.watch_ddp()
     _here = here
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:

@@ -10,7 +10,7 @@ may take): DDP's constructor is watched from `join` on, and torch keeps a weak t
 
 from torch import nn
 
-from nbdist.engine import torch_compat
+from nbdist.engine import torch_modules
 
 
 def heal() -> list[str]:
@@ -22,15 +22,15 @@ def heal() -> list[str]:
         One line a module, such as `DDP(GPT): reducer reset, 28 gradients dropped`.
     """
     healed = []
-    for ddp in torch_compat.live_ddps():
-        torch_compat.reset_ddp(ddp)
+    for ddp in torch_modules.live_ddps():
+        torch_modules.reset_ddp(ddp)
         dropped = _drop_gradients(ddp)
         # Composable `replicate` hands DDP the parameters of the user's module in a list.
         inner = type(ddp.module).__name__
         name = "replicate" if isinstance(ddp.module, nn.ParameterList) else f"DDP({inner})"
         healed.append(f"{name}: reducer reset, {dropped}")
-    for module, state in torch_compat.live_fsdp_roots():
-        torch_compat.reset_fsdp(state)
+    for module, state in torch_modules.live_fsdp_roots():
+        torch_modules.reset_fsdp(state)
         dropped = _drop_gradients(module)
         # torch gives the module a class of its own, such as FSDPGPT.
         name = type(module).__name__.removeprefix("FSDP")

@@ -1,6 +1,6 @@
 """The places inside torch where the tap and the training hooks look on.
 
-The second half of the room for torch's private parts (`torch_compat.py` is the first). Every
+The third of the files that make the room for torch's private parts; see `torch_compat.py`. Every
 function that puts something in place returns a function that takes it out again. `check_hooks()`
 says what a new torch has moved. Tried with torch 2.13.0 (CPU).
 """

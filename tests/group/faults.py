@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from nbdist.engine import group, heal, torch_compat
+from nbdist.engine import group, heal, torch_compat, torch_modules
 
 held: dict[str, Any] = {}  # what a rank keeps from one posted function to the next
 
@@ -248,7 +248,7 @@ def status() -> dict[str, Any]:
 
 def what_broke() -> list[str]:
     """Return what the room for torch's private parts misses in this torch."""
-    return torch_compat.check()
+    return [*torch_compat.check(), *torch_modules.check()]
 
 
 def initialise_again() -> float:

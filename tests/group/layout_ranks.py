@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.tensor import DTensor
 
-from nbdist.engine import torch_compat
+from nbdist.engine import torch_modules
 from nbdist.engine.layout.layout import Layout, parallelize, tell_facts_to
 from nbdist.errors import LayoutError
 from tests.group import models
@@ -240,4 +240,4 @@ def trains_after_a_stale_optimizer() -> str:
 
 
 def self_test() -> list[str]:
-    return torch_compat._check_layouts()
+    return torch_modules.check()

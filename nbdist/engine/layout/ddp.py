@@ -7,7 +7,7 @@ parameters, `state_dict` keys and the object stay what they were, and communicat
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine import torch_compat
+from nbdist.engine import torch_modules
 from nbdist.errors import LayoutError
 
 
@@ -30,4 +30,4 @@ def apply(model: nn.Module, mesh: DeviceMesh, device_type: str) -> None:
 
     Collective: builds the reducer, which compares the parameters' shapes on all ranks.
     """
-    torch_compat.replicate(model, mesh.get_group("dp"), device_type)
+    torch_modules.replicate(model, mesh.get_group("dp"), device_type)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from nbdist.engine import torch_compat
+from nbdist.engine import torch_modules
 from nbdist.engine.layout import cost, ddp, fsdp, mesh, weights
 from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.mesh import MeshShape
@@ -92,7 +92,7 @@ class Layout:
         Raises:
             LayoutError: The layout has no reducer: fsdp's traffic has no such hooks.
         """
-        reducer = torch_compat.reducer_of(self.model)
+        reducer = torch_modules.reducer_of(self.model)
         if reducer is None:
             raise LayoutError(
                 f'Layout "{self.name}" has no communication hooks.',
@@ -248,7 +248,7 @@ def _refuse_spread(model: nn.Module, known: Layout | None, shape: MeshShape) -> 
             do="build the model again and parallelize it as a whole",
         )
     wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
-    if wrapped or fsdp.is_sharded(model) or torch_compat.reducer_of(model) is not None:
+    if wrapped or fsdp.is_sharded(model) or torch_modules.reducer_of(model) is not None:
         by = "DistributedDataParallel" if wrapped else "torch's fully_shard or replicate"
         raise LayoutError(
             f"This model is spread already, by {by}.",

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine import torch_compat
+from nbdist.engine import torch_modules
 from nbdist.errors import LayoutError
 
 _SOURCE = 0  # the rank whose weights count
@@ -63,7 +63,7 @@ def broadcast(model: nn.Module) -> None:
     """Give every rank rank 0's parameters and buffers, in place."""
     tensors = [t.detach() for t in [*model.parameters(), *model.buffers()] if t.numel()]
     if tensors:
-        torch_compat.broadcast_coalesced(tensors, _SOURCE)
+        torch_modules.broadcast_coalesced(tensors, _SOURCE)
 
 
 class BufferSync:
@@ -96,7 +96,7 @@ class BufferSync:
             # `.data` has a version counter of its own: backward does not use the running
             # statistics, and must not refuse because they have changed.
             buffers = [_as_float32(getattr(owner, name).data) for owner, name in self._places]
-            torch_compat.broadcast_coalesced(buffers, _SOURCE)
+            torch_modules.broadcast_coalesced(buffers, _SOURCE)
 
 
 def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
