@@ -7,13 +7,16 @@ from pathlib import Path
 from nbdist.errors import StartError
 
 
-def project_folder() -> Path:
+def project_folder(place: Path | None = None) -> Path:
     """Return `.nbdist` beside the notebook (0700, ignored by git), making it if need be.
 
+    Args:
+        place: The folder it is in; by default the current one, where Jupyter starts a kernel.
+
     Raises:
-        StartError: The notebook's folder cannot be written to.
+        StartError: That folder cannot be written to.
     """
-    folder = Path.cwd() / ".nbdist"
+    folder = (place or Path.cwd()) / ".nbdist"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         ignore = folder / ".gitignore"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.client.cluster import Cluster
 from nbdist.client.folders import log_folder, project_folder
+from nbdist.client.interrupts import Interrupts
 from nbdist.client.launchers.local import LocalLauncher
 from nbdist.client.options import choose_options
 from nbdist.client.session import Session
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _WARM_TIMEOUT_S = 120.0
 
 _current: Session | None = None
+_place: Path | None = None  # where the current session was started: its runs are there
 _launcher: LocalLauncher | None = None
 _ui: "tuple[str, subprocess.Popen[bytes] | None] | None" = None
 
@@ -64,7 +66,7 @@ def sync() -> str:
     """Send what MLflow has not taken yet; return one sentence that says what came of it."""
     from nbdist.client import tracking
 
-    return tracking.sync(project_folder())
+    return tracking.sync(project_folder(_place))
 
 
 def open_ui() -> str:
@@ -91,7 +93,7 @@ def _tracker() -> "Tracker":
     """Return a tracker that knows where the current session's runs go; it starts nothing."""
     from nbdist.client.tracking import Tracker
 
-    return Tracker(project_folder(), _current.tracking_uri if _current is not None else None)
+    return Tracker(project_folder(_place), _current.tracking_uri if _current is not None else None)
 
 
 def start(
@@ -127,7 +129,7 @@ def start(
         StartError: It could not be started; nothing is left behind.
         UsageError: A word or a number makes no sense.
     """
-    global _current
+    global _current, _place
     if launcher != "local":
         raise UsageError(f"launcher is 'local' in this version, not {launcher!r}.")
     if _current is not None and _current.is_running:
@@ -135,7 +137,8 @@ def start(
             f"A cluster is running already: {_current.describe}.",
             do="%dist stop first, or %dist restart for new processes.",
         )
-    folder = project_folder()
+    place = Path.cwd()
+    folder = project_folder(place)
     logs = log_folder(folder)
     parent = _warm_launcher(logs)
     cluster = Cluster(parent, logs)
@@ -145,12 +148,15 @@ def start(
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting fresh interpreters, which takes longer: {ready['why']}.")
         options = choose_options(n, ready["gpus"], device, backend, threads, timeout, tap)
+        cluster.start(options)
     except BaseException:
-        cluster.stop()
+        with Interrupts():  # a second interrupt would leave ranks that nobody can stop
+            cluster.stop()
         raise
-    cluster.start(options)
-    describe = f"{options.n} ranks on {options.device}, {options.backend}"
+    ranks = "1 rank" if options.n == 1 else f"{options.n} ranks"
+    describe = f"{ranks} on {options.device}, {options.backend}"
     _current = Session(cluster, Showing(folder, tracking_uri, theme), describe)
+    _place = place
     atexit.register(_current.stop)
     return _current
 

@@ -4,6 +4,7 @@ Nothing is decided here. Defaults are traitlets: `%config NBDist`, or `c.NBDist.
 `ipython_config.py`.
 """
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, nee
 from traitlets import Enum, Float, Integer, Unicode
 
 from nbdist.client import arguments
-from nbdist.errors import UsageError
+from nbdist.errors import Interrupted, UsageError
 
 
 @magics_class
@@ -50,7 +51,12 @@ class NBDist(Magics):
             return None
         names = self._shell.user_ns if local_ns is None else local_ns
         command: Callable[[Any, dict[str, Any]], Any] = getattr(self, f"_{asked.command}")
-        return command(asked, names)
+        try:
+            return command(asked, names)
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:
+            raise Interrupted(f"%dist {asked.command} was stopped.") from None
 
     @needs_local_scope
     @cell_magic
@@ -177,6 +183,15 @@ def _numbered_like_the_notebook(line: str, cell: str) -> str:
     return f"# %%distributed {line}".rstrip() + f"\n{cell}"
 
 
+def _with_body(lines: list[str]) -> list[str]:
+    """Give a cell that only asks for `%%distributed --help` a body.
+
+    IPython refuses a cell magic without one before it looks at the magic's options.
+    """
+    asks = len(lines) == 1 and re.fullmatch(r"\s*%%distributed\s+(-h|--help)\s*", lines[0])
+    return [lines[0].rstrip() + "\n", "\n"] if asks else lines
+
+
 def complete(shell: Any) -> None:
     """Add a matcher that completes the commands and options of our two magics."""
     completer = getattr(shell, "Completer", None)
@@ -200,4 +215,6 @@ def register(shell: Any) -> None:
     shell.register_magics(NBDist)
     # Texts that cells leave name it: nbdist.current().last[1].show()
     shell.user_ns.setdefault("nbdist", sys.modules["nbdist"])
+    # First: the list ends with the step that takes cell magics apart.
+    shell.input_transformers_cleanup.insert(0, _with_body)
     complete(shell)

@@ -226,8 +226,11 @@ class Session:
         """End all ranks; what they held is gone. A second call does nothing."""
         if self._stopped_at is None:
             self._stopped_at = time.time()
-            self._cluster.stop()
+            with Interrupts() as interrupts:  # stopped by half, ranks would stay for good
+                self._cluster.stop()
             atexit.unregister(self.stop)
+            if interrupts.count:
+                raise Interrupted("All ranks have ended.")
 
     def __enter__(self) -> "Session":
         return self

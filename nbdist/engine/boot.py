@@ -153,6 +153,8 @@ def run(spec: dict[str, Any]) -> None:
         [
             f"--file={spec['connection_file']}",
             f"--profile-dir={spec['profile_dir']}",
+            # By default the folder in which ipyparallel was imported: in a fork, that was earlier.
+            f"--work-dir={spec['cwd']}",
             f"--IPEngine.id={spec['rank']}",
             "--IPEngine.enable_nanny=False",
             "--IPEngine.timeout=60",

@@ -1,8 +1,10 @@
 """`%load_ext nbdist` and `%dist` as a person types them, in a real kernel."""
 
+import psutil
 import pytest
 
 from tests.cluster.conftest import Kernel
+from tests.lifecycle.kernels import wait_for
 
 HEAVY = (
     "sorted({'torch', 'mlflow', 'matplotlib', 'ipyparallel', 'psutil'}"
@@ -103,6 +105,50 @@ def test_a_cell_has_help_and_does_not_run_then(notebook: Kernel) -> None:
     assert "usage: %%distributed" in ran.text
     assert "--timeout" in ran.text
     assert "│" not in ran.text
+
+
+@pytest.mark.parametrize("cell", ["%%distributed --help", "%%distributed -h\n"])
+def test_a_cell_that_only_asks_for_help_needs_no_body(kernel: Kernel, cell: str) -> None:
+    kernel.run("%load_ext nbdist")
+    assert "usage: %%distributed" in kernel.run(cell).text
+
+
+def test_runs_are_found_where_the_ranks_were_started_also_after_cd(notebook: Kernel) -> None:
+    notebook.cell("nbdist.log(here=1)", "--run stays")
+    try:
+        ran = notebook.run("import os; os.mkdir('elsewhere')\n%cd -q elsewhere\n%dist runs --plain")
+        assert "stays" in ran.text
+        assert notebook.run("os.listdir()").text == "[]"
+    finally:
+        notebook.run("%cd -q ..\nos.rmdir('elsewhere')")
+
+
+def test_new_ranks_work_in_the_folder_that_the_notebook_is_in_now(notebook: Kernel) -> None:
+    notebook.run("%dist stop\nimport os; os.mkdir('other')\n%cd -q other")
+    try:
+        assert "Started 2 ranks" in notebook.run("%dist start -n 2 --device cpu").text
+        assert "/other" in notebook.cell("import os; print(os.getcwd())").text
+    finally:
+        notebook.run("%dist stop\n%cd -q ..")
+
+
+def test_an_interrupted_start_is_one_line(notebook: Kernel) -> None:
+    notebook.run("%dist stop")
+    kernel = psutil.Process(notebook.pid)
+    before = len(kernel.children(recursive=True))
+
+    def interrupt_when_it_has_begun() -> None:
+        wait_for(lambda: len(kernel.children(recursive=True)) > before, "a new process")
+        notebook.interrupt()
+
+    ran = notebook.run(
+        "print('in', flush=True)\n%dist start -n 2 --device cpu",
+        interrupt_after=["in"],
+        then=interrupt_when_it_has_begun,
+    )
+    assert ran.error is not None
+    assert ran.error[2] == "KeyboardInterrupt: %dist start was stopped."
+    assert notebook.run("%dist start -n 2 --device cpu").error is None
 
 
 def test_commands_and_options_complete(kernel: Kernel) -> None:

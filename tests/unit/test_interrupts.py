@@ -3,10 +3,13 @@
 import os
 import signal
 import threading
+from typing import Any, cast
 
 import pytest
 
 from nbdist.client.interrupts import Interrupts
+from nbdist.client.session import Session
+from nbdist.client.show import Showing
 
 
 def _interrupt() -> None:
@@ -43,3 +46,21 @@ def test_on_another_thread_the_main_threads_handler_stays() -> None:
     thread.join()
 
     assert seen == [before]
+
+
+def test_a_stop_that_is_interrupted_is_finished_first() -> None:
+    class Cluster:
+        has_stopped = False
+
+        def stop(self) -> None:
+            _interrupt()
+            self.has_stopped = True
+
+    cluster: Any = Cluster()
+    session = Session(cluster, cast(Showing, None), "2 ranks")
+
+    with pytest.raises(KeyboardInterrupt, match="All ranks have ended"):
+        session.stop()
+
+    assert cluster.has_stopped
+    session.stop()  # nothing is left to do
