@@ -24,7 +24,6 @@ the one before replaces it.
 Threads: `write` may be called from any; `begin_cell`, `flush` and `end_cell` from the main one.
 """
 
-import codecs
 import io
 import os
 import sys
@@ -36,13 +35,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from nbdist.engine.output_files import KeptText, WatchedFile, write_all
+
 HEAD_BYTES: Final = 256 * 1024
 WINDOW_BYTES: Final = 4 * 1024
 INTERVAL_S: Final = 0.1
 WINDOW_INTERVAL_S: Final = 0.5
 POLL_S: Final = 0.05  # how often the files behind descriptors 1 and 2 are looked at
 GRACE_S: Final = 0.01  # `print` writes its text and its line break apart; send them together
-_TRIM_BYTES: Final = 64 * 1024 * 1024  # a file behind a descriptor is emptied when it is larger
 
 Publish = Callable[[dict[str, Any]], None]
 Part = tuple[str, str]  # (stream's name, text)
@@ -102,7 +102,7 @@ class Stream(io.TextIOBase):
         """
         if self._output.forked and self._line:
             line, self._line = self._line, ""
-            _write_all(self._descriptor, line.encode(errors="replace"))
+            write_all(self._descriptor, line.encode(errors="replace"))
 
 
 class Output:
@@ -131,7 +131,7 @@ class Output:
         self._sent_at = 0.0
         self._wrote_at = 0.0
         self._troubles: set[str] = set()
-        self._watched: list[_Watched] = []
+        self._watched: list[WatchedFile] = []
         self._spare: list[tuple[int, int]] = []
         self._previous: tuple[Any, Any] | None = None
         self._inbox: list[Part] = []  # written, not yet taken: 200 000 prints are joined first
@@ -151,7 +151,7 @@ class Output:
         self._window_number = 0
         self._window_new = False
         self._cut_bytes = 0  # in windows that are closed
-        self._file: _Kept | None = None
+        self._file: KeptText | None = None
 
     @property
     def watches_descriptors(self) -> bool:
@@ -172,7 +172,7 @@ class Output:
         if descriptors:
             for number, name in ((1, "stdout"), (2, "stderr")):
                 self._spare.append((number, os.dup(number)))
-                self._watched.append(_Watched(name, self._folder / f"rank-{self.rank}.{name}"))
+                self._watched.append(WatchedFile(name, self._folder / f"rank-{self.rank}.{name}"))
                 os.dup2(self._watched[-1].write_fd, number)
         sys.stdout, sys.stderr = self.stdout, self.stderr
 
@@ -239,7 +239,7 @@ class Output:
             size -= room if text else size
         if text:
             if self._file is None:
-                self._file = _Kept(self._folder, f"{self._file_name}-rank-{self.rank}.txt")
+                self._file = KeptText(self._folder, f"{self._file_name}-rank-{self.rank}.txt")
                 self._keep("".join(part for _, part in self._head))
             self._keep(text)
             self._window.add(name, text, size)
@@ -367,7 +367,7 @@ class Output:
         text = f"nbdist: output could not be sent: {type(error).__name__}: {error}\n"
         if text not in self._troubles and len(self._troubles) < 10:
             self._troubles.add(text)
-            _write_all(self.original(2), text.encode(errors="replace"))
+            write_all(self.original(2), text.encode(errors="replace"))
 
     def _read_descriptors(self) -> None:
         self._take_inbox()
@@ -421,80 +421,6 @@ class _Window:
         return [(name, text) for name, text, _ in self._parts]
 
 
-class _Kept:
-    """The file with the whole text of one cell, mode 0600; writes 64 KiB at a time."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.path = folder / name
-        self.broken = False
-        self._pending: list[str] = []
-        self._size = 0
-        self._fd = -1
-
-    def write(self, text: str) -> None:
-        if self.broken:
-            return
-        self._pending.append(text)
-        self._size += len(text)
-        if self._size >= 65536:
-            self._write_out()
-
-    def _write_out(self) -> None:
-        if self._fd < 0:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self._fd = os.open(self.path, flags, 0o600)
-        data = "".join(self._pending).encode(errors="replace")
-        self._pending, self._size = [], 0
-        _write_all(self._fd, data)
-
-    def finish(self) -> bool:
-        """Write the rest and close; return whether the file holds everything."""
-        try:
-            if not self.broken:
-                self._write_out()
-        except OSError:
-            self.broken = True  # the caller names no file then
-        self.forget()
-        return not self.broken
-
-    def forget(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._pending, self.broken = -1, [], self.broken or bool(self._pending)
-
-
-class _Watched:
-    """A file that a descriptor writes to, and the place up to which it has been read."""
-
-    def __init__(self, name: str, path: Path) -> None:
-        self.name = name
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self.write_fd = os.open(path, flags, 0o600)
-        self._read_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._at = os.fstat(self._read_fd).st_size
-
-    def read(self) -> Iterable[str]:
-        """Yield the text that is new, in pieces."""
-        size = os.fstat(self._read_fd).st_size
-        if size == self._at:
-            return
-        self._at = min(self._at, size)  # somebody emptied the file
-        while data := os.pread(self._read_fd, 1 << 20, self._at):
-            self._at += len(data)
-            yield self._decoder.decode(data)
-        if self._at > _TRIM_BYTES:
-            # All writers append, so they go on at the beginning. What one writes between the
-            # read above and this line is lost; the alternative is a disk that fills up.
-            os.truncate(self.write_fd, 0)
-            self._at = 0
-
-    def close(self) -> None:
-        os.close(self.write_fd)
-        os.close(self._read_fd)
-
-
 def _joined(parts: Iterable[Part]) -> list[Part]:
     """Return parts with neighbours of one stream joined: fewer and larger."""
     pieces: list[tuple[str, list[str]]] = []
@@ -508,12 +434,6 @@ def _joined(parts: Iterable[Part]) -> list[Part]:
 
 def _lists(parts: Iterable[Part]) -> list[list[str]]:
     return [[name, text] for name, text in _joined(parts)]
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 # `register_at_fork` cannot be undone, so it is done once for all outputs that are alive.
