@@ -18,13 +18,22 @@ def project_folder(place: Path | None = None) -> Path:
     """
     folder = (place or Path.cwd()) / ".nbdist"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        ignore = folder / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n")
+        make_private(folder)
     except OSError as error:
         raise _folder_error(folder, error) from error
     return folder
+
+
+def make_private(folder: Path) -> None:
+    """Make `folder` for its owner alone (0700), with a `.gitignore` that ignores all of it.
+
+    Raises:
+        OSError: It cannot be made or written to.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n")
 
 
 def log_folder(folder: Path) -> Path:

@@ -12,22 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from nbdist.client.folders import make_private
 from nbdist.errors import TrackingError
 
 _OPENS_PRIVATE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 
 
 def make_private_folder(folder: Path) -> Path:
-    """Make `folder` for its owner alone (0700), with a `.gitignore` that ignores all of it.
+    """Make the private folder, as `nbdist.client.folders` does for logs.
 
     Raises:
         TrackingError: The folder cannot be made or written to.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ignore = folder / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n")
+        make_private(folder)
     except OSError as error:
         raise TrackingError(
             f"The folder {folder} cannot be written to, so runs cannot be kept.",
