@@ -29,7 +29,7 @@ from nbdist.ranks import begin_with_ranks, name_ranks
 
 log = logging.getLogger(__name__)
 
-_PING_MS = 500  # an engine is registered after it answered one; 100 gave nothing more
+_PING_MS = 150  # an engine is registered only once it has answered one
 _START_TIMEOUT_S = 120.0
 _REQUEST_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0

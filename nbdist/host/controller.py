@@ -27,6 +27,9 @@ def arguments(profile_dir: str, cluster_id: str, address: str, ping_ms: int) -> 
         f"--ip={address}",
         f"--location={address}",
         f"--ping={ping_ms}",
+        # The parent sees a rank end at once. A rank that is stopped, or on a machine that swaps,
+        # answers no ping, and must not be taken for dead.
+        "--HeartMonitor.max_heartmonitor_misses=1000000",
         "--nodb",
         "--scheme=none",
         "--IPController.broadcast_scheduler_depth=0",
