@@ -56,7 +56,10 @@ def unpack(buffers: Sequence[Any]) -> Any:
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:
-    """Reduce a tensor to its bytes; CUDA tensors arrive on the CPU, DTensors whole."""
+    """Reduce a tensor to its bytes; CUDA tensors arrive on the CPU.
+
+    Subclasses (DTensor among them) and sparse ones are left to torch's own pickling.
+    """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
         return NotImplemented
     flat = tensor.detach().cpu().contiguous()
