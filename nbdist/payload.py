@@ -58,8 +58,15 @@ def unpack(buffers: Sequence[Any]) -> Any:
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:
     """Reduce a tensor to its bytes; CUDA tensors arrive on the CPU.
 
-    Subclasses (DTensor among them) and sparse ones are left to torch's own pickling.
+    Other subclasses and sparse ones are left to torch's own pickling.
+
+    Raises:
+        TransferError: It is a DTensor, which means nothing outside its mesh.
     """
+    if hasattr(tensor, "full_tensor"):
+        raise TransferError(
+            "a DTensor is only this rank's shard; send x.full_tensor() or x.to_local()."
+        )
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
         return NotImplemented
     flat = tensor.detach().cpu().contiguous()

@@ -27,6 +27,7 @@ from nbdist.errors import ClusterError, Interrupted, RankError
 
 log = logging.getLogger(__name__)
 
+_FETCH_TIMEOUT_S = 10.0
 _IDLE_TIMEOUT_S = 2.0  # the last output follows the reply on another socket
 
 
@@ -181,14 +182,15 @@ class CellRun:
             collector.idle.wait(max(0.0, deadline - time.monotonic()))
         living = {r: c for r, c in self._collectors.items() if c.death is None}
         bounds = {r: (c.summary.first_seq, c.summary.next_seq) for r, c in living.items()}
+        deadline = time.monotonic() + _FETCH_TIMEOUT_S
         for rank, ranges in self._telemetry.gaps(bounds).items():
             for first, after in ranges:
-                self._fetch_records(rank, first, after)
+                self._fetch_records(rank, first, after, deadline)
 
-    def _fetch_records(self, rank: int, first: int, after: int) -> None:
+    def _fetch_records(self, rank: int, first: int, after: int, deadline: float) -> None:
         try:
             request = self._cluster.request(rank, "records.resend", first=first, next=after)
-            for batch in request.result(10.0):
+            for batch in request.result(max(0.1, deadline - time.monotonic())):
                 self._telemetry.receive(wire.Batch.from_wire(batch))
         except Exception:
             # The cell's own result matters more than a hole in its plot.

@@ -49,6 +49,7 @@ class Options:
     threads: int
     collective_timeout_s: float = 1800.0
     tap: str = "full"
+    hooks: bool = True
     address: str = "127.0.0.1"
 
 
@@ -281,6 +282,7 @@ class Cluster:
             timeout=options.collective_timeout_s,
             generation=self.generation,
             tap=options.tap,
+            hooks=options.hooks,
             version=wire.VERSION,
         )
         for rank, answer in answers.items():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PureWindowsPath  # knows both kinds of slash
 from typing import Final
 
+from nbdist import errors
 from nbdist.errors import RankError
 from nbdist.ranks import name_ranks
 
@@ -255,6 +256,9 @@ def _traceback(group: Group) -> list[str]:
     first = group.first
     if isinstance(first, Death) or first.ename == "SystemExit" or not first.traceback:
         return []
+    if hasattr(errors, first.ename):
+        # nbdist's own errors say what, why and do; their frames are nbdist's, and say nothing.
+        return ["", *first.evalue.strip().split("\n")]
     frames = [frame for frame in first.traceback if not _OURS.match(_head(frame))]
     # IPython opens with a rule and a line that repeats the name; the heading says it already.
     while frames and _is_heading(_head(frames[0])):

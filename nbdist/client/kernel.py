@@ -106,6 +106,7 @@ def start(
     threads: int | None = None,
     tracking_uri: str | None = None,
     tap: str = "full",
+    hooks: bool = True,
     theme: str = "auto",
     say: Callable[[str], None] | None = None,
 ) -> Session:
@@ -121,6 +122,8 @@ def start(
         tracking_uri: MLflow server; by default `MLFLOW_TRACKING_URI`, else a file beside the
             notebook.
         tap: How much is measured of each collective: `off`, `counts` or `full`.
+        hooks: Watch steps, loss and data time. Off, nothing of it is left in torch, and only
+            `nbdist.log` begins a run.
         theme: The board's background: `light`, `dark`, or `auto`, readable on both.
         say: Gets a line about what is unusual (no forking); `print` by default.
 
@@ -147,7 +150,7 @@ def start(
         ready = parent.ready(_WARM_TIMEOUT_S)
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting fresh interpreters, which takes longer: {ready['why']}.")
-        options = choose_options(n, ready["gpus"], device, backend, threads, timeout, tap)
+        options = choose_options(n, ready["gpus"], device, backend, threads, timeout, tap, hooks)
         cluster.start(options)
     except BaseException:
         with Interrupts():  # a second interrupt would leave ranks that nobody can stop

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
-from traitlets import Enum, Float, Integer, Unicode
+from traitlets import Bool, Enum, Float, Integer, Unicode
 
 from nbdist.client import arguments
 from nbdist.errors import Interrupted, UsageError
@@ -38,6 +38,7 @@ class NBDist(Magics):
     tap = Enum(["off", "counts", "full"], "full", help="What is measured of each collective.").tag(
         config=True
     )
+    hooks = Bool(True, help="Whether steps, loss and data time are watched.").tag(config=True)
     theme = Enum(["auto", "light", "dark"], "auto", help="Background of the board.").tag(
         config=True
     )
@@ -101,6 +102,7 @@ class NBDist(Magics):
             threads=choose("threads"),
             tracking_uri=choose("tracking_uri"),
             tap=self.tap,
+            hooks=self.hooks,
             theme=self.theme,
         )
         print(f"Started {session.describe}.")
@@ -168,6 +170,7 @@ class NBDist(Magics):
     def _ui(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.kernel import open_ui
 
+        print("Asking MLflow for its UI; the first time takes some seconds.", flush=True)
         print(open_ui())
 
     def _doctor(self, asked: Any, names: dict[str, Any]) -> None:

@@ -5,6 +5,8 @@ import os
 from nbdist.client.cluster import Options
 from nbdist.errors import StartError, UsageError
 
+MOST_RANKS_A_CORE = 64
+
 
 def choose_options(
     n: int | None,
@@ -14,6 +16,7 @@ def choose_options(
     threads: int | None,
     timeout: float,
     tap: str,
+    hooks: bool = True,
 ) -> Options:
     """Fill in what was not asked for, and refuse what cannot be.
 
@@ -25,6 +28,7 @@ def choose_options(
         threads: See `device`.
         timeout: See `device`.
         tap: See `device`.
+        hooks: See `device`.
 
     Raises:
         StartError: More ranks than GPUs, with the choice offered.
@@ -40,6 +44,9 @@ def choose_options(
     n = n if n is not None else (gpus if device == "cuda" and gpus else 2)
     if n < 1:
         raise UsageError(f"-n is the number of ranks, at least 1, not {n}.")
+    most = MOST_RANKS_A_CORE * (os.cpu_count() or 1)
+    if n > most:
+        raise UsageError(f"-n {n} is more than this machine can carry; ask for at most {most}.")
     if timeout <= 0:
         raise UsageError(f"--timeout is a number of seconds above 0, not {timeout:g}.")
     if device == "cuda" and backend != "gloo" and gpus < n:
@@ -56,4 +63,4 @@ def choose_options(
     threads = threads if threads is not None else max(1, (cores or 1) // n)
     if threads < 1:
         raise UsageError(f"--threads is at least 1, not {threads}.")
-    return Options(n, device, backend, threads, timeout, tap)
+    return Options(n, device, backend, threads, timeout, tap, hooks)

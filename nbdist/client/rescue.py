@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 0.1  # ranks that fail together reply within a few milliseconds of each other
 INTERRUPT_GRACE_S = 0.25  # Python code stops within this after SIGINT
+_SECOND_THOUGHT_S = 1.0
 _ASK_AGAIN_S = 0.1
 # A wait that no rank can name (an operator the tap does not see, the tap switched off, the
 # store) is cut after this. A rank in Python is unharmed by that.
@@ -72,6 +73,8 @@ class Rescue:
             for rank in running:
                 self._cluster.signal(rank, signal.SIGINT)
             return
+        if time.monotonic() - self._interrupted_at < _SECOND_THOUGHT_S:
+            return  # a double click, not a decision to lose what these ranks hold
         self._say(f"{begin_with_ranks(running)} did not stop: killed.")
         for rank in running:
             self._cluster.kill(rank)

@@ -170,7 +170,15 @@ class Session:
             for rank in chosen
         }
         answers = self._wait(futures, "pull")
-        return [payload.unpack(buffers) for _, buffers in answers.values()]
+        try:
+            return [payload.unpack(buffers) for _, buffers in answers.values()]
+        except Exception as error:
+            raise TransferError(
+                f"{name} arrived, and cannot be made again in the notebook.",
+                why=f"{type(error).__name__}: {error}",
+                do="pull what it is made of (state_dict, arrays, numbers), or import its module "
+                "here first.",
+            ) from error
 
     def status(self) -> Status:
         """Return what every rank is doing now; answered also while a cell runs."""

@@ -57,6 +57,7 @@ class Program:
         _log_to(engine_log)
         kernel.flush_before_display(rank_kernel, self.output.flush)
         kernel.hide_interactive_prompt()
+        kernel.name_cells_alike(rank_kernel)
         kernel.refuse_input(rank_kernel)
         kernel.refuse_exit(rank_kernel)
         kernel.shorten_tracebacks(rank_kernel)
@@ -174,6 +175,7 @@ def join(
     timeout: float,
     generation: int,
     tap: str,
+    hooks: bool,
     version: int,
 ) -> dict[str, Any]:
     """Form the process group with the other ranks. On the main thread.
@@ -210,6 +212,7 @@ def join(
     device = _device(here.device.type, here.rank)
     tap_module.install(tap)
     training.install(here.recorder)
+    training.set_enabled(hooks)
     layout.tell_facts_to(here.recorder.fact)
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(

@@ -16,9 +16,12 @@ them moves. What is touched, and what for:
 
 import asyncio
 import contextlib
+import hashlib
 import logging
+import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -225,6 +228,19 @@ def log_to(application_log: logging.Logger, stream: TextIO) -> None:
     for handler in application_log.handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(stream)
+
+
+def name_cells_alike(rank_kernel: RankKernel) -> None:
+    """Give a cell the same file name on every rank; ipykernel's holds the process id.
+
+    Warnings and logs show it: with the same name, what all ranks say appears once.
+    """
+
+    def name(raw_code: str, transformed_code: str, number: int) -> str:
+        digest = hashlib.sha1(raw_code.encode(), usedforsecurity=False).hexdigest()[:10]
+        return os.path.join(tempfile.gettempdir(), "ipykernel_nbdist", f"{digest}.py")
+
+    rank_kernel.shell.compile.get_code_name = name
 
 
 def flush_before_display(rank_kernel: RankKernel, flush: Callable[[], None]) -> None:

@@ -88,6 +88,16 @@ except KeyboardInterrupt:
     assert_usable(notebook)
 
 
+def test_a_double_click_on_the_interrupt_costs_nothing(notebook: Kernel) -> None:
+    notebook.cell("kept = rank + 1")
+    code = "import time\nprint('in')\nwhile True: time.sleep(0.01)"
+
+    ran = notebook.cell(code, interrupt_after=["in", "in"])
+
+    assert_interrupted(ran)
+    assert_usable(notebook)
+
+
 def test_a_second_interrupt_ends_a_rank_that_ignores_the_first(notebook: Kernel) -> None:
     code = """
 import time
@@ -98,7 +108,8 @@ while True:
     except KeyboardInterrupt:
         print("ignored")
 """
-    ran = notebook.cell(code, interrupt_after=["in", "ignored"])
+    # The first interrupt shows, after a while, what a second one would do.
+    ran = notebook.cell(code, interrupt_after=["in", "Interrupt again"])
     assert ran.error is not None
     assert_dead = notebook.run("%dist status").text
     assert "dead: killed by SIGKILL" in assert_dead

@@ -33,6 +33,7 @@ from nbdist.client.tracking.series import Series
 from nbdist.client.tracking.settings import own_artifacts, shown_uri, tracking_uri
 from nbdist.client.tracking.shipper import ShippingProcess, wait_until_sent
 from nbdist.client.tracking.spool import (
+    PREPARING,
     Begin,
     SpooledRun,
     SpoolWriter,
@@ -200,7 +201,7 @@ class TrackedRun:
                 f"It waits in {place}, for the process that sends runs has crashed (see "
                 f"{self._tracker.folder.name}/logs/tracking.log); %dist runs --sync sends it."
             )
-        elif why := SpooledRun(folder).state().error:
+        elif (why := SpooledRun(folder).state().error) and why != PREPARING:
             lines.append(
                 f"MLflow at {shown_uri(self._tracker.uri)} does not take it now ({why}); it is "
                 f"kept in {place} and sent later: %dist runs --sync tries at once."

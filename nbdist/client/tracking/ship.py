@@ -35,6 +35,7 @@ from nbdist.client.tracking.sender import Deleted, NotTaken, RunSender, calling,
 from nbdist.client.tracking.settings import own_database
 from nbdist.client.tracking.spool import (
     MOST_POINTS,
+    PREPARING,
     Begin,
     SpooledRun,
     State,
@@ -165,7 +166,7 @@ class Shipper:
         if server.client is None:
             with try_lock(self._folder / "create.lock") as mine:
                 if not mine:
-                    raise NotTaken("another process is preparing the database")
+                    raise NotTaken(PREPARING)
                 if database.is_missing(self._folder, server.uri):
                     database.make(self._folder, _connect)
                 server.client = _connect(server.uri)

@@ -33,6 +33,7 @@ from nbdist.client.tracking.folder import (
 from nbdist.client.tracking.series import Point
 
 VERSION = 1
+PREPARING = "another process is preparing the database"  # why a run waits; it passes by itself
 MOST_POINTS = 1000  # MLflow's limit for one log_batch
 MOST_ENTRIES = 100  # ... and for its params and tags
 _KEPT_SUMMARIES = 500
