@@ -13,6 +13,8 @@ from tests.benchmarks.table import Row, render
 
 # Width of the model to (name, share of processor time that may be added).
 CASES = {64: ("1 ms step", 0.10), 1024: ("10 ms step", 0.02)}
+WIDEST = max(CASES)
+WALL_GOAL = 1.02
 
 
 def _torchrun(script: Path, width: int, steps: int) -> tuple[float, float]:
@@ -58,6 +60,9 @@ def rows(rounds: int = 3) -> list[Row]:
                 f"{our_wall:.2f} against {bare_wall:.2f} ms of wall time"
             )
             made.append(Row(f"added to a {name}", our_cpu / bare_cpu - 1, goal, "of it", note))
+            if width == WIDEST:
+                # With as many ranks as cores no core is free, which the goal supposes.
+                made.append(Row(f"wall time of a {name}", our_wall / bare_wall, WALL_GOAL, "x"))
     return made
 
 
