@@ -105,7 +105,7 @@ class CellRun:
         self._news = threading.Event()
         self._slots = slots
         self._live = LiveText(slots, request.ranks)
-        self._rescue = Rescue(cluster, self._say)
+        self._rescue = Rescue(cluster, self._say, set(cluster.ranks) - set(request.ranks))
         self._collectors = {
             rank: Collector(rank, self._live, telemetry.receive, self._news.set)
             for rank in request.ranks
@@ -166,6 +166,7 @@ class CellRun:
                 passed_on += 1
                 self._rescue.interrupt(running)
             self._rescue.attend(running)
+            self._rescue.explain(running)
             self._on_tick()
             limit_s = self._request.timeout_s
             if limit_s is not None and not timed_out and time.monotonic() - began > limit_s:

@@ -21,12 +21,13 @@ from typing import Any
 
 from nbdist.client.cluster import Cluster
 from nbdist.errors import ClusterError
-from nbdist.ranks import begin_with_ranks
+from nbdist.ranks import begin_with_ranks, name_ranks
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.1  # ranks that fail together reply within a few milliseconds of each other
 INTERRUPT_GRACE_S = 0.25  # Python code stops within this after SIGINT
+_LONG_WAIT_S = 2.0
 _SECOND_THOUGHT_S = 1.0
 _ASK_AGAIN_S = 0.1
 # A wait that no rank can name (an operator the tap does not see, the tap switched off, the
@@ -38,13 +39,18 @@ _REFORM_TIMEOUT_S = 30.0
 class Rescue:
     """The recovery of one cell. Main thread only."""
 
-    def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, say: Callable[[str], None], absent: Iterable[int] = ()
+    ) -> None:
         """Begin with nothing wrong.
 
         Args:
             cluster: Whose ranks run the cell.
             say: Shows one line to the person who waits.
+            absent: Ranks that are not in this cell.
         """
+        self._absent = list(absent)
+        self._explained = not self._absent
         self.cut = False
         self._cluster = cluster
         self._say = say
@@ -95,6 +101,27 @@ class Rescue:
                 "for its end. Interrupt again to kill instead: variables there are lost then."
             )
 
+    def explain(self, running: Iterable[int]) -> None:
+        """Say once when a rank has long waited in a cell that leaves ranks out."""
+        if self._explained:
+            return
+        now = time.monotonic()
+        waits = [f.result()["waiting"] for f in self._asked if _waits(f)]
+        long = [wait for wait in waits if wait["seconds"] > _LONG_WAIT_S]
+        if long:
+            self._explained = True
+            self._say(
+                f"A rank waits in {long[0]['kind']}, and {name_ranks(self._absent)} "
+                f"{'is' if len(self._absent) == 1 else 'are'} not in this cell (-r). If it waits "
+                "for one of those, interrupt the kernel: all variables are kept."
+            )
+        elif now > self._asked_at + _LONG_WAIT_S and all(f.done() for f in self._asked):
+            self._ask(running, now)
+
+    def _ask(self, running: Iterable[int], now: float) -> None:
+        self._asked_at = now
+        self._asked = [self._cluster.request(rank, "control.state", busy=True) for rank in running]
+
     def next_due(self) -> float:
         """Return in how many seconds `attend` should be called again at the latest."""
         is_urgent = self._failed_at is not None or self._interrupted_at is not None
@@ -113,10 +140,7 @@ class Rescue:
         if any(_waits(future) for future in self._asked):
             return True
         if now > self._asked_at + _ASK_AGAIN_S and all(f.done() for f in self._asked):
-            self._asked_at = now
-            self._asked = [
-                self._cluster.request(rank, "control.state", busy=True) for rank in running
-            ]
+            self._ask(running, now)
         return False
 
     def cut_links(self) -> None:
