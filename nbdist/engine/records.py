@@ -1,7 +1,7 @@
 """Number this rank's records and publish them in batches while the cell runs.
 
 A record gets its `seq` when it is made; `seq` counts without gaps for as long as the rank lives.
-A thread publishes what is new every 50 ms, the first record after a pause at once. The newest
+A thread publishes what is new every 250 ms, the first record after a pause at once. The newest
 records stay in a ring, so that the client can ask again for what the push has lost.
 
 The ring holds `RING_POINTS` values: 60 s of an eighth of 20 000 values a second. At worst, with
@@ -28,7 +28,7 @@ from typing import Any
 
 from nbdist.wire import Batch, Record
 
-INTERVAL_S = 0.05
+INTERVAL_S = 0.25  # a message costs a rank about a millisecond, however little is in it
 RING_POINTS = 150_000
 MAX_ROWS = 1000  # a message: keeps the notebook's IO thread responsive while it parses
 
