@@ -28,7 +28,7 @@ help:
 	@echo 'make demo      train on two ranks, headless: 02_train_with_ddp.ipynb'
 	@echo 'make lab       JupyterLab on the notebooks'
 	@echo 'make test      all tests once, in under 25 minutes on two cores'
-	@echo 'make test-all  the same with full matrices, soak tests and GPU tests'
+	@echo 'make test-all  the same with the slow tests and, where there is a GPU, its test'
 	@echo 'make check     linters, types, who may import whom, and the cells of the notebooks'
 	@echo 'make bench     every figure that nbdist promises, measured here'
 	@echo 'make clean     remove $(VENV) and what tools have left behind'
