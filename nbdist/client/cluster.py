@@ -19,13 +19,15 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
-from nbdist.client.ipp import Connection, Handler, Message
 from nbdist.client.launchers.base import UNKNOWN_STATUS, Launcher
 from nbdist.errors import ClusterError, NBDistError, StartError
 from nbdist.ranks import begin_with_ranks, name_ranks
+
+if TYPE_CHECKING:
+    from nbdist.client.ipp import Connection, Handler, Message
 
 log = logging.getLogger(__name__)
 
@@ -302,6 +304,9 @@ class Cluster:
                     why=f"Its log: {self._logs / 'controller.log'}",
                 )
             time.sleep(0.01)
+        # ipyparallel takes a quarter of a second to import: here, beside the parent's imports.
+        from nbdist.client.ipp import Connection
+
         self._connection = Connection(file, timeout_s=30.0)
 
     def _check_alive(self) -> None:
@@ -432,7 +437,7 @@ class Cluster:
         with self._lock:
             self._pending.setdefault(rank, set()).add(future)
 
-        def on_reply(message: Message) -> None:
+        def on_reply(message: "Message") -> None:
             if "error" in message.content:
                 _fail(future, RankFailedError(f"rank {rank}: {message.content['error']}"))
             elif message.buffers:
@@ -486,7 +491,7 @@ class Cluster:
                 ) from None
         return answers
 
-    def execute(self, rank: int, code: str, options: Mapping[str, Any], handler: Handler) -> str:
+    def execute(self, rank: int, code: str, options: Mapping[str, Any], handler: "Handler") -> str:
         """Send a cell to a rank; `handler` gets its output and its reply.
 
         Raises:
@@ -517,7 +522,7 @@ class Cluster:
         if self._connection is not None:
             self._connection.forget(message_id)
 
-    def _require_connection(self) -> Connection:
+    def _require_connection(self) -> "Connection":
         if self._connection is None:
             raise ClusterError("The cluster is not running.", do="%dist start")
         return self._connection

@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
-from nbdist.client.ipp import Message
 from nbdist.client.live import LiveText
+
+if TYPE_CHECKING:
+    from nbdist.client.ipp import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Collector:
         """Whether nothing more is to be waited for: the rank has replied, or died."""
         return self.replied or self.death is not None
 
-    def on_message(self, message: Message) -> None:
+    def on_message(self, message: "Message") -> None:
         """Take one message that answers the cell."""
         content = message.content
         if message.reply:
