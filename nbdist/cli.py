@@ -5,10 +5,12 @@ answers at once and works in an environment that is broken.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -139,7 +141,9 @@ def ui(folder: Path) -> int:
         )
     from nbdist.client import tracking
 
-    url, process = tracking.start_ui(folder)
+    # The server must not outlive us, however we end: a closed terminal, a SIGTERM.
+    guard = [sys.executable, "-m", "nbdist.lifeline", str(os.getpid())]
+    url, process = tracking.start_ui(folder, wrap=guard)
     print(f"MLflow UI: {url}", flush=True)
     if process is None:  # runs go to a server, which has a UI of its own
         return 0
@@ -149,17 +153,16 @@ def ui(folder: Path) -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        stop(process)
+        stop_group(process)
 
 
-def stop(process: "subprocess.Popen[bytes]") -> None:
-    """End `process`, by force when asking has not helped."""
-    process.terminate()
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def stop_group(leader: "subprocess.Popen[bytes]") -> None:
+    """End a process and all of its group, by force when asking has not helped."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: a group of zombies
+            os.killpg(leader.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            leader.wait(_STOP_TIMEOUT_S)
 
 
 def doctor() -> int:

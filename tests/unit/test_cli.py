@@ -92,12 +92,15 @@ def test_stop_ends_a_process_that_ignores_being_asked(monkeypatch: pytest.Monkey
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=1); input()"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     with process:
         assert process.stdout is not None
         process.stdout.readline()
 
-        cli.stop(process)
+        cli.stop_group(process)
 
         assert process.returncode == -9
