@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from nbdist import plain, wire
 from nbdist.client import failures
-from nbdist.client.cluster import Cluster, RankDiedError, describe_status
+from nbdist.client.cluster import Cluster, describe_status
 from nbdist.client.collect import Collector
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.live import LiveText
+from nbdist.client.requests import RankDiedError
 from nbdist.client.rescue import Rescue
 from nbdist.client.result import CellResult, RankResult
 from nbdist.client.slots import Slots
@@ -134,13 +135,15 @@ class CellRun:
         finally:
             stop_listening()
             for message_id in messages:
-                self._cluster.forget(message_id)
+                self._cluster.requests.forget(message_id)
             self._live.close()
         return outcome
 
     def _send(self, rank: int, collector: Collector, options: Mapping[str, Any]) -> str:
         try:
-            return self._cluster.execute(rank, self._request.code, options, collector.on_message)
+            return self._cluster.requests.execute(
+                rank, self._request.code, options, collector.on_message
+            )
         except RankDiedError:
             collector.died("it had ended before the cell was sent")
             return ""
@@ -190,7 +193,7 @@ class CellRun:
 
     def _fetch_records(self, rank: int, first: int, after: int, deadline: float) -> None:
         try:
-            request = self._cluster.request(rank, "records.resend", first=first, next=after)
+            request = self._cluster.requests.send(rank, "records.resend", first=first, next=after)
             for batch in request.result(max(0.1, deadline - time.monotonic())):
                 self._telemetry.receive(wire.Batch.from_wire(batch))
         except Exception:

@@ -1,10 +1,9 @@
-"""The processes of one cluster, and requests to its ranks.
+"""The processes of one cluster: started together, stopped together, replaced one by one.
 
 Owns a private folder (0700) with ipyparallel's connection files, and the keys `controller`,
 `store` and `rank r` of a launcher. Knows which ranks are alive; knows nothing of cells.
 
-Threads: `_on_exit` runs on the launcher's thread, reply handlers on ipyparallel's IO thread;
-everything else on the caller's.
+Threads: `_on_exit` runs on the launcher's thread; everything else on the caller's.
 """
 
 import json
@@ -14,20 +13,19 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
 from nbdist.client.launchers.base import UNKNOWN_STATUS, Launcher
-from nbdist.errors import ClusterError, NBDistError, StartError
+from nbdist.client.requests import Requests
+from nbdist.errors import ClusterError, StartError
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 if TYPE_CHECKING:
-    from nbdist.client.ipp import Connection, Handler, Message
+    from nbdist.client.ipp import Connection
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +69,6 @@ class RankState:
         return self.exit_status is None
 
 
-class RankDiedError(ClusterError):
-    """A rank's process ended while it was asked something."""
-
-
-class RankFailedError(NBDistError):
-    """A request failed on a rank; `what` carries the rank's own error."""
-
-
 class Cluster:
     """A controller, a store and engines, started together and stopped together."""
 
@@ -93,7 +83,7 @@ class Cluster:
         self._connection: Connection | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._store_port = 0
-        self._pending: dict[int, set[Future[Any]]] = {}
+        self.requests = Requests()
         self._lock = threading.Lock()
         self._death_callbacks: list[Callable[[int, int], None]] = []
         self._stopping = False
@@ -155,11 +145,11 @@ class Cluster:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+            self.requests.use(None)
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
-        for future in [f for pending in self._pending.values() for f in pending]:
-            _fail(future, ClusterError("The cluster was stopped."))
+        self.requests.fail_all(ClusterError("The cluster was stopped."))
         self._launcher.remove_on_exit(self._on_exit)
 
     def restart(self, ranks: Iterable[int]) -> None:
@@ -209,7 +199,8 @@ class Cluster:
             return
         timeout_s = _START_TIMEOUT_S
         reformed = [
-            self.request(rank, "group.reform", generation=self.generation) for rank in survivors
+            self.requests.send(rank, "group.reform", generation=self.generation)
+            for rank in survivors
         ]
         self._join(chosen)
         for future in reformed:
@@ -225,7 +216,7 @@ class Cluster:
             ClusterError: A rank is dead, or did not answer in time.
         """
         self.generation += 1
-        return self.request_all(
+        return self.requests.send_all(
             range(len(self.ranks)), "group.reform", timeout_s=timeout_s, generation=self.generation
         )
 
@@ -273,7 +264,7 @@ class Cluster:
         """Form the process group; the ranks meet in the store."""
         options = self.options
         assert options is not None
-        answers = self.request_all(
+        answers = self.requests.send_all(
             ranks,
             "boot.join",
             timeout_s=_START_TIMEOUT_S,
@@ -308,6 +299,7 @@ class Cluster:
         from nbdist.client.ipp import Connection
 
         self._connection = Connection(file, timeout_s=30.0)
+        self.requests.use(self._connection)
 
     def _check_alive(self) -> None:
         """Raise when a process has ended that the start is waiting for."""
@@ -381,11 +373,9 @@ class Cluster:
                 self._early_exits[key] = status
                 return
             state.exit_status = status
-            pending = list(self._pending.get(rank, ()))
         if self._connection is not None:
             self._connection.unregister(rank)
-        for future in pending:
-            _fail(future, RankDiedError(f"rank {rank} ended: {describe_status(status)}."))
+        self.requests.rank_died(rank, describe_status(status))
         for callback in list(self._death_callbacks):
             callback(rank, status)
 
@@ -399,128 +389,11 @@ class Cluster:
             return
         self.broken = f"ipyparallel's controller has ended ({how}): the ranks are out of reach."
         self.reachable = False
-        with self._lock:
-            pending = [future for futures in self._pending.values() for future in futures]
-        for future in pending:
-            _fail(future, self.broken_error())
+        self.requests.fail_all(self.broken_error())
 
     def broken_error(self) -> ClusterError:
         """Return the error for whoever wants to use a cluster that is `broken`."""
         return ClusterError(self.broken or "", do="%dist restart    (new processes for all ranks)")
-
-    # -- talking to ranks
-
-    def request(
-        self,
-        rank: int,
-        call: str,
-        *,
-        busy: bool = False,
-        buffers: list[Any] | None = None,
-        **kwargs: Any,
-    ) -> "Future[Any]":
-        """Ask a rank to run one of the functions in `engine/calls.py`.
-
-        Args:
-            rank: Which rank.
-            call: The function's name.
-            busy: Use the control channel, which answers while the main thread is blocked.
-            buffers: Raw payloads for the function.
-            **kwargs: The function's arguments, JSON-like.
-
-        Returns:
-            A future of the function's value, or of `(value, buffers)` where it returns some. It
-            fails with `RankFailedError`, or with `RankDiedError` when the rank's process ends.
-        """
-        future: Future[Any] = Future()
-        connection = self._require_connection()
-        with self._lock:
-            self._pending.setdefault(rank, set()).add(future)
-
-        def on_reply(message: "Message") -> None:
-            if "error" in message.content:
-                _fail(future, RankFailedError(f"rank {rank}: {message.content['error']}"))
-            elif message.buffers:
-                _resolve(future, (message.content["value"], message.buffers))
-            else:
-                _resolve(future, message.content["value"])
-
-        def settled(_: object) -> None:
-            with self._lock:
-                self._pending[rank].discard(future)
-
-        future.add_done_callback(settled)
-        try:
-            connection.send(
-                rank,
-                wire.REQUEST,
-                {"call": call, "kwargs": kwargs},
-                on_reply,
-                control=busy,
-                once=True,
-                buffers=buffers,
-            )
-        except KeyError:
-            _fail(future, RankDiedError(f"rank {rank} is not there."))
-        return future
-
-    def request_all(
-        self,
-        ranks: Iterable[int],
-        call: str,
-        *,
-        timeout_s: float,
-        busy: bool = False,
-        **kwargs: Any,
-    ) -> dict[int, Any]:
-        """Ask several ranks at once and wait for all; the first failure is raised.
-
-        Raises:
-            ClusterError: A rank did not answer within `timeout_s`, or died.
-            RankFailedError: The function failed on a rank.
-        """
-        futures = {rank: self.request(rank, call, busy=busy, **kwargs) for rank in ranks}
-        deadline = time.monotonic() + timeout_s
-        answers = {}
-        for rank, future in futures.items():
-            try:
-                answers[rank] = future.result(max(0.0, deadline - time.monotonic()))
-            except FutureTimeoutError:
-                raise ClusterError(
-                    f"rank {rank} did not answer {call} within {timeout_s:.0f} s."
-                ) from None
-        return answers
-
-    def execute(self, rank: int, code: str, options: Mapping[str, Any], handler: "Handler") -> str:
-        """Send a cell to a rank; `handler` gets its output and its reply.
-
-        Raises:
-            RankDiedError: The rank is not there any more.
-        """
-        content = {
-            "code": code,
-            "silent": False,
-            "store_history": True,
-            "user_expressions": {},
-            "allow_stdin": False,
-            # Otherwise an engine drops the cells that follow a failed one for a while.
-            "stop_on_error": False,
-        }
-        try:
-            return self._require_connection().send(
-                rank,
-                "execute_request",
-                content,
-                handler,
-                metadata={wire.SUMMARY_KEY: dict(options)},
-            )
-        except KeyError:
-            raise RankDiedError(f"rank {rank} is not there.") from None
-
-    def forget(self, message_id: str) -> None:
-        """Stop listening for what a cell still sends."""
-        if self._connection is not None:
-            self._connection.forget(message_id)
 
     def _require_connection(self) -> "Connection":
         if self._connection is None:
@@ -558,13 +431,3 @@ def _last_lines(file: Path, count: int = 5) -> str:
     except OSError:
         return f"no log at {file}"
     return "\n     ".join(text[-count:]) or f"its log {file} is empty"
-
-
-def _resolve(future: "Future[Any]", value: Any) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _fail(future: "Future[Any]", error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)

@@ -120,7 +120,9 @@ class Rescue:
 
     def _ask(self, running: Iterable[int], now: float) -> None:
         self._asked_at = now
-        self._asked = [self._cluster.request(rank, "control.state", busy=True) for rank in running]
+        self._asked = [
+            self._cluster.requests.send(rank, "control.state", busy=True) for rank in running
+        ]
 
     def next_due(self) -> float:
         """Return in how many seconds `attend` should be called again at the latest."""
@@ -147,7 +149,7 @@ class Rescue:
         """Cut every living rank's links, from its control thread; frees all that wait."""
         self.cut = True
         self._cuts = [
-            self._cluster.request(
+            self._cluster.requests.send(
                 rank, "control.abort", busy=True, generation=self._cluster.generation
             )
             for rank in self._cluster.living()

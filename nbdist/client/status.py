@@ -49,7 +49,8 @@ class Status:
     def ask(cls, cluster: Cluster, describe: str, *, running: bool) -> "Status":
         """Ask every living rank on its control channel; dead ones are named with their cause."""
         futures = {
-            rank: cluster.request(rank, "control.state", busy=True) for rank in cluster.living()
+            rank: cluster.requests.send(rank, "control.state", busy=True)
+            for rank in cluster.living()
         }
         lines = []
         for rank, state in sorted(cluster.ranks.items()):

@@ -13,11 +13,9 @@ Threads: everything here runs on the main thread, but `abort`, `status` and `was
 any thread may call at any moment.
 """
 
-import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -28,6 +26,7 @@ import torch.distributed as dist
 
 from nbdist.engine import sockets, torch_compat, torch_modules
 from nbdist.engine.patient_store import PatientStore, ReleasedError
+from nbdist.engine.plan import Hello, Key, Plan, make_plan
 from nbdist.engine.torch_compat import PrefixStore, Store, TCPStore
 from nbdist.errors import ClusterError
 from nbdist.ranks import name_ranks
@@ -40,59 +39,6 @@ GLOO_THREADS = 2  # per group, as in torch
 
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
 _ABORTED = "this rank let go of its peers, because another rank failed or the cell was interrupted"
-
-Key = tuple[str, tuple[int, ...]]  # a group's name and its global ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """What a rank tells the others when a generation begins."""
-
-    address: sockets.Address  # where its gloo device listens
-    groups: tuple[Key, ...]
-    group_count: int  # from which the next group's name is made
-
-    def to_json(self) -> str:
-        """Return the text that stands in the store."""
-        return json.dumps([self.address, self.groups, self.group_count])
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> "Hello":
-        """Return what `to_json` wrote."""
-        (host, port), groups, count = json.loads(text)
-        return cls((host, port), tuple((name, tuple(ranks)) for name, ranks in groups), count)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a generation re-forms, in an order that is the same on every rank."""
-
-    groups: tuple[Key, ...]
-    stale: tuple[Key, ...]  # some member no longer has them
-    group_count: int
-
-
-def make_plan(hellos: Mapping[int, Hello]) -> Plan:
-    """Return what ranks that said these hellos can form together.
-
-    A group lives on when each of its ranks still has it: a rank that was replaced knows only the
-    default group, and a fault in the middle of `new_group` leaves some ranks with it and some
-    without.
-    """
-    order: dict[Key, None] = {}
-    for rank in sorted(hellos):
-        order.update(dict.fromkeys(hellos[rank].groups))
-
-    def lives(key: Key) -> bool:
-        return all(rank in hellos and key in hellos[rank].groups for rank in key[1])
-
-    # Larger groups first, the default one among them; any order will do that all ranks share.
-    ordered = sorted(order, key=lambda key: (-len(key[1]), len(key[0]), key))
-    return Plan(
-        groups=tuple(key for key in ordered if lives(key)),
-        stale=tuple(key for key in ordered if not lives(key)),
-        group_count=max(hello.group_count for hello in hellos.values()),
-    )
 
 
 @dataclass

@@ -1,0 +1,181 @@
+"""Requests to ranks: each one's answer is a future, which fails when the rank's process ends.
+
+Threads: replies come on ipyparallel's IO thread, `rank_died` on the launcher's; everything else on
+the caller's.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING, Any
+
+from nbdist import wire
+from nbdist.errors import ClusterError, NBDistError
+
+if TYPE_CHECKING:
+    from nbdist.client.ipp import Connection, Handler, Message
+
+
+class RankDiedError(ClusterError):
+    """A rank's process ended while it was asked something."""
+
+
+class RankFailedError(NBDistError):
+    """A request failed on a rank; `what` carries the rank's own error."""
+
+
+class Requests:
+    """What is asked of the ranks of one cluster, over one connection at a time."""
+
+    def __init__(self) -> None:
+        """Begin without a connection."""
+        self._connection: Connection | None = None
+        self._pending: dict[int, set[Future[Any]]] = {}
+        self._lock = threading.Lock()
+
+    def use(self, connection: "Connection | None") -> None:
+        """Send over `connection` from now on; None when there is none any more."""
+        self._connection = connection
+
+    def rank_died(self, rank: int, how: str) -> None:
+        """Fail what this rank was asked and has not answered. Any thread."""
+        with self._lock:
+            pending = list(self._pending.get(rank, ()))
+        for future in pending:
+            _fail(future, RankDiedError(f"rank {rank} ended: {how}."))
+
+    def fail_all(self, error: ClusterError) -> None:
+        """Fail everything that has not been answered. Any thread."""
+        with self._lock:
+            pending = [future for futures in self._pending.values() for future in futures]
+        for future in pending:
+            _fail(future, error)
+
+    def send(
+        self,
+        rank: int,
+        call: str,
+        *,
+        busy: bool = False,
+        buffers: list[Any] | None = None,
+        **kwargs: Any,
+    ) -> "Future[Any]":
+        """Ask a rank to run one of the functions in `engine/calls.py`.
+
+        Args:
+            rank: Which rank.
+            call: The function's name.
+            busy: Use the control channel, which answers while the main thread is blocked.
+            buffers: Raw payloads for the function.
+            **kwargs: The function's arguments, JSON-like.
+
+        Returns:
+            A future of the function's value, or of `(value, buffers)` where it returns some. It
+            fails with `RankFailedError`, or with `RankDiedError` when the rank's process ends.
+        """
+        future: Future[Any] = Future()
+        connection = self._require()
+        with self._lock:
+            self._pending.setdefault(rank, set()).add(future)
+
+        def on_reply(message: "Message") -> None:
+            if "error" in message.content:
+                _fail(future, RankFailedError(f"rank {rank}: {message.content['error']}"))
+            elif message.buffers:
+                _resolve(future, (message.content["value"], message.buffers))
+            else:
+                _resolve(future, message.content["value"])
+
+        def settled(_: object) -> None:
+            with self._lock:
+                self._pending[rank].discard(future)
+
+        future.add_done_callback(settled)
+        try:
+            connection.send(
+                rank,
+                wire.REQUEST,
+                {"call": call, "kwargs": kwargs},
+                on_reply,
+                control=busy,
+                once=True,
+                buffers=buffers,
+            )
+        except KeyError:
+            _fail(future, RankDiedError(f"rank {rank} is not there."))
+        return future
+
+    def send_all(
+        self,
+        ranks: Iterable[int],
+        call: str,
+        *,
+        timeout_s: float,
+        busy: bool = False,
+        **kwargs: Any,
+    ) -> dict[int, Any]:
+        """Ask several ranks at once and wait for all; the first failure is raised.
+
+        Raises:
+            ClusterError: A rank did not answer within `timeout_s`, or died.
+            RankFailedError: The function failed on a rank.
+        """
+        futures = {rank: self.send(rank, call, busy=busy, **kwargs) for rank in ranks}
+        deadline = time.monotonic() + timeout_s
+        answers = {}
+        for rank, future in futures.items():
+            try:
+                answers[rank] = future.result(max(0.0, deadline - time.monotonic()))
+            except FutureTimeoutError:
+                raise ClusterError(
+                    f"rank {rank} did not answer {call} within {timeout_s:.0f} s."
+                ) from None
+        return answers
+
+    def execute(self, rank: int, code: str, options: Mapping[str, Any], handler: "Handler") -> str:
+        """Send a cell to a rank; `handler` gets its output and its reply.
+
+        Raises:
+            RankDiedError: The rank is not there any more.
+        """
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            # Otherwise an engine drops the cells that follow a failed one for a while.
+            "stop_on_error": False,
+        }
+        try:
+            return self._require().send(
+                rank,
+                "execute_request",
+                content,
+                handler,
+                metadata={wire.SUMMARY_KEY: dict(options)},
+            )
+        except KeyError:
+            raise RankDiedError(f"rank {rank} is not there.") from None
+
+    def forget(self, message_id: str) -> None:
+        """Stop listening for what a cell still sends."""
+        if self._connection is not None:
+            self._connection.forget(message_id)
+
+    def _require(self) -> "Connection":
+        if self._connection is None:
+            raise ClusterError("The cluster is not running.", do="%dist start")
+        return self._connection
+
+
+def _resolve(future: "Future[Any]", value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: "Future[Any]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
