@@ -193,7 +193,7 @@ class CellRun:
 
     def _fetch_records(self, rank: int, first: int, after: int, deadline: float) -> None:
         try:
-            request = self._cluster.requests.send(rank, "records.resend", first=first, next=after)
+            request = self._cluster.requests.ask(rank, "records.resend", first=first, next=after)
             for batch in request.result(max(0.1, deadline - time.monotonic())):
                 self._telemetry.receive(wire.Batch.from_wire(batch))
         except Exception:

@@ -199,7 +199,7 @@ class Cluster:
             return
         timeout_s = _START_TIMEOUT_S
         reformed = [
-            self.requests.send(rank, "group.reform", generation=self.generation)
+            self.requests.ask(rank, "group.reform", generation=self.generation)
             for rank in survivors
         ]
         self._join(chosen)
@@ -216,7 +216,7 @@ class Cluster:
             ClusterError: A rank is dead, or did not answer in time.
         """
         self.generation += 1
-        return self.requests.send_all(
+        return self.requests.ask_all(
             range(len(self.ranks)), "group.reform", timeout_s=timeout_s, generation=self.generation
         )
 
@@ -264,7 +264,7 @@ class Cluster:
         """Form the process group; the ranks meet in the store."""
         options = self.options
         assert options is not None
-        answers = self.requests.send_all(
+        answers = self.requests.ask_all(
             ranks,
             "boot.join",
             timeout_s=_START_TIMEOUT_S,

@@ -53,7 +53,7 @@ class Requests:
         for future in pending:
             _fail(future, error)
 
-    def send(
+    def ask(
         self,
         rank: int,
         call: str,
@@ -107,7 +107,7 @@ class Requests:
             _fail(future, RankDiedError(f"rank {rank} is not there."))
         return future
 
-    def send_all(
+    def ask_all(
         self,
         ranks: Iterable[int],
         call: str,
@@ -122,7 +122,7 @@ class Requests:
             ClusterError: A rank did not answer within `timeout_s`, or died.
             RankFailedError: The function failed on a rank.
         """
-        futures = {rank: self.send(rank, call, busy=busy, **kwargs) for rank in ranks}
+        futures = {rank: self.ask(rank, call, busy=busy, **kwargs) for rank in ranks}
         deadline = time.monotonic() + timeout_s
         answers = {}
         for rank, future in futures.items():

@@ -121,7 +121,7 @@ class Rescue:
     def _ask(self, running: Iterable[int], now: float) -> None:
         self._asked_at = now
         self._asked = [
-            self._cluster.requests.send(rank, "control.state", busy=True) for rank in running
+            self._cluster.requests.ask(rank, "control.state", busy=True) for rank in running
         ]
 
     def next_due(self) -> float:
@@ -149,7 +149,7 @@ class Rescue:
         """Cut every living rank's links, from its control thread; frees all that wait."""
         self.cut = True
         self._cuts = [
-            self._cluster.requests.send(
+            self._cluster.requests.ask(
                 rank, "control.abort", busy=True, generation=self._cluster.generation
             )
             for rank in self._cluster.living()

@@ -153,7 +153,7 @@ class Session:
             raise _name_culprit(values) or error from error
         names = list(values)
         futures = {
-            rank: self._cluster.requests.send(rank, "transfer.push", buffers=buffers, names=names)
+            rank: self._cluster.requests.ask(rank, "transfer.push", buffers=buffers, names=names)
             for rank in chosen
         }
         self._wait(futures, "push")
@@ -166,7 +166,7 @@ class Session:
         """
         chosen = self._ready_ranks(ranks, saving=True)
         futures = {
-            rank: self._cluster.requests.send(rank, "transfer.pull", buffers=[], name=name)
+            rank: self._cluster.requests.ask(rank, "transfer.pull", buffers=[], name=name)
             for rank in chosen
         }
         answers = self._wait(futures, "pull")
@@ -189,7 +189,7 @@ class Session:
     def stacks(self, ranks: str = "all") -> dict[int, dict[str, str]]:
         """Return each rank's Python stacks by thread; answered also while a cell runs."""
         chosen = self._ready_ranks(ranks)
-        return self._cluster.requests.send_all(chosen, "control.stacks", timeout_s=10.0, busy=True)
+        return self._cluster.requests.ask_all(chosen, "control.stacks", timeout_s=10.0, busy=True)
 
     def show_board(self) -> None:
         """Display the board's picture of the last cell that trained.

@@ -49,7 +49,7 @@ class Status:
     def ask(cls, cluster: Cluster, describe: str, *, running: bool) -> "Status":
         """Ask every living rank on its control channel; dead ones are named with their cause."""
         futures = {
-            rank: cluster.requests.send(rank, "control.state", busy=True)
+            rank: cluster.requests.ask(rank, "control.state", busy=True)
             for rank in cluster.living()
         }
         lines = []

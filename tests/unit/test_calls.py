@@ -21,7 +21,7 @@ def names_asked_for() -> dict[str, bool]:
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
-            if node.func.attr not in ("send", "send_all") or len(node.args) < 2:
+            if node.func.attr not in ("ask", "ask_all") or len(node.args) < 2:
                 continue
             name = node.args[1]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
