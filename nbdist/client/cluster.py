@@ -13,14 +13,15 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
 from nbdist.client.launchers.base import UNKNOWN_STATUS, Launcher
-from nbdist.client.requests import Requests
+from nbdist.client.requests import Requests, gather
 from nbdist.errors import ClusterError, StartError
 from nbdist.ranks import begin_with_ranks, name_ranks
 
@@ -192,33 +193,45 @@ class Cluster:
         if not connection.wait_gone(chosen, _REQUEST_TIMEOUT_S):
             raise StartError(f"The controller did not let go of {name_ranks(chosen)}.")
         self._start_ranks(chosen)
-        self.generation += 1
-        survivors = [rank for rank in self.living() if rank not in chosen]
-        if not survivors:
-            self._join(chosen)
-            return
-        timeout_s = _START_TIMEOUT_S
-        reformed = [
-            self.requests.ask(rank, "group.reform", generation=self.generation)
-            for rank in survivors
-        ]
-        self._join(chosen)
-        for future in reformed:
-            future.result(timeout_s)
+        self.recover(newcomers=chosen, timeout_s=_START_TIMEOUT_S)
 
-    def reform(self, timeout_s: float) -> dict[int, list[str]]:
-        """Give the group of all ranks a new backend; every main thread must be idle.
+    def recover(
+        self, *, newcomers: Iterable[int] = (), timeout_s: float = _START_TIMEOUT_S
+    ) -> dict[int, dict[str, Any]]:
+        """Form the group of all ranks anew and bring them to one state; main threads are idle.
+
+        Args:
+            newcomers: Ranks whose processes are new and have joined no group yet.
+            timeout_s: Longest wait for all ranks.
 
         Returns:
-            What was healed, by rank.
+            What each rank answers, see `engine/recovery.py`.
 
         Raises:
-            ClusterError: A rank is dead, or did not answer in time.
+            ClusterError: A rank is dead, failed meanwhile, or did not answer in time. The group is
+                unusable then; the next call begins again, with a new generation.
         """
         self.generation += 1
-        return self.requests.ask_all(
-            range(len(self.ranks)), "group.reform", timeout_s=timeout_s, generation=self.generation
-        )
+        new = sorted(newcomers)
+        survivors = [rank for rank in range(len(self.ranks)) if rank not in new]
+        if not survivors:
+            return self._join(new)
+        pending = {
+            rank: self.requests.ask(
+                rank, "group.recover", generation=self.generation, newcomers=new
+            )
+            for rank in survivors
+        }
+        try:
+            pending |= self._ask_to_join(new, newcomers=new)
+            answers = gather(pending, "group.recover", timeout_s)
+        except BaseException:
+            # Whoever still waits for one that failed is freed, and can begin again.
+            for rank in self.living():
+                self.requests.ask(rank, "control.abort", busy=True, generation=self.generation)
+            raise
+        self._joined({rank: answers[rank] for rank in new})
+        return answers
 
     def _start_ranks(self, ranks: Iterable[int]) -> None:
         assert self.options is not None
@@ -260,24 +273,36 @@ class Cluster:
             "cwd": os.getcwd(),
         }
 
-    def _join(self, ranks: Iterable[int]) -> None:
-        """Form the process group; the ranks meet in the store."""
+    def _join(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Form a process group that no rank is in yet; the ranks meet in the store."""
+        answers = gather(self._ask_to_join(ranks), "boot.join", _START_TIMEOUT_S)
+        self._joined(answers)
+        return answers
+
+    def _ask_to_join(
+        self, ranks: Iterable[int], newcomers: Iterable[int] = ()
+    ) -> dict[int, Future[Any]]:
         options = self.options
         assert options is not None
-        answers = self.requests.ask_all(
-            ranks,
-            "boot.join",
-            timeout_s=_START_TIMEOUT_S,
-            world_size=options.n,
-            store_host=options.address,
-            store_port=self._store_port,
-            backend=options.backend,
-            timeout=options.collective_timeout_s,
-            generation=self.generation,
-            tap=options.tap,
-            hooks=options.hooks,
-            version=wire.VERSION,
-        )
+        return {
+            rank: self.requests.ask(
+                rank,
+                "boot.join",
+                world_size=options.n,
+                store_host=options.address,
+                store_port=self._store_port,
+                backend=options.backend,
+                timeout=options.collective_timeout_s,
+                generation=self.generation,
+                tap=options.tap,
+                hooks=options.hooks,
+                version=wire.VERSION,
+                newcomers=list(newcomers),
+            )
+            for rank in ranks
+        }
+
+    def _joined(self, answers: Mapping[int, dict[str, Any]]) -> None:
         for rank, answer in answers.items():
             if answer["rank"] != rank:
                 raise StartError(f"Engine {rank} says it is rank {answer['rank']}.")

@@ -5,14 +5,13 @@ the caller's.
 """
 
 import threading
-import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
 from nbdist.errors import ClusterError, NBDistError
+from nbdist.ranks import begin_with_ranks
 
 if TYPE_CHECKING:
     from nbdist.client.ipp import Connection, Handler, Message
@@ -122,17 +121,8 @@ class Requests:
             ClusterError: A rank did not answer within `timeout_s`, or died.
             RankFailedError: The function failed on a rank.
         """
-        futures = {rank: self.ask(rank, call, busy=busy, **kwargs) for rank in ranks}
-        deadline = time.monotonic() + timeout_s
-        answers = {}
-        for rank, future in futures.items():
-            try:
-                answers[rank] = future.result(max(0.0, deadline - time.monotonic()))
-            except FutureTimeoutError:
-                raise ClusterError(
-                    f"rank {rank} did not answer {call} within {timeout_s:.0f} s."
-                ) from None
-        return answers
+        pending = {rank: self.ask(rank, call, busy=busy, **kwargs) for rank in ranks}
+        return gather(pending, call, timeout_s)
 
     def execute(self, rank: int, code: str, options: Mapping[str, Any], handler: "Handler") -> str:
         """Send a cell to a rank; `handler` gets its output and its reply.
@@ -169,6 +159,24 @@ class Requests:
         if self._connection is None:
             raise ClusterError("The cluster is not running.", do="%dist start")
         return self._connection
+
+
+def gather(pending: Mapping[int, "Future[Any]"], call: str, timeout_s: float) -> dict[int, Any]:
+    """Return every rank's answer to `call`; the first failure is raised at once.
+
+    Raises:
+        ClusterError: A rank did not answer within `timeout_s`, or died.
+        RankFailedError: The function failed on a rank.
+    """
+    done, late = wait(pending.values(), timeout_s, FIRST_EXCEPTION)
+    for future in done:
+        future.result()
+    if late:
+        ranks = [rank for rank, future in pending.items() if future in late]
+        raise ClusterError(
+            f"{begin_with_ranks(ranks)} did not answer {call} within {timeout_s:.0f} s."
+        )
+    return {rank: future.result() for rank, future in pending.items()}
 
 
 def _resolve(future: "Future[Any]", value: Any) -> None:

@@ -173,7 +173,7 @@ class Rescue:
             # Every cut must be over before new links are made, or it would cut those.
             future.result(_REFORM_TIMEOUT_S)
         try:
-            self._cluster.reform(_REFORM_TIMEOUT_S)
+            self._cluster.recover(timeout_s=_REFORM_TIMEOUT_S)
         except Exception as error:
             log.exception("The group could not be re-formed")
             self._cluster.broken = "The process group could not be re-formed after a fault."

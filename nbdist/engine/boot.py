@@ -177,16 +177,30 @@ def join(
     tap: str,
     hooks: bool,
     version: int,
+    newcomers: list[int],
 ) -> dict[str, Any]:
     """Form the process group with the other ranks. On the main thread.
 
+    Args:
+        world_size: Number of ranks.
+        store_host: Where the store listens.
+        store_port: Its port.
+        backend: As in `init_process_group`.
+        timeout: Longest wait inside one collective, in seconds.
+        generation: 0 in a new cluster.
+        tap: The tap's level.
+        hooks: Whether training is watched.
+        version: Of the notebook's messages.
+        newcomers: Ranks that take the place of others, this one among them; empty in a new
+            cluster. The survivors run `recover` at the same time.
+
     Returns:
-        This rank's number and device.
+        This rank's number and device; for a newcomer also what `recover` tells of it.
 
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine import group, training
+    from nbdist.engine import group, recovery, training
     from nbdist.engine import tap as tap_module
     from nbdist.engine.layout import layout
 
@@ -224,20 +238,15 @@ def join(
         dist=torch.distributed,
         nbdist=nbdist,
     )
-    return {"rank": here.rank, "device": str(device)}
+    answer = {"rank": here.rank, "device": str(device)}
+    return {**answer, **recovery.settle(generation, newcomers)} if newcomers else answer
 
 
-def reform(generation: int) -> list[str]:
-    """Give every group a new backend and heal what was interrupted. All ranks, main thread.
+def recover(generation: int, newcomers: list[int]) -> dict[str, Any]:
+    """Put all ranks together again after a fault; see `recovery`. All ranks, main thread."""
+    from nbdist.engine import recovery
 
-    Returns:
-        What was healed, in words.
-    """
-    from nbdist.engine import group, heal, tap
-
-    group.reform(generation)
-    tap.reset_counts()
-    return heal.heal()
+    return recovery.recover(generation, newcomers)
 
 
 def resend(first: int, next: int) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 MAIN = {
     "boot.join": "nbdist.engine.boot:join",
-    "group.reform": "nbdist.engine.boot:reform",
+    "group.recover": "nbdist.engine.boot:recover",
     "records.resend": "nbdist.engine.boot:resend",
     "transfer.push": "nbdist.engine.transfer:push",
     "transfer.pull": "nbdist.engine.transfer:pull",

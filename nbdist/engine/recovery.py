@@ -1,0 +1,52 @@
+"""Put the ranks together again after a fault or a death: the order of what is done, on all ranks.
+
+    re-form ─▶ heal ─▶ agree ─▶ clone
+
+Every rank's main thread runs this at the same time, idle otherwise: survivors call `recover`, and a
+*newcomer*, which has just joined with the same generation, goes on with `settle`. A fault in the
+midst of it raises and leaves the group aborted: it is begun again with a higher generation.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from nbdist.engine import group, heal, tap
+
+
+def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
+    """Give every group a new backend and bring all ranks to the same boundary. A survivor's part.
+
+    Args:
+        generation: Higher than any before, the same on all ranks.
+        newcomers: Ranks whose processes are new; they `join` at the same time.
+
+    Returns:
+        `healed` (one line a module), `agreed` (lines for people), `cloned` (what newcomers got,
+        or None), `stale` (groups that could not be formed), `reforms_left` (None: no limit).
+
+    Raises:
+        ClusterError: A rank did not arrive in time.
+        ReleasedError: `group.abort` was called meanwhile. After either the group is unusable until
+            the next generation.
+    """
+    formed = group.reform(generation)
+    return {
+        **settle(generation, newcomers),
+        "stale": formed["stale"],
+        "reforms_left": formed["reforms_left"],
+    }
+
+
+def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
+    """Do what follows when the group stands: the newcomers' part too, after their `join`.
+
+    Returns:
+        `healed`, `agreed` and `cloned`, as in `recover`.
+    """
+    try:
+        tap.reset_counts()
+        return {"healed": heal.heal(), "agreed": [], "cloned": None}
+    except BaseException:
+        # The peers must not wait for this rank, nor any cell use what is half agreed.
+        group.abort(generation)
+        raise
