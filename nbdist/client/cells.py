@@ -14,7 +14,7 @@ from typing import Any, Literal
 from nbdist import plain, wire
 from nbdist.client import failures
 from nbdist.client.cluster import Cluster, describe_status
-from nbdist.client.collect import Collector
+from nbdist.client.collect import Collector, Failure
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.live import LiveText
 from nbdist.client.requests import RankDiedError
@@ -106,6 +106,7 @@ class CellRun:
         self._news = threading.Event()
         self._slots = slots
         self._live = LiveText(slots, request.ranks)
+        self._noted: set[int] = set()  # ranks whose failure is in the log of events
         self._rescue = Rescue(cluster, self._say, set(cluster.ranks) - set(request.ranks))
         self._collectors = {
             rank: Collector(rank, self._live, telemetry.receive, self._news.set)
@@ -115,6 +116,8 @@ class CellRun:
     def run(self) -> Outcome:
         """Run the cell and return how it ended; never raises for what ranks did."""
         began = time.monotonic()
+        request, events = self._request, self._cluster.events
+        events.note("cell begun", number=request.number, ranks=list(request.ranks))
         stop_listening = self._cluster.on_death(self._on_death)
         messages = []
         outcome = Outcome(self._collectors, self._live)
@@ -137,6 +140,15 @@ class CellRun:
             for message_id in messages:
                 self._cluster.requests.forget(message_id)
             self._live.close()
+        took_s = round(time.monotonic() - began, 3)
+        steps = {rank: c.summary.steps for rank, c in self._collectors.items()}
+        events.note(
+            "cell ended",
+            outcome=outcome.word,
+            number=request.number,
+            seconds=took_s,
+            steps=steps,
+        )
         return outcome
 
     def _send(self, rank: int, collector: Collector, options: Mapping[str, Any]) -> str:
@@ -163,6 +175,7 @@ class CellRun:
         while running := self._running():
             if not self._cluster.reachable:
                 raise self._cluster.broken_error()
+            self._note_failures()
             if any(c.failure or c.death for c in self._collectors.values()):
                 self._rescue.rank_failed()
             if self._interrupts.count > passed_on:
@@ -177,7 +190,18 @@ class CellRun:
                 self._rescue.interrupt(running)
             self._news.wait(self._rescue.next_due())
             self._news.clear()
+        self._note_failures()
         return timed_out
+
+    def _note_failures(self) -> None:
+        """Write down what has failed since the last call: the error's class and line, no more."""
+        for rank, collector in self._collectors.items():
+            if collector.failure is not None and rank not in self._noted:
+                self._noted.add(rank)
+                failure = _failure(rank, collector.failure)
+                self._cluster.events.note(
+                    "rank failed", failure.ename, rank=rank, place=failures.place_of(failure)
+                )
 
     def _complete(self) -> None:
         """Wait for the last output, and ask for records that the push has lost."""
@@ -242,15 +266,15 @@ def _rank_result(collector: Collector, output: RankOutput) -> RankResult:
     )
 
 
+def _failure(rank: int, told: Failure) -> failures.Failure:
+    return failures.Failure(rank, told.ename, told.evalue, told.traceback, told.at)
+
+
 def _rank_error(
     collectors: Mapping[int, Collector], cluster: Cluster, notes: Sequence[str]
 ) -> RankError:
     """Return the one error that tells what failed on which ranks."""
-    failed = [
-        failures.Failure(rank, c.failure.ename, c.failure.evalue, c.failure.traceback, c.failure.at)
-        for rank, c in collectors.items()
-        if c.failure is not None
-    ]
+    failed = [_failure(rank, c.failure) for rank, c in collectors.items() if c.failure is not None]
     deaths = [
         failures.Death(rank, c.death, c.died_at)
         for rank, c in collectors.items()

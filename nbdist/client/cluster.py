@@ -9,18 +9,21 @@ Threads: `_on_exit` runs on the launcher's thread; everything else on the caller
 import json
 import logging
 import os
+import platform
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
-from nbdist.client.launchers.base import UNKNOWN_STATUS, Launcher
+from nbdist.client.events import EventLog
+from nbdist.client.launchers.base import UNKNOWN_STATUS, Launcher, Started
 from nbdist.client.requests import Requests, gather
 from nbdist.errors import ClusterError, StartError
 from nbdist.ranks import begin_with_ranks, name_ranks
@@ -34,6 +37,8 @@ _PING_MS = 150  # an engine is registered only once it has answered one
 _START_TIMEOUT_S = 120.0
 _REQUEST_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0
+# Their versions are what a bug report is asked for first.
+_STANDS_ON = ("nbdist", "torch", "ipyparallel", "ipykernel", "ipython", "pyzmq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,8 @@ class Cluster:
         self.ranks: dict[int, RankState] = {}
         self.options: Options | None = None
         self.generation = 0
-        self.broken: str | None = None  # what has happened to all of it
+        self.events = EventLog(logs / "events.jsonl")
+        self._broken: str | None = None
         self.reachable = True
         self._launcher = launcher
         self._logs = logs
@@ -105,7 +111,7 @@ class Cluster:
             "address": "127.0.0.1",
             "ping_ms": _PING_MS,
         }
-        self._launcher.start_soon("controller", "controller", spec)
+        self._launch("controller", "controller", spec)
 
     def start(self, options: Options) -> None:
         """Start `options.n` ranks and form their group; stops everything again on failure.
@@ -114,14 +120,16 @@ class Cluster:
             StartError: A process ended or did not come up in time.
         """
         self.options = options
+        self.events.note("start", **asdict(options), **_surroundings())
         try:
-            store = self._launcher.start_soon("store", "store", {"address": options.address})
+            store = self._launch("store", "store", {"address": options.address})
             self._connect()
             self._store_port = store.result(_START_TIMEOUT_S).port or 0
             self._start_ranks(range(options.n))
             self._join(range(options.n))
         except BaseException as error:
             cause = self._why_not_started(error)
+            self.events.note("start failed", type(cause).__name__)
             self.stop()
             if cause is error:
                 raise
@@ -141,6 +149,7 @@ class Cluster:
     def stop(self) -> None:
         """End ranks, store and controller; the launcher's parent stays for the next start."""
         self._stopping = True
+        self.events.note("stop")
         self._launcher.give_up()
         self._end(self._launcher.running())
         if self._connection is not None:
@@ -175,6 +184,7 @@ class Cluster:
     def _rebuild(self) -> None:
         options = self.options
         assert options is not None
+        self.events.note("made anew", self.broken or "")
         self.stop()
         with self._lock:
             self.ranks.clear()
@@ -184,6 +194,7 @@ class Cluster:
 
     def _replace(self, chosen: list[int]) -> None:
         connection = self._require_connection()
+        began = time.monotonic()
         with self._lock:
             for rank in chosen:
                 self.ranks.pop(rank, None)
@@ -194,6 +205,7 @@ class Cluster:
             raise StartError(f"The controller did not let go of {name_ranks(chosen)}.")
         self._start_ranks(chosen)
         self.recover(newcomers=chosen, timeout_s=_START_TIMEOUT_S)
+        self.events.note("replaced", ranks=chosen, ms=_ms_since(began))
 
     def recover(
         self, *, newcomers: Iterable[int] = (), timeout_s: float = _START_TIMEOUT_S
@@ -212,6 +224,7 @@ class Cluster:
                 unusable then; the next call begins again, with a new generation.
         """
         self.generation += 1
+        began = time.monotonic()
         new = sorted(newcomers)
         survivors = [rank for rank in range(len(self.ranks)) if rank not in new]
         if not survivors:
@@ -225,12 +238,14 @@ class Cluster:
         try:
             pending |= self._ask_to_join(new, newcomers=new)
             answers = gather(pending, "group.recover", timeout_s)
-        except BaseException:
+        except BaseException as error:
+            self.events.note("not re-formed", type(error).__name__, generation=self.generation)
             # Whoever still waits for one that failed is freed, and can begin again.
             for rank in self.living():
                 self.requests.ask(rank, "control.abort", busy=True, generation=self.generation)
             raise
         self._joined({rank: answers[rank] for rank in new})
+        self.events.note("re-formed", generation=self.generation, ms=_ms_since(began))
         return answers
 
     def _start_ranks(self, ranks: Iterable[int]) -> None:
@@ -240,8 +255,7 @@ class Cluster:
         with self._lock:
             self._early_exits.clear()
         started = {
-            rank: self._launcher.start_soon(f"rank {rank}", "engine", self._engine_spec(rank))
-            for rank in chosen
+            rank: self._launch(f"rank {rank}", "engine", self._engine_spec(rank)) for rank in chosen
         }
         for rank, future in started.items():
             process = future.result(_START_TIMEOUT_S)
@@ -257,6 +271,17 @@ class Cluster:
                 why=f"See the logs in {self._logs}.",
                 do="%dist doctor",
             )
+
+    def _launch(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
+        def note(started: Future[Started]) -> None:
+            if (error := started.exception()) is None:
+                self.events.note("process started", key=key, pid=started.result().pid)
+            else:
+                self.events.note("process not started", type(error).__name__, key=key)
+
+        future = self._launcher.start_soon(key, role, spec)
+        future.add_done_callback(note)
+        return future
 
     def _engine_spec(self, rank: int) -> dict[str, Any]:
         assert self.options is not None
@@ -307,6 +332,8 @@ class Cluster:
             if answer["rank"] != rank:
                 raise StartError(f"Engine {rank} says it is rank {answer['rank']}.")
             self.ranks[rank].device = answer["device"]
+        if answers:
+            self.events.note("joined", ranks=sorted(answers), generation=self.generation)
 
     def _connect(self) -> None:
         assert self._folder is not None
@@ -358,6 +385,17 @@ class Cluster:
     # -- who is alive
 
     @property
+    def broken(self) -> str | None:
+        """What has happened to all of it, so that no cell can run; None while all is well."""
+        return self._broken
+
+    @broken.setter
+    def broken(self, what: str | None) -> None:
+        if what is not None:
+            self.events.note("broken", what)
+        self._broken = what
+
+    @property
     def is_up(self) -> bool:
         """Whether it has been started and not stopped."""
         return self._connection is not None
@@ -388,6 +426,7 @@ class Cluster:
     def _on_exit(self, key: str, status: int) -> None:
         if self._stopping:
             return
+        self.events.note("process ended", describe_status(status), key=key, status=status)
         if not key.startswith("rank "):
             self._host_ended(key, status)
             return
@@ -436,6 +475,20 @@ def describe_status(status: int) -> str:
         except ValueError:
             return f"killed by signal {-status}"
     return f"exit code {status}"
+
+
+def _surroundings() -> dict[str, Any]:
+    versions = {"python": platform.python_version()}
+    for name in _STANDS_ON:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "unknown"  # run from a folder of sources
+    return {"versions": versions, "system": platform.platform(), "cores": os.cpu_count()}
+
+
+def _ms_since(began: float) -> float:
+    return round(1e3 * (time.monotonic() - began), 1)
 
 
 def _connection_file(folder: str, side: str) -> Path:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -60,6 +61,14 @@ class Session:
     def tracking_uri(self) -> str | None:
         """Where runs go, as `start` was told; None for the default."""
         return self._showing.tracking_uri
+
+    @property
+    def events(self) -> Path:
+        """The file of all that has happened to the cluster, a JSON line an event.
+
+        It holds no code, no values and no messages of errors: it can go with a bug report.
+        """
+        return self._cluster.events.path
 
     @property
     def is_running(self) -> bool:

@@ -39,6 +39,7 @@ class Status:
 
     summary: str
     ranks: tuple[RankLine, ...] = ()
+    hint: str = ""
 
     @classmethod
     def stopped(cls, why: str) -> "Status":
@@ -64,13 +65,15 @@ class Status:
                 lines.append(RankLine(*place, "not answering"))
                 continue
             lines.append(_line(place, answer, running=running))
-        return cls(cluster.broken or describe, tuple(lines))
+        trouble = cluster.broken or cluster.dead()
+        hint = f"What led to this is in {cluster.events.path}" if trouble else ""
+        return cls(cluster.broken or describe, tuple(lines), hint)
 
     def __str__(self) -> str:
         if not self.ranks:
             return self.summary
         rows = [_COLUMNS, *(line.cells() for line in self.ranks)]
-        return "\n".join([self.summary, *_aligned(rows)])
+        return "\n".join([self.summary, *_aligned(rows), self.hint]).rstrip()
 
     def __repr__(self) -> str:
         return str(self)
