@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from nbdist import plain, wire
 from nbdist.client import failures
-from nbdist.client.cluster import Cluster, describe_status
+from nbdist.client.cluster import Cluster
 from nbdist.client.collect import Collector, Failure
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.live import LiveText
@@ -160,10 +160,10 @@ class CellRun:
             collector.died("it had ended before the cell was sent")
             return ""
 
-    def _on_death(self, rank: int, status: int) -> None:
+    def _on_death(self, rank: int, cause: str) -> None:
         collector = self._collectors.get(rank)
         if collector is not None:
-            collector.died(describe_status(status))
+            collector.died(cause)
 
     def _running(self) -> list[int]:
         return [rank for rank, c in self._collectors.items() if not c.settled]

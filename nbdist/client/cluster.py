@@ -61,13 +61,17 @@ class Options:
 
 @dataclass(slots=True)
 class RankState:
-    """One rank as the notebook knows it. `exit_status` is None while it lives."""
+    """One rank as the notebook knows it.
+
+    While it lives `exit_status` is None; afterwards `cause` tells its end in words.
+    """
 
     rank: int
     pid: int
     host: str
     device: str = "cpu"
     exit_status: int | None = None
+    cause: str = ""
 
     @property
     def alive(self) -> bool:
@@ -92,10 +96,10 @@ class Cluster:
         self._store_port = 0
         self.requests = Requests()
         self._lock = threading.Lock()
-        self._death_callbacks: list[Callable[[int, int], None]] = []
+        self._death_callbacks: list[Callable[[int, str], None]] = []
         self._stopping = False
-        # Statuses of ranks that ended before their start was known here.
-        self._early_exits: dict[str, int] = {}
+        # Status and cause of ranks that ended before their start was known here.
+        self._early_exits: dict[str, tuple[int, str]] = {}
 
     # -- starting and stopping
 
@@ -261,7 +265,8 @@ class Cluster:
             process = future.result(_START_TIMEOUT_S)
             with self._lock:
                 state = RankState(rank, process.pid, self._launcher.host)
-                state.exit_status = self._early_exits.get(f"rank {rank}")
+                if f"rank {rank}" in self._early_exits:
+                    state.exit_status, state.cause = self._early_exits[f"rank {rank}"]
                 self.ranks[rank] = state
         connection = self._require_connection()
         if not connection.wait_for(chosen, _START_TIMEOUT_S, self._check_alive):
@@ -410,8 +415,8 @@ class Cluster:
         with self._lock:
             return [rank for rank, state in sorted(self.ranks.items()) if not state.alive]
 
-    def on_death(self, callback: Callable[[int, int], None]) -> Callable[[], None]:
-        """Call `callback(rank, status)` on the launcher's thread; returns how to stop that."""
+    def on_death(self, callback: Callable[[int, str], None]) -> Callable[[], None]:
+        """Call `callback(rank, cause)` on the launcher's thread; returns how to stop that."""
         self._death_callbacks.append(callback)
         return lambda: self._death_callbacks.remove(callback)
 
@@ -423,28 +428,28 @@ class Cluster:
         """End a rank's process and everything it started."""
         self._launcher.signal(f"rank {rank}", signal.SIGKILL, group=True)
 
-    def _on_exit(self, key: str, status: int) -> None:
+    def _on_exit(self, key: str, status: int, evidence: str) -> None:
         if self._stopping:
             return
-        self.events.note("process ended", describe_status(status), key=key, status=status)
+        cause = describe_end(status, evidence)
+        self.events.note("process ended", cause, key=key, status=status)
         if not key.startswith("rank "):
-            self._host_ended(key, status)
+            self._host_ended(key, cause)
             return
         rank = int(key.removeprefix("rank "))
         with self._lock:
             state = self.ranks.get(rank)
             if state is None:
-                self._early_exits[key] = status
+                self._early_exits[key] = status, cause
                 return
-            state.exit_status = status
+            state.exit_status, state.cause = status, cause
         if self._connection is not None:
             self._connection.unregister(rank)
-        self.requests.rank_died(rank, describe_status(status))
+        self.requests.rank_died(rank, cause)
         for callback in list(self._death_callbacks):
-            callback(rank, status)
+            callback(rank, cause)
 
-    def _host_ended(self, key: str, status: int) -> None:
-        how = describe_status(status)
+    def _host_ended(self, key: str, how: str) -> None:
         if key == "store":
             self.broken = (
                 f"The store, through which the ranks find each other, has ended ({how}). What the "
@@ -465,8 +470,17 @@ class Cluster:
         return self._connection
 
 
-def describe_status(status: int) -> str:
-    """Return an exit status in words: `killed by SIGKILL`, `exit code 3`."""
+def describe_end(status: int, evidence: str = "") -> str:
+    """Return how a process ended in words: `killed by SIGKILL; out of memory ...`, `exit code 3`.
+
+    Args:
+        status: Its exit code, minus the signal's number, or `UNKNOWN_STATUS`.
+        evidence: What is known beside it; see `Launcher.on_exit`.
+    """
+    return "; ".join(filter(None, [_describe_status(status), evidence]))
+
+
+def _describe_status(status: int) -> str:
     if status == UNKNOWN_STATUS:
         return "it ended unseen, after the process that had started it"
     if status < 0:

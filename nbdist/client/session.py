@@ -18,7 +18,7 @@ from typing import Any
 from nbdist import payload, plain
 from nbdist.client import syntax
 from nbdist.client.cells import CellRequest, CellRun
-from nbdist.client.cluster import Cluster, describe_status
+from nbdist.client.cluster import Cluster
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.result import CellResult
 from nbdist.client.show import Showing
@@ -288,7 +288,7 @@ class Session:
         chosen = parse_ranks(ranks, self.world_size)
         dead = sorted(set(self._cluster.dead()) & set(chosen))
         if dead:
-            causes = {describe_status(self._cluster.ranks[r].exit_status or 0) for r in dead}
+            causes = {self._cluster.ranks[r].cause for r in dead}
             raise ClusterError(
                 f"{begin_with_ranks(dead, be=True)} not running any more, so this ran nowhere.",
                 why=f"{', '.join(sorted(causes))}. The other ranks keep their variables.",

@@ -5,7 +5,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.client.cluster import Cluster, describe_status
+from nbdist.client.cluster import Cluster
 from nbdist.errors import ClusterError
 
 _ANSWER_TIMEOUT_S = 5.0
@@ -57,7 +57,7 @@ class Status:
         for rank, state in sorted(cluster.ranks.items()):
             place = (rank, state.host, state.device, state.pid)
             if state.exit_status is not None:
-                lines.append(RankLine(*place, f"dead: {describe_status(state.exit_status)}"))
+                lines.append(RankLine(*place, f"dead: {state.cause}"))
                 continue
             try:
                 answer = futures[rank].result(_ANSWER_TIMEOUT_S)

@@ -14,8 +14,9 @@ Talks JSON lines over one socket pair with the kernel. Requests:
     {"op": "quit"}
 
 Events: `started` (key, number, pid), `ready` (seconds, forks, why, gpus), `exited` (key, pid,
-status), `failed` (key, number, error). Ends, and ends its children, when the
-kernel does. A controller's private folder, with the connection keys, is removed when it has ended.
+status, evidence: what is known of a SIGKILL, see `host/oom.py`), `failed` (key, number, error).
+Ends, and ends its children, when the kernel does. A controller's private folder, with the
+connection keys, is removed when it has ended.
 """
 
 import importlib
@@ -32,6 +33,8 @@ import threading
 import time
 import traceback
 from typing import Any
+
+from nbdist.host import oom
 
 # What a rank would otherwise import by itself, a second or more each.
 _WARM_MODULES = (
@@ -64,6 +67,7 @@ class Parent:
         self._why_not = "" if fork else "this platform starts fresh interpreters"
         self._children: dict[int, str] = {}
         self._private: dict[int, str] = {}
+        self._oom = oom.Watch()
         self._unread = b""
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -87,6 +91,7 @@ class Parent:
         kernel_fd = self._watch_kernel(selector)
         while True:
             self._reap()
+            self._oom.refresh()
             ready = {key.fd for key, _ in selector.select(timeout=1.0)}
             if kernel_fd in ready or not _alive(self._kernel_pid):
                 return
@@ -177,6 +182,7 @@ class Parent:
             self._send(event="failed", key=key, number=number, error=str(error))
             return
         self._children[pid] = key
+        self._oom.add(pid)
         if role == "controller":
             self._private[pid] = spec["profile_dir"]
         port = listener.getsockname()[1] if listener else None
@@ -227,7 +233,8 @@ class Parent:
                 if pid in self._private:
                     shutil.rmtree(self._private.pop(pid), ignore_errors=True)
                 code = os.waitstatus_to_exitcode(status)
-                self._send(event="exited", key=key, pid=pid, status=code)
+                told = self._oom.explain(pid, code)
+                self._send(event="exited", key=key, pid=pid, status=code, evidence=told)
 
 
 def _run_role(role: str, spec: dict[str, Any], listener: socket.socket | None) -> None:

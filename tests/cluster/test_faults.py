@@ -249,7 +249,9 @@ def test_a_rank_killed_in_a_cell_is_named_and_can_be_replaced(session: Session) 
     assert "rank 1 (localhost, cpu) died: killed by SIGKILL" in told
     assert "rank 0 was freed while waiting in barrier" in told
     assert "%dist restart -r 1" in told
-    assert [line.state for line in session.status().ranks] == ["idle", "dead: killed by SIGKILL"]
+    idle, dead = (line.state for line in session.status().ranks)
+    assert idle == "idle"
+    assert dead.startswith("dead: killed by SIGKILL")
     with pytest.raises(ClusterError, match=r"(?s)Rank 1 is not running any more.*restart -r 1"):
         session.run("rank")
     assert session.run("held", ranks="0").value_list == [40]
@@ -264,7 +266,7 @@ def test_a_rank_killed_while_idle_is_noticed_and_can_be_replaced(session: Sessio
     deadline = time.monotonic() + 30
     while session.status().ranks[0].state == "idle" and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert session.status().ranks[0].state == "dead: killed by SIGKILL"
+    assert session.status().ranks[0].state.startswith("dead: killed by SIGKILL")
     with pytest.raises(ClusterError, match="Rank 0 is not running any more"):
         session.run("rank")
     session.restart("0")

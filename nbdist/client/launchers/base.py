@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-OnExit = Callable[[str, int], None]
+OnExit = Callable[[str, int, str], None]
 UNKNOWN_STATUS = 256  # of a process that ended where nobody could collect its exit status
 
 
@@ -45,9 +45,10 @@ class Launcher(Protocol):
         """Send a signal to a process, or to its whole group; nothing if it has ended."""
 
     def on_exit(self, callback: OnExit) -> None:
-        """Call `callback(key, status)` on the launcher's thread when a process has ended.
+        """Call `callback(key, status, evidence)` on the launcher's thread: a process has ended.
 
-        `status` is the exit code, minus the signal's number, or `UNKNOWN_STATUS`.
+        `status` is the exit code, minus the signal's number, or `UNKNOWN_STATUS`; `evidence` is
+        what is known beside it, in words, such as that the memory ran out. It may be empty.
         """
 
     def remove_on_exit(self, callback: OnExit) -> None:

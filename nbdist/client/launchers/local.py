@@ -250,7 +250,7 @@ class LocalLauncher:
         if name == "ready":
             self._ready.set_result(event)
         elif name == "exited":
-            self._ended(key, event["pid"], event["status"])
+            self._ended(key, event["pid"], event["status"], event["evidence"])
         elif not self._is_wanted(key, event["number"]):
             if name == "started":
                 self._send(
@@ -269,13 +269,13 @@ class LocalLauncher:
             del self._wanted[key]
             return True
 
-    def _ended(self, key: str, pid: int, status: int) -> None:
+    def _ended(self, key: str, pid: int, status: int, evidence: str = "") -> None:
         """Tell that a process has ended; once told, it is no longer `running`."""
         if self._pids.get(key) != pid:
             return
         for callback in list(self._callbacks):
             try:
-                callback(key, status)
+                callback(key, status, evidence)
             except Exception:
                 log.exception("An exit callback failed for %s", key)
         self._orphans.discard(pid)

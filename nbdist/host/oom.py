@@ -1,0 +1,164 @@
+"""Tell whether the kernel's out-of-memory killer ended a process: evidence, or no claim.
+
+Two witnesses, read at the death of a process that got SIGKILL:
+
+- the kernel's log (`/dev/kmsg`), where it may be read: it names the process by its number. A
+  container has numbers of its own, and finds none of its processes there;
+- the counter of the process's memory cgroup (`oom_kill`), which says that one of the processes in
+  it was ended. Only a rise of the last seconds counts: a DataLoader's worker that died of it last
+  hour says nothing of a rank that somebody kills now.
+
+Sources: Linux, mm/oom_kill.c (`__oom_kill_process`), Documentation/admin-guide/cgroup-v2.rst,
+Documentation/ABI/testing/dev-kmsg.
+"""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_RECENT_S = 10.0  # a process that held much takes seconds to be gone
+_MOST_LINES = 50_000  # of the kernel's log; it keeps a few thousand
+_KILLED = re.compile(r"Killed process (\d+) .*?(?:anon-rss:(\d+)kB|$)")
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+class Watch:
+    """The children whose end may have to be explained. One thread."""
+
+    def __init__(self, cgroups: Path = CGROUPS, kernel_log: Path = Path("/dev/kmsg")) -> None:
+        self._cgroups = cgroups
+        self._kernel_log = kernel_log
+        self._began: dict[int, float] = {}
+        self._counters: dict[int, Path] = {}
+        self._counts: dict[Path, int] = {}
+        self._rose: dict[Path, float] = {}
+
+    def add(self, pid: int) -> None:
+        """Begin to watch a process that has just been started."""
+        self._began[pid] = time.monotonic()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the counters; called about once a second."""
+        for pid in self._began:
+            # Read each time: a batch system moves processes that have been started.
+            with suppress(OSError):
+                text = Path(f"/proc/{pid}/cgroup").read_text()
+                if counter := find_counter(text, self._cgroups):
+                    self._counters[pid] = counter
+        for path in set(self._counters.values()):
+            count = _read_count(path)
+            if count > self._counts.get(path, count):
+                self._rose[path] = time.monotonic()
+            self._counts[path] = count
+
+    def explain(self, pid: int, status: int) -> str:
+        """Return what is known of an end by SIGKILL, in words; empty for every other end.
+
+        Args:
+            pid: A process that was added. It is forgotten.
+            status: Its exit code, or minus the signal's number.
+        """
+        self.refresh()
+        began, counter = self._began.pop(pid, 0.0), self._counters.pop(pid, None)
+        if status != -signal.SIGKILL:
+            return ""
+        log = _read_kernel_log(self._kernel_log)
+        if log is not None and (told := find_kill(log, pid, began)):
+            return told
+        if counter in self._rose and time.monotonic() - self._rose[counter] < _RECENT_S:
+            return f"out of memory: the kernel's OOM killer was at work in {counter.parent}"
+        return "" if log is None and counter is None else "no sign of the kernel's OOM killer"
+
+
+def find_kill(records: Iterable[str], pid: int, began: float) -> str:
+    """Return in words how the kernel's log tells the end of a process; empty when it does not.
+
+    Args:
+        records: `/dev/kmsg`'s: priority, number, microseconds since the boot, flags; then the text.
+        pid: The process.
+        began: When it was started (`time.monotonic`): numbers of processes are used again.
+    """
+    for record in records:
+        head, _, text = record.partition(";")
+        found = _KILLED.search(text)
+        if found is None or int(found[1]) != pid:
+            continue
+        fields = head.split(",")
+        # The clock of the kernel's log is close to the monotonic one, and not quite the same.
+        if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 < began - 2.0:
+            continue
+        size = f", when it held {int(found[2]) // 1024} MiB" if found[2] else ""
+        return f"out of memory: the kernel's OOM killer ended it{size}"
+    return ""
+
+
+def find_counter(text: str, cgroups: Path = CGROUPS) -> Path | None:
+    """Return the file that counts the OOM kills of a process's memory cgroup, if there is one.
+
+    Args:
+        text: The process's `/proc/PID/cgroup`: a line each of number, controllers and path.
+        cgroups: Where the cgroups are mounted.
+    """
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        path = path.strip("/")
+        if "memory" in controllers.split(","):
+            tops, name = [cgroups / "memory"], "memory.oom_control"
+        elif number == "0":
+            tops, name = [cgroups, cgroups / "unified"], "memory.events"
+        else:
+            continue
+        for top in tops:
+            # In a container the mount may begin at its own cgroup, whatever the path says.
+            for counter in (top / path / name, top / name):
+                if counter.is_file():
+                    return counter
+    return None
+
+
+def parse_count(text: str) -> int:
+    """Return `oom_kill` of a `memory.events` (cgroup v2) or `memory.oom_control` (v1)."""
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.strip().isdigit():
+            return int(value)
+    return 0
+
+
+def _read_count(path: Path) -> int:
+    try:
+        return parse_count(path.read_text())
+    except OSError:
+        return 0  # the cgroup is gone, and with it what it knew
+
+
+def _read_kernel_log(path: Path) -> list[str] | None:
+    """Return the records of the kernel's log, or None where it may not be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    records: list[str] = []
+    try:
+        while len(records) < _MOST_LINES:
+            try:
+                record = os.read(fd, 8192)  # one record a read
+            except BrokenPipeError:
+                continue  # records were overwritten while we read: go on with the oldest there is
+            except BlockingIOError:
+                break  # the newest has been read
+            if not record:
+                break
+            records.append(record.decode(errors="replace"))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return records
