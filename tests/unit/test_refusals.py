@@ -1,0 +1,36 @@
+"""A refused module raises at its forward, and says why."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from nbdist.engine import refusals  # noqa: E402
+from nbdist.errors import ClusterError  # noqa: E402
+
+
+def test_a_refused_module_raises_before_its_other_hooks_run_until_it_is_allowed_again() -> None:
+    model, ran = torch.nn.Linear(2, 2), []
+    model.register_forward_pre_hook(lambda *_: ran.append("hook"))
+
+    refusals.refuse(model, ClusterError("the shards of `model` are lost", do="build it again"))
+
+    for _ in range(2):
+        with pytest.raises(ClusterError, match="shards of `model`"):
+            model(torch.ones(1, 2))
+    assert ran == []
+    assert [module for module, _ in refusals.refused()] == [model]
+    refusals.allow(model)
+    refusals.allow(model)
+    model(torch.ones(1, 2))
+    assert (ran, refusals.refusal_of(model)) == (["hook"], None)
+
+
+def test_the_first_refusal_stays() -> None:
+    model = torch.nn.Linear(2, 2)
+    refusals.refuse(model, ClusterError("first"))
+    refusals.refuse(model, ClusterError("second"))
+
+    error = refusals.refusal_of(model)
+
+    assert error is not None
+    assert error.what == "first"
