@@ -60,6 +60,17 @@ def dist_parser() -> argparse.ArgumentParser:
     )
     start.add_argument("--threads", type=int, metavar="PER_RANK", help="CPU threads of a rank")
     start.add_argument("--tracking-uri", metavar="URI", help="MLflow server")
+    start.add_argument(
+        "--interface",
+        metavar="ADDRESS_OR_NAME",
+        help="where the cluster listens; by default 127.0.0.1, which only this machine reaches",
+    )
+    start.add_argument(
+        "--trust-network",
+        action="store_true",
+        default=None,
+        help="needed with an --interface that others reach: torch asks nobody who calls",
+    )
     for name in ("restart", "push", "pull", "stacks"):
         _add_ranks(made[name])
     for name in ("push", "pull"):

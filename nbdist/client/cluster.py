@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist import wire
 from nbdist.client.events import EventLog
 from nbdist.client.launchers.base import UNKNOWN_STATUS, Launcher, Started
+from nbdist.client.network import LOOPBACK, check_connection, is_loopback
 from nbdist.client.requests import Requests, gather
 from nbdist.errors import ClusterError, StartError
 from nbdist.ranks import begin_with_ranks, name_ranks
@@ -56,7 +57,7 @@ class Options:
     collective_timeout_s: float = 1800.0
     tap: str = "full"
     hooks: bool = True
-    address: str = "127.0.0.1"
+    address: str = LOOPBACK
 
 
 @dataclass(slots=True)
@@ -103,8 +104,8 @@ class Cluster:
 
     # -- starting and stopping
 
-    def prepare(self) -> None:
-        """Start the controller; it comes up beside the parent's import of torch."""
+    def prepare(self, address: str = LOOPBACK) -> None:
+        """Start the controller, on `address`; it comes up beside the parent's import of torch."""
         self._stopping = False
         self.broken, self.reachable = None, True
         self._launcher.on_exit(self._on_exit)
@@ -112,7 +113,8 @@ class Cluster:
         spec = {
             "profile_dir": self._folder.name,
             "cluster_id": "nbdist",
-            "address": "127.0.0.1",
+            "address": address,
+            "encrypt": not is_loopback(address),
             "ping_ms": _PING_MS,
         }
         self._launch("controller", "controller", spec)
@@ -193,7 +195,7 @@ class Cluster:
         with self._lock:
             self.ranks.clear()
         self.generation = 0
-        self.prepare()
+        self.prepare(options.address)
         self.start(options)
 
     def _replace(self, chosen: list[int]) -> None:
@@ -326,6 +328,7 @@ class Cluster:
                 generation=self.generation,
                 tap=options.tap,
                 hooks=options.hooks,
+                interface=options.address,
                 version=wire.VERSION,
                 newcomers=list(newcomers),
             )
@@ -344,7 +347,7 @@ class Cluster:
         assert self._folder is not None
         file = _connection_file(self._folder.name, "client")
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not _is_whole(file):
+        while (facts := _read_facts(file)) is None:
             self._check_alive()
             if time.monotonic() > deadline:
                 raise StartError(
@@ -352,6 +355,8 @@ class Cluster:
                     why=f"Its log: {self._logs / 'controller.log'}",
                 )
             time.sleep(0.01)
+        assert self.options is not None
+        check_connection(facts, self.options.address)
         # ipyparallel takes a quarter of a second to import: here, beside the parent's imports.
         from nbdist.client.ipp import Connection
 
@@ -509,12 +514,13 @@ def _connection_file(folder: str, side: str) -> Path:
     return Path(folder) / "security" / f"ipcontroller-nbdist-{side}.json"
 
 
-def _is_whole(file: Path) -> bool:
+def _read_facts(file: Path) -> dict[str, Any] | None:
+    """Return what the controller has written of itself; None until it is whole."""
     try:
-        json.loads(file.read_text())
+        facts: dict[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError):
-        return False
-    return True
+        return None
+    return facts
 
 
 def _last_lines(file: Path, count: int = 5) -> str:

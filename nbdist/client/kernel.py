@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,13 @@ from nbdist.client.cluster import Cluster
 from nbdist.client.folders import log_folder, project_folder
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.launchers.local import LocalLauncher
+from nbdist.client.network import (
+    LOOPBACK,
+    choose_address,
+    has_curve,
+    is_loopback,
+    look_at_interfaces,
+)
 from nbdist.client.options import choose_options
 from nbdist.client.session import Session
 from nbdist.client.show import Showing
@@ -105,6 +113,8 @@ def start(
     timeout: float = 1800.0,
     threads: int | None = None,
     tracking_uri: str | None = None,
+    interface: str = LOOPBACK,
+    trust_network: bool = False,
     tap: str = "full",
     hooks: bool = True,
     theme: str = "auto",
@@ -121,6 +131,11 @@ def start(
         threads: CPU threads of each rank; by default the cores divided by the ranks.
         tracking_uri: MLflow server; by default `MLFLOW_TRACKING_URI`, else a file beside the
             notebook.
+        interface: Where the cluster listens: an IPv4 address of this machine, or the name of one
+            of its network interfaces. Elsewhere than on loopback, nbdist's own messages are
+            encrypted.
+        trust_network: Needed elsewhere than on loopback: torch's store, gloo and NCCL ask nobody
+            who they are, and whoever reaches them can read and change tensors.
         tap: How much is measured of each collective: `off`, `counts` or `full`.
         hooks: Watch steps, loss and data time. Off, nothing of it is left in torch, and only
             `nbdist.log` begins a run.
@@ -140,24 +155,29 @@ def start(
             f"A cluster is running already: {_current.describe}.",
             do="%dist stop first, or %dist restart for new processes.",
         )
+    address = choose_address(
+        interface, look_at_interfaces(), trust_network=trust_network, has_curve=has_curve()
+    )
     place = Path.cwd()
     folder = project_folder(place)
     logs = log_folder(folder)
     parent = _warm_launcher(logs)
     cluster = Cluster(parent, logs)
     try:
-        cluster.prepare()
+        cluster.prepare(address)
         ready = parent.ready(_WARM_TIMEOUT_S)
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting fresh interpreters, which takes longer: {ready['why']}.")
         options = choose_options(n, ready["gpus"], device, backend, threads, timeout, tap, hooks)
-        cluster.start(options)
+        cluster.start(replace(options, address=address))
     except BaseException:
         with Interrupts():  # a second interrupt would leave ranks that nobody can stop
             cluster.stop()
         raise
     ranks = "1 rank" if options.n == 1 else f"{options.n} ranks"
     describe = f"{ranks} on {options.device}, {options.backend}"
+    if not is_loopback(address):
+        describe += f", open to the network on {address}"
     _current = Session(cluster, Showing(folder, tracking_uri, theme), describe)
     _place = place
     atexit.register(_current.stop)

@@ -35,6 +35,12 @@ class NBDist(Magics):
     tracking_uri = Unicode(
         None, allow_none=True, help="MLflow server; by default a file beside the notebook."
     ).tag(config=True)
+    interface = Unicode(
+        "127.0.0.1", help="Where the cluster listens: an address or the name of an interface."
+    ).tag(config=True)
+    trust_network = Bool(
+        False, help="Whether torch's unprotected sockets may be open to that network."
+    ).tag(config=True)
     tap = Enum(["off", "counts", "full"], "full", help="What is measured of each collective.").tag(
         config=True
     )
@@ -101,6 +107,8 @@ class NBDist(Magics):
             timeout=choose("timeout"),
             threads=choose("threads"),
             tracking_uri=choose("tracking_uri"),
+            interface=choose("interface"),
+            trust_network=choose("trust_network"),
             tap=self.tap,
             hooks=self.hooks,
             theme=self.theme,

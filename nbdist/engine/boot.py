@@ -176,6 +176,7 @@ def join(
     generation: int,
     tap: str,
     hooks: bool,
+    interface: str,
     version: int,
     newcomers: list[int],
 ) -> dict[str, Any]:
@@ -190,6 +191,7 @@ def join(
         generation: 0 in a new cluster.
         tap: The tap's level.
         hooks: Whether training is watched.
+        interface: IP address that gloo listens on.
         version: Of the notebook's messages.
         newcomers: Ranks that take the place of others, this one among them; empty in a new
             cluster. The survivors run `recover` at the same time.
@@ -219,6 +221,7 @@ def join(
         backend,
         timeout_s=timeout,
         generation=generation,
+        interface=interface,
     )
     here.joined = True
     here.variables.update(environment.group_variables(store_host, store_port))

@@ -5,6 +5,7 @@ keep every pushed array in memory (more than 1 GB after a few pushes).
 """
 
 import os
+import secrets
 import shutil
 import sys
 from typing import Any
@@ -44,7 +45,23 @@ def run(spec: dict[str, Any]) -> None:
     lifeline.watch(spec["kernel_pid"], lambda: _end(spec["profile_dir"]))
     argv = arguments(spec["profile_dir"], spec["cluster_id"], spec["address"], spec["ping_ms"])
     sys.argv = ["ipcontroller", *argv]
-    IPController.launch_instance(argv)
+    IPController.launch_instance(argv, config=_security(encrypt=spec["encrypt"]))
+
+
+def _security(*, encrypt: bool) -> Any:
+    """Return the settings that must not stand on a command line, where everyone reads them.
+
+    With CURVE, ipyparallel leaves messages unsigned unless it is given a key. A CURVE server takes
+    every client that knows its public key; the signature asks for a secret as well.
+    """
+    from traitlets.config import Config
+
+    config = Config()
+    config.Session.key = secrets.token_hex(32).encode()
+    config.Session.signature_scheme = "hmac-sha256"
+    if encrypt:
+        config.IPController.enable_curve = True
+    return config
 
 
 def _end(profile_dir: str) -> None:

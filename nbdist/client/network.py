@@ -1,0 +1,137 @@
+"""Where a cluster listens, and who may talk to it there: loopback, unless a person asks otherwise.
+
+What each socket asks of its caller:
+
+| socket | loopback | elsewhere |
+| --- | --- | --- |
+| ipyparallel's (cells, requests, output) | a signature (HMAC-SHA256) | a signature, inside CURVE |
+| the store, gloo, NCCL | nothing | nothing: hence `--trust-network` |
+
+Pure, but for `look_at_interfaces` and `has_curve`.
+"""
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbdist.errors import StartError, UsageError
+
+LOOPBACK = "127.0.0.1"
+_SIGNATURE = "hmac-sha256"
+_LEAST_KEY_CHARS = 32
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address can be reached from this machine alone."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def look_at_interfaces() -> dict[str, list[str]]:
+    """Return the IPv4 addresses of each network interface of this machine."""
+    import socket
+
+    import psutil
+
+    return {
+        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
+        for name, entries in psutil.net_if_addrs().items()
+    }
+
+
+def has_curve() -> bool:
+    """Return whether this pyzmq can encrypt."""
+    import zmq
+
+    return zmq.has("curve")
+
+
+def choose_address(
+    asked: str, interfaces: Mapping[str, Sequence[str]], *, trust_network: bool, has_curve: bool
+) -> str:
+    """Return the address to listen on.
+
+    Args:
+        asked: An IPv4 address of this machine, or the name of one of its interfaces.
+        interfaces: What `look_at_interfaces` returned.
+        trust_network: The person accepts that the store, gloo and NCCL ask nobody who they are.
+        has_curve: This pyzmq can encrypt.
+
+    Raises:
+        StartError: Off loopback, and the network is not trusted, or there is no CURVE.
+        UsageError: This machine has no such address.
+    """
+    address = _find(asked, interfaces)
+    if is_loopback(address):
+        return address
+    if not trust_network:
+        raise StartError(
+            f"{address} can be reached from the network, and torch does not ask who calls.",
+            why="nbdist's own messages would be signed and encrypted there. But torch's store, "
+            "gloo and NCCL know no password and no encryption: whoever reaches this address "
+            "could read and change tensors, stop the training, and, where ranks exchange "
+            "pickled objects, run code as you.",
+            do=f"%dist start --interface {asked} --trust-network, if you trust everyone who can "
+            "reach it; else leave --interface away: ranks of one machine need no network.",
+        )
+    if not has_curve:
+        raise StartError(
+            f"Messages on {address} would not be encrypted, so nothing was started.",
+            why="this pyzmq was built without CURVE (libsodium).",
+            do="pip install --force-reinstall pyzmq brings a build that has it.",
+        )
+    return address
+
+
+def _find(asked: str, interfaces: Mapping[str, Sequence[str]]) -> str:
+    if interfaces.get(asked):
+        return interfaces[asked][0]
+    try:
+        address = ipaddress.ip_address(asked)
+    except ValueError:
+        address = None
+    if address is not None and address.is_unspecified:
+        raise UsageError(
+            f"--interface takes one address, and {asked} means all of them: {_table(interfaces)}."
+        )
+    # All of 127.0.0.0/8 is this machine, though Linux lists the first of it only.
+    mine = [entry for entries in interfaces.values() for entry in entries]
+    if address is None or not (asked in mine or (address.version == 4 and address.is_loopback)):
+        raise UsageError(
+            f"--interface is an IPv4 address or an interface of this machine, not {asked!r}: "
+            f"{_table(interfaces)}."
+        )
+    return asked
+
+
+def _table(interfaces: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{name} ({entries[0]})" for name, entries in interfaces.items() if entries)
+
+
+def check_connection(facts: Mapping[str, Any], address: str) -> None:
+    """Refuse a controller that does not protect its sockets as it was told to.
+
+    A config file of IPython's, in /etc or in the folder of the notebook, may say otherwise.
+
+    Args:
+        facts: What the controller wrote for its clients.
+        address: Where it was told to listen.
+
+    Raises:
+        StartError: Messages would not be signed, or not encrypted off loopback, or it listens
+            elsewhere.
+    """
+    wrong = ""
+    if len(facts.get("key") or "") < _LEAST_KEY_CHARS:
+        wrong = "its messages have no key to be signed with"
+    elif facts.get("signature_scheme") != _SIGNATURE:
+        wrong = f"its messages are signed by {facts.get('signature_scheme')}, not {_SIGNATURE}"
+    elif not is_loopback(address) and not facts.get("curve_serverkey"):
+        wrong = f"its sockets on {address} do not use CURVE"
+    elif facts.get("interface") != f"tcp://{address}":
+        wrong = f"it listens on {facts.get('interface')}, not on {address} alone"
+    if wrong:
+        raise StartError(
+            "ipyparallel's controller does not protect its sockets, so nothing was started.",
+            why=f"{wrong}; a config file of IPython or Jupyter has changed that.",
+            do="find it: jupyter --paths, ipython locate, and ipcontroller_config.py here.",
+        )
