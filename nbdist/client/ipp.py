@@ -71,10 +71,16 @@ class _Client(ipyparallel.Client):  # type: ignore[misc]
 
     def _handled(self, parts: list[Any], *, reply: bool) -> bool:
         """Hand a message to its handler; False leaves it to the base class."""
-        _, frames = self.session.feed_identities(parts, copy=False)
-        # Peek at the headers only: a full `deserialize` counts as the message's one arrival.
-        kind = self.session.unpack(frames[1].bytes)["msg_type"]
-        parent = self.session.unpack(frames[2].bytes).get("msg_id", "")
+        try:
+            _, frames = self.session.feed_identities(parts, copy=False)
+            # Peek at the headers only: a full `deserialize` counts as the message's one arrival.
+            kind = self.session.unpack(frames[1].bytes)["msg_type"]
+            parent = self.session.unpack(frames[2].bytes).get("msg_id", "")
+        except Exception:
+            # Whoever reaches the controller's port for output can send anything through it. An
+            # exception here, or in the base class, would end the thread that hears the ranks.
+            log.info("Bytes that are no message were dropped")
+            return True
         if kind.startswith("comm_"):
             return False  # widgets made on a rank: the base class relays them to the browser
         handler = self.handlers.get(parent)
