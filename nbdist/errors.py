@@ -97,7 +97,8 @@ class RankError(NBDistError):
     """Code failed on one or more ranks.
 
     `what` is the whole text for people: groups of failures, root cause first, each with its
-    traceback. `failures` maps each failed rank to (exception name, message).
+    traceback. `failures` maps each failed rank to (exception name, message); `causes` has a line
+    for each cause, such as `rank 1 (localhost, cpu) died: killed by SIGKILL`.
     """
 
     def __init__(
@@ -107,6 +108,8 @@ class RankError(NBDistError):
         why: str = "",
         do: str = "",
         failures: dict[int, tuple[str, str]] | None = None,
+        causes: tuple[str, ...] = (),
     ) -> None:
         super().__init__(what, why=why, do=do)
         self.failures = failures or {}
+        self.causes = causes

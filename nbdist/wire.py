@@ -115,7 +115,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class CellInfo:
-    """One `%%distributed` cell, as board and tracker need to know it."""
+    """One `%%distributed` cell, as board and tracker need to know it.
+
+    `continues` names the run (its folder in the spool) of a failed attempt that this one repeats.
+    """
 
     number: int
     source: str
@@ -125,6 +128,7 @@ class CellInfo:
     devices: tuple[str, ...]
     run_name: str | None = None
     resume: bool = False
+    continues: str | None = None
     track: bool = True
     params: dict[str, Any] = field(default_factory=dict)
 

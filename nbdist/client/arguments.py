@@ -14,6 +14,7 @@ COMMANDS = {
     "status": "every rank: host, device, pid, state, step, memory, last collective",
     "stop": "end all ranks; what they hold is gone",
     "restart": "new processes for these ranks (all by default)",
+    "retry": "repair the ranks, and run the cell again that failed last",
     "push": "notebook -> ranks",
     "pull": "ranks -> notebook: NAME becomes a list, one entry a rank",
     "stacks": "where every rank is now, in Python",
@@ -98,6 +99,13 @@ def distributed_parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-track", action="store_true", help="no MLflow run for this cell")
     parser.add_argument(
         "--timeout", type=_seconds, metavar="SECONDS", help="interrupt the cell after so long"
+    )
+    parser.add_argument(
+        "--retry",
+        type=_times,
+        default=0,
+        metavar="N",
+        help="when it fails, run it again from where it stood, N times at most",
     )
     return parser
 
@@ -194,3 +202,9 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"--timeout is a number of seconds above 0, not {text!r}")
     return seconds
+
+
+def _times(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"--retry is a number of times, not {text!r}")
+    return int(text)

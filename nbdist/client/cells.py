@@ -7,7 +7,7 @@ thread and wakes at least every 100 ms, so that an interrupt and a timeout are s
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +16,9 @@ from nbdist.client import failures
 from nbdist.client.cluster import Cluster
 from nbdist.client.collect import Collector, Failure
 from nbdist.client.interrupts import Interrupts
+from nbdist.client.last_words import LastWords
 from nbdist.client.live import LiveText
+from nbdist.client.repair import Repaired
 from nbdist.client.requests import RankDiedError
 from nbdist.client.rescue import Rescue
 from nbdist.client.result import CellResult, RankResult
@@ -38,7 +40,8 @@ class CellRequest:
 
     `number` counts the session's cells and names their files; `prompt` is the number that
     tracebacks give the cell, the one the notebook shows. `params` are set on the ranks before the
-    cell runs, and logged. `timeout_s` bounds the whole cell; None lets it run for ever.
+    cell runs, and logged. `timeout_s` bounds the whole cell; None lets it run for ever. `is_retry`
+    tells that a cell which failed is run again: loaders go on where they stood.
     """
 
     code: str
@@ -47,6 +50,7 @@ class CellRequest:
     prompt: int
     timeout_s: float | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    is_retry: bool = False
 
 
 @dataclass(slots=True)
@@ -59,7 +63,7 @@ class Outcome:
     collectors: dict[int, Collector]
     text: LiveText
     error: BaseException | None = None
-    notes: list[str] = field(default_factory=list)
+    repaired: Repaired = field(default_factory=Repaired)
 
     @property
     def word(self) -> Literal["finished", "failed", "interrupted"]:
@@ -118,6 +122,7 @@ class CellRun:
         began = time.monotonic()
         request, events = self._request, self._cluster.events
         events.note("cell begun", number=request.number, ranks=list(request.ranks))
+        self._last_words = LastWords(self._cluster.logs, self._request.ranks)
         stop_listening = self._cluster.on_death(self._on_death)
         messages = []
         outcome = Outcome(self._collectors, self._live)
@@ -126,13 +131,14 @@ class CellRun:
                 "cell": self._request.number,
                 "prompt": self._request.prompt,
                 "params": {k: plain.encode(v) for k, v in self._request.params.items()},
+                "retry": self._request.is_retry,
             }
             for rank, collector in self._collectors.items():
                 messages.append(self._send(rank, collector, options))
             timed_out = self._wait(began)
             self._complete()
-            outcome.notes = self._recover()
-            outcome.error = self._judge(timed_out, outcome.notes)
+            outcome.repaired = self._recover()
+            outcome.error = self._judge(timed_out, outcome.repaired)
         except ClusterError as error:
             outcome.error = error
         finally:
@@ -224,25 +230,54 @@ class CellRun:
             # The cell's own result matters more than a hole in its plot.
             log.exception("Records %s to %s of rank %s are lost", first, after, rank)
 
-    def _recover(self) -> list[str]:
+    def _recover(self) -> Repaired:
         failed = any(c.failure or c.death for c in self._collectors.values())
         if not failed and not self._rescue.cut:
-            return []
+            return Repaired()
         counts = {rank: c.summary.collectives for rank, c in self._collectors.items() if c.replied}
         return self._rescue.finish(counts)
 
-    def _judge(self, timed_out: bool, notes: Sequence[str]) -> BaseException | None:
+    def _judge(self, timed_out: bool, repaired: Repaired) -> BaseException | None:
         if timed_out:
             return ClusterError(
                 f"The cell ran longer than its --timeout of {self._request.timeout_s:g} s, and "
                 "was interrupted.",
+                why=" ".join(repaired.lines) if repaired.replaced else "",
                 do="give it more time, or leave --timeout away.",
             )
         if self._rescue.interrupted or self._interrupts.count:
-            return Interrupted(" ".join(["All ranks have stopped.", *notes]))
+            return Interrupted(" ".join(["All ranks have stopped.", *repaired.lines]))
         if not any(c.failure or c.death for c in self._collectors.values()):
             return None
-        return _rank_error(self._collectors, self._cluster, notes)
+        return self._rank_error(repaired)
+
+    def _rank_error(self, repaired: Repaired) -> RankError:
+        """Return the one error that tells what failed on which ranks."""
+        failed = [
+            _failure(rank, c.failure)
+            for rank, c in self._collectors.items()
+            if c.failure is not None
+        ]
+        deaths = [
+            failures.Death(rank, c.death, c.died_at, self._last_words.of(rank))
+            for rank, c in self._collectors.items()
+            if c.death is not None
+        ]
+        do = ""
+        if self._cluster.broken:
+            do = self._cluster.broken_error().do
+        elif repaired.replaced:
+            again = "%dist retry runs the cell again from there."
+            lost = "run the cells again that make what is lost, then %dist retry."
+            do = again if repaired.is_whole else lost
+        return failures.rank_error(
+            failed,
+            asked=list(self._collectors),
+            deaths=deaths,
+            where={rank: f"{s.host}, {s.device}" for rank, s in self._cluster.ranks.items()},
+            notes=repaired.lines,
+            do=do,
+        )
 
     def _say(self, text: str) -> None:
         self._live.say(text)
@@ -268,19 +303,3 @@ def _rank_result(collector: Collector, output: RankOutput) -> RankResult:
 
 def _failure(rank: int, told: Failure) -> failures.Failure:
     return failures.Failure(rank, told.ename, told.evalue, told.traceback, told.at)
-
-
-def _rank_error(
-    collectors: Mapping[int, Collector], cluster: Cluster, notes: Sequence[str]
-) -> RankError:
-    """Return the one error that tells what failed on which ranks."""
-    failed = [_failure(rank, c.failure) for rank, c in collectors.items() if c.failure is not None]
-    deaths = [
-        failures.Death(rank, c.death, c.died_at)
-        for rank, c in collectors.items()
-        if c.death is not None
-    ]
-    where = {rank: f"{s.host}, {s.device}" for rank, s in cluster.ranks.items()}
-    return failures.rank_error(
-        failed, asked=list(collectors), deaths=deaths, where=where, notes=notes
-    )

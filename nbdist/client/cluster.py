@@ -14,8 +14,8 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -91,7 +91,7 @@ class Cluster:
         self._broken: str | None = None
         self.reachable = True
         self._launcher = launcher
-        self._logs = logs
+        self.logs = logs
         self._connection: Connection | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._store_port = 0
@@ -100,6 +100,7 @@ class Cluster:
         self._death_callbacks: list[Callable[[int, str], None]] = []
         self._stopping = False
         # Status and cause of ranks that ended before their start was known here.
+        self._starting: set[str] = set()
         self._early_exits: dict[str, tuple[int, str]] = {}
 
     # -- starting and stopping
@@ -150,7 +151,7 @@ class Cluster:
         except StartError as death:
             return death
         what = "The ranks could not form their group."
-        return StartError(what, why=str(error), do=f"the ranks' logs are in {self._logs}.")
+        return StartError(what, why=str(error), do=f"the ranks' logs are in {self.logs}.")
 
     def stop(self) -> None:
         """End ranks, store and controller; the launcher's parent stays for the next start."""
@@ -168,26 +169,12 @@ class Cluster:
         self.requests.fail_all(ClusterError("The cluster was stopped."))
         self._launcher.remove_on_exit(self._on_exit)
 
-    def restart(self, ranks: Iterable[int]) -> None:
-        """Replace the processes of `ranks` by new ones; the others keep all they hold.
-
-        A cluster that is `broken` is made anew as a whole.
+    def rebuild(self) -> None:
+        """Make everything anew, as it was started: controller, store and all ranks.
 
         Raises:
-            StartError: A process did not come up.
+            StartError: A process ended or did not come up in time; nothing runs then.
         """
-        if self.broken:
-            self._rebuild()
-            return
-        chosen = sorted(ranks)
-        try:
-            self._replace(chosen)
-        except BaseException as error:
-            why = str(error).partition("\n")[0] or type(error).__name__
-            self.broken = f"{begin_with_ranks(chosen)} could not be started anew: {why}"
-            raise
-
-    def _rebuild(self) -> None:
         options = self.options
         assert options is not None
         self.events.note("made anew", self.broken or "")
@@ -198,20 +185,19 @@ class Cluster:
         self.prepare(options.address)
         self.start(options)
 
-    def _replace(self, chosen: list[int]) -> None:
+    def replace(self, ranks: Sequence[int]) -> None:
+        """Give these ranks new processes, dead or not; `recover` brings them into the group.
+
+        Raises:
+            StartError: A process ended or did not come up in time.
+        """
         connection = self._require_connection()
         began = time.monotonic()
-        with self._lock:
-            for rank in chosen:
-                self.ranks.pop(rank, None)
-        self._end([f"rank {rank}" for rank in chosen])
-        for rank in chosen:
-            connection.unregister(rank)
-        if not connection.wait_gone(chosen, _REQUEST_TIMEOUT_S):
-            raise StartError(f"The controller did not let go of {name_ranks(chosen)}.")
-        self._start_ranks(chosen)
-        self.recover(newcomers=chosen, timeout_s=_START_TIMEOUT_S)
-        self.events.note("replaced", ranks=chosen, ms=_ms_since(began))
+        self._end([f"rank {rank}" for rank in ranks])
+        if not connection.wait_gone(ranks, _REQUEST_TIMEOUT_S):
+            raise StartError(f"The controller did not let go of {name_ranks(ranks)}.")
+        self._start_ranks(ranks)
+        self.events.note("replaced", ranks=list(ranks), ms=_ms_since(began))
 
     def recover(
         self, *, newcomers: Iterable[int] = (), timeout_s: float = _START_TIMEOUT_S
@@ -246,13 +232,26 @@ class Cluster:
             answers = gather(pending, "group.recover", timeout_s)
         except BaseException as error:
             self.events.note("not re-formed", type(error).__name__, generation=self.generation)
-            # Whoever still waits for one that failed is freed, and can begin again.
-            for rank in self.living():
-                self.requests.ask(rank, "control.abort", busy=True, generation=self.generation)
+            self._free(pending)
             raise
         self._joined({rank: answers[rank] for rank in new})
         self.events.note("re-formed", generation=self.generation, ms=_ms_since(began))
         return answers
+
+    def _free(self, pending: Mapping[int, Future[Any]]) -> None:
+        """Free whoever waits for a rank that failed in `recover`, so that it can begin again.
+
+        More than once: a rank that has not begun with this generation takes no order to leave it.
+        """
+        deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+        while time.monotonic() < deadline:
+            living = set(self.living())
+            stuck = [rank for rank, f in pending.items() if rank in living and not f.done()]
+            if not stuck:
+                return
+            for rank in stuck:
+                self.requests.ask(rank, "control.abort", busy=True, generation=self.generation)
+            wait([pending[rank] for rank in stuck], 0.1)
 
     def _start_ranks(self, ranks: Iterable[int]) -> None:
         assert self.options is not None
@@ -260,6 +259,7 @@ class Cluster:
         chosen = list(ranks)
         with self._lock:
             self._early_exits.clear()
+            self._starting = {f"rank {rank}" for rank in chosen}
         started = {
             rank: self._launch(f"rank {rank}", "engine", self._engine_spec(rank)) for rank in chosen
         }
@@ -270,12 +270,13 @@ class Cluster:
                 if f"rank {rank}" in self._early_exits:
                     state.exit_status, state.cause = self._early_exits[f"rank {rank}"]
                 self.ranks[rank] = state
+                self._starting.discard(f"rank {rank}")
         connection = self._require_connection()
         if not connection.wait_for(chosen, _START_TIMEOUT_S, self._check_alive):
             missing = sorted(set(chosen) - set(connection.engines()))
             raise StartError(
                 f"{begin_with_ranks(missing)} did not register within {_START_TIMEOUT_S:.0f} s.",
-                why=f"See the logs in {self._logs}.",
+                why=f"See the logs in {self.logs}.",
                 do="%dist doctor",
             )
 
@@ -301,7 +302,7 @@ class Cluster:
             "device": options.device,
             "connection_file": str(_connection_file(self._folder.name, "engine")),
             "profile_dir": self._folder.name,
-            "output_folder": str(self._logs),
+            "output_folder": str(self.logs),
             "cwd": os.getcwd(),
         }
 
@@ -352,7 +353,7 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise StartError(
                     "ipyparallel's controller wrote no connection file.",
-                    why=f"Its log: {self._logs / 'controller.log'}",
+                    why=f"Its log: {self.logs / 'controller.log'}",
                 )
             time.sleep(0.01)
         assert self.options is not None
@@ -366,12 +367,12 @@ class Cluster:
     def _check_alive(self) -> None:
         """Raise when a process has ended that the start is waiting for."""
         if self.broken:
-            raise StartError(self.broken, why=f"See the logs in {self._logs}.")
+            raise StartError(self.broken, why=f"See the logs in {self.logs}.")
         dead = [rank for rank, state in self.ranks.items() if not state.alive]
         if dead:
             raise StartError(
                 f"{begin_with_ranks(dead)} ended while starting.",
-                why=_last_lines(self._logs / f"rank-{dead[0]}.log"),
+                why=_last_lines(self.logs / f"rank-{dead[0]}.log"),
                 do="%dist doctor",
             )
 
@@ -443,10 +444,10 @@ class Cluster:
             return
         rank = int(key.removeprefix("rank "))
         with self._lock:
-            state = self.ranks.get(rank)
-            if state is None:
+            if key in self._starting:
                 self._early_exits[key] = status, cause
                 return
+            state = self.ranks[rank]
             state.exit_status, state.cause = status, cause
         if self._connection is not None:
             self._connection.unregister(rank)

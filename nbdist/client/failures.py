@@ -85,11 +85,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank whose process ended. `cause` completes "rank 1 died: ..."."""
+    """A rank whose process ended. `cause` completes "rank 1 died: ..."; `words` it wrote last."""
 
     rank: int
     cause: str
     order: float = 0.0
+    words: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -200,9 +201,8 @@ def rank_error(
         told = [f for f in followed if not is_consequence(f)]
         causes, followed = list(told or followed), [f for f in followed if told and f not in told]
     groups = group_failures(causes)
-    lines = [_headline(groups, followed, len(asked))]
-    lines += [_summary(group, where or {}) for group in groups]
-    lines += notes
+    summaries = [_summary(group, where or {}) for group in groups]
+    lines = [_headline(groups, followed, len(asked)), *summaries, *notes]
     for group in groups[:MAX_GROUPS]:
         lines += _traceback(group)
     if len(groups) > MAX_GROUPS:
@@ -210,7 +210,12 @@ def rank_error(
     lines.append("")
     table = {f.rank: (f.ename, f.evalue) for f in raised}
     table |= {death.rank: ("Died", death.cause) for death in deaths}
-    return RankError("\n".join(lines), do=do or _advice(asked, dead), failures=table)
+    return RankError(
+        "\n".join(lines),
+        do=do or "mend the cell and run it again; variables are kept on every rank.",
+        failures=table,
+        causes=tuple(summary.strip() for summary in summaries),
+    )
 
 
 def _follows(failure: Failure) -> bool:
@@ -254,7 +259,10 @@ def _summary(group: Group, where: Mapping[int, str]) -> str:
 
 def _traceback(group: Group) -> list[str]:
     first = group.first
-    if isinstance(first, Death) or first.ename == "SystemExit" or not first.traceback:
+    if isinstance(first, Death):
+        words = [_short(plain(line), 200) for line in first.words]
+        return ["", f"{name_ranks([first.rank])} wrote last:", *words] if words else []
+    if first.ename == "SystemExit" or not first.traceback:
         return []
     if hasattr(errors, first.ename):
         # nbdist's own errors say what, why and do; their frames are nbdist's, and say nothing.
@@ -284,12 +292,3 @@ def _is_heading(head: str) -> bool:
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} characters more)"
-
-
-def _advice(asked: Sequence[int], dead: set[int]) -> str:
-    if not dead:
-        return "mend the cell and run it again; variables are kept on every rank."
-    _, _, names = name_ranks(dead).partition(" ")
-    kept = sorted(set(asked) - dead)
-    rest = f"; variables on {name_ranks(kept)} are kept" if kept else ""
-    return f"%dist restart -r {names.replace(' ', '')}{rest}."

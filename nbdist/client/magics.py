@@ -85,6 +85,7 @@ class NBDist(Magics):
             show=True,
             # IPython 9 counts a cell before it runs, IPython 8 after; this is what both show.
             prompt=max(1, self._shell.displayhook.prompt_count),
+            retry=asked.retry,
         )
 
     @property
@@ -132,11 +133,14 @@ class NBDist(Magics):
         from nbdist.ranks import name_ranks, parse_ranks
 
         session = current()
-        session.restart(asked.ranks)
+        lines = session.restart(asked.ranks)
         chosen = parse_ranks(asked.ranks, session.world_size)
-        kept = len(chosen) < session.world_size
-        more = "; the others keep their variables" if kept else ""
-        print(f"New processes for {name_ranks(chosen)}{more}.")
+        print("\n".join(lines) or f"New processes for {name_ranks(chosen)}.")
+
+    def _retry(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.kernel import current
+
+        current().retry()
 
     def _push(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.kernel import current

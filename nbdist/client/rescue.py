@@ -16,11 +16,11 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from nbdist.client.cluster import Cluster
-from nbdist.errors import ClusterError
+from nbdist.client.repair import Repaired, repair
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _ASK_AGAIN_S = 0.1
 # A wait that no rank can name (an operator the tap does not see, the tap switched off, the
 # store) is cut after this. A rank in Python is unharmed by that.
 _PATIENCE_S = {"failed": 5.0, "interrupted": 1.0}
-_REFORM_TIMEOUT_S = 30.0
+_CUT_TIMEOUT_S = 30.0
 
 
 class Rescue:
@@ -158,30 +158,21 @@ class Rescue:
             for rank in self._cluster.living()
         ]
 
-    def finish(self, counts: Mapping[int, Mapping[str, int]]) -> list[str]:
-        """Re-form the group where it is needed; every main thread is idle now.
+    def finish(self, counts: Mapping[int, Mapping[str, int]]) -> Repaired:
+        """Put the ranks together again where it is needed; every main thread is idle now.
 
         Args:
             counts: Each rank's collectives by group, from its reply.
 
         Returns:
-            Sentences about what was done, for the error's text.
+            What was done; nothing when nothing was amiss.
         """
-        dead = self._cluster.dead()
-        if dead:
-            return [f"{begin_with_ranks(dead)} must be replaced before the next collective."]
-        if not self.cut and agree(counts):
-            return []
-        for future in self._cuts:
-            # Every cut must be over before new links are made, or it would cut those.
-            future.result(_REFORM_TIMEOUT_S)
-        try:
-            self._cluster.recover(timeout_s=_REFORM_TIMEOUT_S)
-        except Exception as error:
-            log.exception("The group could not be re-formed")
-            self._cluster.broken = "The process group could not be re-formed after a fault."
-            raise ClusterError(self._cluster.broken, why=str(error), do="%dist restart") from error
-        return ["The process group was formed anew."]
+        if not self._cluster.dead() and not self.cut and agree(counts):
+            return Repaired()
+        # Every cut must be over before new links are made, or it would cut those. What a rank
+        # answers that died, or did not answer at all, shows when the group is formed.
+        wait(self._cuts, _CUT_TIMEOUT_S)
+        return repair(self._cluster)
 
 
 def _waits(answer: Future[Any]) -> bool:

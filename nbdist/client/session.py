@@ -9,17 +9,19 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from nbdist import payload, plain
 from nbdist.client import syntax
-from nbdist.client.cells import CellRequest, CellRun
+from nbdist.client.attempts import Asked, Attempts
 from nbdist.client.cluster import Cluster
 from nbdist.client.interrupts import Interrupts
+from nbdist.client.repair import restart
 from nbdist.client.result import CellResult
 from nbdist.client.show import Showing
 from nbdist.client.status import Status
@@ -44,11 +46,10 @@ class Session:
     def __init__(self, cluster: Cluster, showing: Showing, describe: str) -> None:
         """Take over a started cluster; `describe` is one line about it."""
         self.describe = describe
-        self.last: CellResult | None = None
         self._cluster = cluster
         self._showing = showing
+        self._attempts = Attempts(cluster, showing)
         self._stopped_at: float | None = None
-        self._cells = 0
         self._busy = threading.Lock()
 
     @property
@@ -56,6 +57,11 @@ class Session:
         """Number of ranks."""
         assert self._cluster.options is not None
         return self._cluster.options.n
+
+    @property
+    def last(self) -> CellResult | None:
+        """What the last cell gave; None before the first."""
+        return self._attempts.last
 
     @property
     def tracking_uri(self) -> str | None:
@@ -87,6 +93,7 @@ class Session:
         track: bool = True,
         show: bool = False,
         prompt: int | None = None,
+        retry: int = 0,
     ) -> CellResult:
         """Run a cell on the ranks and wait until all have settled.
 
@@ -101,6 +108,8 @@ class Session:
             show: Show output, board and errors as `%%distributed` does.
             prompt: The number that tracebacks give the cell, as the notebook's prompt; by
                 default the number of cells this session has run.
+            retry: Run the cell again after a RankError, so many times at most. Nothing is tried
+                again that failed like the time before without a step.
 
         Returns:
             Output, value and error of each rank.
@@ -112,7 +121,8 @@ class Session:
             UsageError: `ranks` names no ranks, or a parameter is not plain.
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
         """
-        chosen = self._ready_ranks(ranks)
+        self._require_usable()
+        chosen = parse_ranks(ranks, self.world_size)
         for name, value in (params or {}).items():
             if not plain.is_plain(value):
                 raise UsageError(
@@ -120,31 +130,21 @@ class Session:
                     f"these, up to 64 KiB, not a {type(value).__name__}; %dist push takes anything."
                 )
         syntax.check(code)
-        if not self._busy.acquire(blocking=False):
-            raise ClusterError(
-                "A cell is still running on the ranks.", do="wait for it, or interrupt the kernel."
-            )
-        try:
-            self._cells += 1
-            shown_as = prompt if prompt is not None else self._cells
-            request = CellRequest(code, chosen, self._cells, shown_as, timeout_s, params or {})
-            with Interrupts() as interrupts:
-                shown = self._showing.begin(
-                    request, self._cluster, run_name, resume=resume, track=track, show=show
-                )
-                cell = CellRun(
-                    self._cluster, request, shown.slots, shown.telemetry, shown.tick, interrupts
-                )
-                outcome = cell.run()
-                self.last = outcome.result()
-                shown.end(outcome)
-            if outcome.error is None and interrupts.count:
-                outcome.error = Interrupted("The cell had ended; its output is whole.")
-        finally:
-            self._busy.release()
-        if outcome.error is not None:
-            raise outcome.error
-        return self.last
+        asked = Asked(code, chosen, timeout_s, params or {}, run_name, resume, track, show, prompt)
+        with self._alone():
+            return self._attempts.run(asked, retry)
+
+    def retry(self) -> CellResult:
+        """Run the cell again that failed or was interrupted last, as it was asked for.
+
+        Dead ranks are replaced first, loaders go on where they stood, and so does its MLflow run.
+
+        Raises:
+            ClusterError: There is none, or what a dead rank held is lost; else as `run`.
+        """
+        self._require_usable()
+        with self._alone():
+            return self._attempts.retry()
 
     def push(self, values: Mapping[str, Any], ranks: str = "all") -> None:
         """Set names on the ranks to these values. Arrays and tensors travel as raw buffers.
@@ -208,36 +208,31 @@ class Session:
         """
         self._showing.show_board()
 
-    def restart(self, ranks: str = "all") -> None:
+    def restart(self, ranks: str = "all") -> tuple[str, ...]:
         """Give these ranks new processes; the other ranks keep what they hold.
 
-        After the controller or the store has ended, all ranks are made anew.
+        A new process gets what the living ranks hold, where some live on; dead ranks are replaced
+        too. After the controller or the store has ended, all ranks are made anew.
+
+        Returns:
+            What was done beside, in sentences.
 
         Raises:
-            ClusterError: A cell runs, or more ranks than these must be replaced.
+            ClusterError: A cell runs, or all ranks must be replaced.
             StartError: A process did not come up.
         """
         self._require_running()
         chosen = parse_ranks(ranks, self.world_size)
         if self._cluster.broken and len(chosen) < self.world_size:
             raise self._cluster.broken_error()
-        others = sorted(set(self._cluster.dead()) - set(chosen))
-        if others:
-            both = ",".join(map(str, sorted({*chosen, *others})))
-            raise ClusterError(
-                f"{begin_with_ranks(others, be=True)} dead too, and the group needs all ranks.",
-                do=f"%dist restart -r {both}",
-            )
-        if not self._busy.acquire(blocking=False):
-            raise ClusterError("A cell is still running on the ranks.", do="interrupt it first.")
-        try:
-            self._cluster.restart(chosen)
-        except BaseException:
-            if not self._cluster.is_up:
-                self.stop()
-            raise
-        finally:
-            self._busy.release()
+        with self._alone():
+            try:
+                with Interrupts():
+                    return restart(self._cluster, chosen).lines
+            except BaseException:
+                if not self._cluster.is_up:
+                    self.stop()
+                raise
 
     def stop(self) -> None:
         """End all ranks; what they held is gone. A second call does nothing."""
@@ -271,6 +266,23 @@ class Session:
                 do="%dist start, then run the cell again.",
             )
 
+    def _require_usable(self, *, saving: bool = False) -> None:
+        self._require_running()
+        if self._cluster.broken and not (saving and self._cluster.reachable):
+            raise self._cluster.broken_error()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse what would run beside a cell."""
+        if not self._busy.acquire(blocking=False):
+            raise ClusterError(
+                "A cell is still running on the ranks.", do="wait for it, or interrupt the kernel."
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
     def _stopped_text(self) -> str:
         at = time.strftime("%H:%M", time.localtime(self._stopped_at))
         return f"the cluster was stopped at {at}."
@@ -282,9 +294,7 @@ class Session:
             ranks: As in `run`.
             saving: What ranks hold is to be saved, which a broken cluster allows if it can.
         """
-        self._require_running()
-        if self._cluster.broken and not (saving and self._cluster.reachable):
-            raise self._cluster.broken_error()
+        self._require_usable(saving=saving)
         chosen = parse_ranks(ranks, self.world_size)
         dead = sorted(set(self._cluster.dead()) & set(chosen))
         if dead:

@@ -8,6 +8,7 @@ cell's own outcome comes first.
 import atexit
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,10 +81,16 @@ class Showing:
         run_name: str | None,
         *,
         resume: bool,
+        continues: str | None,
         track: bool,
         show: bool,
+        above: Sequence[wire.Display],
     ) -> "ShownCell":
-        """Return the showing of one cell that is about to be sent."""
+        """Return the showing of one cell that is about to be sent.
+
+        `continues` is the `ShownCell.run_key` of the attempt that it repeats, `above` what that one
+        has left in the same cell of the notebook.
+        """
         assert cluster.options is not None
         info = wire.CellInfo(
             number=request.number,
@@ -94,6 +101,7 @@ class Showing:
             devices=tuple(cluster.ranks[rank].device for rank in request.ranks),
             run_name=run_name,
             resume=resume,
+            continues=continues,
             track=track,
             params=dict(request.params),
         )
@@ -103,7 +111,7 @@ class Showing:
         )
         self._pids = pids
         run = self._tracking().follow(info, telemetry) if track else None
-        return ShownCell(self, info, telemetry, run, show=show, theme=self._theme)
+        return ShownCell(self, info, telemetry, run, above, show=show, theme=self._theme)
 
     def _tracking(self) -> "Tracker":
         from nbdist.client.tracking import Tracker
@@ -135,6 +143,7 @@ class ShownCell:
         info: wire.CellInfo,
         telemetry: Telemetry,
         run: "TrackedRun | None",
+        above: Sequence[wire.Display],
         *,
         show: bool,
         theme: str,
@@ -146,16 +155,24 @@ class ShownCell:
             info: The cell.
             telemetry: Gets its records.
             run: Its run, which begins with the first record; None when it is not tracked.
+            above: What the notebook's cell shows already.
             show: Whether to show anything; a script reads the result instead.
             theme: For the board.
         """
         self.telemetry = telemetry
-        self.slots = Slots(None if show else False)
+        self.left = list(above)  # all that stays in the notebook's cell
+        self.run_key: str | None = None
+        self.slots = Slots(None if show else False, self.left)
         self._showing = showing
         self._run = run
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
         self._board = Board(info, telemetry, self.slots, static, theme)
+
+    def say(self, notice: str) -> None:
+        """Show a line that stays, before the cell itself shows anything; an empty one is none."""
+        if notice and self._show:
+            self._leave([wire.Display({"text/plain": notice})])
 
     def tick(self) -> None:
         """Open the board once the cell trains. Called a few times a second."""
@@ -169,7 +186,9 @@ class ShownCell:
             board = self._board.finish(outcome.word)
             self._showing.remember_board(board)
             if self._show:
-                self.slots.settle([*board, *self._texts(outcome)])
+                finals = [*board, *self._texts(outcome)]
+                self.slots.settle(finals)
+                self.left += finals
         except Exception:
             log.exception("The cell's output could not be shown whole")
         finally:
@@ -196,9 +215,16 @@ class ShownCell:
             error=str(outcome.error) if outcome.error is not None else None,
             picture=self._board.picture(),
         )
-        if link is not None and self._show:
+        if link is None:
+            return
+        self.run_key = link.folder.name
+        if self._show:
             text = {"text/plain": link.text, "text/markdown": link.text}
-            Slots(live=False).settle([wire.Display(text)])
+            self._leave([wire.Display(text)])
+
+    def _leave(self, displays: list[wire.Display]) -> None:
+        Slots(live=False).settle(displays)
+        self.left += displays
 
 
 def _short_path(path: str) -> str:

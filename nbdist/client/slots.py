@@ -42,10 +42,13 @@ class Slots:
 
     Args:
         live: Whether to show anything before the end; found out by `is_live` when None.
+        above: What the notebook's cell shows above these already, and must show again after it
+            was cleared.
     """
 
-    def __init__(self, live: bool | None = None) -> None:
+    def __init__(self, live: bool | None = None, above: Sequence[Display] = ()) -> None:
         self.live = is_live() if live is None else live
+        self._above = above
         self._lock = threading.Lock()
         self._open: list[Slot] = []
         self._settled = False
@@ -80,6 +83,7 @@ class Slots:
             if len(places) > len(finals):
                 # A slot can be given new content but not taken away: begin anew. `wait` avoids
                 # a flicker, and must not be asked for when nothing follows to end the wait.
+                finals = [*self._above, *finals]
                 _clear(wait=bool(finals))
                 places = []
             for index, display in enumerate(finals):

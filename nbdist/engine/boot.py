@@ -9,6 +9,7 @@ Threads: `run` and `join` on the main thread; ipykernel's control thread answers
 marked busy (`engine/calls.py`).
 """
 
+import faulthandler
 import logging
 import os
 import random
@@ -52,6 +53,8 @@ class Program:
         self.recorder = Recorder(self.rank, self._publish_records)
         self.output = Output(self.rank, Path(self._spec["output_folder"]), self._publish_output)
         self.output.install()
+        # Into the file behind descriptor 2: the notebook tells a dead rank's last words from it.
+        faulthandler.enable(2, all_threads=False)
         engine_log = os.fdopen(self.output.original(2), "w", buffering=1, closefd=False)
         kernel.log_to(rank_kernel.log, engine_log)
         _log_to(engine_log)

@@ -224,7 +224,7 @@ class TrackedRun:
     def _write(self) -> None:
         tracker, info = self._tracker, self._info
         make_private_folder(tracker.folder)
-        before = self._resumed() if info.resume else None
+        before = self._continued() or (self._resumed() if info.resume else None)
         first_step = int(before.summary().get("last_step", 0)) if before else 0
         series = Series(info.ranks, first_step)
         begin = self._begin = self._make_begin(before)
@@ -301,6 +301,13 @@ class TrackedRun:
             resume=info.resume,
             tags=tags,
         )
+
+    def _continued(self) -> SpooledRun | None:
+        """Return the run that a failed attempt at this cell has begun."""
+        if self._info.continues is None:
+            return None
+        run = SpooledRun(spool_of(self._tracker.folder) / self._info.continues)
+        return run if run.summary() else None
 
     def _resumed(self) -> SpooledRun | None:
         """Return the newest run of this cell's name, as far as this folder knows one."""

@@ -1,0 +1,193 @@
+"""Run a cell as it was asked for: after a repair where one is due, and again where that is wanted.
+
+A cell that failed is remembered with all it was asked with, so that `%dist retry` can run it again.
+Whoever runs a cell again tells the ranks (their loaders go on where they stood) and goes on with
+the MLflow run that the failed attempt had begun.
+
+Main thread only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbdist.client.cells import CellRequest, CellRun, Outcome
+from nbdist.client.cluster import Cluster
+from nbdist.client.interrupts import Interrupts
+from nbdist.client.repair import repair
+from nbdist.client.result import CellResult
+from nbdist.client.show import Showing, ShownCell
+from nbdist.errors import ClusterError, Interrupted, RankError
+from nbdist.ranks import begin_with_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A cell and what it was asked with; see `Session.run`."""
+
+    code: str
+    ranks: tuple[int, ...]
+    timeout_s: float | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    run_name: str | None = None
+    resume: bool = False
+    track: bool = True
+    show: bool = False
+    prompt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """The attempt that went before: which failed, and `run`, the MLflow run it had begun."""
+
+    outcome: Outcome
+    shown: ShownCell
+    run: str | None
+
+    @property
+    def made_steps(self) -> bool:
+        """Whether anything was trained or logged in it."""
+        return self.shown.telemetry.first_record.is_set()
+
+
+class Attempts:
+    """The cells of one session, one after the other."""
+
+    def __init__(self, cluster: Cluster, showing: Showing) -> None:
+        """Begin with no cell run."""
+        self.last: CellResult | None = None
+        self._cluster = cluster
+        self._showing = showing
+        self._count = 0
+        self._failed: tuple[Asked, _Before] | None = None
+
+    def run(self, asked: Asked, retries: int = 0) -> CellResult:
+        """Run a cell; after a RankError again, `retries` times at most.
+
+        Raises:
+            ClusterError: A rank had died before the cell, and what it held is lost.
+            RankError: The cell failed on a rank, in the last attempt.
+            KeyboardInterrupt: The cell was interrupted; all ranks have settled.
+        """
+        if asked.prompt is None:
+            asked = replace(asked, prompt=self._count + 1)  # the same in every attempt
+        return self._run(asked, None, retries)
+
+    def retry(self) -> CellResult:
+        """Run the cell again that failed or was interrupted last.
+
+        Raises:
+            ClusterError: No cell has; else as `run`.
+        """
+        if self._failed is None:
+            raise ClusterError(
+                "There is nothing to retry.",
+                why="no cell of this session has failed or was interrupted, or it went well since.",
+                do="run a %%distributed cell.",
+            )
+        asked, before = self._failed
+        return self._run(asked, before, 0)
+
+    def _run(self, asked: Asked, before: _Before | None, retries: int) -> CellResult:
+        notice = self._mend()
+        for attempt in range(1, retries + 2):
+            done = self._attempt(asked, before, notice, follows=attempt > 1)
+            error = done.outcome.error
+            if error is None:
+                if self._failed is not None and self._failed[0].code == asked.code:
+                    self._failed = None
+                assert self.last is not None, "an attempt leaves its result"
+                return self.last
+            self._failed = asked, done
+            if not isinstance(error, RankError) or retries == 0:
+                raise error
+            error.why = _why_not_again(done, before if attempt > 1 else None, attempt, retries)
+            if error.why:
+                raise error
+            notice = announcement(attempt + 1, retries + 1, error, done.outcome.repaired.lines)
+            before = done
+        raise AssertionError("the last attempt returns or raises")
+
+    def _mend(self) -> str:
+        """Replace ranks that have died since the last cell; return what there is to say of it."""
+        causes = {rank: self._cluster.ranks[rank].cause for rank in self._cluster.dead()}
+        if not causes:
+            return ""
+        with Interrupts() as interrupts:
+            repaired = repair(self._cluster)
+        if self._cluster.broken:
+            raise self._cluster.broken_error()
+        how = ", ".join(dict.fromkeys(causes.values()))
+        died = f"{begin_with_ranks(causes)} had died since the last cell ({how})"
+        if not repaired.is_whole:
+            raise ClusterError(
+                f"{died}, so this cell ran nowhere.",
+                why=" ".join(repaired.lines),
+                do="run the cells again that make what is lost, then this one.",
+            )
+        if interrupts.count:
+            raise Interrupted(f"{died}. {' '.join(repaired.lines)}")
+        return f"{died}. {' '.join(repaired.lines)}"
+
+    def _attempt(
+        self, asked: Asked, before: _Before | None, notice: str, *, follows: bool
+    ) -> _Before:
+        """Run the cell once.
+
+        Args:
+            asked: The cell.
+            before: The attempt that this one repeats.
+            notice: Stays above the cell's output.
+            follows: Whether the one before is shown in the same cell of the notebook.
+        """
+        self._count += 1
+        request = CellRequest(
+            asked.code,
+            asked.ranks,
+            self._count,
+            asked.prompt or self._count,
+            asked.timeout_s,
+            asked.params,
+            is_retry=before is not None,
+        )
+        with Interrupts() as interrupts:
+            shown = self._showing.begin(
+                request,
+                self._cluster,
+                asked.run_name,
+                resume=asked.resume,
+                continues=before.run if before else None,
+                track=asked.track,
+                show=asked.show,
+                above=before.shown.left if before and follows else (),
+            )
+            shown.say(notice)
+            cell = CellRun(
+                self._cluster, request, shown.slots, shown.telemetry, shown.tick, interrupts
+            )
+            outcome = cell.run()
+            self.last = outcome.result()
+            shown.end(outcome)
+        if outcome.error is None and interrupts.count:
+            outcome.error = Interrupted("The cell had ended; its output is whole.")
+        return _Before(outcome, shown, shown.run_key or (before.run if before else None))
+
+
+def announcement(attempt: int, of: int, error: RankError, repaired: tuple[str, ...]) -> str:
+    """Return what is said above an attempt that follows a failed one."""
+    return " ".join([f"Attempt {attempt} of {of}, after: {'; '.join(error.causes)}.", *repaired])
+
+
+def _why_not_again(done: _Before, before: _Before | None, attempt: int, retries: int) -> str:
+    """Return why a cell that failed is not run again, or an empty text."""
+    if attempt > retries:
+        return f"this was the last of {retries + 1} attempts."
+    if not done.outcome.repaired.is_whole:
+        return "not all that the ranks held could be brought back, so it was not tried again."
+    error = done.outcome.error
+    if before is not None and isinstance(error, RankError):
+        earlier = before.outcome.error
+        alike = isinstance(earlier, RankError) and earlier.causes == error.causes
+        if alike and not done.made_steps:
+            return f"attempt {attempt} failed like the one before, without a step: not tried again."
+    return ""

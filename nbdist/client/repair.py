@@ -1,0 +1,163 @@
+"""Put a cluster together again: new processes for dead ranks, then one recovery of all ranks.
+
+What a recovery does on the ranks stands in `engine/recovery.py`. Here it is asked for, begun again
+when another fault strikes in the midst of it, and told: each repair ends in a few sentences, or in
+a cluster that is `broken` with its reason.
+
+Threads: the main one, and every rank's main thread is idle. Interrupts are counted by the caller:
+a repair that is left half done would leave ranks that wait for each other.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbdist.client.cluster import Cluster
+from nbdist.errors import NBDistError, StartError
+from nbdist.ranks import begin_with_ranks
+
+log = logging.getLogger(__name__)
+
+MOST_ROUNDS = 3
+MOST_DEATHS = 2  # of one rank's new processes; a third would die of the same
+_NO_NEW_ROUND_S = 60.0
+_FEW_REFORMS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair has done.
+
+    `lines` are sentences for people. `replaced` are the ranks with new processes, and `is_whole`
+    tells whether these hold what the ones before held.
+    """
+
+    lines: tuple[str, ...] = ()
+    replaced: tuple[int, ...] = ()
+    is_whole: bool = True
+
+
+def repair(cluster: Cluster, anew: Iterable[int] = ()) -> Repaired:
+    """Replace dead ranks and form the group of all ranks anew.
+
+    A fault or a death in the midst begins it again, `MOST_ROUNDS` times in all. After that, or when
+    a new process dies as often as `MOST_DEATHS`, the cluster is `broken`, and the lines say why.
+
+    Args:
+        cluster: Whose ranks are all idle.
+        anew: Living ranks that get new processes as well.
+    """
+    if cluster.broken:
+        return Repaired((cluster.broken,), is_whole=False)
+    new = set(anew)
+    deaths: Counter[int] = Counter()
+    why = ""
+    no_new_round = time.monotonic() + _NO_NEW_ROUND_S
+    for _ in range(MOST_ROUNDS):
+        new |= set(cluster.dead())
+        try:
+            if new:
+                cluster.replace(sorted(new))
+            answers = cluster.recover(newcomers=new)
+        except NBDistError as error:
+            log.exception("The recovery failed")
+            why = str(error)
+            deaths.update(new & set(cluster.dead()))
+            is_hopeless = any(count >= MOST_DEATHS for count in deaths.values())
+            if is_hopeless or cluster.broken or time.monotonic() > no_new_round:
+                break
+        except BaseException as error:
+            _break(cluster, new, f"{type(error).__name__}: {error}")
+            raise
+        else:
+            pids = {rank: cluster.ranks[rank].pid for rank in new}
+            return describe(answers, pids)
+    _break(cluster, new, why)
+    return Repaired((cluster.broken or "",), tuple(sorted(new)), is_whole=False)
+
+
+def restart(cluster: Cluster, ranks: Iterable[int]) -> Repaired:
+    """Give `ranks` new processes; the others keep all they hold.
+
+    A cluster that is `broken`, or loses every rank, is made anew as a whole.
+
+    Raises:
+        StartError: The ranks did not come up; the cluster is `broken` then.
+    """
+    chosen = set(ranks)
+    if cluster.broken or chosen >= set(cluster.ranks):
+        cluster.rebuild()
+        return Repaired()
+    repaired = repair(cluster, chosen)
+    if cluster.broken:
+        raise StartError(cluster.broken, do=cluster.broken_error().do)
+    return repaired
+
+
+def _break(cluster: Cluster, new: Iterable[int], why: str) -> None:
+    """Mark the cluster as broken, unless it already is for a reason of its own."""
+    new = sorted(new)
+    what = (
+        f"{begin_with_ranks(new)} could not be replaced"
+        if new
+        else "The process group could not be formed anew"
+    )
+    cluster.broken = cluster.broken or (
+        f"{what}: {why.rstrip('.')}. What living ranks hold can still be pulled."
+    )
+
+
+def describe(answers: Mapping[int, Mapping[str, Any]], pids: Mapping[int, int]) -> Repaired:
+    """Return what a recovery did, in sentences.
+
+    Args:
+        answers: What each rank answered, see `engine/recovery.py`.
+        pids: The newcomers and their processes.
+    """
+    bare = [rank for rank in sorted(pids) if answers[rank].get("cloned") is None]
+    lines = []
+    if bare:
+        who = begin_with_ranks(bare)
+        new = ", ".join(str(pids[rank]) for rank in bare)
+        lines.append(
+            f"{who} was replaced by a new process (pid {new}); what it held is lost."
+            if len(bare) == 1
+            else f"{who} were replaced by new processes (pids {new}); what they held is lost."
+        )
+    for rank in sorted(set(pids) - set(bare)):
+        lines += _cloned(rank, pids[rank], answers[rank]["cloned"])
+    lines.append("The process group was formed anew.")
+    lines += _each_once(answers, "agreed")
+    if stale := _each_once(answers, "stale"):
+        lines.append(f"Not formed anew, make them again: {', '.join(stale)}.")
+    left = [said for a in answers.values() if (said := a.get("reforms_left")) is not None]
+    if left and min(left) < _FEW_REFORMS:
+        lines.append(
+            f"It can be formed anew {min(left)} more times: %dist restart soon, at a moment when "
+            "what the ranks hold may go."
+        )
+    clones = [answers[rank].get("cloned") for rank in pids]
+    whole = all(clone is not None and not clone["lost"] for clone in clones)
+    return Repaired(tuple(lines), tuple(sorted(pids)), whole)
+
+
+def _cloned(rank: int, pid: int, cloned: Mapping[str, Any]) -> list[str]:
+    names = len(cloned["names"])
+    line = (
+        f"{begin_with_ranks([rank])} was replaced by a new process (pid {pid}): "
+        f"{names} name{'' if names == 1 else 's'} cloned from rank {cloned['source']}"
+    )
+    random = cloned.get("random", "").rstrip(".")
+    lines = [f"{line}; {random}." if random else f"{line}."]
+    if missing := cloned["placeholders"]:
+        named = "; ".join(f"{name} ({why})" for name, why in missing.items())
+        lines.append(f"Not cloned to rank {rank}, make again where needed: {named}.")
+    return [*lines, *cloned["lost"]]
+
+
+def _each_once(answers: Mapping[int, Mapping[str, Any]], key: str) -> list[str]:
+    said = (line for rank in sorted(answers) for line in answers[rank].get(key) or ())
+    return list(dict.fromkeys(said))
