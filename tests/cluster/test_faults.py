@@ -1,14 +1,10 @@
 """What a fault costs: one error that names its cause, and no more; the group works afterwards."""
 
-import os
 import re
-import signal
-import time
 
 import pytest
 
 from nbdist import ClusterError, RankError, Session
-from tests.cluster.conftest import SharedCluster
 
 SUM = "_s = torch.full((3,), rank + 1.0); dist.all_reduce(_s); _s.tolist()"
 
@@ -236,58 +232,6 @@ def test_a_timeout_ends_the_cell_and_nothing_else(session: Session) -> None:
         session.run("dist.barrier() if rank else None", timeout_s=0.5)
     assert session.run("held").value_list == [0, 1]
     assert_usable(session)
-
-
-# A rank dies
-
-
-def test_a_rank_killed_in_a_cell_is_named_and_can_be_replaced(session: Session) -> None:
-    session.run("held = rank + 40")
-    told = fail(
-        session, "import os, signal\nif rank: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()"
-    )
-    assert "rank 1 (localhost, cpu) died: killed by SIGKILL" in told
-    assert "rank 0 was freed while waiting in barrier" in told
-    assert "%dist restart -r 1" in told
-    idle, dead = (line.state for line in session.status().ranks)
-    assert idle == "idle"
-    assert dead.startswith("dead: killed by SIGKILL")
-    with pytest.raises(ClusterError, match=r"(?s)Rank 1 is not running any more.*restart -r 1"):
-        session.run("rank")
-    assert session.run("held", ranks="0").value_list == [40]
-    session.restart("1")
-    assert session.run("'held' in globals()").value_list == [True, False]
-    assert_usable(session)
-
-
-def test_a_rank_killed_while_idle_is_noticed_and_can_be_replaced(session: Session) -> None:
-    session.run("held = rank + 40")
-    os.kill(session.status().ranks[0].pid, signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while session.status().ranks[0].state == "idle" and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert session.status().ranks[0].state.startswith("dead: killed by SIGKILL")
-    with pytest.raises(ClusterError, match="Rank 0 is not running any more"):
-        session.run("rank")
-    session.restart("0")
-    assert session.run("globals().get('held')").value_list == [None, 41]
-    assert_usable(session)
-
-
-def test_a_rank_that_dies_just_as_a_cell_is_sent_does_not_hang_it(session: Session) -> None:
-    os.kill(session.status().ranks[1].pid, signal.SIGKILL)
-    with pytest.raises((RankError, ClusterError)):
-        session.run("dist.barrier()", timeout_s=30)
-
-
-def test_all_ranks_dead_are_replaced_together(cluster: SharedCluster, session: Session) -> None:
-    told = fail(session, "import os; os._exit(3)")
-    assert "ranks 0-1 died: exit code 3" in told
-    with pytest.raises(ClusterError, match="%dist restart -r 0,1"):
-        session.restart("1")
-    session.restart()
-    assert_usable(session)
-    assert cluster.healthy() is session
 
 
 def test_a_new_rank_trains_with_one_that_stayed(session: Session) -> None:

@@ -102,4 +102,4 @@ def test_completion(text: str, expected: list[str]) -> None:
 
 
 def test_completion_looks_at_the_cursor_and_not_at_the_end() -> None:
-    assert complete("%dist re\nother", 8) == ["restart"]
+    assert complete("%dist re\nother", 8) == ["restart", "retry"]

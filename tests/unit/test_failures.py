@@ -150,12 +150,15 @@ def test_a_rank_that_called_exit_is_said_in_words() -> None:
     assert "---->" not in shown
 
 
-def test_a_dead_rank_is_the_cause_and_names_the_command_that_replaces_it() -> None:
-    error = rank_error([freed(0), freed(2)], asked=range(3), deaths=[Death(1, "killed by SIGKILL")])
+def test_a_dead_rank_is_the_cause_and_its_last_words_are_told() -> None:
+    death = Death(1, "killed by SIGSEGV", words=("Fatal Python error: Segmentation fault",))
+    error = rank_error([freed(0), freed(2)], asked=range(3), deaths=[death], do="%dist retry")
     assert "1 of 3 ranks failed; ranks 0, 2 were freed" in error.what
-    assert "  rank 1 died: killed by SIGKILL" in error.what
-    assert error.do == "%dist restart -r 1; variables on ranks 0, 2 are kept."
-    assert error.failures[1] == ("Died", "killed by SIGKILL")
+    assert "  rank 1 died: killed by SIGSEGV" in error.what
+    assert "rank 1 wrote last:\nFatal Python error: Segmentation fault" in error.what
+    assert error.do == "%dist retry"
+    assert error.failures[1] == ("Died", "killed by SIGSEGV")
+    assert error.causes == ("rank 1 died: killed by SIGSEGV",)
 
 
 def test_when_all_timed_out_in_a_collective_that_is_the_news() -> None:

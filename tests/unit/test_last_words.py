@@ -1,0 +1,36 @@
+"""What a dead rank wrote last."""
+
+from pathlib import Path
+
+from nbdist.client.last_words import MOST_LINES, LastWords, telling_lines
+
+
+def test_only_what_was_written_since_counts(tmp_path: Path) -> None:
+    file = tmp_path / "rank-1.stderr"
+    file.write_text("a warning of this morning\n")
+    words = LastWords(tmp_path, [0, 1])
+    assert words.of(1) == ()
+    with file.open("a") as more:
+        more.write("terminate called after throwing an instance of 'std::bad_alloc'\n")
+    assert words.of(1) == ("terminate called after throwing an instance of 'std::bad_alloc'",)
+
+
+def test_a_rank_without_a_file_has_said_nothing(tmp_path: Path) -> None:
+    assert LastWords(tmp_path, [0]).of(0) == ()
+
+
+def test_a_file_that_was_emptied_meanwhile_is_read_from_its_beginning(tmp_path: Path) -> None:
+    file = tmp_path / "rank-0.stderr"
+    file.write_text("x" * 1000)
+    words = LastWords(tmp_path, [0])
+    file.write_text("corrupted size vs. prev_size\n")
+    assert words.of(0) == ("corrupted size vs. prev_size",)
+
+
+def test_of_a_crash_report_the_first_lines_tell_most_and_else_the_last() -> None:
+    report = ["noise", "Fatal Python error: Segmentation fault", "", *map(str, range(20))]
+    assert telling_lines("\n".join(report)) == (
+        "Fatal Python error: Segmentation fault",
+        *map(str, range(MOST_LINES - 1)),
+    )
+    assert telling_lines("\n".join(map(str, range(20)))) == ("15", "16", "17", "18", "19")

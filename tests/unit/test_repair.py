@@ -1,0 +1,143 @@
+"""What a repair tells, and when it gives up."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from nbdist.client.cluster import Cluster, RankState
+from nbdist.client.repair import MOST_ROUNDS, describe, repair, restart
+from nbdist.errors import ClusterError, StartError
+
+PLAIN: dict[str, Any] = {"healed": [], "agreed": [], "cloned": None, "stale": []}
+CLONED = {
+    "source": 0,
+    "names": ["model", "opt"],
+    "placeholders": {"file": "an open file"},
+    "lost": [],
+    "random": "its random state was derived anew from (seed 0, rank 1, step 41).",
+}
+
+
+class FakeCluster:
+    """A cluster whose processes are numbers; `plan` says what goes wrong, round by round."""
+
+    def __init__(self, dead: Sequence[int], plan: Sequence[str] = ()) -> None:
+        self.ranks = {rank: RankState(rank, 100 + rank, "here") for rank in range(3)}
+        self.broken: str | None = None
+        self.plan = list(plan)
+        self.replaced: list[list[int]] = []
+        for rank in dead:
+            self.kill(rank)
+
+    def kill(self, rank: int) -> None:
+        self.ranks[rank].exit_status, self.ranks[rank].cause = -9, "killed by SIGKILL"
+
+    def dead(self) -> list[int]:
+        return [rank for rank, state in self.ranks.items() if not state.alive]
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        self.replaced.append(list(ranks))
+        for rank in ranks:
+            self.ranks[rank] = RankState(rank, 200 + rank, "here")
+
+    def recover(self, *, newcomers: Iterable[int]) -> dict[int, dict[str, Any]]:
+        trouble = self.plan.pop(0) if self.plan else ""
+        if trouble.startswith("kill"):
+            self.kill(int(trouble.removeprefix("kill ")))
+        if trouble:
+            raise ClusterError(f"trouble: {trouble}")
+        return {
+            rank: PLAIN | {"cloned": CLONED if rank in newcomers else None} for rank in range(3)
+        }
+
+    def broken_error(self) -> ClusterError:
+        return ClusterError(self.broken or "", do="%dist restart")
+
+    def rebuild(self) -> None:
+        self.broken = None
+        self.replaced.append([0, 1, 2])
+
+
+def mended(fake: FakeCluster) -> Any:
+    return repair(cast(Cluster, fake))
+
+
+def test_a_dead_rank_is_replaced_and_what_was_cloned_is_said() -> None:
+    fake = FakeCluster([1])
+    done = mended(fake)
+    assert fake.replaced == [[1]]
+    assert done.replaced == (1,)
+    assert done.is_whole
+    assert done.lines == (
+        (
+            "Rank 1 was replaced by a new process (pid 201): 2 names cloned from rank 0; its "
+            "random state was derived anew from (seed 0, rank 1, step 41)."
+        ),
+        "Not cloned to rank 1, make again where needed: file (an open file).",
+        "The process group was formed anew.",
+    )
+
+
+def test_without_a_death_nothing_is_replaced() -> None:
+    fake = FakeCluster([])
+    assert mended(fake).lines == ("The process group was formed anew.",)
+    assert fake.replaced == []
+
+
+def test_a_death_in_the_midst_begins_it_again_with_that_rank_too() -> None:
+    fake = FakeCluster([1], ["kill 2"])
+    assert mended(fake).replaced == (1, 2)
+    assert fake.replaced == [[1], [1, 2]]
+    assert fake.broken is None
+
+
+def test_a_rank_that_dies_again_and_again_breaks_the_cluster_with_its_reason() -> None:
+    fake = FakeCluster([1], ["kill 1", "kill 1", ""])
+    done = mended(fake)
+    assert len(fake.replaced) == 2
+    assert not done.is_whole
+    assert fake.broken is not None
+    assert fake.broken.startswith("Rank 1 could not be replaced: trouble: kill 1.")
+    assert done.lines == (fake.broken,)
+
+
+def test_a_recovery_that_fails_each_time_is_given_up() -> None:
+    fake = FakeCluster([], ["odd"] * 9)
+    mended(fake)
+    assert 9 - len(fake.plan) == MOST_ROUNDS
+    assert "The process group could not be formed anew: trouble: odd." in (fake.broken or "")
+
+
+def test_a_restart_that_fails_raises_and_the_next_makes_all_anew() -> None:
+    fake = FakeCluster([], ["kill 1", "kill 1"])
+    with pytest.raises(StartError, match=r"(?s)Rank 1 could not be replaced.*%dist restart"):
+        restart(cast(Cluster, fake), [1])
+    restart(cast(Cluster, fake), [1])
+    assert fake.broken is None
+    assert fake.replaced[-1] == [0, 1, 2]
+
+
+def test_ranks_that_nobody_could_clone_are_told_in_one_line() -> None:
+    done = describe(dict.fromkeys(range(2), PLAIN), {0: 7, 1: 8})
+    assert not done.is_whole
+    assert done.lines[0] == (
+        "Ranks 0-1 were replaced by new processes (pids 7, 8); what they held is lost."
+    )
+
+
+def test_what_is_lost_makes_a_repair_no_longer_whole() -> None:
+    lost = CLONED | {"lost": ["The shards of model are lost: build it again."]}
+    done = describe({0: PLAIN, 1: PLAIN | {"cloned": lost}}, {1: 8})
+    assert not done.is_whole
+    assert "The shards of model are lost: build it again." in done.lines
+
+
+def test_what_several_ranks_say_alike_is_said_once() -> None:
+    answer = PLAIN | {"agreed": ["ranks agree on step 41"], "stale": ["group 1 (ranks 0-1)"]}
+    lines = describe({0: answer, 1: answer | {"reforms_left": 3}}, {}).lines
+    assert lines[1:3] == (
+        "ranks agree on step 41",
+        "Not formed anew, make them again: group 1 (ranks 0-1).",
+    )
+    assert "formed anew 3 more times" in lines[3]
