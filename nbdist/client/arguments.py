@@ -18,10 +18,21 @@ COMMANDS = {
     "push": "notebook -> ranks",
     "pull": "ranks -> notebook: NAME becomes a list, one entry a rank",
     "stacks": "where every rank is now, in Python",
+    "chaos": "make ranks fail on purpose while cells run; without words, what came of it",
     "board": "the board of the last run",
     "runs": "this notebook's runs, newest first",
     "ui": "start the MLflow UI and show its link",
     "doctor": "what is wrong with this machine, and the mend",
+}
+
+
+# What `%dist chaos` can do to a rank.
+FAULTS = {
+    "kill": "its process is killed",
+    "stop": "it stands still for 2 s",
+    "slow": "for 2 s it runs a fifth of the time",
+    "raise": "its cell raises, wherever it is",
+    "interrupt": "it alone is interrupted",
 }
 
 
@@ -72,7 +83,26 @@ def dist_parser() -> argparse.ArgumentParser:
         default=None,
         help="needed with an --interface that others reach: torch asks nobody who calls",
     )
-    for name in ("restart", "push", "pull", "stacks"):
+    chaos = made["chaos"]
+    chaos.add_argument(
+        "kinds",
+        nargs="?",
+        type=_kinds,
+        default=(),
+        metavar="KINDS",
+        help=f"off, or some of {','.join(FAULTS)}: "
+        + "; ".join(f"{kind}, {text}" for kind, text in FAULTS.items()),
+    )
+    chaos.add_argument(
+        "--every", type=_seconds, default=5.0, metavar="SECONDS", help="of running cells; 5"
+    )
+    end = chaos.add_mutually_exclusive_group()
+    end.add_argument(
+        "--for", dest="seconds", type=_seconds, metavar="SECONDS", help="end after so long"
+    )
+    end.add_argument("--faults", type=int, metavar="N", help="end after so many")
+    chaos.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same faults")
+    for name in ("restart", "push", "pull", "stacks", "chaos"):
         _add_ranks(made[name])
     for name in ("push", "pull"):
         made[name].add_argument("names", nargs="+", metavar="NAME")
@@ -194,13 +224,25 @@ def _parameter(text: str) -> tuple[str, Any]:
         ) from None
 
 
+def _kinds(text: str) -> tuple[str, ...]:
+    if text == "off":
+        return ("off",)
+    kinds = tuple(text.split(","))
+    unknown = [kind for kind in kinds if kind not in FAULTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"there is no fault {unknown[0]!r}; they are {', '.join(FAULTS)}, or off"
+        )
+    return kinds
+
+
 def _seconds(text: str) -> float:
     try:
-        seconds = float(text)
+        seconds = float(text.removesuffix("s"))
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"--timeout is a number of seconds above 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"takes a number of seconds above 0, not {text!r}")
     return seconds
 
 

@@ -177,7 +177,7 @@ class Cluster:
         """
         options = self.options
         assert options is not None
-        self.events.note("made anew", self.broken or "")
+        self.events.note("made anew")
         self.stop()
         with self._lock:
             self.ranks.clear()
@@ -403,7 +403,8 @@ class Cluster:
     @broken.setter
     def broken(self, what: str | None) -> None:
         if what is not None:
-            self.events.note("broken", what)
+            # What follows a colon tells of an error, in words that may be the user's.
+            self.events.note("broken", what.partition(":")[0])
         self._broken = what
 
     @property

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class EventLog:
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._complained = False
+        self._listeners: list[Callable[[str], None]] = []
 
     @property
     def seconds(self) -> float:
@@ -53,6 +55,16 @@ class EventLog:
             if not self._complained:
                 self._complained = True
                 log.exception("Events can no longer be written to %s", self.path)
+        for listener in list(self._listeners):
+            listener(event)
+
+    def listen(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call `listener` with each event's name; returns how to stop that.
+
+        It is called on the thread that notes the event, and must neither wait nor raise.
+        """
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def _write(self, event: str, cause: str, facts: dict[str, Any]) -> None:
         at = datetime.now().astimezone().isoformat(timespec="milliseconds")

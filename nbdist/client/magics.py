@@ -163,6 +163,23 @@ class NBDist(Magics):
         for rank, threads in current().stacks(asked.ranks).items():
             print(f"rank {rank}\n{threads.get('MainThread', '')}")
 
+    def _chaos(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.chaos import Plan
+        from nbdist.client.kernel import current
+        from nbdist.ranks import parse_ranks
+
+        session = current()
+        if asked.kinds == ("off",):
+            chaos = session.stop_chaos()
+        elif asked.kinds:
+            ranks = parse_ranks(asked.ranks, session.world_size)
+            limits = {"for_s": asked.seconds, "faults": asked.faults}
+            plan = Plan(asked.kinds, ranks, asked.every, **limits, seed=asked.seed)
+            chaos = session.start_chaos(plan)
+        else:
+            chaos = session.chaos
+        print("No chaos has been asked for." if chaos is None else chaos)
+
     def _board(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.kernel import current
 

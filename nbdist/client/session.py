@@ -19,6 +19,7 @@ from typing import Any
 from nbdist import payload, plain
 from nbdist.client import syntax
 from nbdist.client.attempts import Asked, Attempts
+from nbdist.client.chaos import Chaos, Plan
 from nbdist.client.cluster import Cluster
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.repair import restart
@@ -50,6 +51,7 @@ class Session:
         self._showing = showing
         self._attempts = Attempts(cluster, showing)
         self._stopped_at: float | None = None
+        self._chaos: Chaos | None = None
         self._busy = threading.Lock()
 
     @property
@@ -75,6 +77,11 @@ class Session:
         It holds no code, no values and no messages of errors: it can go with a bug report.
         """
         return self._cluster.events.path
+
+    @property
+    def chaos(self) -> Chaos | None:
+        """The faults on purpose, running or over; None when there never were any."""
+        return self._chaos
 
     @property
     def is_running(self) -> bool:
@@ -199,6 +206,24 @@ class Session:
         """Return each rank's Python stacks by thread; answered also while a cell runs."""
         chosen = self._ready_ranks(ranks)
         return self._cluster.requests.ask_all(chosen, "control.stacks", timeout_s=10.0, busy=True)
+
+    def start_chaos(self, plan: Plan) -> Chaos:
+        """Make ranks fail on purpose while cells run, instead of by the plan before.
+
+        Returns:
+            What strikes; printed, it tells what came of it.
+        """
+        self._require_running()
+        self.stop_chaos()
+        self._chaos = Chaos(self._cluster, plan)
+        self._chaos.start()
+        return self._chaos
+
+    def stop_chaos(self) -> Chaos | None:
+        """End the faults on purpose; returns what has struck, None when nothing ever was."""
+        if self._chaos is not None:
+            self._chaos.stop()
+        return self._chaos
 
     def show_board(self) -> None:
         """Display the board's picture of the last cell that trained.

@@ -24,7 +24,7 @@ import torch
 
 import nbdist
 from nbdist import lifeline, plain, wire
-from nbdist.engine import calls, environment, kernel, progress
+from nbdist.engine import calls, chaos, environment, kernel, progress
 from nbdist.engine.output import Output
 from nbdist.engine.records import Recorder
 
@@ -77,11 +77,13 @@ class Program:
             {name: plain.decode(value) for name, value in options.get("params", {}).items()}
         )
         training.begin_cell()
+        chaos.begin_cell()
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
         from nbdist.engine import tap, training
 
+        chaos.end_cell()
         steps = training.end_cell()
         environment.restore(self.variables)
         cut_bytes, file = self.output.end_cell()

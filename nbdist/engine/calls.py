@@ -25,6 +25,7 @@ ANY_TIME = {
     "control.state": "nbdist.engine.control:state",
     "control.stacks": "nbdist.engine.control:stacks",
     "control.abort": "nbdist.engine.control:abort",
+    "chaos.fail": "nbdist.engine.chaos:fail",
 }
 
 WITH_BUFFERS = {"transfer.push", "transfer.pull"}

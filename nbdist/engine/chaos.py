@@ -1,0 +1,56 @@
+"""Make the cell that runs on this rank raise, wherever it is: for `%dist chaos raise`.
+
+Python raises an exception that another thread has set before its next instruction. While the main
+thread is inside C++, as in a collective, that is when it comes back from there.
+
+Threads: `fail` on the control thread, `begin_cell` and `end_cell` on the main one.
+"""
+
+import ctypes
+import threading
+
+
+class PlannedFault(Exception):
+    """Raised on purpose by `%dist chaos`.
+
+    No RuntimeError: it may strike within a `try` that expects one, and be lost there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("raised on purpose by %dist chaos")
+
+
+_lock = threading.Lock()
+_runs_cell = False
+
+
+def begin_cell() -> None:
+    """Allow `fail`, until the cell ends."""
+    global _runs_cell
+    _runs_cell = True
+
+
+def end_cell() -> None:
+    """Refuse `fail` again, and take back one that has not struck yet: it would end the engine."""
+    global _runs_cell
+    try:
+        with _lock:
+            _set(None)
+    except PlannedFault:
+        pass  # it came too late for the cell
+    finally:
+        _runs_cell = False
+
+
+def fail() -> bool:
+    """Make the main thread raise `PlannedFault`; return whether a cell runs there."""
+    with _lock:
+        if _runs_cell:
+            _set(ctypes.py_object(PlannedFault))
+        return _runs_cell
+
+
+def _set(error: "ctypes.py_object[type[BaseException]] | None") -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), error)
