@@ -15,6 +15,7 @@ from nbdist import plain, wire
 from nbdist.client import failures
 from nbdist.client.cluster import Cluster
 from nbdist.client.collect import Collector, Failure
+from nbdist.client.doing import Gone
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.last_words import LastWords
 from nbdist.client.live import LiveText
@@ -27,6 +28,7 @@ from nbdist.client.telemetry import Telemetry
 from nbdist.client.terminal import RankOutput
 from nbdist.client.transcript import Shown
 from nbdist.errors import ClusterError, Interrupted, RankError
+from nbdist.ranks import name_ranks
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +112,9 @@ class CellRun:
         self._news = threading.Event()
         self._slots = slots
         self._live = LiveText(slots, request.ranks)
+        self._timed_out: str | None = None  # what the ranks did when the time ran out
         self._noted: set[int] = set()  # ranks whose failure is in the log of events
-        self._rescue = Rescue(cluster, self._say, set(cluster.ranks) - set(request.ranks))
+        self._rescue = Rescue(cluster, self._live)
         self._collectors = {
             rank: Collector(rank, self._live, telemetry.receive, self._news.set)
             for rank in request.ranks
@@ -135,10 +138,10 @@ class CellRun:
             }
             for rank, collector in self._collectors.items():
                 messages.append(self._send(rank, collector, options))
-            timed_out = self._wait(began)
+            self._wait(began)
             self._complete()
             outcome.repaired = self._recover()
-            outcome.error = self._judge(timed_out, outcome.repaired)
+            outcome.error = self._judge(outcome.repaired)
         except ClusterError as error:
             outcome.error = error
         finally:
@@ -174,30 +177,47 @@ class CellRun:
     def _running(self) -> list[int]:
         return [rank for rank, c in self._collectors.items() if not c.settled]
 
-    def _wait(self, began: float) -> bool:
-        """Wait until every rank has replied or died; return whether the time ran out."""
-        timed_out = False
+    def _gone(self) -> dict[int, Gone]:
+        """Return the ranks that launch nothing more in this cell, and why."""
+        _, _, asked = name_ranks(self._request.ranks).partition(" ")
+        gone = {}
+        for rank, state in self._cluster.ranks.items():
+            collector = self._collectors.get(rank)
+            if collector is None and state.alive:
+                gone[rank] = Gone("absent", f"-r {asked.replace(' ', '')}")
+            elif collector is None:
+                gone[rank] = Gone("dead", state.cause)
+            elif collector.death is not None:
+                gone[rank] = Gone("died", collector.death)
+            elif collector.failure is not None:
+                failure = _failure(rank, collector.failure)
+                parts = (failure.ename, failures.place_of(failure))
+                gone[rank] = Gone("failed", ", ".join(filter(None, parts)))
+            elif collector.replied:
+                gone[rank] = Gone("finished")
+        return gone
+
+    def _wait(self, began: float) -> None:
+        """Wait until every rank has replied or died."""
         passed_on = 0
         while running := self._running():
             if not self._cluster.reachable:
                 raise self._cluster.broken_error()
             self._note_failures()
-            if any(c.failure or c.death for c in self._collectors.values()):
-                self._rescue.rank_failed()
             if self._interrupts.count > passed_on:
                 passed_on += 1
                 self._rescue.interrupt(running)
-            self._rescue.attend(running)
-            self._rescue.explain(running)
+            gone = self._gone()
+            heard_at = {rank: self._collectors[rank].heard_at for rank in running}
+            self._rescue.attend(running, gone, heard_at)
             self._on_tick()
-            limit_s = self._request.timeout_s
-            if limit_s is not None and not timed_out and time.monotonic() - began > limit_s:
-                timed_out = True
+            limit_s = self._request.timeout_s or float("inf")
+            if self._timed_out is None and time.monotonic() - began > limit_s:
+                self._timed_out = self._rescue.what_they_do(running, gone)
                 self._rescue.interrupt(running)
             self._news.wait(self._rescue.next_due())
             self._news.clear()
         self._note_failures()
-        return timed_out
 
     def _note_failures(self) -> None:
         """Write down what has failed since the last call: the error's class and line, no more."""
@@ -237,19 +257,20 @@ class CellRun:
         counts = {rank: c.summary.collectives for rank, c in self._collectors.items() if c.replied}
         return self._rescue.finish(counts)
 
-    def _judge(self, timed_out: bool, repaired: Repaired) -> BaseException | None:
-        if timed_out:
+    def _judge(self, repaired: Repaired) -> BaseException | None:
+        if self._timed_out is not None:
             return ClusterError(
                 f"The cell ran longer than its --timeout of {self._request.timeout_s:g} s, and "
                 "was interrupted.",
-                why=" ".join(repaired.lines) if repaired.replaced else "",
+                why=" ".join(
+                    [f"{self._timed_out}.", *(repaired.lines if repaired.replaced else ())]
+                ),
                 do="give it more time, or leave --timeout away.",
             )
         if self._rescue.interrupted or self._interrupts.count:
             return Interrupted(" ".join(["All ranks have stopped.", *repaired.lines]))
-        if not any(c.failure or c.death for c in self._collectors.values()):
-            return None
-        return self._rank_error(repaired)
+        failed = any(c.failure or c.death for c in self._collectors.values())
+        return self._rank_error(repaired) if failed or self._rescue.deadlock else None
 
     def _rank_error(self, repaired: Repaired) -> RankError:
         """Return the one error that tells what failed on which ranks."""
@@ -263,7 +284,8 @@ class CellRun:
             for rank, c in self._collectors.items()
             if c.death is not None
         ]
-        do = ""
+        deadlock = self._rescue.deadlock
+        do = deadlock.do if deadlock else ""
         if self._cluster.broken:
             do = self._cluster.broken_error().do
         elif repaired.replaced:
@@ -276,11 +298,9 @@ class CellRun:
             deaths=deaths,
             where={rank: f"{s.host}, {s.device}" for rank, s in self._cluster.ranks.items()},
             notes=repaired.lines,
+            because=deadlock.text if deadlock else "",
             do=do,
         )
-
-    def _say(self, text: str) -> None:
-        self._live.say(text)
 
 
 def _rank_result(collector: Collector, output: RankOutput) -> RankResult:

@@ -48,6 +48,7 @@ class Options:
 
     `device` is cpu or cuda, `backend` what `init_process_group` gets, `threads` the number of
     CPU threads of each rank, `collective_timeout_s` the longest wait inside one collective.
+    `quiet_s` is the time without progress after which a cell explains itself; 0: never.
     """
 
     n: int
@@ -57,6 +58,7 @@ class Options:
     collective_timeout_s: float = 1800.0
     tap: str = "full"
     hooks: bool = True
+    quiet_s: float = 10.0
     address: str = LOOPBACK
 
 

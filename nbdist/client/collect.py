@@ -31,7 +31,10 @@ class Failure:
 
 
 class Collector:
-    """One rank's part of one cell. `failure` and `death` say what went wrong, if anything."""
+    """One rank's part of one cell. `failure` and `death` say what went wrong, if anything.
+
+    `heard_at` is `time.monotonic()` of the rank's last message.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Collector:
         self.failure: Failure | None = None
         self.death: str | None = None
         self.died_at = 0.0
+        self.heard_at = time.monotonic()
         self.idle = threading.Event()
         self._text = text
         self._on_records = on_records
@@ -67,6 +71,7 @@ class Collector:
     def on_message(self, message: "Message") -> None:
         """Take one message that answers the cell."""
         content = message.content
+        self.heard_at = time.monotonic()
         if message.reply:
             self._on_reply(content)
         elif message.kind == wire.OUTPUT:

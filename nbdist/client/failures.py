@@ -180,6 +180,7 @@ def rank_error(
     deaths: Sequence[Death] = (),
     where: Mapping[int, str] | None = None,
     notes: Sequence[str] = (),
+    because: str = "",
     do: str = "",
 ) -> RankError:
     """Return the one error that a failed cell raises in the notebook.
@@ -190,6 +191,7 @@ def rank_error(
         deaths: Ranks whose process ended.
         where: For a rank, its host and device, such as `node-b, cuda:0`; shown in brackets.
         notes: Sentences about what was done since, such as that the group was formed anew.
+        because: Why ranks were freed although none had failed; what they raise then is no news.
         do: What to do next; found from the failures when empty.
     """
     dead = {death.rank for death in deaths}
@@ -197,12 +199,13 @@ def rank_error(
     causes: list[Failure | Death] = [f for f in raised if not _follows(f)]
     causes += deaths
     followed = [f for f in raised if _follows(f)]
-    if not causes:  # nobody knows better: what else would be a consequence is the news
+    # Where nobody knows better, what else would be a consequence is the news.
+    if not causes and not because:
         told = [f for f in followed if not is_consequence(f)]
         causes, followed = list(told or followed), [f for f in followed if told and f not in told]
     groups = group_failures(causes)
     summaries = [_summary(group, where or {}) for group in groups]
-    lines = [_headline(groups, followed, len(asked)), *summaries, *notes]
+    lines = [because or _headline(groups, followed, len(asked)), *summaries, *notes]
     for group in groups[:MAX_GROUPS]:
         lines += _traceback(group)
     if len(groups) > MAX_GROUPS:

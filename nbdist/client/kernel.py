@@ -117,6 +117,7 @@ def start(
     trust_network: bool = False,
     tap: str = "full",
     hooks: bool = True,
+    quiet: float = 10.0,
     theme: str = "auto",
     say: Callable[[str], None] | None = None,
 ) -> Session:
@@ -139,6 +140,8 @@ def start(
         tap: How much is measured of each collective: `off`, `counts` or `full`.
         hooks: Watch steps, loss and data time. Off, nothing of it is left in torch, and only
             `nbdist.log` begins a run.
+        quiet: Seconds without any progress after which a cell says what each rank does and whom
+            it waits for; 0 for never.
         theme: The board's background: `light`, `dark`, or `auto`, readable on both.
         say: Gets a line about what is unusual (no forking); `print` by default.
 
@@ -168,7 +171,9 @@ def start(
         ready = parent.ready(_WARM_TIMEOUT_S)
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting fresh interpreters, which takes longer: {ready['why']}.")
-        options = choose_options(n, ready["gpus"], device, backend, threads, timeout, tap, hooks)
+        options = choose_options(
+            n, ready["gpus"], device, backend, threads, timeout, tap, hooks, quiet
+        )
         cluster.start(replace(options, address=address))
     except BaseException:
         with Interrupts():  # a second interrupt would leave ranks that nobody can stop

@@ -35,6 +35,7 @@ class LiveText:
         self.outputs = {rank: RankOutput() for rank in ranks}
         self._slots = slots
         self._notes: list[str] = []
+        self._note: str | None = None
         self._slot: Slot | None = None
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -72,6 +73,13 @@ class LiveText:
         with self._lock:
             self._notes.append(note)
         self._touch()
+
+    def note(self, note: str | None) -> None:
+        """Show this block below everything, in place of the one before; None takes it away."""
+        if note != self._note:
+            with self._lock:
+                self._note = note
+            self._touch()
 
     def items(self) -> dict[int, list[Item]]:
         """Return all that has been shown, for `transcript.render`."""
@@ -119,7 +127,7 @@ class LiveText:
     def _draw(self) -> None:
         with self._lock:
             tails = {rank: _tail(output) for rank, output in self.outputs.items()}
-            notes = list(self._notes)
+            notes = [*self._notes, *([self._note] if self._note else [])]
         shown = render(tails, max_lines=TAIL_LINES * 4)
         if not shown and not notes and self._slot is None:
             return

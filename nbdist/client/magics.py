@@ -45,6 +45,9 @@ class NBDist(Magics):
         config=True
     )
     hooks = Bool(True, help="Whether steps, loss and data time are watched.").tag(config=True)
+    quiet = Float(
+        10.0, help="Seconds without progress before a cell tells what each rank does; 0: never."
+    ).tag(config=True)
     theme = Enum(["auto", "light", "dark"], "auto", help="Background of the board.").tag(
         config=True
     )
@@ -112,6 +115,7 @@ class NBDist(Magics):
             trust_network=choose("trust_network"),
             tap=self.tap,
             hooks=self.hooks,
+            quiet=self.quiet,
             theme=self.theme,
         )
         print(f"Started {session.describe}.")

@@ -17,6 +17,7 @@ def choose_options(
     timeout: float,
     tap: str,
     hooks: bool = True,
+    quiet: float = 10.0,
 ) -> Options:
     """Fill in what was not asked for, and refuse what cannot be.
 
@@ -29,6 +30,7 @@ def choose_options(
         timeout: See `device`.
         tap: See `device`.
         hooks: See `device`.
+        quiet: See `device`.
 
     Raises:
         StartError: More ranks than GPUs, with the choice offered.
@@ -40,6 +42,8 @@ def choose_options(
         raise UsageError(f"--backend is gloo or nccl, not {backend!r}.")
     if tap not in ("off", "counts", "full"):
         raise UsageError(f"tap is off, counts or full, not {tap!r}.")
+    if quiet < 0:
+        raise UsageError(f"quiet is a number of seconds, 0 for never, not {quiet:g}.")
     device = device or ("cuda" if gpus else "cpu")
     n = n if n is not None else (gpus if device == "cuda" and gpus else 2)
     if n < 1:
@@ -63,4 +67,4 @@ def choose_options(
     threads = threads if threads is not None else max(1, (cores or 1) // n)
     if threads < 1:
         raise UsageError(f"--threads is at least 1, not {threads}.")
-    return Options(n, device, backend, threads, timeout, tap, hooks)
+    return Options(n, device, backend, threads, timeout, tap, hooks, quiet)

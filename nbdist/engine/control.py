@@ -18,7 +18,8 @@ def state() -> dict[str, Any]:
     Keys: `pid`, `rss_bytes` (resident memory, the highest so far on macOS), `cuda_bytes`
     (allocated by torch), `waiting` (None, or the collective the main thread waits in: `kind`,
     `group`, `seq`, `bytes`, `seconds`), `step` (optimizer steps of the current or last cell),
-    `last` (the newest collective's kind), `group` (generation, re-forms left, backend).
+    `last` (the newest collective's kind), `counts` (collectives launched, by group),
+    `group` (generation, re-forms left, backend).
     """
     from nbdist.engine import group, tap, training
 
@@ -32,6 +33,7 @@ def state() -> dict[str, Any]:
         "waiting": None if waiting is None else waiting.to_wire(),
         "step": training.current_step(),
         "last": tap.last_kind(),
+        "counts": tap.counts(),
         "group": group.status(),
     }
 

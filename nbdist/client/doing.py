@@ -1,0 +1,220 @@
+"""What a rank says it is doing, as plain values: the answers of `control.state`.
+
+What an engine does not say is unknown (None): nothing is ever concluded from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nbdist.ranks import name_ranks
+
+WORLD = "0"  # how torch names the default group
+STORE = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a rank's main thread waits in.
+
+    `kind` is a collective's (`all_reduce`), `send`, `recv` or `store`. `seq` numbers the group's
+    collectives from 1 since it was formed; for `send` and `recv` it numbers the messages with
+    `peer`, which is None for a message from anyone. `ranks` are the group's members. `line` is the
+    cell's. All ranks are global. `is_certain` is False inside backward, where the collective is
+    under way and the main thread may also be computing.
+    """
+
+    kind: str
+    group: str = WORLD
+    seq: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    line: int | None = None
+    ranks: tuple[int, ...] | None = None
+    peer: int | None = None
+    is_certain: bool = True
+
+    def is_same(self, other: "Wait | None") -> bool:
+        """Return whether this is the same wait, seen at another time."""
+        return other is not None and self._identity == other._identity
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        return (self.kind, self.group, self.seq, self.peer, self.is_certain, self.line)
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is between two ranks only."""
+        return self.kind in ("send", "recv")
+
+    def __str__(self) -> str:
+        """Return e.g. `all_reduce no. 12 (8.4 MB, group dp), line 14`."""
+        line = "" if self.line is None else f", line {self.line}"
+        if self.kind == STORE:
+            return f"the store, where groups are made{line}"
+        facts = [name_bytes(self.bytes)] if self.bytes else []
+        facts.append(f"group {self.group}")
+        return f"{self.kind} no. {self.seq} ({', '.join(facts)}){line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """One rank at one moment.
+
+    `word` is `idle`, `computing`, `waiting` or `loading data`. `function` and `line` (of the cell)
+    tell where the main thread is. `counts` are the collectives launched by group, `sent` and
+    `received` the messages by "group/peer"; None where the rank does not say.
+    """
+
+    word: str
+    wait: Wait | None = None
+    counts: Mapping[str, int] | None = None
+    sent: Mapping[str, int] | None = None
+    received: Mapping[str, int] | None = None
+    function: str | None = None
+    line: int | None = None
+    step: int = 0
+
+    @classmethod
+    def from_wire(cls, answer: Mapping[str, Any]) -> "Doing":
+        """Return what an answer of `control.state` says."""
+        wait = _wait_from(answer.get("waiting"))
+        where = answer.get("where") or {}
+        return cls(
+            answer.get("doing") or ("waiting" if wait else "computing"),
+            wait,
+            answer.get("counts"),
+            answer.get("sent"),
+            answer.get("received"),
+            where.get("function"),
+            where.get("line"),
+            answer.get("step", 0),
+        )
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """What changes when this rank gets on."""
+        wait = None if self.wait is None else self.wait._identity
+        return (wait, self.step, self.counts, self.sent, self.received)
+
+    @property
+    def place(self) -> str:
+        """Where it is, after `computing`: ` in load_batch (line 3)`, or nothing."""
+        function = f" in {self.function}" if self.function else ""
+        return function + ("" if self.line is None else f" (line {self.line})")
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Why a rank launches nothing more in this cell; `detail` is said in brackets.
+
+    `dead` are ranks that were so before the cell began, and are not in it.
+    """
+
+    why: Literal["finished", "absent", "failed", "died", "dead"]
+    detail: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether something went wrong there in this cell."""
+        return self.why in ("failed", "died")
+
+    def predicate(self, count: int) -> str:
+        """Return what is said of so many ranks: `has finished the cell`."""
+        has, is_ = ("has", "is") if count == 1 else ("have", "are")
+        said = {
+            "finished": f"{has} finished the cell",
+            "absent": f"{is_} not in this cell",
+            "failed": "failed",
+            "died": "died",
+            "dead": f"{is_} dead",
+        }[self.why]
+        return said + (f" ({self.detail})" if self.detail else "")
+
+
+def members(wait: Wait, world: frozenset[int]) -> frozenset[int]:
+    """Return the ranks that take part in what is waited for; none where that is unknown."""
+    if wait.ranks is not None:
+        return frozenset(wait.ranks)
+    return world if wait.group == WORLD or wait.kind == STORE else frozenset()
+
+
+def missing_in(
+    rank: int, doing: Mapping[int, Doing], gone: Mapping[int, Gone], world: frozenset[int]
+) -> frozenset[int]:
+    """Return whom `rank` waits for: the ranks that are not where it waits.
+
+    Args:
+        rank: Whose `wait` it is.
+        doing: The last answer of each rank; one that has not answered is not concluded about,
+            unless it died.
+        gone: The ranks that launch nothing more in this cell.
+        world: All ranks.
+    """
+    wait = doing[rank].wait
+    if wait is None:
+        return frozenset()
+    if wait.is_message:
+        others = members(wait, world) if wait.peer is None else frozenset([wait.peer])
+    else:
+        others = members(wait, world)
+    return frozenset(
+        peer for peer in others - {rank} if _is_missing(peer, wait, rank, doing.get(peer), gone)
+    )
+
+
+def _is_missing(
+    peer: int, wait: Wait, rank: int, there: Doing | None, gone: Mapping[int, Gone]
+) -> bool:
+    if there is None:
+        return peer in gone and gone[peer].why in ("died", "dead")
+    if wait.kind == STORE or (wait.is_message and wait.peer is None):
+        return True  # what it waits for may come from any of them
+    if wait.is_message:
+        done = there.sent if wait.kind == "recv" else there.received
+        if there.wait is not None and there.wait.is_message and there.wait.peer == rank:
+            answers = there.wait.kind != wait.kind and there.wait.group == wait.group
+            if answers and there.wait.seq >= wait.seq:
+                return False
+        return done is not None and done.get(f"{wait.group}/{rank}", 0) < wait.seq
+    beside = there.wait
+    if beside is not None and beside.group == wait.group and not beside.is_message:
+        if beside.kind != STORE and beside.seq == wait.seq:
+            return beside.kind != wait.kind  # in the same place of the order, and another one
+        if beside.kind != STORE and beside.seq > wait.seq:
+            return False
+    return there.counts is not None and there.counts.get(wait.group, 0) < wait.seq
+
+
+def name_bytes(size: int) -> str:
+    """Return bytes as people say them: `4 B`, `32 kB`, `8.4 MB`."""
+    if size < 1000:
+        return f"{size} B"
+    amount = float(size)
+    for unit in ("kB", "MB", "GB"):
+        amount /= 1000
+        if amount < 999.5 or unit == "GB":
+            break
+    return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
+
+
+def waiters(ranks: frozenset[int]) -> str:
+    """Return `rank 2 waits` or `ranks 0-1 wait`."""
+    return f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
+
+
+def _wait_from(answer: Mapping[str, Any] | None) -> Wait | None:
+    if answer is None:
+        return None
+    _, _, line = (answer.get("line") or "").rpartition(":")
+    return Wait(
+        kind=answer["kind"],
+        group=answer["group"],
+        seq=answer.get("seq") or 0,
+        bytes=answer.get("bytes") or 0,
+        seconds=answer.get("seconds") or 0.0,
+        line=int(line) if line.isdecimal() else None,
+        ranks=tuple(answer.get("ranks") or ()) or None,
+        peer=answer.get("peer"),
+        is_certain=answer.get("is_certain", True),
+    )

@@ -1,0 +1,131 @@
+"""Say what each rank does in a cell that is merely slow: pure text.
+
+The same words stand in the cell's quiet note, in `%dist status`, in `%dist stacks` and in the
+error of a `--timeout`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from nbdist.client.doing import Doing, Gone, missing_in, waiters
+from nbdist.ranks import begin_with_ranks, name_ranks
+
+# As IPython and ipykernel name what they compile.
+_CELL_FRAME = re.compile(r'^( *)File "[^"\n]*(?:ipykernel_|<ipython-input)[^"\n]*"', re.MULTILINE)
+
+
+def describe(rank: int, said: Mapping[int, Doing], gone: Mapping[int, Gone]) -> str:
+    """Return what one rank does, e.g. `waiting 14 s in barrier no. 2 (group 0) for rank 1`.
+
+    Args:
+        rank: Which one.
+        said: What each rank said; this one did.
+        gone: The ranks that launch nothing more.
+    """
+    doing = said[rank]
+    if doing.wait is None:
+        return doing.word + doing.place
+    peers = missing_in(rank, said, gone, frozenset({*said, *gone}))
+    of = f" for {name_ranks(peers)}" if peers else ""
+    return f"waiting {doing.wait.seconds:.0f} s in {doing.wait}{of}"
+
+
+def clauses(
+    said: Mapping[int, Doing],
+    running: Sequence[int],
+    gone: Mapping[int, Gone],
+    silent: Mapping[int, str],
+) -> str:
+    """Return what the running ranks do, alike ones together, in one sentence without its end.
+
+    Args:
+        said: What each rank said last.
+        running: The ranks that run the cell.
+        gone: The ranks that launch nothing more in it.
+        silent: Ranks that do not answer, with a word about why where it is known.
+    """
+    world = frozenset({*said, *gone, *running})
+    others: dict[str, list[int]] = {}
+    waiting: dict[tuple[str, frozenset[int]], list[int]] = {}
+    for rank in running:
+        doing = said.get(rank)
+        if rank in silent or doing is None:
+            why = f": {silent[rank]}" if silent.get(rank) else ""
+            others.setdefault(f"not answer{why}", []).append(rank)
+        elif doing.wait is not None:
+            peers = missing_in(rank, said, gone, world)
+            waiting.setdefault((str(doing.wait), peers), []).append(rank)
+        else:
+            verb = {"loading data": "load data", "idle": "begin"}.get(doing.word, "compute")
+            others.setdefault(verb + doing.place, []).append(rank)
+    parts = [f"{name_ranks(ranks)} {_conjugate(verb, ranks)}" for verb, ranks in others.items()]
+    subjects = frozenset(next(iter(others.values()))) if len(others) == 1 else frozenset[int]()
+    for (where, peers), ranks in waiting.items():
+        it = "it" if len(peers) == 1 else "them"
+        whom = f" for {it if peers == subjects else name_ranks(peers)}" if peers else ""
+        parts.append(f"{waiters(frozenset(ranks))}{whom} in {where}")
+    return "; ".join(parts)
+
+
+def _conjugate(verb: str, ranks: Sequence[int]) -> str:
+    """Return the verb for one rank or several: `compute in f` becomes `computes in f`."""
+    first, _, rest = verb.partition(" ")
+    if first == "not":
+        return f"{'does' if len(ranks) == 1 else 'do'} {verb}"
+    if len(ranks) == 1:
+        first += "s"
+    return f"{first} {rest}".rstrip()
+
+
+def quiet_note(
+    quiet_s: float,
+    said: Mapping[int, Doing],
+    running: Sequence[int],
+    gone: Mapping[int, Gone],
+    silent: Mapping[int, str],
+) -> str:
+    """Return the block that a cell shows when nothing has moved for a while."""
+    return (
+        f"Nothing has moved for {quiet_s:.0f} s. {clauses(said, running, gone, silent)}. "
+        "Interrupt the kernel (■) to stop; variables are kept."
+    )
+
+
+def after_failure(gone: Mapping[int, Gone], computing: Sequence[int]) -> str:
+    """Return the line about ranks that still compute when another has failed or died."""
+    culprits: dict[Gone, list[int]] = {}
+    for rank, how in sorted(gone.items()):
+        if how.is_fault:
+            culprits.setdefault(how, []).append(rank)
+    told = [f"{name_ranks(ranks)} {how.predicate(len(ranks))}" for how, ranks in culprits.items()]
+    one = len(computing) == 1
+    return (
+        f"{', '.join(told)}; {name_ranks(computing)} still {'computes' if one else 'compute'} and "
+        f"{'stops' if one else 'stop'} at {'its' if one else 'their'} next collective or the "
+        "cell's end."
+    )
+
+
+def not_stopped(said: Mapping[int, Doing], running: Sequence[int]) -> str:
+    """Return the line about ranks that an interrupt has not stopped, and what a second one does."""
+    places: dict[str, list[int]] = {}
+    for rank in running:
+        place = said[rank].place if rank in said else ""
+        places.setdefault(place or " inside one long call", []).append(rank)
+    told = [
+        f"{begin_with_ranks(ranks, be=True)} still{' busy' if place[:4] == ' in ' else ''}{place}."
+        for place, ranks in places.items()
+    ]
+    return (
+        f"{' '.join(told)} The interrupt waits for the end of that. Interrupt again to kill "
+        "instead: variables there are lost then."
+    )
+
+
+def readable_stack(text: str) -> str:
+    """Return a main thread's stack from the cell's first line on, cells named as such.
+
+    The frames before it only run cells. Where no cell runs, the stack is returned as it is.
+    """
+    first = _CELL_FRAME.search(text)
+    return _CELL_FRAME.sub(r"\1cell", text[first.start() :] if first else text).rstrip()

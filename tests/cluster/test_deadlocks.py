@@ -1,0 +1,136 @@
+"""Ranks that wait for one that will never come, and ranks that are merely slow."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import nbdist
+from nbdist import RankError, Session
+from tests.cluster.conftest import LONGEST_S, Kernel
+
+WORK = "_t = torch.ones(1); dist.all_reduce(_t); int(_t)"
+GROUPS = "g = [dist.new_group([0, 1]), dist.new_group([0, 1])]"
+
+# What never ends by itself: each cell, and what its error says.
+DEADLOCKS = {
+    "one rank has finished": (
+        "all",
+        "t = torch.ones(1000)\nif rank == 0:\n    dist.all_reduce(t)",
+        [
+            "rank 1 has finished the cell; rank 0 waits for it in all_reduce no. ",
+            "(4.0 kB, group 0), line 3.",
+        ],
+    ),
+    "one rank is not in the cell": (
+        "1",
+        "dist.barrier()",
+        ["rank 0 is not in this cell (-r 1); rank 1 waits for it in barrier no. "],
+    ),
+    "an asynchronous collective is waited for": (
+        "0",
+        "w = dist.all_reduce(torch.ones(1), async_op=True)\nw.wait()",
+        ["rank 1 is not in this cell (-r 0); rank 0 waits for it in all_reduce"],
+    ),
+    "within DDP's backward": (
+        "all",
+        """
+m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+l = m(torch.ones(4, 2)).sum()
+if rank: l.backward()
+""",
+        ["rank 0 has finished the cell; rank 1 waits for it in all_reduce no. "],
+    ),
+}
+
+
+def assert_whole(session: Session) -> None:
+    assert session.run(WORK).value_list == [2, 2]
+    assert session.run("kept").value_list == [1, 2]
+
+
+@pytest.mark.parametrize(("ranks", "code", "told"), DEADLOCKS.values(), ids=DEADLOCKS)
+def test_a_proven_deadlock_ends_with_both_sides_named_and_everything_kept(
+    session: Session, ranks: str, code: str, told: list[str]
+) -> None:
+    session.run("kept = rank + 1")
+
+    with pytest.raises(RankError) as caught:
+        session.run(code, ranks, timeout_s=30)
+
+    for part in told:
+        assert part in caught.value.what
+    assert "Traceback" not in caught.value.what, "what the freed ranks raise tells nothing"
+    assert "variables are kept" in caught.value.do
+    assert_whole(session)
+
+
+def test_a_rank_that_swallows_its_error_does_not_hide_the_deadlock(session: Session) -> None:
+    session.run("kept = rank + 1")
+    code = "if rank:\n    try: dist.barrier()\n    except RuntimeError: pass"
+    with pytest.raises(RankError, match="rank 0 has finished the cell; rank 1 waits for it"):
+        session.run(code, timeout_s=30)
+    assert_whole(session)
+
+
+SLOW = {
+    "a rank that computes": "import time\nif rank: time.sleep(1.5)\ndist.barrier()",
+    "a rank of a part of the cell": "import time\ntime.sleep(1.5)",
+    "ranks that end far apart": "import time\ntime.sleep(1.5 * rank)",
+    "a chain of ranks": (
+        f"import time\n{GROUPS}\nif rank: time.sleep(1.5)\n"
+        "for one in g: dist.all_reduce(torch.ones(1), group=one)"
+    ),
+}
+
+
+@pytest.mark.parametrize("code", SLOW.values(), ids=SLOW)
+def test_a_slow_cell_is_left_alone(session: Session, code: str) -> None:
+    session.run("kept = rank + 1")
+    session.run(code, timeout_s=30)
+    session.run("import time; time.sleep(1)", "0")
+    assert_whole(session)
+
+
+def test_a_cell_whose_time_runs_out_says_what_each_rank_did(session: Session) -> None:
+    session.run("kept = rank + 1")
+    code = "import time\nif rank: time.sleep(60)\ndist.barrier()"
+    with pytest.raises(nbdist.ClusterError) as caught:
+        session.run(code, timeout_s=1.5)
+    assert "rank 1 computes" in caught.value.why
+    assert "rank 0 waits for it in barrier no. " in caught.value.why
+    assert_whole(session)
+
+
+@pytest.fixture
+def impatient(kernel: Kernel) -> Iterator[Kernel]:
+    """A notebook whose cells explain themselves after a second."""
+    kernel.run("%load_ext nbdist")
+    kernel.run("%dist stop")
+    kernel.run("%config NBDist.quiet = 1")
+    started = kernel.run("%dist start -n 2 --device cpu", timeout_s=2 * LONGEST_S)
+    assert "Started 2 ranks" in started.text, started
+    yield kernel
+    kernel.run("%config NBDist.quiet = 10")
+    kernel.run("%dist stop")
+
+
+def test_a_quiet_cell_says_what_each_rank_does_until_it_moves_again(impatient: Kernel) -> None:
+    code = """
+import time, pathlib
+def load_batch():
+    time.sleep(4)
+if rank == 0: load_batch()
+dist.barrier()
+print("on", flush=True)
+time.sleep(0.3)
+"""
+    ran = impatient.cell(code)
+
+    assert ran.error is None
+    notes = [text for text in ran.live if "Nothing has moved for" in text]
+    assert len(notes) > 1, "the note tells the time"
+    assert "rank 1 waits for it in barrier no. " in notes[0]
+    assert "rank 0 computes" in notes[0]
+    assert "Interrupt the kernel (■) to stop" in notes[0]
+    assert any("on" in text and "Nothing" not in text for text in ran.live)
+    assert ran.text == "ranks 0-1 │ on"
