@@ -29,8 +29,8 @@ COMMANDS = {
 # What `%dist chaos` can do to a rank.
 FAULTS = {
     "kill": "its process is killed",
-    "stop": "it stands still for 2 s",
-    "slow": "for 2 s it runs a fifth of the time",
+    "stop": "it stands still for 1 s",
+    "slow": "for 1 s it runs a fifth of the time",
     "raise": "its cell raises, wherever it is",
     "interrupt": "it alone is interrupted",
 }

@@ -23,7 +23,7 @@ from nbdist.ranks import name_ranks
 
 log = logging.getLogger(__name__)
 
-_HOLD_S = 2.0
+_HOLD_S = 1.0
 _SLOW_STOPPED_S = 0.08
 _SLOW_RUNNING_S = 0.02
 

@@ -17,11 +17,11 @@ ROUNDS = 30
 GOAL_MS = {4: 50.0, 16: 200.0}
 
 
-def measure(ranks: Cluster) -> tuple[list[float], list[float]]:
+def measure(ranks: Cluster, rounds: int = ROUNDS) -> tuple[list[float], list[float]]:
     """Return (released, re-formed) in ms, one number a round."""
     released, reformed = [], []
     waiting = ranks.engines[:-1]
-    for generation in range(1, ROUNDS + 1):
+    for generation in range(1, rounds + 1):
         for engine in waiting:
             engine.post(faults.wait_in, "all_reduce")
         while not all(engine.now(faults.main_is_blocked) for engine in waiting):
