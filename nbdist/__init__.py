@@ -31,6 +31,7 @@ _PLACES = {
     "UsageError": "nbdist.errors",
     "CellSyntaxError": "nbdist.errors",
     "LayoutError": "nbdist.errors",
+    "MismatchError": "nbdist.errors",
     "TransferError": "nbdist.errors",
     "RankError": "nbdist.errors",
 }

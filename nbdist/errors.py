@@ -6,6 +6,7 @@
     ├── UsageError          a wrong word on a magic's line
     ├── CellSyntaxError     a cell that does not compile
     ├── LayoutError         a layout that does not fit the model or the ranks
+    ├── MismatchError       ranks that call collectives which cannot meet
     ├── TransferError       push or pull of something that cannot travel
     ├── TrackingError       runs that cannot be kept or shown
     └── RankError           code failed on one or more ranks
@@ -83,6 +84,13 @@ Interrupted.__name__ = "KeyboardInterrupt"
 
 class LayoutError(NBDistError):
     """A layout does not fit the ranks or the model."""
+
+
+class MismatchError(NBDistError):
+    """Ranks of a group called collectives that cannot meet; this rank's was not sent.
+
+    `what` is the same on every rank that finds out.
+    """
 
 
 class TransferError(NBDistError):

@@ -24,9 +24,10 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from nbdist.engine import sockets, torch_compat, torch_modules
+from nbdist.engine import announce, shared_memory, sockets, tap_books, torch_compat, torch_modules
 from nbdist.engine.patient_store import PatientStore, ReleasedError
 from nbdist.engine.plan import Hello, Key, Plan, make_plan
+from nbdist.engine.shared_memory import Offered
 from nbdist.engine.torch_compat import PrefixStore, Store, TCPStore
 from nbdist.errors import ClusterError
 from nbdist.ranks import name_ranks
@@ -54,6 +55,7 @@ class _Membership:
     device: Any  # gloo's
     address: sockets.Address
     generation: int
+    offered: Offered | None = None  # memory for announcements, until all have mapped it
     peers: dict[int, sockets.Address] = field(default_factory=dict)  # replaced, never changed
     stale: tuple[Key, ...] = ()
     aborted: bool = False
@@ -153,6 +155,7 @@ def join(
         raise
     finally:
         here.form_limit = None
+        _share_no_more(here)
 
 
 def abort(generation: int | None = None) -> int:
@@ -251,6 +254,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         raise
     finally:
         here.form_limit = None
+        _share_no_more(here)
     if here.aborted:
         raise ReleasedError(_ABORTED)
     here.stale = tuple(key for key in plan.stale if key in live)
@@ -385,7 +389,9 @@ def _answer_env(
 def _meet(here: _Membership, groups: tuple[Key, ...], timeout_s: float) -> Plan:
     """Tell the other ranks of this process, hear of theirs, and return what follows."""
     store = PrefixStore(f"nbdist/{here.generation}/hello", here.store)
-    hello = Hello(here.address, groups, torch_compat.group_count())
+    here.offered = _share(here)
+    offer = None if here.offered is None else here.offered.offer
+    hello = Hello(here.address, groups, torch_compat.group_count(), offer)
     store.set(str(here.rank), hello.to_json())
     ranks = range(here.world_size)
     try:
@@ -400,7 +406,30 @@ def _meet(here: _Membership, groups: tuple[Key, ...], timeout_s: float) -> Plan:
     texts = store.multi_get([str(rank) for rank in ranks])
     hellos = {rank: Hello.from_json(text) for rank, text in zip(ranks, texts, strict=True)}
     here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}
+    memory = None if hellos[0].memory is None else shared_memory.accept(hellos[0].memory)
+    tap_books.begin_generation(None if memory is None else announce.Table(memory, here.rank))
     return make_plan(hellos)
+
+
+def _share(here: _Membership) -> Offered | None:
+    """Make memory for announcements, on rank 0; None when there is none to be had."""
+    if here.rank or here.world_size == 1:
+        return None
+    if here.offered is not None:
+        here.offered.close()
+    try:
+        return Offered(announce.size_bytes(here.world_size))
+    except OSError as error:
+        log.warning("Collectives are not compared between ranks: %s", error)
+        return None
+
+
+def _share_no_more(here: _Membership) -> None:
+    # The groups have been formed, and gloo's ranks have met in them after they mapped the memory.
+    # NCCL's meet later: there it is kept until the next generation.
+    if here.offered is not None and "gloo" in here.backend:
+        here.offered.close()
+        here.offered = None
 
 
 def _renew(here: _Membership, live: torch_compat.LiveGroup) -> None:

@@ -38,6 +38,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.ultratb import VerboseTB
 
 from nbdist import wire
+from nbdist.engine import where
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +239,9 @@ def name_cells_alike(rank_kernel: RankKernel) -> None:
 
     def name(raw_code: str, transformed_code: str, number: int) -> str:
         digest = hashlib.sha1(raw_code.encode(), usedforsecurity=False).hexdigest()[:10]
-        return os.path.join(tempfile.gettempdir(), "ipykernel_nbdist", f"{digest}.py")
+        file = os.path.join(tempfile.gettempdir(), "ipykernel_nbdist", f"{digest}.py")
+        where.name_cell(file, number)
+        return file
 
     rank_kernel.shell.compile.get_code_name = name
 

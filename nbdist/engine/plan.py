@@ -5,9 +5,10 @@ Pure: hellos in, a plan out, the same on every rank.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from nbdist.engine import sockets
+from nbdist.engine.shared_memory import Offer
 
 Key = tuple[str, tuple[int, ...]]  # a group's name and its global ranks
 
@@ -19,16 +20,23 @@ class Hello:
     address: sockets.Address  # where its gloo device listens
     groups: tuple[Key, ...]
     group_count: int  # from which the next group's name is made
+    memory: Offer | None = None  # for announcements; rank 0's
 
     def to_json(self) -> str:
         """Return the text that stands in the store."""
-        return json.dumps([self.address, self.groups, self.group_count])
+        memory = None if self.memory is None else asdict(self.memory)
+        return json.dumps([self.address, self.groups, self.group_count, memory])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Hello":
         """Return what `to_json` wrote."""
-        (host, port), groups, count = json.loads(text)
-        return cls((host, port), tuple((name, tuple(ranks)) for name, ranks in groups), count)
+        (host, port), groups, count, memory = json.loads(text)
+        return cls(
+            (host, port),
+            tuple((name, tuple(ranks)) for name, ranks in groups),
+            count,
+            None if memory is None else Offer(**memory),
+        )
 
 
 @dataclass(frozen=True, slots=True)

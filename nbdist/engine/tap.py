@@ -35,12 +35,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from time import perf_counter_ns
-from types import FrameType
 from typing import Any
 
 import torch
 
 from nbdist.engine import torch_hooks
+from nbdist.engine.tap_books import Book, book_of, counts, received, sent
 from nbdist.engine.tap_ledger import (
     Launch,
     Level,
@@ -48,7 +48,6 @@ from nbdist.engine.tap_ledger import (
     Waiting,
     backward_began,
     backward_ended,
-    counts,
     expect_end,
     last_kind,
     reset_counts,
@@ -57,7 +56,8 @@ from nbdist.engine.tap_ledger import (
     take,
     waiting,
 )
-from nbdist.engine.tap_ops import OPS, Op, size_bytes
+from nbdist.engine.tap_ops import OPS, Op, describer, size_bytes
+from nbdist.engine.where import cell_place, prompt_of
 
 __all__ = [
     "LEVELS",
@@ -69,7 +69,9 @@ __all__ = [
     "install",
     "last_kind",
     "level",
+    "received",
     "reset_counts",
+    "sent",
     "set_level",
     "take",
     "waiting",
@@ -128,6 +130,8 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     launch_op, kind, sends = op.launch, op.kind, op.sends
     assert launch_op is not None
     group_at, async_at, payload_at = op.group_at, op.async_at, op.payload_at
+    is_message = op.is_message
+    describe = describer(op, device_type)
     returns_outputs, returns_nothing = op.returns == "outputs and work", op.returns == "nothing"
     device = torch.device(device_type)
     ends_are_seen = device_type == "cpu"
@@ -136,19 +140,35 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
 
     def kernel(*args: Any) -> Any:
         group = unbox(args[group_at])
-        name = group.group_name
-        seq = state.counts.get(name, 0) + 1
+        book = book_of(group)
         size = 0 if payload_at is None else size_bytes(args[payload_at])
-        line = _cell_line(sys._getframe(1)) if is_full else None
+        place = cell_place(sys._getframe(1)) if is_full else None
+        peer = None
+        if is_message:
+            peer, numbers, seq = _message(book, op, args)
+        else:
+            seq = book.count + 1
+            if book.channel is not None:
+                call, alike = describe(args, size)
+                at = 0 if place is None else prompt_of(place[0]) << 32 | place[1]
+                book.channel.announce(seq, call, alike, size or alike, at)
         start_ns = now()
-        launch = Launch(kind, name, seq, size, start_ns, line)
+        launch = Launch(kind, book, seq, size, start_ns, place, peer)
         state.last = launch
         is_main = get_ident() == state.main
         if is_main:
             state.blocked = (launch, start_ns)
         try:
-            work = launch_op(group._get_backend(device), *args)
-            state.counts[name] = seq
+            try:
+                work = launch_op(group._get_backend(device), *args)
+            except BaseException:
+                if book.channel is not None and not is_message:
+                    book.channel.withdraw(seq)
+                raise
+            if is_message:
+                numbers[-1 if peer is None else peer] = seq
+            else:
+                book.count = seq
             state.collectives += 1
             if sends:
                 state.bytes += size
@@ -170,6 +190,16 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
         return (args[0], work.boxed()) if returns_outputs else work.boxed()
 
     return kernel
+
+
+def _message(book: Book, op: Op, args: tuple[Any, ...]) -> tuple[int | None, dict[int, int], int]:
+    """Return a message's peer (global, None for any), the numbers it counts in, and its own."""
+    numbers = book.sent if op.sends else book.received
+    peer = None
+    if op.peer_at is not None:
+        there = args[op.peer_at]
+        peer = book.ranks[there] if there < len(book.ranks) else there
+    return peer, numbers, numbers.get(-1 if peer is None else peer, 0) + 1
 
 
 def _wait_here(work: Any, start_ns: int, is_main: bool, is_full: bool) -> None:
@@ -210,21 +240,3 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
                 sweep(target.data_ptr() if isinstance(target, torch.Tensor) else target)
 
     return wait
-
-
-_is_cell_file: dict[str, bool] = {}
-
-
-def _cell_line(frame: FrameType | None) -> str | None:
-    """Return "file:line" of the innermost frame that is code of a cell."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        is_cell = _is_cell_file.get(name)
-        if is_cell is None:
-            # As IPython and ipykernel name what they compile.
-            is_cell = "ipykernel_" in name or name.startswith("<ipython-input")
-            _is_cell_file[name] = is_cell
-        if is_cell:
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None

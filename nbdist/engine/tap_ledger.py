@@ -1,4 +1,4 @@
-"""What the tap keeps: launches under way, ends, counts, and what the main thread waits in.
+"""What the tap keeps: launches under way, ends, and what the main thread waits in.
 
 `tap.py` writes here from the operators and the waits; it says what the figures mean.
 """
@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from nbdist.engine import intervals, torch_hooks
+from nbdist.engine import intervals, tap_books, torch_hooks, where
+from nbdist.engine.tap_books import Book
 
 Level = Literal["off", "counts", "full"]
 
@@ -27,6 +28,9 @@ class Waiting:
     `seq` numbers the group's collectives from 1, since it was formed. `line` is where in a cell
     it was launched, "file:line", at level "full". `is_certain` is False inside backward, where
     DDP waits out of sight: the collective is under way, the main thread may also be computing.
+    `ranks` are the group's, global. Of a message (send, recv) `peer` is the other rank, None where
+    any will do, and `seq` its number among those to or from that peer. A wait in the store has the
+    kind "store", no group and no number.
     """
 
     kind: str
@@ -36,10 +40,12 @@ class Waiting:
     seconds: float
     line: str | None = None
     is_certain: bool = True
+    ranks: tuple[int, ...] = ()
+    peer: int | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {**{name: getattr(self, name) for name in self.__slots__}, "ranks": [*self.ranks]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +68,35 @@ class Launch:
     """A collective this rank has launched."""
 
     __slots__ = (
+        "book",
         "bytes",
         "future",
-        "group",
         "kind",
-        "line",
         "outputs",
+        "peer",
+        "place",
         "seq",
         "start_ns",
         "work",
     )
 
     def __init__(
-        self, kind: str, group: str, seq: int, size: int, start_ns: int, line: str | None
+        self,
+        kind: str,
+        book: Book,
+        seq: int,
+        size: int,
+        start_ns: int,
+        place: where.Place | None,
+        peer: int | None,
     ) -> None:
         self.kind = kind
-        self.group = group
+        self.book = book
         self.seq = seq
         self.bytes = size
         self.start_ns = start_ns
-        self.line = line
+        self.place = place
+        self.peer = peer
         # Only where torch gives no future: gloo's reduce-scatter, send and recv.
         self.work: Any = None
         self.outputs: tuple[int, ...] = ()  # data pointers
@@ -95,7 +110,6 @@ class State:
         self.level: Level = "off"
         self.undo: list[torch_hooks.Undo] = []
         self.main = threading.main_thread().ident
-        self.counts: dict[str, int] = {}  # by group
         self.bytes = 0  # since the last take, as the three below
         self.collectives = 0
         self.exposed_ns = 0
@@ -123,14 +137,9 @@ state = State()
 _held: deque[Launch] = deque()
 
 
-def counts() -> dict[str, int]:
-    """Return, for each group's name, the collectives launched since it was formed."""
-    return dict(state.counts)
-
-
 def reset_counts() -> None:
     """Begin to count at zero: the groups have been formed anew."""
-    state.counts = {}
+    tap_books.reset()
     state.under_way.clear()
 
 
@@ -157,12 +166,14 @@ def waiting() -> Waiting | None:
 def _describe(launch: Launch, for_ns: int, *, is_certain: bool) -> Waiting:
     return Waiting(
         launch.kind,
-        launch.group,
+        launch.book.name,
         launch.seq,
         launch.bytes,
         for_ns / 1e9,
-        launch.line,
+        where.describe(launch.place),
         is_certain,
+        launch.book.ranks,
+        launch.peer,
     )
 
 

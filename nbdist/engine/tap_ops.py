@@ -21,9 +21,13 @@ from typing import Any, Literal
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from nbdist.engine import announce
 from nbdist.engine.torch_hooks import reduce_op
 
 Returns = Literal["outputs and work", "work", "nothing"]
+# What must be the same on all ranks, beside kind, root and reduction.
+Alike = Literal["size and type", "size and type on cpu", "type"]
+CPU: Alike = "size and type on cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,10 @@ class Op:
     `payload_at` are positions of arguments; without `async_at` the caller decides later whether
     it waits. The payload is what this rank puts in, or takes out where `sends` is False. An
     operator without `launch` is unseen.
+
+    `alike` says what of the tensors at `alike_at` (by default the payload) must be the same on all
+    ranks; NCCL allows different sizes where gloo does not. `root_at` and `reduction_at` are
+    positions too, `peer_at` that of the other rank of a message.
     """
 
     seen: Literal["timed", "unseen"]
@@ -44,6 +52,48 @@ class Op:
     async_at: int | None = None
     payload_at: int | None = 0
     sends: bool = True
+    alike: Alike = "size and type"
+    alike_at: int | None = None
+    root_at: int | None = None
+    reduction_at: int | None = None
+    peer_at: int | None = None
+
+    @property
+    def is_message(self) -> bool:
+        """Return whether it goes from one rank to one other."""
+        return self.kind in ("send", "recv")
+
+
+_DTYPES = {getattr(torch, name, None): i for i, name in enumerate(announce.DTYPES) if name}
+
+
+def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tuple[int, int]]:
+    """Return what says of a call's arguments what must be alike: `call` and `size` of `announce`.
+
+    It takes the arguments and the payload's bytes. Of a message nothing is announced.
+    """
+    base = 0 if op.is_message else announce.pack(op.kind, is_cuda=device_type == "cuda")
+    root_at, reduction_at = op.root_at, op.reduction_at
+    alike_at = op.payload_at if op.alike_at is None else op.alike_at
+    is_payload = alike_at == op.payload_at
+    with_size = op.alike == "size and type" or (op.alike == CPU and device_type == "cpu")
+
+    def describe(args: tuple[Any, ...], payload_bytes: int) -> tuple[int, int]:
+        call, size = base, 0
+        if root_at is not None:
+            call += announce.ROOT * (args[root_at] + 1)
+        if reduction_at is not None:
+            call += announce.REDUCTION * args[reduction_at].op()
+        if alike_at is not None:
+            tensor = args[alike_at]
+            if with_size:
+                size = payload_bytes if is_payload else size_bytes(tensor)
+            while tensor.__class__ is list and tensor:
+                tensor = tensor[0]
+            call += announce.DTYPE * _DTYPES.get(getattr(tensor, "dtype", None), 0)
+        return call, size
+
+    return describe
 
 
 def size_bytes(payload: Any) -> int:
@@ -198,27 +248,38 @@ def _last(works: list[Any]) -> Any:
 OUTPUTS: Returns = "outputs and work"
 
 OPS: dict[str, Op] = {
-    "allreduce_": Op("timed", "all_reduce", _allreduce, OUTPUTS, async_at=4),
-    "allreduce_coalesced_": Op("timed", "all_reduce", _allreduce_coalesced, async_at=3),
-    "broadcast_": Op("timed", "broadcast", _broadcast, OUTPUTS, async_at=4),
-    "reduce_": Op("timed", "reduce", _reduce, async_at=5),
-    "allgather_": Op("timed", "all_gather", _allgather, OUTPUTS, 2, 3, 1),
-    "allgather_coalesced_": Op("timed", "all_gather", _allgather_coalesced, "work", 2, 3, 1),
+    "allreduce_": Op("timed", "all_reduce", _allreduce, OUTPUTS, async_at=4, reduction_at=2),
+    "allreduce_coalesced_": Op(
+        "timed", "all_reduce", _allreduce_coalesced, async_at=3, reduction_at=2
+    ),
+    "broadcast_": Op("timed", "broadcast", _broadcast, OUTPUTS, async_at=4, root_at=2),
+    "reduce_": Op("timed", "reduce", _reduce, async_at=5, root_at=3, reduction_at=2),
+    "allgather_": Op("timed", "all_gather", _allgather, OUTPUTS, 2, 3, 1, alike=CPU),
+    "allgather_coalesced_": Op(
+        "timed", "all_gather", _allgather_coalesced, "work", 2, 3, 1, alike=CPU
+    ),
     "_allgather_base_": Op("timed", "all_gather", _allgather_base, OUTPUTS, 2, 3, 1),
     "allgather_into_tensor_coalesced_": Op(
         "timed", "all_gather", _allgather_coalesced_bases, "work", 2, 3, 1
     ),
-    "reduce_scatter_": Op("timed", "reduce_scatter", _reduce_scatter, OUTPUTS, 2, 4, 1),
-    "_reduce_scatter_base_": Op("timed", "reduce_scatter", _reduce_scatter_base, OUTPUTS, 2, 4, 1),
-    "reduce_scatter_tensor_coalesced_": Op(
-        "timed", "reduce_scatter", _reduce_scatter_coalesced_bases, "work", 2, 4, 1
+    "reduce_scatter_": Op(
+        "timed", "reduce_scatter", _reduce_scatter, OUTPUTS, 2, 4, 1, reduction_at=3
     ),
-    "gather_": Op("timed", "gather", _gather, "work", 2, 4, 1),
-    "scatter_": Op("timed", "scatter", _scatter, OUTPUTS, 2, 4, 1),
-    "alltoall_": Op("timed", "all_to_all", _alltoall, OUTPUTS, 2, 3, 1),
-    "alltoall_base_": Op("timed", "all_to_all", _alltoall_base, "work", 2, 5, 1),
-    "send": Op("timed", "send", _send),
-    "recv_": Op("timed", "recv", _recv, sends=False),
+    "_reduce_scatter_base_": Op(
+        "timed", "reduce_scatter", _reduce_scatter_base, OUTPUTS, 2, 4, 1, reduction_at=3
+    ),
+    "reduce_scatter_tensor_coalesced_": Op(
+        "timed", "reduce_scatter", _reduce_scatter_coalesced_bases, "work", 2, 4, 1, reduction_at=3
+    ),
+    "gather_": Op("timed", "gather", _gather, "work", 2, 4, 1, alike=CPU, root_at=3),
+    # Only the root puts something in; all take something out.
+    "scatter_": Op(
+        "timed", "scatter", _scatter, OUTPUTS, 2, 4, 1, alike=CPU, alike_at=0, root_at=3
+    ),
+    "alltoall_": Op("timed", "all_to_all", _alltoall, OUTPUTS, 2, 3, 1, alike="type"),
+    "alltoall_base_": Op("timed", "all_to_all", _alltoall_base, "work", 2, 5, 1, alike="type"),
+    "send": Op("timed", "send", _send, peer_at=2),
+    "recv_": Op("timed", "recv", _recv, sends=False, peer_at=2),
     "recv_any_source_": Op("timed", "recv", _recv_any, sends=False),
     "barrier": Op("timed", "barrier", _barrier, async_at=3, payload_at=None),
     "monitored_barrier_": Op(

@@ -70,6 +70,12 @@ def live_groups() -> list[LiveGroup]:
     ]
 
 
+def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
+    """Return a group's global ranks, in its order; empty for one that torch has no books of."""
+    members = c10d._world.pg_group_ranks.get(group, {})
+    return tuple(sorted(members, key=members.__getitem__))
+
+
 def backends_of(group: dist.ProcessGroup) -> list[tuple[list[torch.device], Any]]:
     """Return the group's backends as (devices it serves, backend), in a fixed order."""
     found: list[tuple[list[torch.device], Any]] = []

@@ -1,0 +1,270 @@
+"""What each rank announces of a collective before it sends anything, compared with its peers.
+
+gloo ends the process that receives another size than it expects (`std::terminate`), and ranks that
+call different collectives wait for each other for ever. So each rank first writes what it is about
+to do into memory that the ranks of one host share, then reads what its peers in the group have
+written of the collective with the same number. Who finds a difference raises `MismatchError` and
+sends nothing; who came first and waits is freed by the rescue that follows. Whatever order the
+ranks come in, the last of two has seen the other.
+
+Compared are kind, type, size, root and reduction, as far as ranks must agree on them
+(`tap_ops.py`). Not seen: sizes of `all_to_all`, point to point messages, a peer that is over a
+thousand collectives ahead, and operators the tap does not see. Ranks on another host than rank 0
+are not compared: run with TORCH_DISTRIBUTED_DEBUG=DETAIL there, which torch checks itself, slowly.
+
+Each generation of the groups has memory of its own (`shared_memory.py`), so that nothing an older
+one wrote is left. Layout: for each rank ENTRIES entries of WORDS 64-bit words: id, call, compared
+size, bytes, place. The id is the group's key plus the collective's number, which also gives the
+entry's place; it is written last, and 0 while the entry is being written.
+
+Threads: a collective is announced by the thread that launches it.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from nbdist.errors import MismatchError
+from nbdist.ranks import name_ranks
+
+ENTRIES = 2048  # a rank
+WORDS = 8  # an entry; one cache line
+# An id is key + number, with a count of tries and a mark above.
+_KEY_BITS = 54
+_TRY = 1 << 56
+_REFUSED = 1 << 63  # who wrote it has raised, and sent nothing
+# A difference is read twice. A rank whose backend refuses the arguments has announced what it never
+# sends, and takes it back within microseconds of its own.
+_CONFIRM_S = 0.02
+
+KINDS = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "barrier",
+    "monitored_barrier",
+)
+_ROOTED = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
+DTYPES = (
+    *("", "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8"),
+    *("uint8", "uint16", "uint32", "uint64", "bool", "complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+_ITEM_BYTES = (0, 4, 8, 2, 2, 8, 4, 2, 1, 1, 2, 4, 8, 1, 4, 8, 16, 1, 1, 1, 1, 1)
+REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+
+
+# A call is one number: kind + DTYPE * type + REDUCTION * reduction + ROOT * (root + 1), and CUDA.
+DTYPE, REDUCTION, ROOT, CUDA = 1 << 8, 1 << 16, 1 << 24, 1 << 48
+
+
+def pack(
+    kind: str, dtype: int = 0, reduction: int = 0, root: int = -1, *, is_cuda: bool = False
+) -> int:
+    """Return a call as a number.
+
+    Args:
+        kind: One of KINDS.
+        dtype: Position in DTYPES.
+        reduction: Position in REDUCTIONS.
+        root: Rank within the group, -1 where there is none.
+        is_cuda: The tensors are on a GPU: another backend's affair.
+    """
+    call = KINDS.index(kind) + DTYPE * dtype + REDUCTION * reduction + ROOT * (root + 1)
+    return call + CUDA if is_cuda else call
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one rank has announced, as its words say it."""
+
+    call: int  # see `pack`
+    size: int  # compared; 0 where sizes may differ
+    bytes: int
+    place: int  # prompt's number << 32 | line; 0 when not known
+
+    @property
+    def reduction(self) -> int:
+        """Return the position in REDUCTIONS."""
+        return self.call // REDUCTION & 0xFF
+
+    def is_like(self, other: "Call") -> bool:
+        """Return whether the two can meet."""
+        return (self.call, self.size) == (other.call, other.size)
+
+    def describe(self, members: Sequence[int], *, with_reduction: bool) -> str:
+        """Return e.g. "all_reduce of 1,000 float32 (4.0 kB), cell 7, line 5"."""
+        kind, dtype = KINDS[self.call & 0xFF], self.call // DTYPE & 0xFF
+        text = kind
+        if with_reduction and kind in ("all_reduce", "reduce", "reduce_scatter"):
+            text += f" ({REDUCTIONS[self.reduction]})"
+        root = (self.call // ROOT & 0xFFFF) - 1
+        if root >= 0:
+            rank = members[root] if root < len(members) else root
+            text += f" {_ROOTED.get(kind, 'at')} rank {rank}"
+        if dtype:
+            count = self.bytes // _ITEM_BYTES[dtype]
+            text += f" of {count:,} {DTYPES[dtype]} ({_human(self.bytes)})"
+        elif self.bytes:
+            text += f" of {_human(self.bytes)}"
+        if self.call & CUDA:
+            text += " on cuda"
+        cell, line = self.place >> 32, self.place & 0xFFFFFFFF
+        if cell:
+            text += f", cell {cell}"
+        return f"{text}, line {line}" if line else text
+
+
+def mismatch(
+    title: str, number: int, members: Sequence[int], calls: Mapping[int, Call]
+) -> MismatchError | None:
+    """Return the error when ranks have announced what cannot meet, None when all is well.
+
+    Args:
+        title: The group in words, such as "group dp".
+        number: The collective's, in the group.
+        members: The group's global ranks, in its order.
+        calls: By global rank; ranks that have announced nothing are left out.
+    """
+    first = next(iter(calls.values()))
+    if all(call.is_like(first) for call in calls.values()):
+        return None
+    reductions = {call.reduction for call in calls.values()}
+    by_text: dict[str, list[int]] = {}
+    for rank in sorted(calls):
+        text = calls[rank].describe(members, with_reduction=len(reductions) > 1)
+        by_text.setdefault(text, []).append(rank)
+    sides = [
+        f"{name_ranks(ranks)} {'calls' if len(ranks) == 1 else 'call'} {text}"
+        for text, ranks in by_text.items()
+    ]
+    return MismatchError(
+        f"Collective no. {number} of {title} ({name_ranks(members)}) differs between ranks.",
+        why="; ".join(sides) + ".",
+        do="let all ranks of the group call the same collectives, in the same order and with the "
+        "same sizes; this one was not sent, and variables are kept.",
+    )
+
+
+def _human(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def size_bytes(world_size: int) -> int:
+    """Return the bytes that the announcements of so many ranks take."""
+    return world_size * ENTRIES * WORDS * 8
+
+
+class Table:
+    """The announcements of all ranks in one generation."""
+
+    def __init__(self, memory: memoryview, rank: int) -> None:
+        """Stand on memory of `size_bytes`, all zeros at the beginning, as `rank`."""
+        self.rank = rank
+        self.words = memory.cast("Q")
+
+    def channel(
+        self, name: str, title: str, members: Sequence[int], incarnation: int
+    ) -> "Channel | None":
+        """Return this rank's way to announce collectives of a group, None where it is alone.
+
+        Args:
+            name: The group's, as torch names it.
+            title: The group's, for people.
+            members: Its global ranks, in its order.
+            incarnation: How many groups of this name and these members there have been.
+        """
+        if len(members) < 2 or self.rank not in members:
+            return None
+        digest = blake2b(f"{name}|{tuple(members)}|{incarnation}".encode(), digest_size=8).digest()
+        key = int.from_bytes(digest, "little") >> (64 - _KEY_BITS) | 1
+        return Channel(self, key, title, tuple(members))
+
+
+class Channel:
+    """One group's entries in the table."""
+
+    __slots__ = (
+        *("_areas", "_key", "_members", "_own", "_peers", "_title", "_words"),
+        *("_tried", "_tries"),
+    )
+
+    def __init__(self, table: Table, key: int, title: str, members: tuple[int, ...]) -> None:
+        self._words = table.words
+        self._key = key
+        self._title = title
+        self._members = members
+        self._tried = self._tries = 0
+        self._areas = {rank: rank * ENTRIES * WORDS for rank in members}
+        self._own = self._areas[table.rank]
+        self._peers = tuple(area for rank, area in self._areas.items() if rank != table.rank)
+
+    def announce(self, number: int, call: int, size: int, size_bytes: int, place: int) -> None:
+        """Write what this rank is about to launch, and compare it with its peers.
+
+        Args:
+            number: The collective's, in the group, from 1.
+            call: See `pack`.
+            size: To be the same on all ranks; 0 where it need not.
+            size_bytes: To be shown.
+            place: See `Call`.
+
+        Raises:
+            MismatchError: A peer has announced something else; nothing may be sent.
+        """
+        words = self._words
+        entry_id = self._key + number
+        at = entry_id % ENTRIES * WORDS
+        if number == self._tried:
+            entry_id += _TRY * (self._tries % 64)
+        own = self._own + at
+        words[own] = 0
+        words[own + 1] = call
+        words[own + 2] = size
+        words[own + 3] = size_bytes
+        words[own + 4] = place
+        words[own] = entry_id
+        # Two ranks may come at the same moment: neither may read before it has been written.
+        with _fence:
+            pass
+        for area in self._peers:
+            peer = area + at
+            if words[peer] == entry_id and (words[peer + 1] != call or words[peer + 2] != size):
+                self._refuse(number, entry_id, at)
+
+    def withdraw(self, number: int) -> None:
+        """Take back what was announced and never sent: the backend would not have it.
+
+        The next try has the same number, and is compared only with peers as many tries on: those
+        whose backend has refused the same.
+        """
+        self._words[self._own + (self._key + number) % ENTRIES * WORDS] = 0
+        self._tries = self._tries + 1 if number == self._tried else 1
+        self._tried = number
+
+    def _refuse(self, number: int, entry_id: int, at: int) -> None:
+        time.sleep(_CONFIRM_S)
+        calls = {}
+        for rank, area in self._areas.items():
+            found, *words = self._words[area + at : area + at + 5].tolist()
+            # A peer that raises at this moment has marked its entry, and is still the other side.
+            if found in (entry_id, entry_id | _REFUSED):
+                calls[rank] = Call(*words)
+        error = mismatch(self._title, number, self._members, calls)
+        if error is not None:
+            self._words[self._own + at] = entry_id | _REFUSED
+            raise error
+
+
+_fence = threading.Lock()

@@ -1,0 +1,119 @@
+"""One book a process group: how many collectives it has launched, and messages to and from whom.
+
+Numbers begin at 1 with each generation of the groups. Messages (send, recv) are numbered for each
+peer and direction, never among the collectives: ranks of a group send different numbers of them.
+
+Threads: a book is written by the thread that launches; counts may be read on any.
+"""
+
+import os
+from weakref import ref
+
+import torch.distributed as dist
+
+from nbdist.engine import torch_compat
+from nbdist.engine.announce import Channel, Table
+
+MAX_BOOKS = 1024  # beyond it, those of groups that are gone are dropped
+ANY_SOURCE = "any"  # a peer in `received` when a message was taken from whoever sent one
+
+
+class Book:
+    """What is counted of one group."""
+
+    __slots__ = ("channel", "count", "group", "name", "ranks", "received", "sent")
+
+    def __init__(
+        self, name: str, group: dist.ProcessGroup, ranks: tuple[int, ...], channel: Channel | None
+    ) -> None:
+        self.name = name
+        self.group = ref(group)
+        self.ranks = ranks  # global, in the group's order; empty when torch does not know them
+        self.channel = channel  # None: nothing is announced
+        self.count = 0  # collectives
+        self.sent: dict[int, int] = {}  # messages, by the peer's global rank
+        self.received: dict[int, int] = {}  # -1: from any source
+
+
+class _Books:
+    def __init__(self) -> None:
+        self.by_name: dict[str, Book] = {}
+        self.made: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.table: Table | None = None
+
+
+_books = _Books()
+
+
+def book_of(group: dist.ProcessGroup) -> Book:
+    """Return the group's book; a new one when another group has taken its name."""
+    book = _books.by_name.get(group.group_name)
+    if book is None or book.group() is not group:
+        book = _open(group)
+    return book
+
+
+def _open(group: dist.ProcessGroup) -> Book:
+    name = group.group_name
+    ranks = torch_compat.ranks_of(group)
+    # A program may destroy a group and make it again: the number tells both apart, alike on all
+    # ranks, for all have made as many.
+    made = _books.made[name, ranks] = _books.made.get((name, ranks), 0) + 1
+    table, channel = _books.table, None
+    if table is not None:
+        channel = table.channel(name, _title(group, name), ranks, made)
+    if len(_books.by_name) > MAX_BOOKS:
+        _books.by_name = {n: b for n, b in _books.by_name.items() if b.group() is not None}
+    book = _books.by_name[name] = Book(name, group, ranks, channel)
+    return book
+
+
+def _title(group: dist.ProcessGroup, name: str) -> str:
+    description = group.group_desc
+    if description == "default_pg":
+        return "the default group"
+    if description.startswith("mesh_"):  # an axis of a DeviceMesh
+        return f"group {description.removeprefix('mesh_')}"
+    return f"group {name if description in ('', 'undefined') else description}"
+
+
+def begin_generation(table: Table | None) -> None:
+    """Begin to count at zero, and announce in `table`: the groups are formed anew."""
+    _books.by_name, _books.made, _books.table = {}, {}, table
+
+
+def reset() -> None:
+    """Begin to count at zero."""
+    _books.by_name = {}
+
+
+def counts() -> dict[str, int]:
+    """Return, by name, the collectives of each group since it was formed, zeros included."""
+    found = {live.name: 0 for live in torch_compat.live_groups()}
+    found.update({name: book.count for name, book in _books.by_name.copy().items()})
+    return found
+
+
+def sent() -> dict[str, int]:
+    """Return the messages sent since the groups were formed, by "group/peer's global rank"."""
+    return _messages([(book.name, book.sent) for book in _books.by_name.copy().values()])
+
+
+def received() -> dict[str, int]:
+    """Return the receives launched since the groups were formed, by "group/peer's global rank".
+
+    Those from any source stand under "group/any".
+    """
+    return _messages([(book.name, book.received) for book in _books.by_name.copy().values()])
+
+
+def _messages(found: list[tuple[str, dict[int, int]]]) -> dict[str, int]:
+    return {
+        f"{name}/{peer if peer >= 0 else ANY_SOURCE}": n
+        for name, peers in found
+        for peer, n in peers.copy().items()
+    }
+
+
+# A DataLoader's worker inherits the memory and must not write in it.
+os.register_at_fork(after_in_child=lambda: begin_generation(None))

@@ -1,0 +1,79 @@
+"""Where the main thread is: in which cell, on which of its lines, in which function.
+
+Cells are known by the file names that IPython gives them. Any thread may call.
+"""
+
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+Place = tuple[str, int]  # file, line
+
+running: int | None = None  # number of the cell that runs; set by `boot`
+
+# The prompt's number (`In [7]`) of each cell's file. A function may run long after its cell.
+_prompts: dict[str, int] = {}
+_is_cell: dict[str, bool] = {}
+
+
+def name_cell(file: str, prompt: int) -> None:
+    """Remember which prompt a cell's file belongs to."""
+    _prompts[file] = prompt
+
+
+def prompt_of(file: str) -> int:
+    """Return the number of the prompt a cell's file belongs to; 0 when it is not known."""
+    return _prompts.get(file, 0)
+
+
+def is_cell(file: str) -> bool:
+    """Return whether a code's file name is a cell's, as IPython and ipykernel name them."""
+    known = _is_cell.get(file)
+    if known is None:
+        known = "ipykernel_" in file or file.startswith("<ipython-input")
+        _is_cell[file] = known
+    return known
+
+
+def cell_place(frame: FrameType | None) -> Place | None:
+    """Return the innermost place in code of a cell, from `frame` outwards."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_cell(file):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def describe(place: Place | None) -> str | None:
+    """Return a place as "file:line"."""
+    return None if place is None else f"{place[0]}:{place[1]}"
+
+
+def main_thread() -> dict[str, Any] | None:
+    """Return where the main thread is in a cell now, or None outside of cells.
+
+    Returns:
+        `file_line` ("file:line" in the cell), `line`, and `function`: the innermost function that
+        is not nbdist's, "" for the cell's own lines.
+    """
+    main = threading.main_thread().ident
+    frame = sys._current_frames().get(main) if main is not None else None
+    place = cell_place(frame)
+    if place is None:
+        return None
+    while frame is not None and _is_wrapping(frame):
+        frame = frame.f_back
+    function = frame.f_code.co_qualname if frame is not None else ""
+    return {
+        "file_line": describe(place),
+        "line": place[1],
+        "function": "" if function == "<module>" else function.replace(".<locals>", ""),
+    }
+
+
+def _is_wrapping(frame: FrameType) -> bool:
+    """Return whether a frame only stands around what the user called: ours, or c10d's logger."""
+    file = frame.f_code.co_filename.replace("\\", "/")
+    return "/nbdist/engine/" in file or file.endswith("/c10d_logger.py")

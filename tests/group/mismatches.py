@@ -1,0 +1,224 @@
+"""What ranks run in the tests of mismatches: collectives that cannot meet, and many that can."""
+
+import random
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from nbdist.engine import group, tap
+from nbdist.errors import MismatchError
+from tests.group.faults import held
+
+
+def watch(level: str = "full") -> None:
+    """Put the tap in place."""
+    tap.install(level)
+
+
+def _f32(count: int) -> torch.Tensor:
+    return torch.ones(count)
+
+
+# One rank, number 1, is odd: it does the second of two things.
+_KINDS: dict[str, tuple[Any, Any]] = {
+    "size": (lambda: dist.all_reduce(_f32(1000)), lambda: dist.all_reduce(_f32(1001))),
+    "type": (
+        lambda: dist.all_reduce(_f32(1000)),
+        lambda: dist.all_reduce(torch.ones(500, dtype=torch.float64)),  # as many bytes
+    ),
+    "reduction": (
+        lambda: dist.all_reduce(_f32(8)),
+        lambda: dist.all_reduce(_f32(8), op=dist.ReduceOp.MAX),
+    ),
+    "root": (
+        lambda: dist.broadcast(_f32(8), src=0),
+        lambda: dist.broadcast(_f32(8), src=1),
+    ),
+    "kind": (lambda: dist.all_reduce(_f32(8)), lambda: dist.broadcast(_f32(8), src=0)),
+    "barrier": (lambda: dist.all_reduce(_f32(1)), dist.barrier),
+    "order": (
+        lambda: (dist.all_reduce(_f32(4)), dist.all_reduce(_f32(9))),
+        lambda: (dist.all_reduce(_f32(9)), dist.all_reduce(_f32(4))),
+    ),
+    "asynchronous": (
+        lambda: [w.wait() for w in [_async(4), _async(5), _async(6)]],
+        lambda: [w.wait() for w in [_async(4), _async(5), _async(7)]],
+    ),
+    "all_gather": (lambda: _gather(1000), lambda: _gather(1001)),
+    "reduce_scatter": (lambda: _reduce_scatter(30), lambda: _reduce_scatter(36)),
+}
+KINDS = tuple(_KINDS)
+
+
+def _async(count: int) -> Any:
+    return dist.all_reduce(_f32(count), async_op=True)
+
+
+def _gather(count: int) -> None:
+    dist.all_gather_into_tensor(_f32(count * dist.get_world_size()), _f32(count))
+
+
+def _reduce_scatter(count: int) -> None:
+    dist.reduce_scatter_tensor(_f32(count // dist.get_world_size()), _f32(count))
+
+
+def meet_badly(kind: str, seed: int) -> dict[str, Any]:
+    """Do what one rank does otherwise; the ranks come in an order that follows from `seed`."""
+    time.sleep(random.Random(f"{seed} {dist.get_rank()}").choice((0, 0, 0.002)))
+    return outcome(_KINDS[kind][dist.get_rank() == 1])
+
+
+def outcome(action: Any) -> dict[str, Any]:
+    """Return how an action ended."""
+    try:
+        action()
+    except MismatchError as error:
+        return {"error": "MismatchError", "text": str(error)}
+    except Exception as error:
+        return {"error": type(error).__name__, "released": group.was_released(error)}
+    return {"error": None}
+
+
+def meet_badly_in(place: str) -> dict[str, Any]:
+    """Let DDP or FSDP2 send what rank 1's peers do not expect."""
+    return outcome(lambda: _PLACES[place](dist.get_rank() == 1))
+
+
+def _buffer_at_construction(is_odd: bool) -> None:
+    model = nn.Linear(4, 4)
+    model.register_buffer("seen", torch.zeros(7 if is_odd else 5))
+    nn.parallel.DistributedDataParallel(model)
+
+
+def _bucket_in_backward(is_odd: bool) -> None:
+    model: nn.Module = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    # With this DDP makes its buckets at once; else one for all, and the next by rank 0's.
+    model = nn.parallel.DistributedDataParallel(
+        model, bucket_cap_mb=0.0004 if is_odd else 25, find_unused_parameters=True
+    )
+    model(torch.ones(2, 16)).sum().backward()
+
+
+def _shard(is_odd: bool, **options: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    model: nn.Module = nn.Linear(32 if is_odd else 16, 16)
+    return fully_shard(model, **options)  # type: ignore[no-any-return]
+
+
+def _unshard_in_forward(is_odd: bool) -> None:
+    _shard(is_odd)(torch.ones(2, 32 if is_odd else 16))
+
+
+def _gradients_in_backward(is_odd: bool) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    dtype = torch.float64 if is_odd else None
+    model = _shard(False, mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype))
+    model(torch.ones(2, 16)).sum().backward()
+
+
+_PLACES = {
+    "DDP's construction": _buffer_at_construction,
+    "DDP's backward": _bucket_in_backward,
+    "FSDP2's forward": _unshard_in_forward,
+    "FSDP2's backward": _gradients_in_backward,
+}
+PLACES = tuple(_PLACES)
+
+
+def refused_arguments() -> str:
+    """Let the backend refuse a collective on every rank, then make a good one of another size."""
+    try:
+        dist.all_reduce(torch.ones(5), op=dist._make_nccl_premul_sum(2.0))  # type: ignore[attr-defined]
+    except NotImplementedError:
+        pass
+    else:
+        raise AssertionError("the tap let it pass")
+    dist.all_reduce(torch.ones(3))
+    return "fine"
+
+
+def mix(rounds: int) -> int:
+    """Train with DDP and FSDP2, and send much else, in several groups; return how many."""
+    from torch.distributed.fsdp import fully_shard
+
+    watch()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(1)
+    groups = [dist.group.WORLD, dist.new_group(range(n)), dist.new_group([0, n - 1])]
+    mine = [g for g in groups if g is not None and dist.get_rank(g) >= 0]
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(16, 16), bucket_cap_mb=0.0002)
+    sharded = fully_shard(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)))
+    plan = random.Random(7)  # the same on all ranks
+    for turn in range(rounds):
+        for model in (ddp, sharded):
+            model(torch.randn(4, 16)).sum().backward()
+        works = [
+            dist.all_reduce(torch.ones(plan.randrange(1, 99)), async_op=True, group=g)
+            for _ in range(20)
+            for g in mine[:2]
+        ]
+        if len(mine) == 3:
+            works += [dist.broadcast(torch.ones(turn + 1), 0, group=mine[2], async_op=True)] * 2
+        for work in works:
+            work.wait()
+        if turn % 10 == 0:
+            objects: list[Any] = [None] * n
+            dist.all_gather_object(objects, "x" * plan.randrange(1, 2000))
+            split = [1] * n
+            split[0] = 1 + turn % 3 if rank == 0 else 1
+            out = torch.ones(sum(split))
+            dist.all_to_all_single(out, torch.ones(sum(split)), split, split)
+            dist.gather(torch.ones(3), [torch.ones(3)] * n if rank == 1 else None, dst=1)
+            dist.scatter(torch.ones(2), [torch.ones(2)] * n if rank == 0 else None, src=0)
+            dist.barrier()
+            dist.monitored_barrier()
+            if rank == 0:
+                dist.send(torch.ones(turn + 1), 1)
+            elif rank == 1:
+                dist.recv(torch.ones(turn + 1), 0)
+            temporary = dist.new_group(range(n))
+            for count in range(turn % 4):
+                dist.all_reduce(torch.ones(count + turn), group=temporary)
+            dist.destroy_process_group(temporary)
+    return sum(tap.counts().values())
+
+
+def messages() -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Send along a line of ranks; return collectives, messages sent and received."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for _ in range(2):
+        if rank > 0:
+            dist.recv(torch.ones(3), rank - 1)
+        if rank < n - 1:
+            dist.send(torch.ones(3), rank + 1)
+    dist.barrier()
+    return tap.counts(), tap.sent(), tap.received()
+
+
+def make_worker_write() -> list[list[int]]:
+    """Fork, as a DataLoader does, and let the child use the tap's books; return the counts."""
+    import os
+
+    dist.barrier()
+    child = os.fork()
+    if child == 0:
+        from nbdist.engine.tap_books import book_of
+
+        world = dist.group.WORLD
+        assert world is not None
+        os._exit(0 if book_of(world).channel is None else 1)
+    _, status = os.waitpid(child, 0)
+    held["forked"] = True
+    return [[os.waitstatus_to_exitcode(status)], list(tap.counts().values())]
+
+
+def shared_files() -> list[str]:
+    """Return what this process holds open or mapped of files that exist by name for sharing."""
+    import pathlib
+
+    return [str(p) for p in pathlib.Path("/dev/shm").glob("nbdist*")]

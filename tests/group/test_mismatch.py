@@ -1,0 +1,127 @@
+"""Collectives that cannot meet are refused before anything is sent; those that can never are."""
+
+import re
+from multiprocessing.connection import wait
+
+import pytest
+
+from tests.group import faults, mismatches
+from tests.group.engines import Cluster, cluster
+
+
+def free_all(ranks: Cluster) -> list[dict[str, object]]:
+    """Wait until a rank has raised, let all go as the rescue does, return how each ended."""
+    pipes = [engine.main for engine in ranks.engines]
+    assert wait(pipes, 30), "no rank raised"
+    ranks.now(faults.abort)
+    return ranks.results()
+
+
+def assert_refused(ended: list[dict[str, object]]) -> str:
+    """Check that at least one rank was told and the others freed; return a text."""
+    told = [str(e["text"]) for e in ended if e["error"] == "MismatchError"]
+    assert told, ended
+    assert all(e["error"] == "MismatchError" or e.get("released") for e in ended), ended
+    return told[0]
+
+
+def meet_badly_often(n: int, kind: str, times: int) -> str:
+    with cluster(n) as ranks:
+        ranks.run(mismatches.watch)
+        pids = [engine.process.pid for engine in ranks.engines]
+        for turn in range(1, times + 1):
+            ranks.post(mismatches.meet_badly, kind, turn)
+            text = assert_refused(free_all(ranks))
+            assert "rank 1 calls" in text
+            ranks.run(faults.reform, turn)
+            assert ranks.run(faults.sum_of_ranks) == [n * (n - 1) / 2] * n
+        assert [engine.process.pid for engine in ranks.engines] == pids
+        assert all(engine.process.is_alive() for engine in ranks.engines)
+        return text
+
+
+@pytest.mark.parametrize("kind", mismatches.KINDS)
+def test_a_mismatch_is_an_exception_and_costs_no_process(kind: str) -> None:
+    meet_badly_often(2, kind, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", mismatches.KINDS)
+def test_a_mismatch_is_an_exception_every_time(kind: str) -> None:
+    meet_badly_often(3, kind, 20)
+
+
+def test_the_text_names_both_sides_and_their_sizes() -> None:
+    text = meet_badly_often(3, "size", 1)
+    assert text.startswith(
+        "Collective no. 1 of the default group (ranks 0-2) differs between ranks.\nWhy: "
+    )
+    assert re.search(r"ranks? 0?.*calls? all_reduce of 1,000 float32 \(4.0 kB\)", text)
+    assert "rank 1 calls all_reduce of 1,001 float32 (4.0 kB)" in text
+
+
+@pytest.mark.parametrize("place", mismatches.PLACES)
+def test_a_mismatch_inside_a_wrapped_model_is_refused(place: str) -> None:
+    with cluster(2) as ranks:
+        ranks.run(mismatches.watch)
+        ranks.post(mismatches.meet_badly_in, place)
+        assert_refused(free_all(ranks))
+        ranks.run(faults.reform, 1)
+        ranks.run(faults.build, "ddp")
+        ranks.run(faults.train, 2)
+        ranks.run(faults.reform, 2)
+        assert ranks.run(faults.sum_of_ranks) == [1.0, 1.0]
+
+
+def test_collectives_that_meet_are_never_refused() -> None:
+    with cluster(3) as ranks:
+        counts = ranks.run(mismatches.mix, 40)
+        assert min(counts) > 1000
+        ranks.run(faults.reform, 1)
+        ranks.run(mismatches.mix, 5)
+
+
+@pytest.mark.slow
+def test_ten_thousand_collectives_that_meet_are_never_refused() -> None:
+    with cluster(4) as ranks:
+        assert min(ranks.run(mismatches.mix, 300)) > 10_000
+
+
+def test_what_the_backend_refuses_on_all_ranks_is_no_mismatch_afterwards() -> None:
+    with cluster(2) as ranks:
+        ranks.run(mismatches.watch)
+        for _ in range(20):
+            assert ranks.run(mismatches.refused_arguments) == ["fine"] * 2
+
+
+def test_messages_are_counted_by_peer_and_not_among_the_collectives() -> None:
+    with cluster(3) as ranks:
+        ranks.run(mismatches.watch)
+        (c0, s0, r0), (c1, s1, r1), (c2, s2, r2) = ranks.run(mismatches.messages)
+        assert c0 == c1 == c2 == {"0": 1}
+        assert (s0, r0) == ({"0/1": 2}, {})
+        assert (s1, r1) == ({"0/2": 2}, {"0/0": 2})
+        assert (s2, r2) == ({}, {"0/1": 2})
+
+
+def test_a_forked_worker_announces_nothing() -> None:
+    with cluster(2) as ranks:
+        ranks.run(mismatches.watch)
+        assert ranks.run(mismatches.make_worker_write) == [[[0], [1]]] * 2
+        assert ranks.run(mismatches.messages)[0][0] == {"0": 2}
+
+
+def test_a_rank_that_was_replaced_is_compared_too_and_nothing_is_left_behind() -> None:
+    with cluster(2) as ranks:
+        ranks.run(mismatches.watch)
+        ranks.run(faults.sum_of_ranks)
+        ranks.engines[1].kill()
+        ranks.engines[0].now(faults.abort)
+        ranks.post_join(ranks.replace(1), 1)
+        ranks.engines[0].post(faults.reform_in, 1, 30.0)
+        ranks.results()
+        ranks.run(mismatches.watch)
+        assert ranks.run(faults.sum_of_ranks) == [1.0, 1.0]
+        ranks.post(mismatches.meet_badly, "size", 1)
+        assert_refused(free_all(ranks))
+        assert ranks.run(mismatches.shared_files) == [[], []]

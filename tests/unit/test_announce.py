@@ -1,0 +1,140 @@
+"""What ranks announce of their collectives, and what they say when two cannot meet."""
+
+import threading
+
+import pytest
+
+from nbdist.engine.announce import DTYPES, ENTRIES, Call, Channel, Table, mismatch, pack, size_bytes
+from nbdist.errors import MismatchError
+
+F32 = DTYPES.index("float32")
+SUM = pack("all_reduce", F32)
+
+
+def channels(world_size: int, *, members: tuple[int, ...] | None = None) -> list[Channel]:
+    """Return every member's channel of one group over the same memory."""
+    memory = memoryview(bytearray(size_bytes(world_size)))
+    members = members or tuple(range(world_size))
+    found = [Table(memory, rank).channel("0", "group dp", members, 1) for rank in members]
+    return [channel for channel in found if channel is not None]
+
+
+def test_equal_calls_meet_whoever_comes_first() -> None:
+    first, second = channels(2)
+    for number in range(1, 3 * ENTRIES):
+        for channel in (first, second) if number % 2 else (second, first):
+            channel.announce(number, SUM, 4, 4, 0)
+
+
+def test_who_comes_second_is_told_what_both_call_and_where() -> None:
+    first, second = channels(2)
+    first.announce(12, SUM, 4000, 4000, 7 << 32 | 5)
+    with pytest.raises(MismatchError) as caught:
+        second.announce(12, SUM, 4004, 4004, 7 << 32 | 9)
+    assert str(caught.value) == (
+        "Collective no. 12 of group dp (ranks 0-1) differs between ranks.\n"
+        "Why: rank 0 calls all_reduce of 1,000 float32 (4.0 kB), cell 7, line 5; "
+        "rank 1 calls all_reduce of 1,001 float32 (4.0 kB), cell 7, line 9.\n"
+        "Do:  let all ranks of the group call the same collectives, in the same order and with "
+        "the same sizes; this one was not sent, and variables are kept."
+    )
+
+
+def test_both_are_told_when_they_come_together() -> None:
+    together = threading.Barrier(2)
+    told: list[str] = []
+
+    def call(channel: Channel, size: int) -> None:
+        together.wait(30)
+        try:
+            channel.announce(1, SUM, size, size, 0)
+        except MismatchError as error:
+            told.append(str(error))
+
+    threads = [
+        threading.Thread(target=call, args=(channel, 8 * i))
+        for i, channel in enumerate(channels(2), start=1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert told
+    assert len(set(told)) == 1
+
+
+def test_a_collective_that_was_refused_can_be_called_rightly_afterwards() -> None:
+    first, second = channels(2)
+    first.announce(1, SUM, 8, 8, 0)
+    with pytest.raises(MismatchError):
+        second.announce(1, SUM, 4, 4, 0)
+    second.announce(1, SUM, 8, 8, 0)
+    first.announce(2, SUM, 4, 4, 0)
+    second.announce(2, SUM, 4, 4, 0)
+
+
+def test_what_the_backend_would_not_have_is_compared_with_nothing_else() -> None:
+    first, second = channels(2)
+    first.announce(1, SUM, 8, 8, 0)
+    first.withdraw(1)
+    first.announce(1, SUM, 4, 4, 0)
+    second.announce(1, SUM, 8, 8, 0)  # its backend is about to refuse it as well
+    second.withdraw(1)
+    second.announce(1, SUM, 4, 4, 0)
+    with pytest.raises(MismatchError):
+        second.announce(1, SUM, 5, 5, 0)
+
+
+def test_other_numbers_other_groups_and_other_ranks_are_not_compared() -> None:
+    memory = memoryview(bytearray(size_bytes(3)))
+    tables = [Table(memory, rank) for rank in range(3)]
+    groups = [
+        ("0", (0, 1, 2), 1),
+        ("1", (0, 1, 2), 1),
+        ("1", (0, 1), 1),
+        ("1", (0, 1), 2),
+    ]
+    for size, (name, members, made) in enumerate(groups, start=1):
+        for rank in members:
+            channel = tables[rank].channel(name, "group", members, made)
+            assert channel is not None
+            channel.announce(1, SUM, size, size, 0)
+            channel.announce(2, SUM, size + 1, size + 1, 0)
+
+
+def test_a_peer_that_is_far_ahead_is_not_compared() -> None:
+    first, second = channels(2)
+    first.announce(1, SUM, 4, 4, 0)
+    first.announce(1 + ENTRIES, SUM, 8, 8, 0)
+    second.announce(1, SUM, 5, 5, 0)
+
+
+def test_a_rank_outside_the_group_or_alone_in_it_announces_nothing() -> None:
+    table = Table(memoryview(bytearray(size_bytes(2))), 0)
+    assert table.channel("1", "group 1", (1,), 1) is None
+    assert table.channel("1", "group 1", (0,), 1) is None
+
+
+def test_ranks_that_call_alike_are_named_together_and_roots_by_their_global_rank() -> None:
+    calls = {
+        4: Call(pack("broadcast", F32, root=0), 8, 8, 0),
+        5: Call(pack("broadcast", F32, root=1), 8, 8, 0),
+        6: Call(pack("broadcast", F32, root=0), 8, 8, 0),
+        7: Call(pack("barrier"), 0, 0, 3 << 32 | 2),
+    }
+    error = mismatch("group 3", 2, (4, 5, 6, 7), calls)
+    assert error is not None
+    assert error.why == (
+        "ranks 4, 6 call broadcast from rank 4 of 2 float32 (8 B); "
+        "rank 5 calls broadcast from rank 5 of 2 float32 (8 B); "
+        "rank 7 calls barrier, cell 3, line 2."
+    )
+
+
+def test_reductions_are_named_where_they_differ() -> None:
+    calls = {0: Call(SUM, 4, 4, 0), 1: Call(pack("all_reduce", F32, 4), 4, 4, 0)}
+    error = mismatch("the default group", 1, (0, 1), calls)
+    assert error is not None
+    assert "rank 0 calls all_reduce (SUM) of 1 float32 (4 B)" in error.why
+    assert "rank 1 calls all_reduce (MAX) of 1 float32 (4 B)" in error.why
+    assert mismatch("the default group", 1, (0, 1), {0: calls[0], 1: calls[0]}) is None
