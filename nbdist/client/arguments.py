@@ -100,7 +100,7 @@ def dist_parser() -> argparse.ArgumentParser:
     end.add_argument(
         "--for", dest="seconds", type=_seconds, metavar="SECONDS", help="end after so long"
     )
-    end.add_argument("--faults", type=int, metavar="N", help="end after so many")
+    end.add_argument("--faults", type=_times, metavar="N", help="end after so many")
     chaos.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same faults")
     for name in ("restart", "push", "pull", "stacks", "chaos"):
         _add_ranks(made[name])
@@ -178,6 +178,10 @@ def complete(text: str, cursor: int) -> list[str]:
         return []
     *before, last = rest.split(" ")
     before = [word for word in before if word]
+    if magic == "%dist" and before == ["chaos"] and not last.startswith("-"):
+        *chosen, last = last.split(",")
+        kinds = [kind for kind in (*FAULTS, "off") if kind.startswith(last) and kind not in chosen]
+        return [",".join([*chosen, kind]) for kind in kinds]
     parser: argparse.ArgumentParser
     if magic == "%%distributed":
         parser = distributed_parser()
@@ -248,5 +252,5 @@ def _seconds(text: str) -> float:
 
 def _times(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"--retry is a number of times, not {text!r}")
+        raise argparse.ArgumentTypeError(f"takes a number of times, not {text!r}")
     return int(text)

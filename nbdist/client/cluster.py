@@ -237,8 +237,21 @@ class Cluster:
             self._free(pending)
             raise
         self._joined({rank: answers[rank] for rank in new})
-        self.events.note("re-formed", generation=self.generation, ms=_ms_since(began))
+        self._note_recovery(answers, new, _ms_since(began))
         return answers
+
+    def _note_recovery(
+        self, answers: Mapping[int, dict[str, Any]], new: list[int], ms: float
+    ) -> None:
+        lost = max((answer.get("steps_lost", 0) for answer in answers.values()), default=0)
+        self.events.note("re-formed", generation=self.generation, ms=ms, steps_lost=lost)
+        for line in dict.fromkeys(line for a in answers.values() for line in a.get("agreed") or ()):
+            self.events.note("agreed", line)
+        for rank in new:
+            if cloned := answers[rank].get("cloned"):
+                names, left_out = len(cloned["names"]), len(cloned["placeholders"])
+                facts = {"rank": rank, "source": cloned["source"]}
+                self.events.note("cloned", **facts, names=names, left_out=left_out)
 
     def _free(self, pending: Mapping[int, Future[Any]]) -> None:
         """Free whoever waits for a rank that failed in `recover`, so that it can begin again.

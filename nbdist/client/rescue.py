@@ -77,12 +77,14 @@ class Rescue:
         running = list(running)
         if self._interrupted_at is None:
             self._interrupted_at = time.monotonic()
+            self._cluster.events.note("interrupt", ranks=running)
             for rank in running:
                 self._cluster.signal(rank, signal.SIGCONT)  # a stopped process hears nothing else
                 self._cluster.signal(rank, signal.SIGINT)
             return
         if time.monotonic() - self._interrupted_at < _SECOND_THOUGHT_S:
             return  # a double click, not a decision to lose what these ranks hold
+        self._cluster.events.note("killed", "a second interrupt", ranks=running)
         self._commentary.say(f"{begin_with_ranks(running)} did not stop: killed.")
         for rank in running:
             self._cluster.kill(rank)
@@ -168,7 +170,8 @@ class Rescue:
     def cut_links(self) -> None:
         """Cut every living rank's links, from its control thread; frees all that wait."""
         self.cut = True
-        self._cluster.events.note("cut links", generation=self._cluster.generation)
+        why = "interrupt" if self.interrupted else "deadlock" if self.deadlock else "a rank failed"
+        self._cluster.events.note("cut links", why, generation=self._cluster.generation)
         self._cuts = [
             self._cluster.requests.ask(
                 rank, "control.abort", busy=True, generation=self._cluster.generation

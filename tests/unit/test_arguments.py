@@ -63,6 +63,27 @@ def test_a_timeout_is_a_number_of_seconds_above_zero(seconds: str) -> None:
         parse_distributed(f"--timeout '{seconds}'")
 
 
+def test_chaos_takes_kinds_and_an_end() -> None:
+    asked = parse_dist("chaos kill,raise -r 1-2 --every 2s --for 60 --seed 3")
+    assert asked is not None
+    assert (asked.kinds, asked.ranks, asked.every) == (("kill", "raise"), "1-2", 2.0)
+    assert (asked.seconds, asked.faults, asked.seed) == (60.0, None, 3)
+
+
+def test_chaos_without_words_asks_what_came_of_it() -> None:
+    asked = parse_dist("chaos")
+    assert asked is not None
+    assert asked.kinds == ()
+
+
+@pytest.mark.parametrize(
+    "line", ["chaos kil", "chaos off,kill", "chaos kill --faults -1", "chaos kill --for 0"]
+)
+def test_a_wrong_word_for_chaos_is_refused(line: str) -> None:
+    with pytest.raises(UsageError):
+        parse_dist(line)
+
+
 @pytest.mark.parametrize("line", ["stat", "strat -n 4", "'unclosed", "start extra", "push -r 0"])
 def test_a_wrong_word_is_one_line(line: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -89,6 +110,9 @@ def test_help_prints_and_asks_for_nothing(command: str, capsys: pytest.CaptureFi
         ("x = 1\n%dist ret", ["retry"]),
         ("%dist start --back", ["--backend"]),
         ("%dist push x --ra", ["--ranks"]),
+        ("%dist chaos st", ["stop"]),
+        ("%dist chaos kill,s", ["kill,stop", "kill,slow"]),
+        ("%dist chaos kill --ev", ["--every"]),
         ("%%distributed --t", ["--timeout"]),
         ("%%distributed --ret", ["--retry"]),
         ("%dist nonsense --x", []),
