@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
 from nbdist.client.events import EventLog
+from nbdist.client.folders import last_lines, mend_start
 from nbdist.client.launchers.base import UNKNOWN_STATUS, Launcher, Started
 from nbdist.client.network import LOOPBACK, check_connection, is_loopback
 from nbdist.client.requests import Requests, gather
@@ -38,6 +39,7 @@ _PING_MS = 150  # an engine is registered only once it has answered one
 _START_TIMEOUT_S = 120.0
 _REQUEST_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0
+_PORT_TAKEN = "Address already in use"
 # Their versions are what a bug report is asked for first.
 _STANDS_ON = ("nbdist", "torch", "ipyparallel", "ipykernel", "ipython", "pyzmq")
 
@@ -110,8 +112,11 @@ class Cluster:
     def prepare(self, address: str = LOOPBACK) -> None:
         """Start the controller, on `address`; it comes up beside the parent's import of torch."""
         self._stopping = False
-        self.broken, self.reachable = None, True
         self._launcher.on_exit(self._on_exit)
+        self._start_controller(address)
+
+    def _start_controller(self, address: str) -> None:
+        self.broken, self.reachable = None, True
         self._folder = tempfile.TemporaryDirectory(prefix="nbdist-", ignore_cleanup_errors=True)
         spec = {
             "profile_dir": self._folder.name,
@@ -153,7 +158,11 @@ class Cluster:
         except StartError as death:
             return death
         what = "The ranks could not form their group."
-        return StartError(what, why=str(error), do=f"the ranks' logs are in {self.logs}.")
+        return StartError(
+            what,
+            why=f"{error}\n     The logs are in {self.logs}.",
+            do=mend_start(str(error)),
+        )
 
     def stop(self) -> None:
         """End ranks, store and controller; the launcher's parent stays for the next start."""
@@ -360,6 +369,24 @@ class Cluster:
             self.events.note("joined", ranks=sorted(answers), generation=self.generation)
 
     def _connect(self) -> None:
+        assert self.options is not None
+        try:
+            file, facts = self._controller_facts()
+        except StartError as error:
+            # It looks for free ports, and takes them a moment later: another may be faster.
+            if self.reachable or _PORT_TAKEN not in str(error):
+                raise
+            self._start_controller(self.options.address)
+            file, facts = self._controller_facts()
+        check_connection(facts, self.options.address)
+        # ipyparallel takes a quarter of a second to import: here, beside the parent's imports.
+        from nbdist.client.ipp import Connection
+
+        self._connection = Connection(file, timeout_s=30.0)
+        self.requests.use(self._connection)
+
+    def _controller_facts(self) -> tuple[Path, dict[str, Any]]:
+        """Wait for what the controller writes of itself."""
         assert self._folder is not None
         file = _connection_file(self._folder.name, "client")
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -371,24 +398,20 @@ class Cluster:
                     why=f"Its log: {self.logs / 'controller.log'}",
                 )
             time.sleep(0.01)
-        assert self.options is not None
-        check_connection(facts, self.options.address)
-        # ipyparallel takes a quarter of a second to import: here, beside the parent's imports.
-        from nbdist.client.ipp import Connection
-
-        self._connection = Connection(file, timeout_s=30.0)
-        self.requests.use(self._connection)
+        return file, facts
 
     def _check_alive(self) -> None:
         """Raise when a process has ended that the start is waiting for."""
         if self.broken:
-            raise StartError(self.broken, why=f"See the logs in {self.logs}.")
+            file = self.logs / ("store.log" if self.reachable else "controller.log")
+            why = last_lines(file)
+            raise StartError(self.broken, why=why, do=mend_start(why))
         dead = [rank for rank, state in self.ranks.items() if not state.alive]
         if dead:
             raise StartError(
                 f"{begin_with_ranks(dead)} ended while starting.",
-                why=_last_lines(self.logs / f"rank-{dead[0]}.log"),
-                do="%dist doctor",
+                why=(why := last_lines(self.logs / f"rank-{dead[0]}.log")),
+                do=mend_start(why),
             )
 
     def _end(self, keys: Iterable[str]) -> None:
@@ -538,11 +561,3 @@ def _read_facts(file: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return facts
-
-
-def _last_lines(file: Path, count: int = 5) -> str:
-    try:
-        text = file.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return f"no log at {file}"
-    return "\n     ".join(text[-count:]) or f"its log {file} is empty"

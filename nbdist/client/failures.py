@@ -50,6 +50,13 @@ _CONSEQUENCES: Final = tuple(
         r"Watchdog caught collective operation timeout",
     )
 )
+# Of DataLoader, and of torch's shared memory (MapAllocator.cpp).
+_NO_SHARED_MEMORY: Final = re.compile(
+    r"out of shared memory|unable to (allocate|open|resize|mmap|write to)\b.*?"
+    r"(shared memory|</torch_|<filename not specified>).*?(No space left|Cannot allocate)"
+    r"|unable to allocate shared memory|killed by signal: Bus error",
+    re.DOTALL,
+)
 _COLLECTIVE: Final = re.compile(
     r"\b(all_reduce|all_gather\w*|all_to_all\w*|reduce_scatter\w*|broadcast\w*|monitored_barrier"
     r"|barrier|scatter\w*|gather\w*|reduce|send|recv|isend|irecv|backward|wait)\("
@@ -213,9 +220,13 @@ def rank_error(
     lines.append("")
     table = {f.rank: (f.ename, f.evalue) for f in raised}
     table |= {death.rank: ("Died", death.cause) for death in deaths}
+    advice = (
+        _shared_memory_advice(causes)
+        or "mend the cell and run it again; variables are kept on every rank."
+    )
     return RankError(
         "\n".join(lines),
-        do=do or "mend the cell and run it again; variables are kept on every rank.",
+        do=do or advice,
         failures=table,
         causes=tuple(summary.strip() for summary in summaries),
     )
@@ -295,3 +306,24 @@ def _is_heading(head: str) -> bool:
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} characters more)"
+
+
+def _shared_memory_advice(causes: Iterable[Failure | Death]) -> str:
+    """Return what to do when /dev/shm is full: torch says so in many ways, or by a bus error."""
+    if not any(_lacks_shared_memory(cause) for cause in causes):
+        return ""
+    return (
+        "/dev/shm is full, through which the workers of a DataLoader hand over their batches: use "
+        "num_workers=0 or smaller batches, delete what is left in it (%dist doctor looks), or "
+        "start the container with --shm-size=1g."
+    )
+
+
+def _lacks_shared_memory(cause: Failure | Death) -> bool:
+    if isinstance(cause, Death):
+        return False
+    # Python's own error does not name the place where there is no space.
+    unnamed = cause.evalue == "[Errno 28] No space left on device"
+    if unnamed and any(n in f for f in cause.traceback for n in ("SemLock", "shared_memory.py")):
+        return True
+    return _NO_SHARED_MEMORY.search(cause.evalue) is not None

@@ -52,6 +52,24 @@ def log_folder(folder: Path) -> Path:
     return logs
 
 
+def last_lines(file: Path, count: int = 5) -> str:
+    """Return the end of a log as it stands in an error; never raises for the log itself."""
+    try:
+        text = file.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return f"no log at {file}"
+    return "\n     ".join(text[-count:]) or f"its log {file} is empty"
+
+
+def mend_start(why: str) -> str:
+    """Return what to do about a start that failed, where its `why` tells."""
+    if "oo many open files" in why:
+        return "allow more of them: ulimit -n 4096 in the shell that starts Jupyter."
+    if "No space left on device" in why or "Disk quota exceeded" in why:
+        return "free space where the logs are, or %cd to another disk."
+    return "%dist doctor"
+
+
 def _folder_error(folder: Path, error: OSError) -> StartError:
     return StartError(
         f"{folder} cannot be made, where logs, runs and checkpoints are kept.",

@@ -110,7 +110,7 @@ def _table(interfaces: Mapping[str, Sequence[str]]) -> str:
 def check_connection(facts: Mapping[str, Any], address: str) -> None:
     """Refuse a controller that does not protect its sockets as it was told to.
 
-    A config file of IPython's, in /etc or in the folder of the notebook, may say otherwise.
+    A config file of IPython's, in /etc or in this Python's folder, may say otherwise.
 
     Args:
         facts: What the controller wrote for its clients.
@@ -132,6 +132,7 @@ def check_connection(facts: Mapping[str, Any], address: str) -> None:
     if wrong:
         raise StartError(
             "ipyparallel's controller does not protect its sockets, so nothing was started.",
-            why=f"{wrong}; a config file of IPython or Jupyter has changed that.",
-            do="find it: jupyter --paths, ipython locate, and ipcontroller_config.py here.",
+            why=f"{wrong}; a config file of IPython's has changed that.",
+            do="look for ipcontroller_config.py and ipython_config.py in /etc/ipython, "
+            "/usr/local/etc/ipython and etc/ipython of this Python.",
         )

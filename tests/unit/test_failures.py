@@ -233,3 +233,23 @@ def test_the_text_stays_bounded_however_much_failed() -> None:
     error = rank_error(failures, asked=range(64))
     assert len(error.what) < 600_000
     assert "60 more groups" in error.what
+
+
+@pytest.mark.parametrize(
+    ("text", "frame"),
+    [
+        ("unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left", ""),
+        ("unable to write to file </torch_1_2_0>: No space left on device (28)", ""),
+        ("unable to mmap 8388608 bytes from file </torch_1_2_0>: Cannot allocate memory (12)", ""),
+        ("DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that ...", ""),
+        ("[Errno 28] No space left on device", "sl = self._semlock = _multiprocessing.SemLock("),
+    ],
+)
+def test_a_full_dev_shm_is_recognised_in_all_that_is_said_of_it(text: str, frame: str) -> None:
+    error = rank_error([Failure(0, "RuntimeError", text, (frame,))], asked=range(2))
+    assert error.do.startswith("/dev/shm is full")
+
+
+def test_a_full_disk_is_not_taken_for_a_full_dev_shm() -> None:
+    failure = Failure(0, "OSError", "[Errno 28] No space left on device", ("f.write(data)",))
+    assert "/dev/shm" not in rank_error([failure], asked=range(2)).do

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.client.tracking.series import LAG_NS, Point, Series, flat_values, spread_values
+from nbdist.client.tracking.series import LAG_S, Point, Series, flat_values, spread_values
 from nbdist.wire import Record
 
 MS = 1_000_000
@@ -47,13 +47,23 @@ def test_skew_is_the_work_of_the_slowest_rank_beyond_the_fastest_waiting_left_ou
 
 def test_a_rank_that_stays_silent_holds_the_others_up_only_so_long() -> None:
     series = Series((0, 1))
-    series.add([step(0, 1, loss=1.0)])
-    later = 1 + LAG_NS // MS + 1
-    assert values_of(series.add([step(0, 2, later, loss=1.0)]), "loss") == [(1, 1.0)]
+    series.add([step(0, 1, loss=1.0)], now_s=10.0)
+    later = series.add([step(0, 2, loss=1.0)], now_s=10.1 + LAG_S)
+    assert values_of(later, "loss") == [(1, 1.0)]
     late = series.add([step(1, 1, loss=9.0)])
     assert values_of(late, "rank_loss/01") == [(1, 9.0)]
     assert values_of(late, "loss") == []
     assert series.late == 1
+
+
+def test_a_rank_whose_clock_is_an_hour_off_is_waited_for_like_any_other() -> None:
+    series, hour_ms = Series((0, 1)), 3_600_000
+    assert values_of(series.add([step(0, 1, loss=1.0)], now_s=10.0), "loss") == []
+    early = series.add([step(0, 2, hour_ms, loss=1.0)], now_s=10.1)
+    assert values_of(early, "loss") == []
+    points = series.add([step(1, 1, loss=3.0), step(1, 2, loss=3.0)], now_s=10.2)
+    assert values_of(points, "loss") == [(1, 2.0), (2, 2.0)]
+    assert series.late == 0
 
 
 def test_the_end_closes_steps_that_wait_for_a_rank() -> None:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist import lifeline
+from nbdist.client.folders import last_lines, mend_start
 from nbdist.client.launchers.base import UNKNOWN_STATUS, OnExit, Started
 from nbdist.errors import ClusterError, StartError
 
@@ -110,7 +111,7 @@ class LocalLauncher:
                 raise StartError(
                     "The process that starts the ranks could not be started.",
                     why=f"{sys.executable}: {error.strerror}",
-                    do="%dist doctor",
+                    do=mend_start(error.strerror or ""),
                 ) from error
             raise
         finally:
@@ -306,6 +307,6 @@ class LocalLauncher:
 def _parent_gone(logs: Path) -> StartError:
     return StartError(
         "The parent process that starts the ranks has ended.",
-        why=f"Its last words are in {logs / 'parent.log'}",
-        do="%dist start starts a new one",
+        why=last_lines(logs / "parent.log"),
+        do="%dist doctor tells what is wrong; %dist start starts a new one",
     )

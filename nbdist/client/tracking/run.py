@@ -260,7 +260,7 @@ class TrackedRun:
     def _write_waiting(self, writer: SpoolWriter, series: Series) -> None:
         while self._waiting:
             records = self._waiting.popleft()
-            writer.points(series.add(records))
+            writer.points(series.add(records, time.monotonic()))
             self._written += len(records)
 
     def _write_end(self, writer: SpoolWriter, series: Series) -> None:
@@ -275,7 +275,9 @@ class TrackedRun:
             writer.tags({"nbdist.error": text.strip().splitlines()[0][:250] if text else ""})
         if end.picture:
             writer.file("board.png", end.picture)
-        writer.end(_STATUS[end.outcome], end.time_ms)
+        # A clock that was set back must not let a run end before it began.
+        assert self._begin is not None
+        writer.end(_STATUS[end.outcome], max(end.time_ms, self._begin.time_ms))
         self._write_summary(writer, series, end.outcome)
         writer.flush(to_disk=True)
 
@@ -369,7 +371,7 @@ class TrackedRun:
                 "status": status,
                 "cell": info.number,
                 "started_ms": begin.time_ms,
-                "updated_ms": time.time_ns() // 1_000_000,
+                "updated_ms": max(begin.time_ms, time.time_ns() // 1_000_000),
                 "steps": series.steps,
                 "last_step": series.last_step,
                 "values": series.summary(),

@@ -10,8 +10,8 @@ Two kinds of series, named as research on MLflow's UI found readable:
   the server would drown, and `/min`, `/median`, `/max` and `/argmax` (a rank) take their place.
 
 A flat point needs every rank's record of its step. It is made when the last one arrives, or when
-the others have gone on for `LAG_NS` without it, or at the end; a value that comes later than that
-still enters its rank's series.
+`LAG_S` have passed since the first came, or at the end. That is counted by the notebook's monotonic
+clock: ranks' wall clocks differ, and jump. A value that comes later still enters its rank's series.
 """
 
 import math
@@ -27,7 +27,7 @@ MOST_RANK_SERIES = 16
 BY_RANK = ("loss", "comm_s", "step_s")
 TIMINGS = ("step_s", "samples_per_s", "comm_pct", "skew_ms")
 RECENT = 50
-LAG_NS = 5_000_000_000
+LAG_S = 5.0
 _MOST_PENDING = 4096  # groups that wait for a rank, and groups remembered as done
 
 Group = tuple[str, int, int]  # what was logged ("" for a step row), step, how manieth this step
@@ -44,7 +44,7 @@ class Point:
 
 @dataclass(slots=True)
 class _Pending:
-    first_ns: int
+    since_s: float
     last_ns: int
     by_rank: dict[int, dict[str, float]] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class Series:
         self._pending: dict[Group, _Pending] = {}
         self._done: set[Group] = set()
         self._done_order: deque[Group] = deque()
-        self._newest_ns = 0
+        self._now_s = 0.0
         self._times_logged: dict[tuple[int, str], tuple[int, int]] = {}  # newest step, how often
         self._user_keys: set[str] = set()
         self.last: dict[str, float] = {}
@@ -85,11 +85,11 @@ class Series:
         usual = {key: statistics.median(recent) for key, recent in self._recent.items() if recent}
         return {**self.last, **usual}
 
-    def add(self, records: Iterable[Record]) -> list[Point]:
-        """Take records in; return the points that are now certain."""
+    def add(self, records: Iterable[Record], now_s: float = 0.0) -> list[Point]:
+        """Take records in, at `time.monotonic()`; return the points that are now certain."""
+        self._now_s = now_s
         points: list[Point] = []
         for record in records:
-            self._newest_ns = max(self._newest_ns, record.time_ns)
             if record.kind == "step":
                 points += self._add_step(record)
             else:
@@ -100,7 +100,7 @@ class Series:
     def finish(self) -> list[Point]:
         """Return the points still waiting for a rank; no record comes any more."""
         points = []
-        for group in sorted(self._pending, key=lambda g: self._pending[g].first_ns):
+        for group in list(self._pending):
             points.append(self._close(group))
         return points
 
@@ -132,7 +132,7 @@ class Series:
         if group in self._done:
             self.late += 1
             return []
-        pending = self._pending.setdefault(group, _Pending(record.time_ns, record.time_ns))
+        pending = self._pending.setdefault(group, _Pending(self._now_s, record.time_ns))
         pending.last_ns = max(pending.last_ns, record.time_ns)
         pending.by_rank[record.rank] = values
         if pending.by_rank.keys() >= self._ranks:
@@ -144,7 +144,7 @@ class Series:
         # Groups stand in the order they began: the first young one ends the search.
         while self._pending:
             group = next(iter(self._pending))
-            old = self._newest_ns - self._pending[group].first_ns > LAG_NS
+            old = self._now_s - self._pending[group].since_s > LAG_S
             if not old and len(self._pending) <= _MOST_PENDING:
                 break
             points.append(self._close(group))
