@@ -92,14 +92,17 @@ class Summary:
     `first_seq` and `next_seq` bound the records of this cell: a rank whose records in
     `range(first_seq, next_seq)` have not all arrived is asked for the rest.
     `collectives` counts, for each group's name, the collectives this rank has launched since the
-    group was formed; ranks that disagree must re-form. `value` is the cell's value, in the JSON
-    form of `nbdist.plain`, when it is plain, `value_repr` its repr otherwise.
+    group was formed, `sent` and `received` its messages by "group/peer's global rank" (a receive
+    from any source under "group/any"); ranks that disagree must re-form. `value` is the cell's
+    value, in the JSON form of `nbdist.plain`, when it is plain, `value_repr` its repr otherwise.
     `cut_bytes` of output were not sent and are kept, whole, in `output_file` on the rank's host.
     """
 
     first_seq: int = 0
     next_seq: int = 0
     collectives: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+    received: dict[str, int] = field(default_factory=dict)
     steps: int = 0
     value: Any = None
     value_repr: str | None = None

@@ -254,8 +254,9 @@ class CellRun:
         failed = any(c.failure or c.death for c in self._collectors.values())
         if not failed and not self._rescue.cut:
             return Repaired()
-        counts = {rank: c.summary.collectives for rank, c in self._collectors.items() if c.replied}
-        return self._rescue.finish(counts)
+        return self._rescue.finish(
+            {rank: c.summary for rank, c in self._collectors.items() if c.replied}
+        )
 
     def _judge(self, repaired: Repaired) -> BaseException | None:
         if self._timed_out is not None:

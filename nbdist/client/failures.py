@@ -173,6 +173,9 @@ def _keys(failure: Failure | Death) -> list[tuple[str, ...]]:
     """Return what must be equal, one of these, for two failures to be alike."""
     if isinstance(failure, Death):
         return [("died", failure.cause)]
+    if failure.ename == "MismatchError":
+        # Each rank tells what it has seen of the same collective, which its first line names.
+        return [(failure.ename, _head(failure.evalue))]
     place = place_of(failure)
     text = failure.evalue[:MAX_MESSAGE_CHARS]
     neutral = re.sub(r"0x[0-9a-fA-F]+", "0x…", text)

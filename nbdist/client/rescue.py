@@ -32,6 +32,7 @@ from nbdist.client.live import LiveText
 from nbdist.client.repair import Repaired, repair
 from nbdist.client.watch import Watch
 from nbdist.ranks import begin_with_ranks
+from nbdist.wire import Summary
 
 log = logging.getLogger(__name__)
 
@@ -179,16 +180,16 @@ class Rescue:
             for rank in self._cluster.living()
         ]
 
-    def finish(self, counts: Mapping[int, Mapping[str, int]]) -> Repaired:
+    def finish(self, summaries: Mapping[int, Summary]) -> Repaired:
         """Put the ranks together again where it is needed; every main thread is idle now.
 
         Args:
-            counts: Each rank's collectives by group, from its reply.
+            summaries: Of the ranks that replied.
 
         Returns:
             What was done; nothing when nothing was amiss.
         """
-        if not self._cluster.dead() and not self.cut and agree(counts):
+        if not self._cluster.dead() and not self.cut and agree(summaries):
             return Repaired()
         # Every cut must be over before new links are made, or it would cut those. What a rank
         # answers that died, or did not answer at all, shows when the group is formed.
@@ -196,13 +197,31 @@ class Rescue:
         return repair(self._cluster)
 
 
-def agree(counts: Mapping[int, Mapping[str, int]]) -> bool:
-    """Return whether ranks have launched equally many collectives in each group they share.
+def agree(summaries: Mapping[int, Summary]) -> bool:
+    """Return whether what ranks have launched meets what their peers have.
 
-    Args:
-        counts: Rank to group name to number of collectives since the group was formed.
+    Equally many collectives in each group they share, and each message received.
     """
+    counts = {rank: summary.collectives for rank, summary in summaries.items()}
     names = {name for groups in counts.values() for name in groups}
     return all(
         len({groups[name] for groups in counts.values() if name in groups}) == 1 for name in names
-    )
+    ) and all(_messages_meet(rank, summaries) for rank in summaries)
+
+
+def _messages_meet(rank: int, summaries: Mapping[int, Summary]) -> bool:
+    """Return whether what other ranks received of `rank` is what it sent them."""
+    sent = summaries[rank].sent
+    for peer, summary in summaries.items():
+        received = {
+            place.rpartition("/")[0]: n
+            for place, n in summary.received.items()
+            if place.endswith(f"/{rank}")
+        }
+        groups = {place.rpartition("/")[0] for place in sent if place.endswith(f"/{peer}")}
+        for group in groups | received.keys():
+            if f"{group}/any" in summary.received:
+                continue  # nobody knows whose those were
+            if sent.get(f"{group}/{peer}", 0) != received.get(group, 0):
+                return False
+    return True

@@ -24,7 +24,7 @@ import torch
 
 import nbdist
 from nbdist import lifeline, plain, wire
-from nbdist.engine import calls, chaos, environment, kernel, progress
+from nbdist.engine import calls, chaos, environment, kernel, progress, where
 from nbdist.engine.output import Output
 from nbdist.engine.records import Recorder
 
@@ -78,6 +78,7 @@ class Program:
         )
         training.begin_cell()
         chaos.begin_cell()
+        where.running = options["cell"]
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
@@ -93,6 +94,8 @@ class Program:
             first_seq=self._first_seq,
             next_seq=self.recorder.flush(),
             collectives=tap.counts() if self.joined else {},
+            sent=tap.sent(),
+            received=tap.received(),
             steps=steps,
             value=plain.encode(value) if is_plain else None,
             value_repr=None if is_plain else _short_repr(value),
@@ -100,6 +103,7 @@ class Program:
             output_file=None if file is None else str(file),
             seconds=time.perf_counter() - self._began,
         )
+        where.running = None
         return asdict(summary)
 
     def answer(

@@ -7,44 +7,65 @@ blocked in C++ (gloo and autograd release the GIL). Nothing here waits for the m
 import os
 import resource
 import sys
-import threading
-import traceback
 from typing import Any
+
+from nbdist.engine import where
 
 
 def state() -> dict[str, Any]:
     """Return what this rank is doing now, for `%dist status` and for recovery.
 
     Keys: `pid`, `rss_bytes` (resident memory, the highest so far on macOS), `cuda_bytes`
-    (allocated by torch), `waiting` (None, or the collective the main thread waits in: `kind`,
-    `group`, `seq`, `bytes`, `seconds`), `step` (optimizer steps of the current or last cell),
-    `last` (the newest collective's kind), `counts` (collectives launched, by group),
-    `group` (generation, re-forms left, backend).
+    (allocated by torch), `step` (optimizer steps of the current or last cell), `last` (the newest
+    collective's kind), `group` (generation, re-forms left, backend).
+
+    Where it is: `cell` (number of the cell that runs, or None), `doing` ("idle", "computing",
+    "waiting" or "loading data"), `where` (None outside of cells; see `where.main_thread`),
+    `waiting` (None, or what the main thread waits in: the fields of `tap.Waiting`).
+
+    How far, since the groups were formed: `counts` (collectives by group), `sent` and `received`
+    (messages by "group/peer's global rank").
     """
     from nbdist.engine import group, tap, training
 
     torch = sys.modules["torch"]
     cuda = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-    waiting = tap.waiting()
+    place = where.main_thread()
+    waiting = group.waiting_in_store() or tap.waiting()
     return {
         "pid": os.getpid(),
         "rss_bytes": _resident_bytes(),
         "cuda_bytes": cuda,
+        "cell": where.running,
+        "doing": _doing(
+            is_busy=where.running is not None or place is not None,
+            is_waiting=waiting is not None,
+            is_loading=training.is_loading(),
+        ),
+        "where": place,
         "waiting": None if waiting is None else waiting.to_wire(),
+        "counts": tap.counts(),
+        "sent": tap.sent(),
+        "received": tap.received(),
         "step": training.current_step(),
         "last": tap.last_kind(),
-        "counts": tap.counts(),
         "group": group.status(),
     }
 
 
+def _doing(*, is_busy: bool, is_waiting: bool, is_loading: bool) -> str:
+    if is_waiting:
+        return "waiting"
+    if is_loading:
+        return "loading data"
+    return "computing" if is_busy else "idle"
+
+
 def stacks() -> dict[str, str]:
-    """Return the Python stack of each thread of this rank, by the thread's name."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return {
-        names.get(ident, str(ident)): "".join(traceback.format_stack(frame))
-        for ident, frame in sys._current_frames().items()
-    }
+    """Return the stack of each thread of this rank, by the thread's name."""
+    from nbdist.engine.stacks import stacks as of_threads
+
+    return of_threads()
 
 
 def abort(generation: int) -> int:

@@ -16,6 +16,7 @@ any thread may call at any moment.
 import logging
 import os
 import threading
+import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -24,10 +25,19 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from nbdist.engine import announce, shared_memory, sockets, tap_books, torch_compat, torch_modules
+from nbdist.engine import (
+    announce,
+    shared_memory,
+    sockets,
+    tap_books,
+    torch_compat,
+    torch_modules,
+    where,
+)
 from nbdist.engine.patient_store import PatientStore, ReleasedError
 from nbdist.engine.plan import Hello, Key, Plan, make_plan
 from nbdist.engine.shared_memory import Offered
+from nbdist.engine.tap_ledger import Waiting
 from nbdist.engine.torch_compat import PrefixStore, Store, TCPStore
 from nbdist.errors import ClusterError
 from nbdist.ranks import name_ranks
@@ -325,6 +335,18 @@ def status() -> dict[str, Any]:
         "gloo_address": f"{here.address[0]}:{here.address[1]}",
         "timeout_s": here.timeout_s,
     }
+
+
+def waiting_in_store() -> Waiting | None:
+    """Return the main thread's wait in the store, say in `new_group`. Any thread."""
+    here = _here
+    since = None if here is None else here.store.main_waits_since
+    if here is None or since is None:
+        return None
+    place = where.main_thread()
+    line = None if place is None else place["file_line"]
+    seconds = time.monotonic() - since
+    return Waiting("store", "", 0, 0, seconds, line, ranks=tuple(range(here.world_size)))
 
 
 def _member() -> _Membership:

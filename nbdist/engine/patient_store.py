@@ -38,6 +38,7 @@ class PatientStore(Store):
         self._client: Any = client  # its types lack half of its methods
         self._released = threading.Event()
         self._why = ""
+        self.main_waits_since: float | None = None  # time.monotonic(); the main thread in `wait`
 
     def release(self, why: str) -> None:
         """End every wait, now and until `resume`, with a ReleasedError. Any thread."""
@@ -56,6 +57,16 @@ class PatientStore(Store):
             DistStoreError: They did not exist in time.
         """
         limit = self.timeout if timeout is None else timeout
+        if threading.current_thread() is not threading.main_thread():
+            self._wait(keys, limit)
+            return
+        self.main_waits_since = time.monotonic()
+        try:
+            self._wait(keys, limit)
+        finally:
+            self.main_waits_since = None
+
+    def _wait(self, keys: list[str], limit: timedelta) -> None:
         deadline = time.monotonic() + limit.total_seconds()
         pause_s = _FIRST_PAUSE_S
         while not self._client.check(keys):

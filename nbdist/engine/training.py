@@ -76,6 +76,7 @@ class Training:
         self._broken: set[str] = set()
         self._main = threading.main_thread().ident
         self._is_inside = False  # a backward, or a loader: what they call is theirs
+        self.is_loading = False  # the main thread waits for a batch
 
     def set_enabled(self, is_enabled: bool) -> None:
         """Put the hooks in place, or take them out."""
@@ -94,7 +95,7 @@ class Training:
     def begin_cell(self) -> None:
         """Begin to count at zero."""
         self.cell = _Cell()
-        self._is_inside = False
+        self._is_inside = self.is_loading = False
 
     def end_cell(self) -> int:
         """Record what is still held back; return the steps made."""
@@ -147,11 +148,11 @@ class Training:
                 return native(iterator)
             self._guard("data", lambda: self.cell.begin_step(is_whole=True))
             began_ns = perf_counter_ns()
-            self._is_inside = True
+            self._is_inside = self.is_loading = True
             try:
                 batch = native(iterator)
             finally:
-                self._is_inside = False
+                self._is_inside = self.is_loading = False
                 self.cell.data_ns += perf_counter_ns() - began_ns
             self._guard("data", lambda: self._on_batch(iterator, batch))
             return batch
@@ -276,6 +277,11 @@ def end_cell() -> int:
 def current_step() -> int:
     """Return the steps of the current or last cell. Any thread."""
     return 0 if _training is None else _training.cell.step
+
+
+def is_loading() -> bool:
+    """Return whether the main thread waits for a DataLoader's batch. Any thread."""
+    return _training is not None and _training.is_loading
 
 
 def log(**values: object) -> None:

@@ -241,3 +241,43 @@ def test_a_new_rank_trains_with_one_that_stayed(session: Session) -> None:
     begin = "m = DDP(make()); o = torch.optim.SGD(m.parameters(), lr=0.1)"
     first, second = session.run(f"{begin}; steps(m, o, range(2)); whole(m)", track=False).value_list
     assert first == second
+
+
+# Collectives that cannot meet
+
+
+def test_collectives_that_cannot_meet_name_both_sides_and_cost_nothing(session: Session) -> None:
+    before = [line.pid for line in session.status().ranks]
+    session.run("kept = rank + 40")
+    told = fail(session, "n = 1000 + rank\nx = torch.ones(n)\n\ndist.all_reduce(x)", prompt=7)
+    assert "Collective no." in told
+    assert "of the default group (ranks 0-1) differs between ranks." in told
+    assert "all_reduce of 1,000 float32 (4.0 kB), cell 7, line 4" in told
+    assert "all_reduce of 1,001 float32 (4.0 kB), cell 7, line 4" in told
+    assert told.count("Why: rank 0 calls") == 1
+    assert_usable(session)
+    assert session.run("kept").value_list == [40, 41]
+    assert [line.pid for line in session.status().ranks] == before
+
+
+def test_a_mismatch_in_backward_is_an_error_like_any_other(session: Session) -> None:
+    session.run(TRAIN)
+    wrap = "m = DDP(make(), find_unused_parameters=True, bucket_cap_mb=[25, 0.0003][rank])"
+    told = fail(session, f"{wrap}\nm(data(0)[0]).sum().backward()")
+    assert "MismatchError" in told
+    assert "all_reduce of" in told
+    assert_usable(session)
+
+
+def test_messages_alone_do_not_unsettle_the_groups(session: Session) -> None:
+    session.run("dist.send(torch.ones(2), 1) if rank == 0 else dist.recv(torch.ones(2), 0)")
+    assert "formed anew" not in fail(session, "1 / 0")
+
+
+def test_a_message_that_nobody_took_is_not_taken_for_the_next_one(session: Session) -> None:
+    told = fail(session, "w = dist.isend(torch.ones(2), 1) if rank == 0 else 1 / 0")
+    assert "formed anew" in told
+    assert session.run(
+        "t = torch.full((2,), 7.0) if rank == 0 else torch.zeros(2)\n"
+        "dist.send(t, 1) if rank == 0 else dist.recv(t, 0)\nt.tolist()"
+    ).value_list == [[7.0, 7.0]] * 2

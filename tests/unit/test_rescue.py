@@ -3,6 +3,7 @@
 import pytest
 
 from nbdist.client.rescue import agree
+from nbdist.wire import Summary
 
 
 @pytest.mark.parametrize(
@@ -20,4 +21,24 @@ from nbdist.client.rescue import agree
 def test_ranks_agree_when_they_launched_equally_many_in_each_group_they_share(
     counts: dict[int, dict[str, int]], expected: bool
 ) -> None:
-    assert agree(counts) is expected
+    assert agree({rank: Summary(collectives=said) for rank, said in counts.items()}) is expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "expected"),
+    [
+        ({0: {"0/1": 2}, 1: {}}, {0: {}, 1: {"0/0": 2}}, True),
+        ({0: {"0/1": 2}, 1: {}}, {0: {}, 1: {"0/0": 1}}, False),
+        ({0: {"0/1": 2}, 1: {}}, {0: {}, 1: {}}, False),
+        ({0: {}, 1: {}}, {0: {}, 1: {"0/0": 1}}, False),
+        ({0: {"0/1": 1}, 1: {"0/0": 1}}, {0: {"0/1": 1}, 1: {"0/0": 1}}, True),
+        ({0: {"0/1": 1}, 1: {}}, {0: {}, 1: {"0/any": 1}}, True),
+        ({0: {"0/2": 1}, 1: {}}, {0: {}, 1: {}}, True),
+        ({0: {"0/11": 1}, 1: {}}, {0: {}, 1: {}}, True),
+    ],
+)
+def test_ranks_agree_when_each_message_between_them_was_received(
+    sent: dict[int, dict[str, int]], received: dict[int, dict[str, int]], expected: bool
+) -> None:
+    said = {rank: Summary(sent=sent[rank], received=received[rank]) for rank in sent}
+    assert agree(said) is expected

@@ -1,0 +1,85 @@
+"""Where every thread of this rank is: Python frames, and native ones where py-spy is at hand.
+
+Runs on ipykernel's control thread, also while the main thread is stuck in C++.
+"""
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from types import FrameType
+
+from nbdist.engine import where
+
+log = logging.getLogger(__name__)
+
+MAIN = "MainThread"
+NATIVE = "MainThread, native"
+_NATIVE_TIMEOUT_S = 5.0
+
+
+def stacks() -> dict[str, str]:
+    """Return the stack of each thread by the thread's name, outermost frame first.
+
+    The main thread's begins with the cell's line: the frames that run cells are left out. When it
+    waits for something to do it is "idle". Its native frames, innermost first, stand under NATIVE
+    where the `py-spy` program is installed and allowed to look.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    found = {}
+    for ident, frame in sys._current_frames().items():
+        name = names.get(ident, str(ident))
+        found[name] = _main_stack(frame) if ident == main else _format(traceback.walk_stack(frame))
+    if found.get(MAIN) != "idle":
+        native = native_frames()
+        if native:
+            found[NATIVE] = native
+    return found
+
+
+def _main_stack(frame: FrameType) -> str:
+    frames = list(traceback.walk_stack(frame))  # innermost first
+    cells = [i for i, (f, _) in enumerate(frames) if where.is_cell(f.f_code.co_filename)]
+    if cells:
+        return _format(frames[: cells[-1] + 1])
+    # An event loop with nothing to do waits in `select`.
+    is_idle = where.running is None and frame.f_code.co_filename.endswith("selectors.py")
+    return "idle" if is_idle else _format(frames)
+
+
+def _format(frames: Iterable[tuple[FrameType, int]]) -> str:
+    return "".join(reversed(traceback.StackSummary.extract(frames).format()))
+
+
+def native_frames() -> str:
+    """Return the main thread's frames in Python and C++, innermost first; "" without py-spy.
+
+    py-spy stops this process for some milliseconds. Containers and systems with yama often forbid
+    it, which is logged and no more.
+    """
+    program = shutil.which("py-spy")
+    if program is None:
+        return ""
+    command = [program, "dump", "--native", "--pid", str(os.getpid())]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_NATIVE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("py-spy gave no native frames: %s", error)
+        return ""
+    if done.returncode:
+        log.warning("py-spy gave no native frames: %s", done.stderr.strip()[-500:])
+    return main_block(done.stdout)
+
+
+def main_block(dump: str) -> str:
+    """Return the frames of the main thread in what `py-spy dump` prints."""
+    found = re.search(rf'^Thread .*"{MAIN}"\n((?:[ \t]+.*\n?)*)', dump, re.MULTILINE)
+    return found.group(1).rstrip() if found else ""

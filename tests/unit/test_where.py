@@ -1,0 +1,73 @@
+"""Where the main thread is: cells are known by their files, the rest by the innermost function."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+from nbdist.engine import stacks, where
+
+CELL = "/tmp/ipykernel_nbdist/ab12.py"
+
+
+def run_as_cell(code: str, **names: Any) -> dict[str, Any]:
+    """Run code as IPython runs a cell; return its names."""
+    exec(compile(code, CELL, "exec"), names)
+    return names
+
+
+def test_a_cell_is_known_by_its_file_and_the_prompt_it_came_from() -> None:
+    where.name_cell(CELL, 7)
+    assert where.is_cell(CELL)
+    assert where.is_cell("<ipython-input-1-abc>")
+    assert not where.is_cell("/home/me/train.py")
+    assert where.prompt_of(CELL) == 7
+    assert where.prompt_of("/home/me/train.py") == 0
+
+
+def test_the_place_is_the_innermost_line_of_a_cell() -> None:
+    names = run_as_cell("def f(look):\n    return look()\n\n\nfound = f(look)", look=_look)
+    assert names["found"] == (CELL, 2)
+    assert where.describe(names["found"]) == f"{CELL}:2"
+    assert where.describe(None) is None
+
+
+def _look() -> where.Place | None:
+    return where.cell_place(inspect.currentframe())
+
+
+def test_the_main_thread_is_somewhere_only_in_a_cell() -> None:
+    assert where.main_thread() is None
+
+
+def test_the_main_threads_place_names_the_innermost_function_that_is_not_ours() -> None:
+    names = run_as_cell("def load():\n    return look()\nfound = load()", look=where.main_thread)
+    assert names["found"] == {"file_line": f"{CELL}:2", "line": 2, "function": "load"}
+    names = run_as_cell("found = look()", look=where.main_thread)
+    assert names["found"] == {"file_line": f"{CELL}:1", "line": 1, "function": ""}
+
+
+def test_the_main_threads_stack_begins_with_the_cell() -> None:
+    found = run_as_cell("def f():\n    return look()\nfound = f()", look=stacks.stacks)["found"]
+    told = found["MainThread"]
+    assert told.lstrip().startswith(f'File "{CELL}", line 3')
+    assert f'File "{CELL}", line 2, in f' in told
+    assert "test_where" not in told
+
+
+def test_native_frames_of_the_main_thread_are_found_in_what_py_spy_prints() -> None:
+    dump = (
+        "Process 7: python\nPython v3.11.7\n\n"
+        'Thread 7 (idle): "MainThread"\n'
+        "    __poll (libc.so.6)\n    all_reduce (distributed_c10d.py:3252)\n"
+        'Thread 9 (idle): "nbdist-records"\n    wait (threading.py:331)\n'
+    )
+    assert stacks.main_block(dump) == (
+        "    __poll (libc.so.6)\n    all_reduce (distributed_c10d.py:3252)"
+    )
+    assert stacks.main_block("Error: Permission Denied") == ""
+
+
+def test_without_py_spy_there_are_no_native_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert stacks.native_frames() == ""
