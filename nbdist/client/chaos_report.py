@@ -19,9 +19,10 @@ _FAILING = ("kill", "raise", "interrupt")
 class Report:
     """Figures of all cells since the chaos began. Prints as a few lines.
 
-    `faults` counts by kind. `recoveries_s` has one number a failed cell, in order. `running_s` is
-    the time in which cells ran, their recoveries included. `steps_done` counts optimizer steps,
-    those of the rank that made most of them; `steps_kept` is what recoveries left of them.
+    `cells` counts their attempts, `failed` those that a fault ended. `faults` counts by kind.
+    `recoveries_s` has one number a failed attempt, in order. `running_s` is the time in which cells
+    ran, their recoveries included. `steps_done` counts optimizer steps, those of the rank that made
+    most of them; `steps_kept` is what recoveries left of them.
     """
 
     faults: Mapping[str, int]
@@ -46,7 +47,7 @@ class Report:
         lost = self.lost_sessions
         lines = [
             f"Faults:    {total}{f' ({kinds})' if kinds else ''}{missed}",
-            f"Cells:     {self.cells}, {self.failed} failed by them",
+            f"Cells:     {self.cells} attempts, {self.failed} failed by these faults",
             f"Sessions:  {lost or 'none'} lost",
             f"Steps:     {self.steps_kept} kept of {self.steps_done}, {self.goodput:.1%}",
         ]

@@ -120,7 +120,7 @@ def test_a_cell_that_failed_of_its_own_is_no_recovery() -> None:
 def test_a_report_reads_as_text() -> None:
     assert str(report(EVENTS)).splitlines() == [
         "Faults:    3 (1 kill, 1 raise, 1 slow); 1 found no living rank",
-        "Cells:     2, 1 failed by them",
+        "Cells:     2 attempts, 1 failed by these faults",
         "Sessions:  none lost",
         "Steps:     130 kept of 130, 100.0%",
         "Recovery:  median 2.00 s, 95 % within 2.00 s, longest 2.00 s; 2.0 s of 17.0 s",
