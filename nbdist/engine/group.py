@@ -27,11 +27,11 @@ import torch.distributed as dist
 
 from nbdist.engine import (
     announce,
+    heal,
     shared_memory,
     sockets,
     tap_books,
     torch_compat,
-    torch_modules,
     where,
 )
 from nbdist.engine.patient_store import PatientStore, ReleasedError
@@ -146,7 +146,7 @@ def join(
         device, GLOO_THREADS, lambda wanted: min(wanted, here.form_limit or wanted)
     )
     torch_compat.answer_env_rendezvous(lambda: _answer_env(here, store_host, store_port))
-    torch_modules.watch_ddp()
+    heal.watch()
     _here = here
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:

@@ -1,46 +1,111 @@
-"""Reset what a fault interrupted inside wrapped modules, so that the next step starts clean.
+"""Reset what a fault interrupted inside torch's objects, so that the next step starts clean.
 
-DDP's reducer and FSDP keep the state of the running iteration in themselves; an exception in the
-middle of forward or backward leaves it half done, and the next iteration would fail or, worse, add
-to it. The gradients of that iteration are lost, on every rank: they are set to None.
-
-Modules are found without a search of the heap (0.1 s for a million objects, twice what a re-form
-may take): DDP's constructor is watched from `join` on, and torch keeps a weak table of FSDP2's.
+DDP's reducer, FSDP, pipelines and gradient scalers keep the state of the running iteration in
+themselves; an exception in the middle of forward or backward leaves it half done, and the next
+iteration would fail or, worse, add to it. The gradients of that iteration are lost, on every rank:
+they are set to None, also those that only an optimizer knows (tensor parallel, a user's own
+all-reduce).
 """
 
+from collections.abc import Iterable
+
+import torch
 from torch import nn
 
-from nbdist.engine import torch_modules
+from nbdist.engine import hook_state, torch_live, torch_modules, torch_pipeline, torch_sharded
+
+
+def watch() -> None:
+    """See what is made from here on and may need healing. Once a process, before anything is."""
+    torch_live.watch()
+    hook_state.watch()
 
 
 def heal() -> list[str]:
-    """Reset every live DDP, composable `replicate` and FSDP2 module. Main thread, after `reform`.
+    """Reset every live object that a fault may have left half done. Main thread, after `reform`.
 
-    No collective is run. FSDP1, pipelines and a user's own wrappers are left as they are.
+    No collective is run. A user's own wrappers are left as they are.
 
     Returns:
-        One line a module, such as `DDP(GPT): reducer reset, 28 gradients dropped`.
+        One line an object, such as `DDP(GPT): reducer reset, 28 gradients dropped`.
     """
+    healed = []
+    for kind in (_heal_ddp, _heal_fsdp2, _heal_fsdp1, _heal_pipelines, _heal_scalers):
+        healed += kind()
+    # The last: what is left belongs to no wrapper.
+    return healed + _heal_optimizers()
+
+
+def _heal_ddp() -> list[str]:
+    """DDP, also the one that composable `replicate` keeps behind a module."""
     healed = []
     for ddp in torch_modules.live_ddps():
         torch_modules.reset_ddp(ddp)
-        dropped = _drop_gradients(ddp)
         # Composable `replicate` hands DDP the parameters of the user's module in a list.
         inner = type(ddp.module).__name__
         name = "replicate" if isinstance(ddp.module, nn.ParameterList) else f"DDP({inner})"
-        healed.append(f"{name}: reducer reset, {dropped}")
-    for module, state in torch_modules.live_fsdp_roots():
-        torch_modules.reset_fsdp(state)
-        dropped = _drop_gradients(module)
+        done = ["reducer reset", _drop_gradients(ddp.parameters()), *hook_state.restore(ddp)]
+        healed.append(f"{name}: {', '.join(done)}")
+    return healed
+
+
+def _heal_fsdp2() -> list[str]:
+    """Modules under `fully_shard`, also on a mesh of two dimensions (HSDP)."""
+    healed = []
+    for module, state in torch_sharded.live_fsdp2_roots():
+        torch_sharded.reset_fsdp2(state)
         # torch gives the module a class of its own, such as FSDPGPT.
         name = type(module).__name__.removeprefix("FSDP")
+        dropped = _drop_gradients(module.parameters())
         healed.append(f"fully_shard({name}): iteration reset, {dropped}")
     return healed
 
 
-def _drop_gradients(module: nn.Module) -> str:
-    """Set the module's gradients to None; returns how many there were, in words."""
-    with_gradient = [p for p in module.parameters() if p.grad is not None]
+def _heal_fsdp1() -> list[str]:
+    """FullyShardedDataParallel: every module by itself, a line for each outermost one."""
+    healed = []
+    for module in torch_sharded.live_fsdp1():
+        torch_sharded.reset_fsdp1(module)
+        if module.check_is_root():
+            name = type(module.module).__name__
+            dropped = _drop_gradients(module.parameters())
+            healed.append(f"FullyShardedDataParallel({name}): iteration reset, {dropped}")
+    return healed
+
+
+def _heal_pipelines() -> list[str]:
+    """Schedules and stages of torch.distributed.pipelining."""
+    schedules, stages = torch_pipeline.live_pipelines()
+    for schedule in schedules:
+        torch_pipeline.reset_schedule(schedule)
+    healed = []
+    for stage in stages:
+        module = torch_pipeline.reset_stage(stage)
+        dropped = _drop_gradients(module.parameters())
+        healed.append(f"pipeline stage {stage.stage_index}: micro-batches forgotten, {dropped}")
+    return healed
+
+
+def _heal_scalers() -> list[str]:
+    """GradScaler: between `unscale_` and `update` it refuses to unscale again."""
+    count = sum(map(torch_modules.reset_grad_scaler, torch_live.live(torch.amp.GradScaler)))
+    return [f"GradScaler: {count} reset, their scale kept"] if count else []
+
+
+def _heal_optimizers() -> list[str]:
+    """Gradients of parameters that no wrapper holds."""
+    healed = []
+    for optimizer in torch_live.live(torch.optim.Optimizer):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(p.grad is not None for p in parameters):
+            dropped = _drop_gradients(parameters)
+            healed.append(f"{type(optimizer).__name__}: {dropped}")
+    return healed
+
+
+def _drop_gradients(parameters: Iterable[nn.Parameter]) -> str:
+    """Set the gradients to None; returns how many there were, in words."""
+    with_gradient = [p for p in parameters if p.grad is not None]
     for parameter in with_gradient:
         parameter.grad = None
     return f"{len(with_gradient)} gradient{'' if len(with_gradient) == 1 else 's'} dropped"

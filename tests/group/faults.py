@@ -1,6 +1,5 @@
-"""What ranks run in the tests of faults: blocking calls, and training that can be broken."""
+"""What ranks run in the tests of faults: calls that block, groups, looks at the process."""
 
-import hashlib
 import os
 import sys
 import threading
@@ -9,10 +8,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn import functional as F
 
-from nbdist.engine import group, heal, torch_compat, torch_modules
+from nbdist.engine import (
+    group,
+    heal,
+    torch_compat,
+    torch_modules,
+    torch_pipeline,
+    torch_sharded,
+)
 
 held: dict[str, Any] = {}  # what a rank keeps from one posted function to the next
 
@@ -113,120 +117,6 @@ def usage() -> dict[str, int]:
     }
 
 
-# ---- Training --------------------------------------------------------------------------------
-
-
-class Boom(Exception):
-    """The fault that a test wants."""
-
-
-class Trip(nn.Module):
-    """Passes its input on, and raises where and when it is armed."""
-
-    armed = ""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if Trip.armed == "forward":
-            raise Boom("in forward")
-        return _TripBackward.apply(x)  # type: ignore[no-any-return]
-
-
-class _TripBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        if Trip.armed == "backward":
-            raise Boom("in backward")
-        return gradient
-
-
-WIDTH = 32
-
-
-def _mlp() -> nn.Sequential:
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for i in range(4):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
-        if i == 1:
-            layers.append(Trip())
-    return nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH))
-
-
-def build(kind: str) -> None:
-    """Make the model and optimizer that `train` uses."""
-    from torch.distributed._composable.replicate import replicate
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    model: nn.Module = _mlp()
-    if kind == "ddp":
-        model = DDP(model, bucket_cap_mb=0.004)
-    elif kind == "ddp on a new_group":
-        model = DDP(model, bucket_cap_mb=0.004, process_group=dist.new_group())
-    elif kind == "replicate":
-        replicate(model, bucket_cap_mb=0.004)
-    elif kind.startswith("fsdp"):
-        if kind == "fsdp by hand":
-            _forget_reset_iter_state()
-        for layer in list(model.children()):
-            if isinstance(layer, nn.Linear):
-                fully_shard(layer)
-        fully_shard(model)
-    held["model"], held["step"] = model, 0
-    held["optimizer"] = torch.optim.Adam(model.parameters(), lr=1e-2)
-
-
-def _forget_reset_iter_state() -> None:
-    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-
-    if hasattr(FSDPState, "_reset_iter_state"):
-        del FSDPState._reset_iter_state
-
-
-def train(until: int, break_at: int = -1, place: str = "") -> dict[str, Any]:
-    """Train up to a step; rank 1 raises at `break_at`, in `place`."""
-    while held["step"] < until:
-        i = held["step"]
-        try:
-            if i == break_at:
-                # Nobody fails before all have ended the step before: one may else lose it.
-                dist.barrier()
-                Trip.armed = place if dist.get_rank() == 1 else ""
-            _step(i)
-        except Exception as error:
-            Trip.armed = ""
-            if isinstance(error, Boom):
-                group.abort()
-            elif not group.was_released(error):
-                raise
-            return {"step": i, "error": type(error).__name__, "at": time.monotonic()}
-        held["step"] = i + 1
-    return {"step": held["step"], "error": None}
-
-
-def _step(i: int) -> None:
-    generator = torch.Generator().manual_seed(1000 * i + dist.get_rank())
-    x, y = (torch.randn(8, WIDTH, generator=generator) for _ in range(2))
-    held["optimizer"].zero_grad()
-    F.mse_loss(held["model"](x), y).backward()
-    held["optimizer"].step()
-
-
-def fingerprint() -> str:
-    """Return a hash of all parameters, bit by bit."""
-    digest = hashlib.sha1()
-    for parameter in held["model"].parameters():
-        tensor = parameter.detach()
-        if hasattr(tensor, "full_tensor"):
-            tensor = tensor.full_tensor()
-        digest.update(tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 # ---- Sockets ---------------------------------------------------------------------------------
 
 
@@ -248,7 +138,8 @@ def status() -> dict[str, Any]:
 
 def what_broke() -> list[str]:
     """Return what the room for torch's private parts misses in this torch."""
-    return [*torch_compat.check(), *torch_modules.check()]
+    rooms = (torch_compat, torch_modules, torch_sharded, torch_pipeline)
+    return [line for room in rooms for line in room.check()]
 
 
 def initialise_again() -> float:

@@ -1,0 +1,141 @@
+"""Keep what DDP's communication hooks remember from step to step, and go back to it after a fault.
+
+PowerSGD carries over what each step's compression left out, and the directions it compresses in. A
+step that is lost has consumed them; made again without them it would be another step. So they are
+noted when a hook is registered and at every boundary (the end of an optimizer step), and `heal`
+goes back to the note.
+
+PowerSGD over gloo works with one bucket only, and is refused with more: its callbacks wait for
+further collectives inside gloo's threads. With two threads that hangs; with more, ranks pair the
+collectives of different buckets, and replicas differ without an error (seen with torch 2.13).
+
+A note copies nothing large: PowerSGD replaces its error tensors and never writes into them, so the
+note keeps the old ones alive (as much memory as the gradients have). What it does write into, Q, is
+copied: a thousandth of that.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from nbdist.engine import torch_live, torch_modules
+from nbdist.errors import LayoutError
+
+# Of each kind of state: the fields that a step changes. p_memory_dict's tensors are written before
+# they are read; that they exist is what counts.
+_FIELDS = {
+    "PowerSGDState": (
+        "error_dict",
+        "p_memory_dict",
+        "q_memory_dict",
+        "rng",
+        "iter",
+        "total_numel_before_compression",
+        "total_numel_after_compression",
+        "next_stats_report",
+    ),
+    "PostLocalSGDState": ("iter",),
+}
+_WRITTEN_INTO = "q_memory_dict"
+
+Note = dict[str, Any]  # field of the state: its value
+
+_notes: "WeakKeyDictionary[DistributedDataParallel, list[tuple[Any, Note]]]" = WeakKeyDictionary()
+
+
+def watch() -> None:
+    """Look at every hook that is registered from here on: refuse it, or note its state.
+
+    Its first step may fail before there has been a boundary.
+    """
+    native = DistributedDataParallel.register_comm_hook
+    if getattr(native, "_nbdist_watches", False):
+        return
+
+    @functools.wraps(native)
+    def register_comm_hook(
+        self: DistributedDataParallel, state: object, hook: Callable[..., Any]
+    ) -> None:
+        if type(state).__name__ == "PowerSGDState":
+            _refuse_buckets(self)
+        native(self, state, hook)
+        _take_notes(self)
+
+    register_comm_hook._nbdist_watches = True  # type: ignore[attr-defined]
+    DistributedDataParallel.register_comm_hook = register_comm_hook  # type: ignore[method-assign]
+
+
+def snapshot() -> None:
+    """Note the state of every live communication hook. Main thread, at a boundary."""
+    for ddp in torch_live.live(DistributedDataParallel):
+        _take_notes(ddp)
+
+
+def restore(ddp: DistributedDataParallel) -> list[str]:
+    """Bring a module's hooks back to the last boundary; returns what was done, in words.
+
+    A hook whose state is of no known kind is left alone, and this is said.
+    """
+    notes = {id(state): note for state, note in _notes.get(ddp, [])}
+    done = []
+    for hook, state in torch_modules.comm_hooks_of(ddp):
+        name = getattr(hook, "__name__", type(hook).__name__)
+        if id(state) in notes:
+            _restore(state, notes[id(state)])
+            done.append(f"{name}'s state restored")
+        elif state is not None and not isinstance(state, dist.ProcessGroup):
+            done.append(f"{name}'s {type(state).__name__} left as the lost step made it")
+    return done
+
+
+def _refuse_buckets(ddp: DistributedDataParallel) -> None:
+    size_mb, cap_mb = torch_modules.first_bucket_mb(ddp)
+    if size_mb <= cap_mb or "gloo" not in dist.get_backend(ddp.process_group):
+        return
+    raise LayoutError(
+        f"PowerSGD over gloo needs the gradients in one bucket; {size_mb:.3g} MB make several.",
+        why="gloo's threads wait inside the hook, and ranks hang or pair different buckets",
+        do=f"DDP(model, bucket_cap_mb={math.ceil(size_mb)}), or parameters on GPUs with NCCL",
+    )
+
+
+def _take_notes(ddp: DistributedDataParallel) -> None:
+    notes = [
+        (state, _note(state, fields))
+        for _, state in torch_modules.comm_hooks_of(ddp)
+        if (fields := _FIELDS.get(type(state).__name__))
+    ]
+    if notes:
+        _notes[ddp] = notes
+
+
+def _note(state: Any, fields: tuple[str, ...]) -> Note:
+    note: Note = {}
+    for field in fields:
+        value = getattr(state, field)
+        if field == "rng":
+            value = value.get_state()
+        note[field] = _copied(field, value)
+    return note
+
+
+def _restore(state: Any, note: Note) -> None:
+    for field, value in note.items():
+        if field == "rng":
+            state.rng.set_state(value)
+        else:
+            # Copied again: the same note may be needed twice.
+            setattr(state, field, _copied(field, value))
+
+
+def _copied(field: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: tensor.clone() if field == _WRITTEN_INTO else tensor for key, tensor in value.items()
+    }

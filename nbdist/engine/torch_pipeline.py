@@ -1,0 +1,83 @@
+"""Private parts of torch inside pipelines: what stages and schedules keep of a step.
+
+One of the files that make the room for torch's private parts; see `torch_compat.py`. `check()`
+says what broke when a version moves. Tried with torch 2.13.0 (CPU).
+"""
+
+import gc
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbdist.engine.torch_compat import lacking
+
+# A schedule's flags for "my stages know what they send and receive", by kind of schedule.
+_READY_FLAGS = (
+    "_stage_forward_initialized",
+    "_stage_backward_initialized",
+    "_stages_forward_initialized",
+    "_stages_backward_initialized",
+)
+
+
+def check() -> list[str]:
+    """Return what this torch lacks of what we use, in words; empty when all is there."""
+    return [f"torch {torch.__version__}: {what}" for what in _broken()]
+
+
+def _broken() -> list[str]:
+    from torch.distributed.pipelining import ScheduleGPipe, schedules, stage
+
+    broken = lacking(stage, ["_PipelineStageBase"], "pipelining.stage")
+    broken += lacking(schedules, ["_PipelineSchedule"], "pipelining.schedules")
+    if not broken:
+        broken += lacking(stage._PipelineStageBase, ["clear_runtime_states"], "pipelining's stage")
+    names = {name for kind in ScheduleGPipe.__mro__ for name in _names_in(kind)}
+    if not names & set(_READY_FLAGS):
+        broken.append("pipelining's schedule has other flags for stages that are set up")
+    return broken
+
+
+def _names_in(kind: type[Any]) -> tuple[str, ...]:
+    constructor = vars(kind).get("__init__")
+    return constructor.__code__.co_names if hasattr(constructor, "__code__") else ()
+
+
+def live_pipelines() -> tuple[list[Any], list[Any]]:
+    """Return the living schedules and stages.
+
+    Found on the heap, and only where pipelining has been imported, which few programs do.
+    """
+    schedules = sys.modules.get("torch.distributed.pipelining.schedules")
+    stages = sys.modules.get("torch.distributed.pipelining.stage")
+    if schedules is None or stages is None:
+        return [], []
+    heap = gc.get_objects()
+    # type(), not isinstance(): the latter asks proxies, which may answer with what they stand for.
+    return (
+        [o for o in heap if issubclass(type(o), schedules._PipelineSchedule)],
+        [o for o in heap if issubclass(type(o), stages._PipelineStageBase)],
+    )
+
+
+def reset_stage(stage: Any) -> nn.Module:
+    """Let a stage forget its micro-batches on their way; returns its module."""
+    stage.clear_runtime_states()
+    for name in ("bwd_cache", "backward_state", "dw_runner"):
+        getattr(stage, name, {}).clear()
+    module: nn.Module = stage.submod
+    return module
+
+
+def reset_schedule(schedule: Any) -> None:
+    """Let a schedule begin as in its first step.
+
+    Its stages ask their neighbours once more what they will get: a fault in the first step may
+    have left one rank with the answer and the other without.
+    """
+    schedule._internal_losses.clear()
+    for name in _READY_FLAGS:
+        if hasattr(schedule, name):
+            setattr(schedule, name, False)

@@ -1,0 +1,162 @@
+"""Private parts of torch inside sharded modules: `fully_shard` and FullyShardedDataParallel.
+
+One of the files that make the room for torch's private parts; see `torch_compat.py`. `check()`
+says what broke when a version moves. Tried with torch 2.13.0 (CPU); `fully_shard` with its own
+`_reset_iter_state`, and with ours for 2.11, which lacks it.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from nbdist.engine import torch_live
+from nbdist.engine.torch_compat import lacking
+
+
+def check() -> list[str]:
+    """Return what this torch lacks of what we use, in words; empty when all is there."""
+    return [f"torch {torch.__version__}: {what}" for what in _broken()]
+
+
+def _broken() -> list[str]:
+    from torch.distributed import _composable_state
+    from torch.distributed.fsdp import _runtime_utils
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    broken = lacking(_composable_state, ["_module_state_mapping"], "composable state")
+    broken += lacking(FSDPParamGroup, ["_to_sharded"], "fully_shard's parameter group")
+    broken += lacking(_runtime_utils, ["_reshard"], "FullyShardedDataParallel's runtime")
+    broken += lacking(FlatParamHandle, ["reshard", "post_reshard"], "FlatParamHandle")
+    return broken
+
+
+# ---- fully_shard (FSDP2) -----------------------------------------------------------------------
+
+
+def live_fsdp2_roots() -> list[tuple[nn.Module, Any]]:
+    """Return (module, state) of each live FSDP2 root that has run at least one forward.
+
+    torch keeps a weak table of the modules under its composable wrappers; nothing of ours has to
+    be in place before the module is made. Other states of a root are reached through it.
+    """
+    composable = sys.modules.get("torch.distributed._composable_state")
+    table = composable._module_state_mapping if composable else {}
+    roots: dict[int, tuple[nn.Module, Any]] = {}
+    for module, reference in list(table.items()):
+        state = reference()
+        if hasattr(state, "_state_ctx") and state._is_root:
+            roots[id(state)] = (module, state)
+    return list(roots.values())
+
+
+def reset_fsdp2(state: Any) -> None:
+    """Let an FSDP2 root and all states under it forget an iteration that did not end."""
+    for group in _fsdp_param_groups(state):
+        # torch's own reset waits for this gather, whose failure would be raised once more.
+        group._all_gather_result = None
+    if hasattr(state, "_reset_iter_state"):
+        state._reset_iter_state()
+    else:
+        _reset_fsdp2_by_hand(state)
+    for group in _fsdp_param_groups(state):
+        for param in group.fsdp_params:
+            # A gradient that autograd had written and no reduction had taken away: the next
+            # backward would add to it.
+            param.unsharded_accumulated_grad = None
+            if hasattr(param, "_unsharded_param"):
+                param._unsharded_param.grad = None
+
+
+def _fsdp_param_groups(root: Any) -> list[Any]:
+    return [g for state in root._state_ctx.all_states for g in _groups_of_state(state)]
+
+
+def _groups_of_state(state: Any) -> list[Any]:
+    # torch 2.11 has at most one a state.
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
+def _reset_fsdp2_by_hand(root: Any) -> None:
+    """What `_reset_iter_state` of torch 2.13 does, for 2.11, which lacks it."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+    context = root._comm_ctx
+    context.all_gather_state = None
+    context.post_forward_order.clear()
+    if hasattr(context, "reduce_scatter_state"):
+        context.reduce_scatter_state = None
+    for name in ("reduce_scatter_states", "_last_post_reduce_events"):
+        getattr(context, name, {}).clear()
+    for state in root._state_ctx.all_states:
+        state._training_state = TrainingState.IDLE
+        getattr(state, "_modules_to_run_forward", set()).clear()
+        for group in _groups_of_state(state):
+            for name in (
+                "_all_gather_result",
+                "_post_reduce_event",
+                "_all_reduce_state",
+                "_reshard_after_forward_event",
+                "_partial_reduce_output",
+            ):
+                if hasattr(group, name):
+                    setattr(group, name, None)
+            group._post_forward_indices.clear()
+            group._training_state = TrainingState.IDLE
+            group._to_sharded()
+    root._state_ctx.iter_forward_root = None
+    root._state_ctx.post_backward_final_callback_queued = False
+
+
+# ---- FullyShardedDataParallel (FSDP1) ----------------------------------------------------------
+
+
+def live_fsdp1() -> list[FullyShardedDataParallel]:
+    """Return the FullyShardedDataParallel modules that are still alive, outer and inner ones."""
+    return torch_live.live(FullyShardedDataParallel)
+
+
+def reset_fsdp1(module: Any) -> None:
+    """Let one FullyShardedDataParallel forget an iteration that did not end.
+
+    What its callback at the end of a backward does, but the gradients of that iteration are
+    dropped, where the callback hands them to the optimizer.
+    """
+    from torch.distributed.fsdp._common_utils import TrainingState
+
+    if module._is_root is None:
+        return  # has run nothing yet
+    module.training_state = TrainingState.IDLE
+    module._unshard_event = None
+    if module._is_root:
+        module._post_backward_callback_queued = False
+        module._exec_order_data.next_iter()
+    if module._handle:
+        _reset_flat_parameter(module, module._handle)
+
+
+def _reset_flat_parameter(module: Any, handle: Any) -> None:
+    from torch.distributed.fsdp._common_utils import HandleTrainingState
+    from torch.distributed.fsdp._runtime_utils import _reshard
+
+    flat = handle.flat_param
+    flat.grad = None
+    # Its existence means: add the next gradient to it.
+    flat.__dict__.pop("_saved_grad_shard", None)
+    flat._post_backward_called = False
+    registered = flat.__dict__.pop("_post_backward_hook_state", None)
+    if registered:
+        registered[-1].remove()
+    handle._training_state = HandleTrainingState.IDLE
+    # Also where the parameter is its shard already: a gather that failed leaves the room it took,
+    # and FSDP takes that for gathered.
+    _reshard(module, handle, True)
+    handle._ran_pre_backward_hook = False
+    handle._needs_pre_backward_unshard = False
+    handle._post_forward_index = None
+    handle._prefetched = False

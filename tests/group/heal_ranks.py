@@ -1,0 +1,90 @@
+"""What the ranks run in test_heal."""
+
+import gc
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from nbdist.engine import heal, hook_state
+
+WIDTH = 32
+
+
+def heal_half_made_step() -> list[str]:
+    """Leave gradients in a DDP, a sharded and a plain module, and a scaler between two calls."""
+    gc.collect()
+    ddp, sharded, plain = DDP(_linear()), fully_shard(_linear()), _linear()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for module in (ddp, sharded, plain):
+        scaler.scale(module(torch.ones(1, WIDTH)).sum()).backward()
+    scaler.unscale_(optimizer)
+    lines = heal.heal()
+    assert all(p.grad is None for module in (ddp, sharded, plain) for p in module.parameters())
+    scaler.scale(plain(torch.ones(1, WIDTH)).sum()).backward()
+    scaler.unscale_(optimizer)
+    return lines
+
+
+def power_sgd_after_two_lost_steps() -> dict[str, Any]:
+    """Lose a step twice after a boundary, and go back to it each time."""
+    ddp = DDP(_linear())
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for step in range(4):
+        _backward(ddp, step)
+    hook_state.snapshot()
+    told: dict[str, Any] = {"noted": _contents(state), "restored": []}
+    for step in (4, 5):
+        _backward(ddp, step)
+        told["lost"] = _contents(state)
+        told["lines"] = hook_state.restore(ddp)
+        told["restored"].append(_contents(state))
+    return told
+
+
+def hook_of_a_user() -> list[str]:
+    """Restore a hook that keeps something nobody knows, beside one that keeps nothing."""
+
+    def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        state["calls"] += 1
+        return default_hooks.allreduce_hook(None, bucket)
+
+    counting, stateless = DDP(_linear()), DDP(_linear())
+    counting.register_comm_hook(Counter(), hook)
+    stateless.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
+    return hook_state.restore(counting) + hook_state.restore(stateless)
+
+
+def power_sgd_in_buckets() -> str:
+    """Register PowerSGD on a module whose buckets are smaller than it."""
+    ddp = DDP(_linear(), bucket_cap_mb=0.001)
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+    try:
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return "no error"
+
+
+def _linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def _backward(ddp: DDP, step: int) -> None:
+    torch.manual_seed(100 * step + dist.get_rank())
+    ddp(torch.randn(4, WIDTH)).square().sum().backward()
+
+
+def _contents(state: powerSGD_hook.PowerSGDState) -> str:
+    """Return all that the hook goes on with, as text, bit by bit."""
+    tensors = [*state.error_dict.items(), *state.q_memory_dict.items()]
+    values = [(key, tensor.clone().numpy().tobytes().hex()) for key, tensor in tensors]
+    return repr((values, state.iter, state.rng.get_state()[2]))

@@ -1,0 +1,134 @@
+"""Every strategy, a fault in every place: what is left of the training, against a committed table.
+
+After a change, or with another torch, write the table's rows anew and read what has changed:
+
+    NBDIST_WRITE_FAULT_TABLE=1 python -m pytest tests/group/test_fault_table.py -m ""
+"""
+
+import os
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import pytest
+
+from tests.group import fault_table, faults, strategies
+from tests.group.engines import Cluster, RankFailed, cluster
+
+STEPS = 6
+TORCH = version("torch").split("+")[0]
+
+# Where and when rank 1 raises: the step, and the place in it. In the first step torch sets itself
+# up (DDP's buckets, FSDP's order, what pipelines send); DDP lays its buckets anew in the second.
+PLACES = {
+    "forward": (3, "forward"),
+    "backward": (3, "backward"),
+    "step 0, forward": (0, "forward"),
+    "step 0, backward": (0, "backward"),
+    "before step 1": (1, "before"),
+    "step 1, backward": (1, "backward"),
+}
+
+# Run by `make test`; the rest of the matrix is slow.
+EVERY_TIME = (
+    'nbdist.parallelize(model, "ddp")',
+    "DDP, static_graph",
+    "DDP, fp16_compress_hook",
+    "DDP, no_sync",
+    "DDP, GradScaler, clip_grad_norm_",
+    "DDP, ZeroRedundancyOptimizer",
+    "DDP, PowerSGD",
+    'nbdist.parallelize(model, "dp=2 fsdp=2")',
+    "fully_shard, accumulation, clip_grad_norm_",
+    "tensor parallel",
+    "pipeline, 1F1B",
+    "FullyShardedDataParallel",
+)
+
+WRITES = bool(os.environ.get("NBDIST_WRITE_FAULT_TABLE"))
+measured: fault_table.Table = {}
+
+
+class Ranks:
+    """Four ranks for many trainings, started anew when one has left them unusable."""
+
+    def __init__(self) -> None:
+        self._context = cluster(4, timeout_s=15)
+        self.ranks: Cluster = self._context.__enter__()
+        self.generation = 0
+        self.unbroken: dict[str, list[str]] = {}
+
+    def stop(self) -> None:
+        self._context.__exit__(None, None, None)
+
+    def outcome_of(self, strategy: str, place: str) -> str:
+        """Train with a fault, and say how the result compares with a training without one."""
+        if strategy not in self.unbroken:
+            self.ranks.run(strategies.build, strategy)
+            self.ranks.run(strategies.train, STEPS)
+            self.unbroken[strategy] = self.ranks.run(strategies.fingerprint)
+        try:
+            same = self._train_with_fault(strategy, *PLACES[place]) == self.unbroken[strategy]
+        except (RankFailed, EOFError) as error:
+            print(f"{strategy}, {place}: {error}")
+            kept = self.unbroken
+            self.stop()
+            self.__init__()  # type: ignore[misc]
+            self.unbroken = kept
+            return "fails"
+        return "bit-equal" if same else "differs"
+
+    def _train_with_fault(self, strategy: str, step: int, place: str) -> list[str]:
+        ranks, peers = self.ranks, (0, 2, 3)
+        ranks.run(strategies.build, strategy)
+        passes = 2 if strategy.startswith("pipeline") and place != "before" else 0
+        ranks.post(strategies.train, STEPS, step, place, passes)
+        assert ranks.engines[1].result() == {"step": step, "error": "Boom"}
+        for rank in peers:
+            ranks.engines[rank].now(faults.abort)
+        freed = [ranks.engines[rank].result() for rank in peers]
+        assert freed == [{"step": step, "error": "released"}] * len(peers)
+        self.generation += 1
+        ranks.run(strategies.recover, self.generation)
+        ranks.run(strategies.train, STEPS)
+        return ranks.run(strategies.fingerprint)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    made = Ranks()
+    try:
+        yield made
+    finally:
+        made.stop()
+        if WRITES:
+            table = fault_table.parse(fault_table.FILE.read_text("utf-8"))
+            for key, row in measured.items():
+                table[key] = table.get(key, {}) | row
+            order = list(strategies.STRATEGIES)
+            table = dict(sorted(table.items(), key=lambda item: (order.index(item[0][0]), item[0])))
+            fault_table.FILE.write_text(fault_table.render(table, list(PLACES)), "utf-8")
+
+
+def cases() -> list[object]:
+    made: list[object] = []
+    for strategy in strategies.STRATEGIES:
+        for place in PLACES:
+            always = strategy in EVERY_TIME and place in ("forward", "backward")
+            marks = () if always else (pytest.mark.slow,)
+            made.append(pytest.param(strategy, place, marks=marks, id=f"{strategy}, {place}"))
+    return made
+
+
+@pytest.mark.parametrize(("strategy", "place"), cases())
+def test_what_a_fault_leaves_of_a_training_is_what_the_table_says(
+    ranks: Ranks, strategy: str, place: str
+) -> None:
+    outcome = ranks.outcome_of(strategy, place)
+
+    if WRITES:
+        measured.setdefault((strategy, TORCH), {})[place] = outcome
+        return
+    table = fault_table.parse(fault_table.FILE.read_text("utf-8"))
+    if (strategy, TORCH) not in table:
+        pytest.fail(f"fault_table.md has no row of torch {TORCH} for {strategy}: write it anew")
+    assert outcome == table[strategy, TORCH][place]
