@@ -21,7 +21,7 @@ class Wait:
     collectives from 1 since it was formed; for `send` and `recv` it numbers the messages with
     `peer`, which is None for a message from anyone. `ranks` are the group's members. `line` is the
     cell's. All ranks are global. `is_certain` is False inside backward, where the collective is
-    under way and the main thread may also be computing.
+    under way and the main thread may also be computing. `title` is the group's, for people.
     """
 
     kind: str
@@ -33,6 +33,7 @@ class Wait:
     ranks: tuple[int, ...] | None = None
     peer: int | None = None
     is_certain: bool = True
+    title: str = ""
 
     def is_same(self, other: "Wait | None") -> bool:
         """Return whether this is the same wait, seen at another time."""
@@ -53,7 +54,7 @@ class Wait:
         if self.kind == STORE:
             return f"the store, where groups are made{line}"
         facts = [name_bytes(self.bytes)] if self.bytes else []
-        facts.append(f"group {self.group}")
+        facts.append(self.title or f"group {self.group}")
         return f"{self.kind} no. {self.seq} ({', '.join(facts)}){line}"
 
 
@@ -217,4 +218,5 @@ def _wait_from(answer: Mapping[str, Any] | None) -> Wait | None:
         ranks=tuple(answer.get("ranks") or ()) or None,
         peer=answer.get("peer"),
         is_certain=answer.get("is_certain", True),
+        title=answer.get("title") or "",
     )

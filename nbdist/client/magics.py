@@ -166,6 +166,8 @@ class NBDist(Magics):
 
         for rank, threads in current().stacks(asked.ranks).items():
             print(f"rank {rank}\n{threads.get('MainThread', '')}")
+            if "MainThread, native" in threads:  # py-spy is installed there
+                print(f"rank {rank}, native frames\n{threads['MainThread, native']}")
 
     def _chaos(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.chaos import Plan

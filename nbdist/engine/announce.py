@@ -148,8 +148,7 @@ def mismatch(
     return MismatchError(
         f"Collective no. {number} of {title} ({name_ranks(members)}) differs between ranks.",
         why="; ".join(sides) + ".",
-        do="let all ranks of the group call the same collectives, in the same order and with the "
-        "same sizes; this one was not sent, and variables are kept.",
+        do="let all ranks of the group make the same calls, in one order and of equal sizes.",
     )
 
 

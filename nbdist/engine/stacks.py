@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 MAIN = "MainThread"
 NATIVE = "MainThread, native"
+MAX_LINE_CHARS = 120
 _NATIVE_TIMEOUT_S = 5.0
 
 
@@ -82,4 +83,10 @@ def native_frames() -> str:
 def main_block(dump: str) -> str:
     """Return the frames of the main thread in what `py-spy dump` prints."""
     found = re.search(rf'^Thread .*"{MAIN}"\n((?:[ \t]+.*\n?)*)', dump, re.MULTILINE)
-    return found.group(1).rstrip() if found else ""
+    if found is None:
+        return ""
+    # A C++ function's name may fill a page.
+    return "\n".join(
+        line if len(line) <= MAX_LINE_CHARS else line[:MAX_LINE_CHARS] + "…"
+        for line in found.group(1).rstrip().split("\n")
+    )

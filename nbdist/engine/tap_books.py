@@ -21,12 +21,13 @@ ANY_SOURCE = "any"  # a peer in `received` when a message was taken from whoever
 class Book:
     """What is counted of one group."""
 
-    __slots__ = ("channel", "count", "group", "name", "ranks", "received", "sent")
+    __slots__ = ("channel", "count", "group", "name", "ranks", "received", "sent", "title")
 
     def __init__(
         self, name: str, group: dist.ProcessGroup, ranks: tuple[int, ...], channel: Channel | None
     ) -> None:
         self.name = name
+        self.title = _title(group, name)  # for people
         self.group = ref(group)
         self.ranks = ranks  # global, in the group's order; empty when torch does not know them
         self.channel = channel  # None: nothing is announced

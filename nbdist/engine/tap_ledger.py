@@ -30,7 +30,7 @@ class Waiting:
     DDP waits out of sight: the collective is under way, the main thread may also be computing.
     `ranks` are the group's, global. Of a message (send, recv) `peer` is the other rank, None where
     any will do, and `seq` its number among those to or from that peer. A wait in the store has the
-    kind "store", no group and no number.
+    kind "store", no group and no number. `title` is the group in words, such as "group dp".
     """
 
     kind: str
@@ -42,6 +42,7 @@ class Waiting:
     is_certain: bool = True
     ranks: tuple[int, ...] = ()
     peer: int | None = None
+    title: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -174,6 +175,7 @@ def _describe(launch: Launch, for_ns: int, *, is_certain: bool) -> Waiting:
         is_certain,
         launch.book.ranks,
         launch.peer,
+        launch.book.title,
     )
 
 

@@ -18,7 +18,7 @@ DEADLOCKS = {
         "t = torch.ones(1000)\nif rank == 0:\n    dist.all_reduce(t)",
         [
             "rank 1 has finished the cell; rank 0 waits for it in all_reduce no. ",
-            "(4.0 kB, group 0), line 3.",
+            "(4.0 kB, the default group), line 3.",
         ],
     ),
     "one rank is not in the cell": (

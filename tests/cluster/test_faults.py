@@ -277,7 +277,10 @@ def test_messages_alone_do_not_unsettle_the_groups(session: Session) -> None:
 def test_a_message_that_nobody_took_is_not_taken_for_the_next_one(session: Session) -> None:
     told = fail(session, "w = dist.isend(torch.ones(2), 1) if rank == 0 else 1 / 0")
     assert "formed anew" in told
-    assert session.run(
-        "t = torch.full((2,), 7.0) if rank == 0 else torch.zeros(2)\n"
-        "dist.send(t, 1) if rank == 0 else dist.recv(t, 0)\nt.tolist()"
-    ).value_list == [[7.0, 7.0]] * 2
+    assert (
+        session.run(
+            "t = torch.full((2,), 7.0) if rank == 0 else torch.zeros(2)\n"
+            "dist.send(t, 1) if rank == 0 else dist.recv(t, 0)\nt.tolist()"
+        ).value_list
+        == [[7.0, 7.0]] * 2
+    )

@@ -35,8 +35,7 @@ def test_who_comes_second_is_told_what_both_call_and_where() -> None:
         "Collective no. 12 of group dp (ranks 0-1) differs between ranks.\n"
         "Why: rank 0 calls all_reduce of 1,000 float32 (4.0 kB), cell 7, line 5; "
         "rank 1 calls all_reduce of 1,001 float32 (4.0 kB), cell 7, line 9.\n"
-        "Do:  let all ranks of the group call the same collectives, in the same order and with "
-        "the same sizes; this one was not sent, and variables are kept."
+        "Do:  let all ranks of the group make the same calls, in one order and of equal sizes."
     )
 
 

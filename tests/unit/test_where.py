@@ -66,6 +66,8 @@ def test_native_frames_of_the_main_thread_are_found_in_what_py_spy_prints() -> N
         "    __poll (libc.so.6)\n    all_reduce (distributed_c10d.py:3252)"
     )
     assert stacks.main_block("Error: Permission Denied") == ""
+    long = 'Thread 7 (idle): "MainThread"\n    ' + "std::" * 1000
+    assert len(stacks.main_block(long)) == stacks.MAX_LINE_CHARS + 1
 
 
 def test_without_py_spy_there_are_no_native_frames(monkeypatch: pytest.MonkeyPatch) -> None:
