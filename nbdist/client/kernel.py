@@ -31,6 +31,7 @@ from nbdist.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
     from nbdist.client.tracking import RunsTable, Tracker
+    from nbdist.doctor.findings import Finding
 
 _WARM_TIMEOUT_S = 120.0
 
@@ -60,6 +61,15 @@ def status() -> Status:
     if _current is None:
         return Status.stopped("no cluster has been started in this notebook.")
     return _current.status()
+
+
+def health() -> "list[Finding]":
+    """Return what the doctor says of the kernel's session; nothing when none runs."""
+    if _current is None or not _current.is_running:
+        return []
+    from nbdist.client.health import judge
+
+    return judge(_current.status(), _current.broken, _current.events)
 
 
 def runs() -> "RunsTable":

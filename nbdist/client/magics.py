@@ -210,8 +210,9 @@ class NBDist(Magics):
 
     def _doctor(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist import doctor
+        from nbdist.client.kernel import health
 
-        print(doctor.render(doctor.examine()))
+        print(doctor.render([*doctor.examine(), *health()]))
 
 
 def _numbered_like_the_notebook(line: str, cell: str) -> str:

@@ -71,6 +71,11 @@ class Session:
         return self._showing.tracking_uri
 
     @property
+    def broken(self) -> str | None:
+        """What has happened to the whole cluster, in a sentence; None while it is well."""
+        return self._cluster.broken
+
+    @property
     def events(self) -> Path:
         """The file of all that has happened to the cluster, a JSON line an event.
 

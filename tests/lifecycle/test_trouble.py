@@ -104,6 +104,15 @@ def test_a_full_disk_under_the_logs_stops_no_cell(notebook: Notebook) -> None:
     assert "from a shell" in notebook.on_ranks("!echo from a shell")
 
 
+def test_the_doctor_sees_the_machine_and_the_cluster_that_runs(notebook: Notebook) -> None:
+    said = notebook.run("%dist doctor")
+    assert "2 ranks, all of them answer" in said, said
+    assert "events.jsonl" in said
+    assert "fit this nbdist" in said
+    if notebook.manager.kernel_spec.argv[0] == "unshare":
+        assert "!!  /dev/shm" in said
+
+
 LOAD = """
 loader = torch.utils.data.DataLoader(torch.zeros(64, 1 << 17), batch_size=16, num_workers=2)
 print("batches", sum(1 for _ in loader))

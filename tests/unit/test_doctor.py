@@ -1,10 +1,16 @@
+import json
+import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from nbdist import doctor
-from nbdist.doctor import Finding, Process, Torch
+from nbdist.doctor import Finding, leftovers, machine, network, software
+from nbdist.doctor.leftovers import Process
+from nbdist.doctor.software import Torch
 
 GOOD_TORCH = Torch("2.13.0", "", (), gloo=True, nccl=False)
 
@@ -23,14 +29,14 @@ def test_a_report_without_faults_says_so() -> None:
 def test_python_3_11_is_the_oldest_that_passes(
     version: tuple[int, int, int], is_wrong: bool
 ) -> None:
-    assert doctor.judge_python(version, "python").is_wrong is is_wrong
+    assert software.judge_python(version, "python").is_wrong is is_wrong
 
 
 def test_packages_that_are_missing_or_out_of_range_are_named_with_the_range() -> None:
     requirements = ["psutil>=5.9", "mlflow<4,>=3.5", "numpy>=1.26", "torch>=2.11"]
     installed = {"psutil": "7.2.2", "mlflow": "4.0.1", "torch": "2.13.0+cpu"}
 
-    findings = doctor.judge_packages("0.1.0", requirements, installed)
+    findings = software.judge_packages("0.1.0", requirements, installed)
 
     assert [(f.name, f.is_wrong) for f in findings] == [
         ("nbdist", False),
@@ -43,7 +49,7 @@ def test_packages_that_are_missing_or_out_of_range_are_named_with_the_range() ->
 
 
 def test_torch_that_cannot_be_imported_shows_why() -> None:
-    (finding,) = doctor.judge_torch("ImportError: libcudart.so.13", has_gpu=False)
+    (finding,) = software.judge_torch("ImportError: libcudart.so.13", has_gpu=False)
 
     assert finding.is_wrong
     assert finding.says == "ImportError: libcudart.so.13"
@@ -52,28 +58,113 @@ def test_torch_that_cannot_be_imported_shows_why() -> None:
 def test_torch_without_gloo_is_wrong_for_ranks_could_not_join() -> None:
     torch = Torch("2.13.0", "", (), gloo=False, nccl=False)
 
-    assert doctor.judge_torch(torch, has_gpu=False)[0].is_wrong
+    assert software.judge_torch(torch, has_gpu=False)[0].is_wrong
 
 
 def test_a_machine_without_gpus_is_fine() -> None:
-    assert not any(finding.is_wrong for finding in doctor.judge_torch(GOOD_TORCH, has_gpu=False))
+    assert not any(finding.is_wrong for finding in software.judge_torch(GOOD_TORCH, has_gpu=False))
 
 
 def test_a_cpu_build_of_torch_beside_a_gpu_is_to_be_mended() -> None:
-    _, gpus = doctor.judge_torch(GOOD_TORCH, has_gpu=True)
+    _, gpus = software.judge_torch(GOOD_TORCH, has_gpu=True)
 
     assert gpus.is_wrong
     assert "CUDA build" in gpus.mend
 
 
 def test_the_64_mib_of_a_container_are_too_little_shared_memory() -> None:
-    assert doctor.judge_shared_memory(64 << 20).is_wrong
-    assert not doctor.judge_shared_memory(8 << 30).is_wrong
-    assert not doctor.judge_shared_memory(None).is_wrong
+    assert machine.judge_shared_memory((64 << 20, 64 << 20)).is_wrong
+    assert not machine.judge_shared_memory((8 << 30, 8 << 30)).is_wrong
+    assert not machine.judge_shared_memory(None).is_wrong
+
+
+def test_a_large_dev_shm_that_is_full_is_too_little_as_well() -> None:
+    finding = machine.judge_shared_memory((8 << 30, 1 << 20))
+    assert finding.is_wrong
+    assert finding.says.startswith("1 of 8192 MiB free")
+
+
+def test_memory_disk_and_open_files_are_judged_by_what_ranks_need() -> None:
+    here = Path("/here")
+    assert machine.judge_memory(500 << 20, 1 << 30).is_wrong
+    assert not machine.judge_memory(8 << 30, 16 << 30).is_wrong
+    assert machine.judge_disk(here, 10 << 20).is_wrong
+    assert machine.judge_disk(here, None).says == "/here cannot be written to"
+    assert not machine.judge_disk(here, 10 << 30).is_wrong
+    assert machine.judge_descriptors(256).mend.startswith("ulimit -n 4096")
+    assert not machine.judge_descriptors(None).is_wrong
+
+
+def test_what_this_machine_has_is_read_without_an_error(tmp_path: Path) -> None:
+    free, limit = machine.look_at_memory()
+    assert 0 < free <= limit
+    assert (machine.look_at_disk(tmp_path) or 0) > 0
+    assert network.look_at_ports(4) == ""
+    assert any("127.0.0.1" in found for found in network.look_at_interfaces().values())
+
+
+def test_an_interface_that_is_not_there_and_waits_that_cannot_be_ended_are_found() -> None:
+    environment = {
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "NCCL_SOCKET_IFNAME": "=eth0:1",
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "CUDA_LAUNCH_BLOCKING": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "TORCH_DISTRIBUTED_DEBUG": "detail",
+    }
+    found = {f.name: f for f in network.judge_settings(environment, ["lo", "eth0"])}
+    assert {name for name, f in found.items() if f.is_wrong} == {
+        "GLOO_SOCKET_IFNAME",
+        "TORCH_NCCL_BLOCKING_WAIT",
+        "TORCH_DISTRIBUTED_DEBUG",
+    }
+    assert "overrules" in found["TORCH_NCCL_ENABLE_MONITORING"].says
+    (well,) = network.judge_settings({"PATH": "/bin"}, ["lo"])
+    assert not well.is_wrong
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_wrong"),
+    [
+        ({}, False),
+        ({"https_proxy": "http://proxy:1"}, False),
+        ({"http_proxy": "http://proxy:1"}, True),
+        ({"HTTP_PROXY": "http://proxy:1", "no_proxy": "localhost,127.0.0.1"}, False),
+        ({"all_proxy": "http://proxy:1", "NO_PROXY": "*"}, False),
+    ],
+)
+def test_a_proxy_must_not_stand_before_this_machine(
+    environment: dict[str, str], is_wrong: bool
+) -> None:
+    assert network.judge_proxies(environment).is_wrong is is_wrong
+
+
+def test_private_parts_that_are_gone_are_named() -> None:
+    assert not software.judge_private_parts([]).is_wrong
+    assert "Client._ids is gone" in software.judge_private_parts(["Client._ids is gone"]).says
+
+
+def test_shared_memory_is_left_over_when_its_maker_has_ended() -> None:
+    ended, alive, other = (Path(f"/dev/shm/{n}") for n in ("torch_5_9_0", "torch_7_9_0", "psm_1"))
+    found = leftovers.find_shared_leftovers([ended, alive, other], pids=[7])
+    assert found == [ended]
+    assert leftovers.judge_shared_leftovers(found).mend == "rm /dev/shm/torch_5_9_0"
+
+
+def test_a_folder_with_keys_is_left_over_when_no_controller_answers(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for name, port in (("nbdist-lives", server.getsockname()[1]), ("nbdist-ended", 1)):
+            security = tmp_path / name / "security"
+            security.mkdir(parents=True)
+            facts = {"interface": "tcp://127.0.0.1", "registration": port}
+            (security / "ipcontroller-nbdist-client.json").write_text(json.dumps(facts))
+            os.utime(tmp_path / name, (0, 0))
+        (tmp_path / "nbdist-starts").mkdir()
+        assert leftovers.look_at_folders(tmp_path) == [tmp_path / "nbdist-ended"]
 
 
 def test_loopback_answers_on_this_machine() -> None:
-    assert doctor.look_at_loopback() == ""
+    assert network.look_at_loopback() == ""
 
 
 KERNEL = Process(10, 1, ("python", "-m", "ipykernel_launcher"))
@@ -82,14 +173,14 @@ ENGINE = Process(30, 20, PARENT.words)
 
 
 def test_processes_of_a_living_kernel_are_not_left_over() -> None:
-    assert doctor.find_leftovers([KERNEL, PARENT, ENGINE]) == []
+    assert leftovers.find_leftovers([KERNEL, PARENT, ENGINE]) == []
 
 
 def test_a_kernel_that_is_process_1_of_a_container_is_alive() -> None:
     kernel = Process(1, 0, KERNEL.words)
     parent = Process(20, 1, PARENT.words)
 
-    assert doctor.find_leftovers([kernel, parent, ENGINE]) == []
+    assert leftovers.find_leftovers([kernel, parent, ENGINE]) == []
 
 
 @pytest.mark.parametrize("heir", [(), (Process(1, 0, ("/sbin/init",)),)])
@@ -98,14 +189,14 @@ def test_processes_whose_kernel_ended_are_left_over_whoever_inherits_them(
 ) -> None:
     orphan = Process(20, 1, PARENT.words)
 
-    assert doctor.find_leftovers([*heir, orphan, ENGINE]) == [orphan, ENGINE]
-    assert doctor.judge_leftovers([orphan, ENGINE]).mend == "kill -9 20 30"
+    assert leftovers.find_leftovers([*heir, orphan, ENGINE]) == [orphan, ENGINE]
+    assert leftovers.judge_leftovers([orphan, ENGINE]).mend == "kill -9 20 30"
 
 
 def test_a_process_that_only_mentions_nbdist_is_not_ours() -> None:
     editor = Process(40, 1, ("vim", "nbdist.host.parent"))
 
-    assert doctor.find_leftovers([editor]) == []
+    assert leftovers.find_leftovers([editor]) == []
 
 
 def test_this_process_is_among_those_looked_at() -> None:
@@ -114,7 +205,7 @@ def test_this_process_is_among_those_looked_at() -> None:
     )
     with child:
         try:
-            seen = {process.pid: process for process in doctor.look_at_processes()}
+            seen = {process.pid: process for process in leftovers.look_at_processes()}
             assert seen[child.pid].words[1:] == ("-c", "input()")
         finally:
             child.kill()

@@ -1,0 +1,179 @@
+"""Python, packages, torch, and whether the private parts of others that we use are there."""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+
+from nbdist.doctor.findings import Finding
+
+TORCH_TIMEOUT_S = 180.0  # the first import after an installation compiles and reads from disk
+_MINIMUM_PYTHON = (3, 11)
+
+# What is broken in the compat rooms comes last: what they import may raise.
+_ASK_TORCH = """
+import json, torch, torch.distributed as dist
+cuda = torch.version.cuda
+facts = {
+    "version": torch.__version__,
+    "cuda": cuda or "",
+    "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    "gloo": dist.is_available() and dist.is_gloo_available(),
+    "nccl": dist.is_available() and dist.is_nccl_available(),
+}
+try:
+    from nbdist.engine import kernel, torch_compat, torch_hooks, torch_modules
+    checks = kernel.check, torch_compat.check, torch_modules.check, torch_hooks.check_hooks
+    facts["broken"] = [line for check in checks for line in check()]
+except Exception as error:
+    facts["broken"] = [f"{type(error).__name__}: {error}"]
+print(json.dumps(facts))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """What torch says of itself; `cuda` is the version it was built for, empty for CPU builds.
+
+    `broken` are private parts of torch, IPython, ipykernel and ipyparallel's engine that nbdist
+    uses and that are not there.
+    """
+
+    version: str
+    cuda: str
+    gpus: tuple[str, ...]
+    gloo: bool
+    nccl: bool
+    broken: tuple[str, ...] = ()
+
+
+def judge_python(version: Sequence[int], executable: str) -> Finding:
+    """Judge the interpreter that runs this."""
+    says = f"{'.'.join(map(str, version))}  {executable}"
+    if tuple(version[:2]) < _MINIMUM_PYTHON:
+        return Finding("python", says, True, "make a new environment with Python 3.11 or newer")
+    return Finding("python", says)
+
+
+def look_at_packages() -> tuple[str, list[str], dict[str, str]]:
+    """Return nbdist's version, its requirements, and the versions installed of those.
+
+    An nbdist that runs from a folder of sources has neither version nor requirements.
+    """
+    try:
+        own = importlib.metadata.distribution("nbdist")
+    except importlib.metadata.PackageNotFoundError:
+        return "", [], {}
+    requirements = [r for r in own.requires or [] if "extra ==" not in r]
+    installed = {}
+    for requirement in requirements:
+        name = Requirement(requirement).name
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    return own.version, requirements, installed
+
+
+def judge_packages(
+    version: str, requirements: Iterable[str], installed: Mapping[str, str]
+) -> list[Finding]:
+    """Judge nbdist and the packages it stands on, but torch."""
+    if not version:
+        return [Finding("nbdist", "runs from sources; what it needs could not be checked")]
+    findings = [Finding("nbdist", version)]
+    for requirement in map(Requirement, requirements):
+        name, wanted = requirement.name, requirement.specifier
+        has = installed.get(name)
+        mend = f"{_pip()} install '{name}{wanted}'"
+        if has is None:
+            findings.append(Finding(name, f"not installed; needs {wanted}", True, mend))
+        elif not wanted.contains(has, prereleases=True):
+            findings.append(Finding(name, f"{has}; needs {wanted}", True, mend))
+        elif name != "torch":  # which speaks for itself
+            findings.append(Finding(name, has))
+    return findings
+
+
+def _pip() -> str:
+    return f"{sys.executable} -m pip"
+
+
+def look_at_torch(timeout_s: float) -> Torch:
+    """Import torch in an interpreter of its own and return what it says.
+
+    Raises:
+        RuntimeError: It could not be imported in time; the text is its last line.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            # Where the notebook finds nbdist, this interpreter does.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"not imported within {timeout_s:.0f} s") from None
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
+        raise RuntimeError(lines[-1])
+    facts = json.loads(done.stdout.splitlines()[-1])
+    facts |= {"gpus": tuple(facts["gpus"]), "broken": tuple(facts["broken"])}
+    return Torch(**facts)
+
+
+def judge_torch(torch: Torch | str, *, has_gpu: bool) -> list[Finding]:
+    """Judge torch (or the text of why it cannot be imported) and the GPUs it sees.
+
+    Args:
+        torch: What `look_at_torch` returned, or the text of its error.
+        has_gpu: The machine shows an NVIDIA device, whatever torch says.
+    """
+    if isinstance(torch, str):
+        return [Finding("torch", torch, True, f"{_pip()} install 'torch>=2.11'")]
+    built = f"built for CUDA {torch.cuda}" if torch.cuda else "CPU build"
+    if not torch.gloo:
+        mend = "install a build of torch with distributed support, such as those of pytorch.org"
+        findings = [Finding("torch", f"{torch.version}, {built}, without gloo", True, mend)]
+    else:
+        backends = "gloo, nccl" if torch.nccl else "gloo"
+        findings = [Finding("torch", f"{torch.version}, {built}, {backends}")]
+    if torch.gpus:
+        findings.append(Finding("GPUs", f"{len(torch.gpus)}: {', '.join(torch.gpus)}"))
+    elif has_gpu and torch.cuda:
+        mend = "nvidia-smi shows whether the driver works and is new enough for this CUDA"
+        findings.append(Finding("GPUs", "there are some, but torch sees none", True, mend))
+    elif has_gpu:
+        mend = "install a CUDA build of torch to use them; ranks run on the CPU until then"
+        findings.append(
+            Finding("GPUs", "there are some, but this torch cannot use them", True, mend)
+        )
+    else:
+        findings.append(Finding("GPUs", "none; ranks run on the CPU"))
+    return findings
+
+
+def look_at_client() -> list[str]:
+    """Return the private parts of ipyparallel's client that are not there."""
+    try:
+        from nbdist.client import ipp
+
+        return ipp.check()
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def judge_private_parts(broken: Sequence[str]) -> Finding:
+    """Judge whether nbdist fits the versions of what it looks into."""
+    if not broken:
+        return Finding("versions", "torch, IPython, ipykernel and ipyparallel fit this nbdist")
+    mend = "install the versions of nbdist's constraints.txt, or a newer nbdist"
+    return Finding("versions", f"do not fit this nbdist: {'; '.join(broken)}", True, mend)

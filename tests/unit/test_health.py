@@ -1,0 +1,25 @@
+from pathlib import Path
+
+from nbdist.client.health import judge
+from nbdist.client.status import RankLine, Status
+
+EVENTS = Path("/here/.nbdist/logs/now/events.jsonl")
+
+
+def line(rank: int, state: str) -> RankLine:
+    return RankLine(rank, "localhost", "cpu", 100 + rank, state)
+
+
+def test_a_cluster_whose_ranks_answer_is_well_and_its_log_is_named() -> None:
+    cluster, events = judge(Status("2 ranks", (line(0, "idle"), line(1, "running"))), None, EVENTS)
+    assert (cluster.says, cluster.is_wrong) == ("2 ranks, all of them answer", False)
+    assert str(EVENTS) in events.says
+
+
+def test_dead_ranks_silent_ones_and_a_broken_cluster_are_told_with_the_mend() -> None:
+    status = Status("", (line(0, "dead: killed by SIGKILL"), line(1, "not answering")))
+    broken, dead, silent, _ = judge(status, "The store has ended.", EVENTS)
+    assert (broken.says, broken.mend) == ("The store has ended.", "%dist restart")
+    assert dead.says == "rank 0 is dead: killed by SIGKILL"
+    assert dead.mend == "%dist restart -r 0"
+    assert "rank 1 does not answer" in silent.says
