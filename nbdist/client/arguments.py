@@ -14,6 +14,7 @@ COMMANDS = {
     "status": "every rank: host, device, pid, state, step, memory, last collective",
     "stop": "end all ranks; what they hold is gone",
     "restart": "new processes for these ranks (all by default)",
+    "scale": "more or fewer ranks; those that remain keep what they hold",
     "retry": "repair the ranks, and run the cell again that failed last",
     "push": "notebook -> ranks",
     "pull": "ranks -> notebook: NAME becomes a list, one entry a rank",
@@ -106,6 +107,7 @@ def dist_parser() -> argparse.ArgumentParser:
         _add_ranks(made[name])
     for name in ("push", "pull"):
         made[name].add_argument("names", nargs="+", metavar="NAME")
+    made["scale"].add_argument("n", type=int, metavar="N", help="number of ranks")
     made["runs"].add_argument("--sync", action="store_true", help="send what waits in the spool")
     made["runs"].add_argument("--plain", action="store_true", help="as text")
     return parser

@@ -6,6 +6,7 @@ Owns a private folder (0700) with ipyparallel's connection files, and the keys `
 Threads: `_on_exit` runs on the launcher's thread; everything else on the caller's.
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -91,6 +92,7 @@ class Cluster:
         self.ranks: dict[int, RankState] = {}
         self.options: Options | None = None
         self.generation = 0
+        self.first_group = 0  # the default group's number; see `group.join` of the engine
         self.events = EventLog(logs / "events.jsonl")
         self._broken: str | None = None
         self.reachable = True
@@ -140,7 +142,7 @@ class Cluster:
             self._connect()
             self._store_port = store.result(_START_TIMEOUT_S).port or 0
             self._start_ranks(range(options.n))
-            self._join(range(options.n))
+            self._join(range(options.n), (), {})
         except BaseException as error:
             cause = self._why_not_started(error)
             self.events.note("start failed", type(cause).__name__)
@@ -196,28 +198,38 @@ class Cluster:
         self.prepare(options.address)
         self.start(options)
 
-    def replace(self, ranks: Sequence[int]) -> None:
-        """Give these ranks new processes, dead or not; `recover` brings them into the group.
+    def replace(self, ranks: Sequence[int], n: int | None = None) -> None:
+        """Give these ranks new processes, dead, living or new; `recover` brings them in.
+
+        Args:
+            ranks: Which.
+            n: The number of ranks they are told; by default that of the cluster.
 
         Raises:
             StartError: A process ended or did not come up in time.
         """
-        connection = self._require_connection()
         began = time.monotonic()
-        self._end([f"rank {rank}" for rank in ranks])
-        if not connection.wait_gone(ranks, _REQUEST_TIMEOUT_S):
-            raise StartError(f"The controller did not let go of {name_ranks(ranks)}.")
-        self._start_ranks(ranks)
+        self._end_ranks(ranks)
+        self._start_ranks(ranks, n)
         self.events.note("replaced", ranks=list(ranks), ms=_ms_since(began))
 
-    def recover(
-        self, *, newcomers: Iterable[int] = (), timeout_s: float = _START_TIMEOUT_S
-    ) -> dict[int, dict[str, Any]]:
+    def drop(self, ranks: Sequence[int]) -> None:
+        """End these ranks for good."""
+        self._end_ranks(ranks)
+        with self._lock:
+            for rank in ranks:
+                self.ranks.pop(rank, None)
+
+    def _end_ranks(self, ranks: Sequence[int]) -> None:
+        self._end([f"rank {rank}" for rank in ranks])
+        if not self._require_connection().wait_gone(ranks, _REQUEST_TIMEOUT_S):
+            raise StartError(f"The controller did not let go of {name_ranks(ranks)}.")
+
+    def recover(self, *, newcomers: Iterable[int] = ()) -> dict[int, dict[str, Any]]:
         """Form the group of all ranks anew and bring them to one state; main threads are idle.
 
         Args:
             newcomers: Ranks whose processes are new and have joined no group yet.
-            timeout_s: Longest wait for all ranks.
 
         Returns:
             What each rank answers, see `engine/recovery.py`.
@@ -227,30 +239,45 @@ class Cluster:
                 unusable then; the next call begins again, with a new generation.
         """
         self.generation += 1
-        began = time.monotonic()
         new = sorted(newcomers)
-        survivors = [rank for rank in range(len(self.ranks)) if rank not in new]
-        if not survivors:
-            return self._join(new)
+        survivors = [rank for rank in sorted(self.ranks) if rank not in new]
         pending = {
             rank: self.requests.ask(
                 rank, "group.recover", generation=self.generation, newcomers=new
             )
             for rank in survivors
         }
+        return self._join(new, new if survivors else (), pending)
+
+    def form(self, n: int, newcomers: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Let ranks that have left all groups, and newcomers, form the group of `n` ranks.
+
+        Returns and raises as `recover`.
+        """
+        assert self.options is not None
+        self.options = dataclasses.replace(self.options, n=n)
+        self.generation += 1
+        return self._join(range(n), newcomers, {})
+
+    def _join(
+        self, ranks: Iterable[int], newcomers: Sequence[int], pending: dict[int, Future[Any]]
+    ) -> dict[int, dict[str, Any]]:
+        """Let `ranks` join the group, and wait for them and for what is `pending` of the others."""
+        began = time.monotonic()
         try:
-            pending |= self._ask_to_join(new, newcomers=new)
-            answers = gather(pending, "group.recover", timeout_s)
+            joining = self._ask_to_join(ranks, newcomers)
+            pending |= joining
+            answers = gather(pending, "boot.join", _START_TIMEOUT_S)
         except BaseException as error:
             self.events.note("not re-formed", type(error).__name__, generation=self.generation)
             self._free(pending)
             raise
-        self._joined({rank: answers[rank] for rank in new})
-        self._note_recovery(answers, new, _ms_since(began))
+        self._joined({rank: answers[rank] for rank in joining})
+        self._note_recovery(answers, newcomers, _ms_since(began))
         return answers
 
     def _note_recovery(
-        self, answers: Mapping[int, dict[str, Any]], new: list[int], ms: float
+        self, answers: Mapping[int, dict[str, Any]], new: Sequence[int], ms: float
     ) -> None:
         lost = max((answer.get("steps_lost", 0) for answer in answers.values()), default=0)
         self.events.note("re-formed", generation=self.generation, ms=ms, steps_lost=lost)
@@ -277,7 +304,7 @@ class Cluster:
                 self.requests.ask(rank, "control.abort", busy=True, generation=self.generation)
             wait([pending[rank] for rank in stuck], 0.1)
 
-    def _start_ranks(self, ranks: Iterable[int]) -> None:
+    def _start_ranks(self, ranks: Iterable[int], n: int | None = None) -> None:
         assert self.options is not None
         assert self._folder is not None
         chosen = list(ranks)
@@ -285,7 +312,8 @@ class Cluster:
             self._early_exits.clear()
             self._starting = {f"rank {rank}" for rank in chosen}
         started = {
-            rank: self._launch(f"rank {rank}", "engine", self._engine_spec(rank)) for rank in chosen
+            rank: self._launch(f"rank {rank}", "engine", self._engine_spec(rank, n))
+            for rank in chosen
         }
         for rank, future in started.items():
             process = future.result(_START_TIMEOUT_S)
@@ -315,13 +343,13 @@ class Cluster:
         future.add_done_callback(note)
         return future
 
-    def _engine_spec(self, rank: int) -> dict[str, Any]:
+    def _engine_spec(self, rank: int, n: int | None) -> dict[str, Any]:
         assert self.options is not None
         assert self._folder is not None
         options = self.options
         return {
             "rank": rank,
-            "world_size": options.n,
+            "world_size": n or options.n,
             "threads": options.threads,
             "device": options.device,
             "connection_file": str(_connection_file(self._folder.name, "engine")),
@@ -329,12 +357,6 @@ class Cluster:
             "output_folder": str(self.logs),
             "cwd": os.getcwd(),
         }
-
-    def _join(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Form a process group that no rank is in yet; the ranks meet in the store."""
-        answers = gather(self._ask_to_join(ranks), "boot.join", _START_TIMEOUT_S)
-        self._joined(answers)
-        return answers
 
     def _ask_to_join(
         self, ranks: Iterable[int], newcomers: Iterable[int] = ()
@@ -356,6 +378,7 @@ class Cluster:
                 interface=options.address,
                 version=wire.VERSION,
                 newcomers=list(newcomers),
+                first_group=self.first_group,
             )
             for rank in ranks
         }
@@ -430,6 +453,16 @@ class Cluster:
                     self._launcher.signal(key, signal.SIGKILL, group=True)
                 again_at = now + 0.5
             time.sleep(0.005)
+
+    def describe(self) -> str:
+        """Return one line about it, such as `4 ranks on cpu, gloo`."""
+        options = self.options
+        assert options is not None
+        ranks = "1 rank" if options.n == 1 else f"{options.n} ranks"
+        text = f"{ranks} on {options.device}, {options.backend}"
+        if is_loopback(options.address):
+            return text
+        return f"{text}, open to the network on {options.address}"
 
     # -- who is alive
 

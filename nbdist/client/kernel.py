@@ -20,7 +20,6 @@ from nbdist.client.network import (
     LOOPBACK,
     choose_address,
     has_curve,
-    is_loopback,
     look_at_interfaces,
 )
 from nbdist.client.options import choose_options
@@ -189,11 +188,7 @@ def start(
         with Interrupts():  # a second interrupt would leave ranks that nobody can stop
             cluster.stop()
         raise
-    ranks = "1 rank" if options.n == 1 else f"{options.n} ranks"
-    describe = f"{ranks} on {options.device}, {options.backend}"
-    if not is_loopback(address):
-        describe += f", open to the network on {address}"
-    _current = Session(cluster, Showing(folder, tracking_uri, theme), describe)
+    _current = Session(cluster, Showing(folder, tracking_uri, theme), cluster.describe())
     _place = place
     atexit.register(_current.stop)
     return _current

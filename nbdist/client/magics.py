@@ -141,6 +141,11 @@ class NBDist(Magics):
         chosen = parse_ranks(asked.ranks, session.world_size)
         print("\n".join(lines) or f"New processes for {name_ranks(chosen)}.")
 
+    def _scale(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.kernel import current
+
+        print("\n".join(current().scale(asked.n)))
+
     def _retry(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.kernel import current
 

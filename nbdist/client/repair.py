@@ -117,18 +117,7 @@ def describe(answers: Mapping[int, Mapping[str, Any]], pids: Mapping[int, int]) 
         answers: What each rank answered, see `engine/recovery.py`.
         pids: The newcomers and their processes.
     """
-    bare = [rank for rank in sorted(pids) if answers[rank].get("cloned") is None]
-    lines = []
-    if bare:
-        who = begin_with_ranks(bare)
-        new = ", ".join(str(pids[rank]) for rank in bare)
-        lines.append(
-            f"{who} was replaced by a new process (pid {new}); what it held is lost."
-            if len(bare) == 1
-            else f"{who} were replaced by new processes (pids {new}); what they held is lost."
-        )
-    for rank in sorted(set(pids) - set(bare)):
-        lines += _cloned(rank, pids[rank], answers[rank]["cloned"])
+    lines = describe_newcomers(answers, pids, replaced=True)
     lines.append("The process group was formed anew.")
     lines += _each_once(answers, "agreed")
     if stale := _each_once(answers, "stale"):
@@ -144,12 +133,30 @@ def describe(answers: Mapping[int, Mapping[str, Any]], pids: Mapping[int, int]) 
     return Repaired(tuple(lines), tuple(sorted(pids)), whole)
 
 
-def _cloned(rank: int, pid: int, cloned: Mapping[str, Any]) -> list[str]:
+def describe_newcomers(
+    answers: Mapping[int, Mapping[str, Any]], pids: Mapping[int, int], *, replaced: bool
+) -> list[str]:
+    """Return what newcomers got, in sentences; `replaced` when others had been there before."""
+    bare = [rank for rank in sorted(pids) if answers[rank].get("cloned") is None]
+    lines = []
+    if bare:
+        who, one = begin_with_ranks(bare), len(bare) == 1
+        new = f"pid{'' if one else 's'} {', '.join(str(pids[rank]) for rank in bare)}"
+        if not replaced:
+            lines.append(f"{who} {'is' if one else 'are'} new ({new}), and without variables.")
+        elif one:
+            lines.append(f"{who} was replaced by a new process ({new}); what it held is lost.")
+        else:
+            lines.append(f"{who} were replaced by new processes ({new}); what they held is lost.")
+    came = "was replaced by a new process" if replaced else "is new"
+    for rank in sorted(set(pids) - set(bare)):
+        lines += _cloned(f"Rank {rank} {came} (pid {pids[rank]})", rank, answers[rank]["cloned"])
+    return lines
+
+
+def _cloned(came: str, rank: int, cloned: Mapping[str, Any]) -> list[str]:
     names = len(cloned["names"])
-    line = (
-        f"{begin_with_ranks([rank])} was replaced by a new process (pid {pid}): "
-        f"{names} name{'' if names == 1 else 's'} cloned from rank {cloned['source']}"
-    )
+    line = f"{came}: {names} name{'' if names == 1 else 's'} cloned from rank {cloned['source']}"
     random = cloned.get("random", "").rstrip(".")
     lines = [f"{line}; {random}." if random else f"{line}."]
     if missing := cloned["placeholders"]:

@@ -24,6 +24,7 @@ from nbdist.client.cluster import Cluster
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.repair import restart
 from nbdist.client.result import CellResult
+from nbdist.client.scale import scale
 from nbdist.client.show import Showing
 from nbdist.client.status import Status
 from nbdist.errors import (
@@ -263,6 +264,30 @@ class Session:
                 if not self._cluster.is_up:
                     self.stop()
                 raise
+
+    def scale(self, n: int) -> tuple[str, ...]:
+        """Go on with `n` ranks; those that remain keep what they hold, new ones get the same.
+
+        Models that `parallelize` has spread with dp alone go on training on the new number; groups,
+        meshes and other wrappers must be made anew, and raise when they are used.
+
+        Returns:
+            What was done, in sentences.
+
+        Raises:
+            ClusterError: A cell runs.
+            StartError: New ranks did not come up; the others work on.
+            UsageError: `n` is no number of ranks.
+        """
+        if n < 1:
+            raise UsageError(f"A cluster has at least 1 rank, not {n}.")
+        self._require_usable()
+        with self._alone():
+            try:
+                with Interrupts():
+                    return scale(self._cluster, n)
+            finally:
+                self.describe = self._cluster.describe()
 
     def stop(self) -> None:
         """End all ranks; what they held is gone. A second call does nothing."""

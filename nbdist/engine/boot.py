@@ -188,8 +188,9 @@ def join(
     interface: str,
     version: int,
     newcomers: list[int],
+    first_group: int,
 ) -> dict[str, Any]:
-    """Form the process group with the other ranks. On the main thread.
+    """Form the process group with the other ranks; again after `resize.leave`. Main thread.
 
     Args:
         world_size: Number of ranks.
@@ -203,7 +204,8 @@ def join(
         interface: IP address that gloo listens on.
         version: Of the notebook's messages.
         newcomers: Ranks that take the place of others, this one among them; empty in a new
-            cluster. The survivors run `recover` at the same time.
+            cluster. The survivors run `recover` at the same time, or `join` as well after `leave`.
+        first_group: The number of the default group, see `group.join`.
 
     Returns:
         This rank's number and device; for a newcomer also what `recover` tells of it.
@@ -211,7 +213,7 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine import group, recovery, training
+    from nbdist.engine import group, recovery, resize, training
     from nbdist.engine import tap as tap_module
     from nbdist.engine.layout import layout
 
@@ -231,8 +233,12 @@ def join(
         timeout_s=timeout,
         generation=generation,
         interface=interface,
+        first_group=first_group,
     )
     here.joined = True
+    here.variables.update(
+        environment.rank_variables(here.rank, world_size, here.device.type, here.threads)
+    )
     here.variables.update(environment.group_variables(store_host, store_port))
     environment.restore(here.variables)
     device = _device(here.device.type, here.rank)
@@ -250,6 +256,7 @@ def join(
         dist=torch.distributed,
         nbdist=nbdist,
     )
+    resize.follow()
     answer = {"rank": here.rank, "device": str(device)}
     return {**answer, **recovery.settle(generation, newcomers)} if newcomers else answer
 
@@ -259,6 +266,13 @@ def recover(generation: int, newcomers: list[int]) -> dict[str, Any]:
     from nbdist.engine import recovery
 
     return recovery.recover(generation, newcomers)
+
+
+def leave() -> dict[str, Any]:
+    """Leave all groups, for the number of ranks changes; see `resize`. All ranks, main thread."""
+    from nbdist.engine import resize
+
+    return resize.leave(program().kernel.shell.user_ns)
 
 
 def resend(first: int, next: int) -> list[dict[str, Any]]:

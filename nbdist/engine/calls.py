@@ -15,6 +15,7 @@ from typing import Any
 
 MAIN = {
     "boot.join": "nbdist.engine.boot:join",
+    "group.leave": "nbdist.engine.boot:leave",
     "group.recover": "nbdist.engine.boot:recover",
     "records.resend": "nbdist.engine.boot:resend",
     "transfer.push": "nbdist.engine.transfer:push",

@@ -93,6 +93,7 @@ class _Membership:
 
 
 _here: _Membership | None = None
+_made = 0  # groups that this process had made when it left them
 
 
 def join(
@@ -104,8 +105,9 @@ def join(
     timeout_s: float,
     generation: int = 0,
     interface: str = "127.0.0.1",
+    first_group: int = 0,
 ) -> None:
-    """Become `rank` of the default process group. Once a process, on the main thread.
+    """Become `rank` of the default process group. On the main thread; again only after `leave`.
 
     Args:
         rank: This process's rank.
@@ -117,6 +119,8 @@ def join(
         generation: 0 in a new cluster; for a rank that replaces a killed one, the generation
             which the survivors `reform` at the same time.
         interface: IP address that gloo listens on, and nothing else.
+        first_group: The default group's number, from which torch makes its name. All ranks that
+            join with a generation give the same, higher than any group had before a `leave`.
 
     Raises:
         ClusterError: The other ranks did not arrive within FORM_TIMEOUT_S.
@@ -150,8 +154,9 @@ def join(
     _here = here
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:
-        # A newcomer knows the default group only. torch names the first group it makes "0".
-        plan = _meet(here, (("0", tuple(range(world_size))),), FORM_TIMEOUT_S)
+        # Who joins knows the default group only. torch names the first group it makes by a number.
+        torch_compat.set_group_count(first_group)
+        plan = _meet(here, ((str(first_group), tuple(range(world_size))),), FORM_TIMEOUT_S)
         dist.init_process_group(
             backend,
             store=here.place(),
@@ -166,6 +171,29 @@ def join(
     finally:
         here.form_limit = None
         _share_no_more(here)
+
+
+def leave() -> int:
+    """Leave every group, so that the ranks can `join` as another number. Main threads idle.
+
+    A rank that is in no group leaves none.
+
+    Returns:
+        The first number that no group has had for its name.
+    """
+    global _here, _made
+    groups = torch_compat.live_groups()
+    _made = max(_made, torch_compat.group_count())
+    if dist.is_initialized():
+        torch_compat.destroy_groups()
+    here, _here = _here, None
+    if here is not None:
+        for number in here.held:
+            os.close(number)
+        if here.offered is not None:
+            here.offered.close()
+    tap_books.close(live.group for live in groups)
+    return _made
 
 
 def abort(generation: int | None = None) -> int:

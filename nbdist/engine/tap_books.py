@@ -7,12 +7,14 @@ Threads: a book is written by the thread that launches; counts may be read on an
 """
 
 import os
-from weakref import ref
+from collections.abc import Iterable
+from weakref import WeakSet, ref
 
 import torch.distributed as dist
 
 from nbdist.engine import torch_compat
 from nbdist.engine.announce import Channel, Table
+from nbdist.errors import ClusterError
 
 MAX_BOOKS = 1024  # beyond it, those of groups that are gone are dropped
 ANY_SOURCE = "any"  # a peer in `received` when a message was taken from whoever sent one
@@ -41,13 +43,18 @@ class _Books:
         self.by_name: dict[str, Book] = {}
         self.made: dict[tuple[str, tuple[int, ...]], int] = {}
         self.table: Table | None = None
+        self.closed: WeakSet[dist.ProcessGroup] = WeakSet()
 
 
 _books = _Books()
 
 
 def book_of(group: dist.ProcessGroup) -> Book:
-    """Return the group's book; a new one when another group has taken its name."""
+    """Return the group's book; a new one when another group has taken its name.
+
+    Raises:
+        ClusterError: The group's ranks have left it.
+    """
     book = _books.by_name.get(group.group_name)
     if book is None or book.group() is not group:
         book = _open(group)
@@ -56,6 +63,12 @@ def book_of(group: dist.ProcessGroup) -> Book:
 
 def _open(group: dist.ProcessGroup) -> Book:
     name = group.group_name
+    if group in _books.closed:
+        raise ClusterError(
+            f"This process group ({_title(group, name)}) is no more.",
+            why="the number of ranks was changed by %dist scale, and its ranks have left it.",
+            do="make it, and what was made with it, again.",
+        )
     ranks = torch_compat.ranks_of(group)
     # A program may destroy a group and make it again: the number tells both apart, alike on all
     # ranks, for all have made as many.
@@ -76,6 +89,12 @@ def _title(group: dist.ProcessGroup, name: str) -> str:
     if description.startswith("mesh_"):  # an axis of a DeviceMesh
         return f"group {description.removeprefix('mesh_')}"
     return f"group {name if description in ('', 'undefined') else description}"
+
+
+def close(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Refuse whatever these groups, which their ranks have left, are still asked to do."""
+    _books.closed.update(groups)
+    begin_generation(None)
 
 
 def begin_generation(table: Table | None) -> None:

@@ -21,7 +21,8 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore as PrefixStore
 from torch._C._distributed_c10d import Store as Store
 from torch._C._distributed_c10d import TCPStore as TCPStore
-from torch._C._distributed_c10d import _ProcessGroupWrapper
+from torch._C._distributed_c10d import _ProcessGroupWrapper, _register_process_group
+from torch.distributed import c10d_logger
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 
@@ -301,6 +302,32 @@ def default_group_store(store: Store) -> None:
     world.pg_map[group] = (world.pg_map[group][0], PrefixStore(f"{name}/", store))
 
 
+def destroy_groups() -> None:
+    """Destroy all groups of this process. What somebody still holds keeps its name.
+
+    A DeviceMesh asks for its groups by name: it must find the one that it was made with, which
+    says that it is no more, and not a new one.
+    """
+    groups = live_groups()
+    dist.destroy_process_group()
+    for live in groups:
+        # Weakly: it is forgotten when nobody holds it.
+        _register_process_group(live.name, live.group)  # type: ignore[arg-type]
+    c10d_logger._get_msg_dict = _describe_call
+
+
+def _describe_call(func_name: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    # torch describes a call that has failed, for its log. Where the group is no more, that raises
+    # in its turn, and hides why the call has failed.
+    try:
+        return _native_describe_call(func_name, *args, **kwargs)
+    except ValueError:
+        return {"func_name": func_name}
+
+
+_native_describe_call: Callable[..., dict[str, Any]] = c10d_logger._get_msg_dict
+
+
 def group_count() -> int:
     """Return the number from which the next group's name is made; ranks must agree on it."""
     return int(c10d._world.group_count)
@@ -344,6 +371,7 @@ def _broken() -> list[str]:
     broken += lacking(
         c10d._world, ["pg_map", "pg_names", "pg_group_ranks", "group_count"], "_world"
     )
+    broken += lacking(c10d_logger, ["_get_msg_dict"], "c10d_logger")
     broken += lacking(
         dist.ProcessGroup, ["_register_backend", "_get_backend", "_device_types"], "ProcessGroup"
     )

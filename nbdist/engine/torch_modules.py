@@ -27,7 +27,12 @@ def _broken() -> list[str]:
     broken = lacking(Reducer, ["_reset_state"], "DDP's reducer")
     if "_per_optimizer_states" not in vars(torch.amp.GradScaler("cpu")):
         broken.append("GradScaler._per_optimizer_states is gone")
-    broken += lacking(dist, ("_broadcast_coalesced",), "torch.distributed")
+    broken += lacking(
+        DistributedDataParallel,
+        ("_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_ddp_init_helper"),
+        "DistributedDataParallel",
+    )
+    broken += lacking(dist, ("_broadcast_coalesced", "_register_comm_hook"), "torch.distributed")
     try:
         from torch.distributed._composable.contract import _get_registry  # noqa: F401
 
@@ -108,6 +113,29 @@ def reducer_of(module: nn.Module) -> DistributedDataParallel | None:
     if "replicate" not in (_get_registry(module) or {}):
         return None
     return getattr(composable_replicate().state(module), "_ddp", None)
+
+
+def move_ddp(ddp: Any, group: dist.ProcessGroup) -> None:
+    """Let a DDP average over another group from here on; its hooks stay. No collective.
+
+    The buckets are those of a new module: another number of ranks sums in another order anyway.
+    """
+    builtin = None if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook")
+    del ddp.reducer, ddp.logger  # the old reducer's hooks on the parameters go with it
+    ddp.process_group = group
+    ddp._lazy_init_ran = False
+    parameters, expect_sparse = ddp._build_params_for_reducer()
+    names = ddp._build_debug_param_to_name_mapping(parameters)
+    ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+    distributed: Any = dist
+    for hook, state in ddp._comm_hooks:
+        distributed._register_comm_hook(ddp.reducer, state, hook)
+    if builtin is not None:
+        kind = getattr(distributed.BuiltinCommHookType, builtin.rpartition(".")[2])
+        ddp._register_builtin_comm_hook(kind)
 
 
 def broadcast_coalesced(tensors: list[torch.Tensor], source: int) -> None:

@@ -43,14 +43,20 @@ def live_fsdp2_roots() -> list[tuple[nn.Module, Any]]:
     torch keeps a weak table of the modules under its composable wrappers; nothing of ours has to
     be in place before the module is made. Other states of a root are reached through it.
     """
+    roots = {id(state): (module, state) for module, state in _fsdp2_states() if state._is_root}
+    return list(roots.values())
+
+
+def live_sharded() -> list[nn.Module]:
+    """Return the living modules under FSDP2 and FSDP1, outer and inner ones."""
+    return [*(module for module, _ in _fsdp2_states()), *live_fsdp1()]
+
+
+def _fsdp2_states() -> list[tuple[nn.Module, Any]]:
     composable = sys.modules.get("torch.distributed._composable_state")
     table = composable._module_state_mapping if composable else {}
-    roots: dict[int, tuple[nn.Module, Any]] = {}
-    for module, reference in list(table.items()):
-        state = reference()
-        if hasattr(state, "_state_ctx") and state._is_root:
-            roots[id(state)] = (module, state)
-    return list(roots.values())
+    found = [(module, reference()) for module, reference in list(table.items())]
+    return [(module, state) for module, state in found if hasattr(state, "_state_ctx")]
 
 
 def reset_fsdp2(state: Any) -> None:

@@ -27,6 +27,7 @@ from nbdist.errors import LayoutError
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
 
+_live: "weakref.WeakSet[Layout]" = weakref.WeakSet()
 _meshes: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, DeviceMesh]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -66,6 +67,27 @@ class Layout:
         self.blocks = blocks
         self.size = size
         self.backend = backend
+        _live.add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Be known as a living layout on a rank that got it from another one, too."""
+        self.__dict__.update(state)
+        _live.add(self)
+
+    @property
+    def can_follow(self) -> bool:
+        """Whether the model can go on with another number of ranks: each holds the whole of it."""
+        return set(self.shape.axes) == {"dp"}
+
+    def follow(self) -> None:
+        """Average over all ranks of the default group from here on, however many. No collective."""
+        world = dist.group.WORLD
+        reducer = torch_modules.reducer_of(self.model)
+        assert world is not None
+        assert reducer is not None, "a layout that can follow has one"
+        torch_modules.move_ddp(reducer, world)
+        self.shape = MeshShape(dp=dist.get_world_size())
+        self.mesh = DeviceMesh.from_group(world, self.mesh.device_type, mesh_dim_names=("dp",))
 
     @property
     def name(self) -> str:
@@ -168,7 +190,7 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
             do="call it in a %%distributed cell",
         )
     shape = mesh.parse(layout, dist.get_world_size())
-    known: Layout | None = model.__dict__.get(_KEY)
+    known = layout_of(model)
     if known is not None and known.shape == shape and not policies:
         return known
     _refuse_later(shape, policies)
@@ -183,6 +205,17 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
         parameters=str(result.size.parameters),
     )
     return result
+
+
+def live_layouts() -> list[Layout]:
+    """Return the layouts whose models are alive."""
+    return list(_live)
+
+
+def layout_of(model: nn.Module) -> Layout | None:
+    """Return the layout that `parallelize` gave to a model, if it did."""
+    known: Layout | None = model.__dict__.get(_KEY)
+    return known
 
 
 def tell_facts_to(tell: Callable[..., None]) -> None:

@@ -1,0 +1,113 @@
+"""More or fewer ranks without a new start: `%dist scale`.
+
+New processes come up first, beside a group that works on; only then do the ranks leave it and form
+the next. What can go wrong most easily therefore costs nothing. See `engine/resize.py` for what
+follows to the new group and what does not.
+
+Main thread; every rank's main thread is idle.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from nbdist.client.cluster import Cluster
+from nbdist.client.repair import MOST_ROUNDS, describe_newcomers, repair
+from nbdist.errors import NBDistError, StartError
+from nbdist.ranks import name_ranks
+
+log = logging.getLogger(__name__)
+
+_LEAVE_TIMEOUT_S = 30.0
+
+
+def scale(cluster: Cluster, n: int) -> tuple[str, ...]:
+    """Go on with `n` ranks; those that remain keep all they hold. Dead ones are replaced first.
+
+    Returns:
+        What was done, in sentences.
+
+    Raises:
+        StartError: New ranks did not come up; the cluster is what it was. Or the ranks could not
+            form the group; the cluster is `broken` then.
+    """
+    before = len(cluster.ranks)
+    lines = list(repair(cluster).lines) if cluster.dead() else []
+    if cluster.broken:
+        raise cluster.broken_error()
+    if n == before:
+        return (*lines, f"There are {n} ranks already.")
+    cluster.events.note("scale", begins=before, ends=n)
+    new = list(range(before, n))
+    if new:
+        _start(cluster, new, n)
+    try:
+        return (*lines, *_form(cluster, n, new))
+    except NBDistError as error:
+        if not new:
+            raise _broken(cluster, n, error) from error
+        return _go_back(cluster, before, error)
+
+
+def _start(cluster: Cluster, new: Sequence[int], n: int) -> None:
+    try:
+        cluster.replace(new, n)
+    except BaseException as error:
+        cluster.drop(new)
+        if not isinstance(error, NBDistError):
+            raise
+        raise StartError(
+            f"{name_ranks(new).capitalize()} did not come up; the cluster is what it was.",
+            why=str(error),
+            do="%dist doctor",
+        ) from error
+
+
+def _form(cluster: Cluster, n: int, new: Sequence[int]) -> list[str]:
+    """Let all ranks leave the group and form the next, with another try after a fault in it."""
+    newcomers = set(new)
+    for attempt in range(1, MOST_ROUNDS + 1):
+        try:
+            stay = [rank for rank in range(n) if rank not in newcomers]
+            left = cluster.requests.ask_all(stay, "group.leave", timeout_s=_LEAVE_TIMEOUT_S)
+            cluster.drop([rank for rank in cluster.ranks if rank >= n])
+            cluster.first_group = max(answer["groups"] for answer in left.values())
+            answers = cluster.form(n, sorted(newcomers))
+        except NBDistError:
+            dead = {rank for rank in cluster.dead() if rank < n}
+            if attempt == MOST_ROUNDS or cluster.broken or len(newcomers | dead) == n:
+                raise
+            log.exception("The group of %d ranks was not formed", n)
+            newcomers |= dead
+            cluster.replace(sorted(newcomers), n)
+        else:
+            pids = {rank: cluster.ranks[rank].pid for rank in newcomers}
+            return _describe(n, answers, pids, left)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _go_back(cluster: Cluster, before: int, error: NBDistError) -> tuple[str, ...]:
+    """Form the group as it was before new ranks had come; `error` says why they could not stay."""
+    try:
+        _form(cluster, before, [])
+    except NBDistError as again:
+        raise _broken(cluster, before, again) from error
+    raise StartError(
+        f"The new ranks could not join; there are {before} ranks again.", why=str(error)
+    ) from error
+
+
+def _broken(cluster: Cluster, n: int, error: NBDistError) -> StartError:
+    cluster.broken = cluster.broken or f"The group of {n} ranks was not formed: {error.what}"
+    return StartError(cluster.broken, do=cluster.broken_error().do)
+
+
+def _describe(
+    n: int, answers: dict[int, dict[str, Any]], pids: dict[int, int], left: dict[int, Any]
+) -> list[str]:
+    lines = [f"There are {n} ranks now." if n > 1 else "There is 1 rank now."]
+    lines += describe_newcomers(answers, pids, replaced=False)
+    stale = list(dict.fromkeys(what for answer in left.values() for what in answer["stale"]))
+    if stale:
+        lines.append(f"Cannot be used any more, make anew: {', '.join(stale)}.")
+    return lines

@@ -1,0 +1,97 @@
+"""Go on with another number of ranks: leave the groups, join new ones, and what can follow does.
+
+A changed size means new groups: a module, mesh or group of the old ones would wait for ranks that
+are not there, or leave some out. Models that `parallelize` has spread with dp alone follow, with
+the same object, optimizer and buckets. All else that stands on the old groups is named, and raises
+when it is used.
+
+    all ranks: leave ─▶ (processes come and go) ─▶ boot.join, with `follow` ─▶ clone for newcomers
+
+Main thread only.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from nbdist.engine import group, refusals, torch_modules, torch_sharded
+from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
+from nbdist.errors import ClusterError
+
+# What was named before, by its id: what it stands on is gone for long.
+_named: "WeakValueDictionary[int, Any]" = WeakValueDictionary()
+
+
+def leave(user_ns: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave all groups, and refuse what cannot follow. Harmless when there are none.
+
+    Args:
+        user_ns: The names of the cells, to call things by.
+
+    Returns:
+        `groups`: how many this process has made; `stale`: what cannot be used any more.
+    """
+    stale = _stale_modules()
+    named = _name_stale(user_ns, {id(module) for module in stale})
+    for module in stale:
+        refusals.refuse(module, _refusal(module))
+    return {"groups": group.leave(), "stale": named}
+
+
+def follow() -> None:
+    """Attach the layouts that can follow to the new default group. After `group.join`."""
+    for layout in live_layouts():
+        reducer = torch_modules.reducer_of(layout.model)
+        if reducer is not None and reducer.process_group is not dist.group.WORLD:
+            layout.follow()
+
+
+def _stale_modules() -> list[nn.Module]:
+    """Return the modules that stand on groups and cannot follow."""
+    following = {id(torch_modules.reducer_of(x.model)) for x in live_layouts() if x.can_follow}
+    return [
+        *torch_sharded.live_sharded(),
+        *(ddp for ddp in torch_modules.live_ddps() if id(ddp) not in following),
+    ]
+
+
+def _name_stale(user_ns: Mapping[str, Any], stale: set[int]) -> list[str]:
+    """Return what a person calls what cannot be used any more, with its kind."""
+    found = {}
+    for name, value in user_ns.items():
+        kind = _kind(value, stale)
+        if kind and not name.startswith("_") and id(value) not in _named:
+            _named[id(value)] = value
+            found[id(value)] = f"{name} ({kind})"
+    return list(found.values())
+
+
+def _kind(value: object, stale: set[int]) -> str:
+    """Return what `value` is, in a word, if it stands on groups and cannot follow; else nothing."""
+    if isinstance(value, dist.ProcessGroup):
+        return "process group"
+    if isinstance(value, DeviceMesh):
+        return "mesh"
+    if isinstance(value, nn.Module):
+        layout = layout_of(value)
+        if layout is None:
+            is_stale = any(id(module) in stale for module in value.modules())
+            return type(value).__name__ if is_stale else ""
+        value = layout
+    if isinstance(value, Layout) and not value.can_follow:
+        return f'layout "{value.name}"'
+    return ""
+
+
+def _refusal(module: nn.Module) -> ClusterError:
+    layout = layout_of(module)
+    name = type(module).__name__ if layout is None else f'model with the layout "{layout.name}"'
+    return ClusterError(
+        f"This {name} stands on a process group that is no more.",
+        why="%dist scale has changed the number of ranks; only layouts with dp alone follow.",
+        do="make it again, from a plain model.",
+    )

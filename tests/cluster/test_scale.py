@@ -1,0 +1,126 @@
+"""More and fewer ranks while the notebook goes on."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from nbdist import RankError, Session, StartError, UsageError
+from tests.cluster.conftest import Kernel
+from tests.cluster.test_faults import assert_usable, fail
+
+SUM = "_s = torch.ones(1); dist.all_reduce(_s); _s.item()"
+
+BEGIN = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.distributed.device_mesh import init_device_mesh
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+layout = nbdist.parallelize(model, "ddp")
+opt = torch.optim.Adam(model.parameters(), lr=0.1)
+data = nbdist.loader(torch.arange(24.).reshape(12, 2), global_batch=4, shuffle=False)
+kept = id(model), id(opt)
+def train(steps):
+    seen = []
+    for x, _ in zip(data, range(steps)):
+        seen += x[:, 0].tolist()
+        model(x).mean().backward(); opt.step(); opt.zero_grad()
+    return seen
+def whole():
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+"""
+OWN = """
+wrapped = DDP(torch.nn.Linear(2, 1))
+half = dist.new_group([0, 1])
+mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+cut = torch.nn.Linear(2, 2)
+nbdist.parallelize(cut, "zero3")
+"""
+
+
+@pytest.fixture
+def scaled(session: Session) -> Iterator[Session]:
+    """A session of two ranks, and again two afterwards."""
+    yield session
+    if session.is_running:
+        session.scale(2)
+
+
+def test_fewer_ranks_keep_what_they_hold_and_train_on(scaled: Session) -> None:
+    scaled.run(BEGIN + "train(1)", track=False)
+    said = scaled.scale(1)
+    assert said[0] == "There is 1 rank now."
+    assert [line.rank for line in scaled.status().ranks] == [0]
+    assert scaled.status().summary.startswith("1 rank on cpu")
+    names = (
+        "import os; (rank, world_size, os.environ['WORLD_SIZE'], os.environ['LOCAL_WORLD_SIZE'])"
+    )
+    assert scaled.run(names).value_list == [(0, 1, "1", "1")]
+    assert scaled.run("(id(model), id(opt)) == kept").value_list == [True]
+    assert scaled.run("repr(layout)[:18]").value_list == ["<Layout ddp (dp=1)"]
+    # The loader gives this rank the whole of each batch now.
+    assert scaled.run("train(1)", track=False).value_list == [[0.0, 2.0, 4.0, 6.0]]
+
+
+def test_more_ranks_meet_in_one_group_and_know_their_number(scaled: Session) -> None:
+    assert scaled.scale(3)[0] == "There are 3 ranks now."
+    assert scaled.run(SUM).value_list == [3.0] * 3
+    names = "import os; (rank, world_size, os.environ['RANK'], os.environ['WORLD_SIZE'])"
+    assert scaled.run(names).value_list == [(r, 3, str(r), "3") for r in range(3)]
+    # A fault, and a death, are settled as ever.
+    fail(scaled, "if rank == 2: raise ValueError\ndist.barrier()")
+    fail(scaled, "import os\nif rank == 2: os._exit(3)\ndist.barrier()")
+    assert scaled.run(SUM).value_list == [3.0] * 3
+
+
+def test_what_stands_on_the_old_groups_is_named_and_refused(scaled: Session) -> None:
+    scaled.run(BEGIN + OWN)
+    said = scaled.scale(1)[-1]
+    for name in ("wrapped (", "half (process group)", "mesh (mesh)", 'cut (layout "zero3")'):
+        assert name in said
+    assert "model" not in said
+    x = "torch.ones(1, 2)"
+    for use in (
+        *(f"wrapped({x})", f"cut({x})", f"dist.all_reduce({x}, group=half)"),
+        f"dist.all_reduce({x}, group=mesh.get_group())",
+    ):
+        assert "ClusterError: This " in fail(scaled, use)
+    assert len(scaled.scale(2)) == 2  # named once
+
+
+def test_ranks_that_do_not_come_up_leave_the_others_as_they_were(scaled: Session) -> None:
+    scaled.run("held = rank")
+    native = scaled._cluster._engine_spec
+    scaled._cluster._engine_spec = lambda rank, n: {"rank": rank}  # type: ignore[assignment,method-assign]
+    with pytest.raises(StartError, match=r"(?s)Rank 2 did not come up; the cluster is what it was"):
+        scaled.scale(3)
+    scaled._cluster._engine_spec = native  # type: ignore[method-assign]
+    assert scaled.run("held").value_list == [0, 1]
+    assert_usable(scaled)
+    assert scaled.scale(3)[0] == "There are 3 ranks now."
+
+
+def test_the_same_number_changes_nothing(scaled: Session) -> None:
+    generation = scaled._cluster.generation
+    assert scaled.scale(2) == ("There are 2 ranks already.",)
+    assert scaled._cluster.generation == generation
+
+
+def test_a_number_that_makes_no_sense_is_refused(scaled: Session) -> None:
+    with pytest.raises(UsageError, match="at least 1 rank, not 0"):
+        scaled.scale(0)
+
+
+def test_the_magic_tells_what_it_did(notebook: Kernel) -> None:
+    assert "There is 1 rank now." in notebook.run("%dist scale 1").text
+    told = notebook.run("%dist scale two").error
+    assert told is not None
+    assert "%dist scale" in told[2]
+    assert "There are 2 ranks now." in notebook.run("%dist scale 2").text
+    ran = notebook.cell("print(world_size)")
+    assert "ranks 0-1 │ 2" in ran.text
+
+
+def test_a_dead_rank_is_replaced_before_the_number_changes(scaled: Session) -> None:
+    with pytest.raises(RankError):
+        scaled.run("import os\nif rank: os._exit(3)\ndist.barrier()")
+    assert scaled.scale(1)[0] == "There is 1 rank now."
