@@ -58,6 +58,7 @@ from nbdist.engine.tap_ledger import (
 )
 from nbdist.engine.tap_ops import OPS, Op, describer, size_bytes
 from nbdist.engine.where import cell_place, prompt_of
+from nbdist.errors import MismatchError
 
 __all__ = [
     "LEVELS",
@@ -130,7 +131,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     launch_op, kind, sends = op.launch, op.kind, op.sends
     assert launch_op is not None
     group_at, async_at, payload_at = op.group_at, op.async_at, op.payload_at
-    is_message = op.is_message
+    is_message, reduction_at = op.is_message, op.reduction_at
     describe = describer(op, device_type)
     returns_outputs, returns_nothing = op.returns == "outputs and work", op.returns == "nothing"
     device = torch.device(device_type)
@@ -141,17 +142,17 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
         group = unbox(args[group_at])
         book = book_of(group)
+        if reduction_at is not None:
+            reduction = args[reduction_at].op()  # 2 us: once
+            args = (*args[:reduction_at], reduction, *args[reduction_at + 1 :])
         size = 0 if payload_at is None else size_bytes(args[payload_at])
         place = cell_place(sys._getframe(1)) if is_full else None
         peer = None
+        channel = None if is_message else book.channel
         if is_message:
             peer, numbers, seq = _message(book, op, args)
         else:
             seq = book.count + 1
-            if book.channel is not None:
-                call, alike = describe(args, size)
-                at = 0 if place is None else prompt_of(place[0]) << 32 | place[1]
-                book.channel.announce(seq, call, alike, size or alike, at)
         start_ns = now()
         launch = Launch(kind, book, seq, size, start_ns, place, peer)
         state.last = launch
@@ -160,10 +161,16 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             state.blocked = (launch, start_ns)
         try:
             try:
+                if channel is not None:
+                    call, alike = describe(args, size)
+                    at = 0 if place is None else prompt_of(place[0]) << 32 | place[1]
+                    channel.announce(seq, call, alike, size or alike, at)
                 work = launch_op(group._get_backend(device), *args)
-            except BaseException:
-                if book.channel is not None and not is_message:
-                    book.channel.withdraw(seq)
+            except MismatchError:
+                raise
+            except BaseException:  # an interrupt too: nothing was sent
+                if channel is not None:
+                    channel.withdraw(seq)
                 raise
             if is_message:
                 numbers[-1 if peer is None else peer] = seq

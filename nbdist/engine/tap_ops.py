@@ -9,8 +9,8 @@ Each operator is carried out through the Python binding of the group's backend, 
 the GIL. Calling torch's kernel of the operator from Python (`call_boxed`) keeps it, and then
 deadlocks with the completion callbacks, which run on gloo's threads and need it.
 
-The launching functions take the operator's arguments in the schema's order; trailing arguments
-that have their default may be left out by the dispatcher.
+The launching functions take the operator's arguments in the schema's order, the reduction as a
+number; trailing arguments that have their default may be left out by the dispatcher.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,8 @@ _DTYPES = {getattr(torch, name, None): i for i, name in enumerate(announce.DTYPE
 def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tuple[int, int]]:
     """Return what says of a call's arguments what must be alike: `call` and `size` of `announce`.
 
-    It takes the arguments and the payload's bytes. Of a message nothing is announced.
+    It takes the arguments, the reduction as a number, and the payload's bytes. Of a message nothing
+    is announced.
     """
     base = 0 if op.is_message else announce.pack(op.kind, is_cuda=device_type == "cuda")
     root_at, reduction_at = op.root_at, op.reduction_at
@@ -83,7 +84,7 @@ def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tupl
         if root_at is not None:
             call += announce.ROOT * (args[root_at] + 1)
         if reduction_at is not None:
-            call += announce.REDUCTION * args[reduction_at].op()
+            call += announce.REDUCTION * args[reduction_at]
         if alike_at is not None:
             tensor = args[alike_at]
             if with_size:

@@ -62,13 +62,12 @@ def place_kernels(kernels: Mapping[str, Callable[..., Any]], device: str) -> Und
     return undo
 
 
-def reduce_op(boxed: Any) -> Any:
-    """Return the `ReduceOp` of Python from the operator's argument.
+def reduce_op(kind: int) -> Any:
+    """Return the `ReduceOp` of Python from its number, as `op()` of an operator's argument gives.
 
     Raises:
         NotImplementedError: `PREMUL_SUM`, whose factor torch does not hand out.
     """
-    kind = boxed.op()
     if kind == _PREMUL_SUM:
         raise NotImplementedError(
             "PREMUL_SUM does not pass the tap on collectives; set c.NBDist.tap = 'off' to use it."

@@ -3,8 +3,8 @@
 Run as `python -m tests.benchmarks.bench_tap`. Goals: 25 us at "counts", 45 us at "full", nothing
 when off. One rank and one element, so that nothing but the overhead is measured, and announcements
 as on four ranks; the levels are taken in turn, so that what else the machine does falls on all of
-them alike. All threads share one core: where the scheduler gives gloo's thread another one, waking it alone costs 40 us, bare too,
-and the medians jump between the two.
+them alike. All threads share one core: where the scheduler gives gloo's thread another one, waking
+it alone costs 40 us, bare too, and the medians jump between the two.
 """
 
 import os

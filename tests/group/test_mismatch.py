@@ -67,8 +67,7 @@ def test_a_mismatch_inside_a_wrapped_model_is_refused(place: str) -> None:
         ranks.post(mismatches.meet_badly_in, place)
         assert_refused(free_all(ranks))
         ranks.run(faults.reform, 1)
-        ranks.run(faults.build, "ddp")
-        ranks.run(faults.train, 2)
+        assert ranks.run(mismatches.mix, 2)
         ranks.run(faults.reform, 2)
         assert ranks.run(faults.sum_of_ranks) == [1.0, 1.0]
 
