@@ -200,11 +200,14 @@ class ShownCell:
         whole = sorted(
             {c.summary.output_file for c in collectors.values() if c.summary.output_file}
         )
+        places = ", ".join(_short_path(path) for path in whole)
+        if any(c.summary.cut_bytes and not c.summary.output_file for c in collectors.values()):
+            places = "nowhere, for the disk under the logs took no more"
         return transcript.render(
             outcome.text.items(),
             failed=failed,
             show="nbdist.current().last[{rank}].show()",
-            whole=", ".join(_short_path(path) for path in whole),
+            whole=places,
         )
 
     def _end_run(self, outcome: Outcome) -> None:

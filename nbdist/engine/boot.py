@@ -18,7 +18,7 @@ import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -26,6 +26,7 @@ import nbdist
 from nbdist import lifeline, plain, wire
 from nbdist.engine import calls, chaos, environment, kernel, progress, where
 from nbdist.engine.output import Output
+from nbdist.engine.output_files import LogStream
 from nbdist.engine.records import Recorder
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Program:
         self.output.install()
         # Into the file behind descriptor 2: the notebook tells a dead rank's last words from it.
         faulthandler.enable(2, all_threads=False)
-        engine_log = os.fdopen(self.output.original(2), "w", buffering=1, closefd=False)
+        engine_log = LogStream(self.output.original(2))
         kernel.log_to(rank_kernel.log, engine_log)
         _log_to(engine_log)
         kernel.flush_before_display(rank_kernel, self.output.flush)
@@ -296,7 +297,7 @@ def _seed_anew(rank: int) -> None:
         numpy.random.seed((seed + rank) % 2**32)
 
 
-def _log_to(stream: TextIO) -> None:
+def _log_to(stream: LogStream) -> None:
     """Send what nbdist logs to `stream`: what prints in a cell is the user's own."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from types import TracebackType
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 import ipyparallel.engine.app
 from ipykernel.displayhook import ZMQShellDisplayHook
@@ -39,6 +39,7 @@ from IPython.core.ultratb import VerboseTB
 
 from nbdist import wire
 from nbdist.engine import where
+from nbdist.engine.output_files import LogStream
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +225,7 @@ def hide_interactive_prompt() -> None:
         del sys.ps1
 
 
-def log_to(application_log: logging.Logger, stream: TextIO) -> None:
+def log_to(application_log: logging.Logger, stream: LogStream) -> None:
     """Send the engine's own log to `stream`: standard error belongs to the user's code."""
     for handler in application_log.handlers:
         if isinstance(handler, logging.StreamHandler):

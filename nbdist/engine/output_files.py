@@ -4,8 +4,10 @@
 """
 
 import codecs
+import io
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -87,6 +89,27 @@ class WatchedFile:
         """Close both descriptors; the file stays."""
         os.close(self.write_fd)
         os.close(self._read_fd)
+
+
+class LogStream(io.TextIOBase):
+    """Where a rank's own log is written to; a disk that takes no more loses lines, nothing else.
+
+    Without it, `logging` would print its own traceback for each of them, into the user's cell.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Write to `descriptor`, which stays its owner's."""
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        """Return True, as `io` asks."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Write `text`, or drop it."""
+        with suppress(OSError):
+            write_all(self._descriptor, text.encode(errors="replace"))
+        return len(text)
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,6 +104,19 @@ def test_ipyparallels_messages_are_signed_and_off_loopback_encrypted(cluster: Cl
     assert len(cluster.facts["key"]) == 64
     assert cluster.facts["signature_scheme"] == "hmac-sha256"
     assert bool(cluster.facts["curve_serverkey"]) is cluster.is_encrypted
+
+
+def test_no_key_stands_on_a_command_line_in_an_environment_or_in_a_log(cluster: Cluster) -> None:
+    keys = [cluster.facts["key"], cluster.facts["curve_serverkey"] or cluster.facts["key"]]
+    for process in [*cluster.family(), psutil.Process(cluster.notebook.pid)]:
+        told = " ".join([*process.cmdline(), *process.environ().values()])
+        assert not [key for key in keys if key in told], process
+    for path in (cluster.notebook.folder / ".nbdist").rglob("*"):
+        if path.is_file():
+            assert not [key for key in keys if key.encode() in path.read_bytes()], path
+    files = list(cluster.notebook.keys[0].glob("security/*-*.json"))
+    assert {f"{stat.S_IMODE(file.stat().st_mode):o}" for file in files} == {"600"}
+    assert stat.S_IMODE(cluster.notebook.keys[0].stat().st_mode) == 0o700
 
 
 def test_the_kernels_own_sockets_stay_on_loopback(cluster: Cluster) -> None:

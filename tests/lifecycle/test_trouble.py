@@ -94,6 +94,8 @@ def test_a_full_disk_under_the_logs_stops_no_cell(notebook: Notebook) -> None:
         said = notebook.on_ranks("for i in range(20_000): print('line', i, 'x' * 200)\nrank + 70")
         assert "70" in said
         assert "71" in said
+        assert "the whole is kept: nowhere, for the disk under the logs took no more" in said
+        assert "Logging error" not in said
         said = notebook.on_ranks("1 / 0")
         assert "ZeroDivisionError" in said
         said = notebook.on_ranks("!echo from a shell")

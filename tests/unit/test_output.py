@@ -1,6 +1,7 @@
 """What a rank prints, from its streams to the messages that leave it."""
 
 import errno
+import logging
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from nbdist.engine import output as module
 from nbdist.engine.output import HEAD_BYTES, WINDOW_BYTES, Output
+from nbdist.engine.output_files import LogStream
 
 
 class Notebook:
@@ -275,3 +277,16 @@ os.abort()
 """
     subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert (tmp_path / "rank-3.stderr").read_text() == "terminate called\n"
+
+
+def test_a_log_whose_disk_is_full_loses_lines_and_prints_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("/dev/full is Linux's")
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    logger = logging.Logger("ours")
+    logger.addHandler(logging.StreamHandler(LogStream(descriptor)))
+    logger.error("lost")
+    os.close(descriptor)
+    assert capsys.readouterr() == ("", "")
