@@ -16,18 +16,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist import wire
 from nbdist.client.events import EventLog
 from nbdist.client.folders import last_lines, mend_start
 from nbdist.client.launchers.base import UNKNOWN_STATUS, Launcher, Started
+from nbdist.client.membership import Answers, Membership
 from nbdist.client.network import LOOPBACK, check_connection, is_loopback
-from nbdist.client.requests import Requests, gather
+from nbdist.client.options import Options
+from nbdist.client.requests import Requests
 from nbdist.errors import ClusterError, StartError
 from nbdist.ranks import begin_with_ranks, name_ranks
 
@@ -43,26 +44,6 @@ _END_TIMEOUT_S = 5.0
 _PORT_TAKEN = "Address already in use"
 # Their versions are what a bug report is asked for first.
 _STANDS_ON = ("nbdist", "torch", "ipyparallel", "ipykernel", "ipython", "pyzmq")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a cluster is started with.
-
-    `device` is cpu or cuda, `backend` what `init_process_group` gets, `threads` the number of
-    CPU threads of each rank, `collective_timeout_s` the longest wait inside one collective.
-    `quiet_s` is the time without progress after which a cell explains itself; 0: never.
-    """
-
-    n: int
-    device: str
-    backend: str
-    threads: int
-    collective_timeout_s: float = 1800.0
-    tap: str = "full"
-    hooks: bool = True
-    quiet_s: float = 10.0
-    address: str = LOOPBACK
 
 
 @dataclass(slots=True)
@@ -91,8 +72,6 @@ class Cluster:
     def __init__(self, launcher: Launcher, logs: Path) -> None:
         self.ranks: dict[int, RankState] = {}
         self.options: Options | None = None
-        self.generation = 0
-        self.first_group = 0  # the default group's number; see `group.join` of the engine
         self.events = EventLog(logs / "events.jsonl")
         self._broken: str | None = None
         self.reachable = True
@@ -100,8 +79,8 @@ class Cluster:
         self.logs = logs
         self._connection: Connection | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._store_port = 0
         self.requests = Requests()
+        self.group = Membership(self.requests, self.events, self.living)
         self._lock = threading.Lock()
         self._death_callbacks: list[Callable[[int, str], None]] = []
         self._stopping = False
@@ -140,9 +119,9 @@ class Cluster:
         try:
             store = self._launch("store", "store", {"address": options.address})
             self._connect()
-            self._store_port = store.result(_START_TIMEOUT_S).port or 0
+            store_port = store.result(_START_TIMEOUT_S).port or 0
             self._start_ranks(range(options.n))
-            self._join(range(options.n), (), {})
+            self._learn(self.group.begin(options, store_port))
         except BaseException as error:
             cause = self._why_not_started(error)
             self.events.note("start failed", type(cause).__name__)
@@ -194,7 +173,6 @@ class Cluster:
         self.stop()
         with self._lock:
             self.ranks.clear()
-        self.generation = 0
         self.prepare(options.address)
         self.start(options)
 
@@ -225,84 +203,24 @@ class Cluster:
         if not self._require_connection().wait_gone(ranks, _REQUEST_TIMEOUT_S):
             raise StartError(f"The controller did not let go of {name_ranks(ranks)}.")
 
-    def recover(self, *, newcomers: Iterable[int] = ()) -> dict[int, dict[str, Any]]:
-        """Form the group of all ranks anew and bring them to one state; main threads are idle.
+    def recover(self, newcomers: Iterable[int] = ()) -> Answers:
+        """Form the group of all ranks anew; see `Membership.recover`."""
+        assert self.options is not None
+        return self._learn(self.group.recover(self.options, newcomers))
 
-        Args:
-            newcomers: Ranks whose processes are new and have joined no group yet.
-
-        Returns:
-            What each rank answers, see `engine/recovery.py`.
-
-        Raises:
-            ClusterError: A rank is dead, failed meanwhile, or did not answer in time. The group is
-                unusable then; the next call begins again, with a new generation.
-        """
-        self.generation += 1
-        new = sorted(newcomers)
-        survivors = [rank for rank in sorted(self.ranks) if rank not in new]
-        pending = {
-            rank: self.requests.ask(
-                rank, "group.recover", generation=self.generation, newcomers=new
-            )
-            for rank in survivors
-        }
-        return self._join(new, new if survivors else (), pending)
-
-    def form(self, n: int, newcomers: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Let ranks that have left all groups, and newcomers, form the group of `n` ranks.
-
-        Returns and raises as `recover`.
-        """
+    def form(self, n: int, newcomers: Sequence[int]) -> Answers:
+        """Form the group of `n` ranks, after `group.leave`; see `Membership.form`."""
         assert self.options is not None
         self.options = dataclasses.replace(self.options, n=n)
-        self.generation += 1
-        return self._join(range(n), newcomers, {})
+        return self._learn(self.group.form(self.options, newcomers))
 
-    def _join(
-        self, ranks: Iterable[int], newcomers: Sequence[int], pending: dict[int, Future[Any]]
-    ) -> dict[int, dict[str, Any]]:
-        """Let `ranks` join the group, and wait for them and for what is `pending` of the others."""
-        began = time.monotonic()
-        try:
-            joining = self._ask_to_join(ranks, newcomers)
-            pending |= joining
-            answers = gather(pending, "boot.join", _START_TIMEOUT_S)
-        except BaseException as error:
-            self.events.note("not re-formed", type(error).__name__, generation=self.generation)
-            self._free(pending)
-            raise
-        self._joined({rank: answers[rank] for rank in joining})
-        self._note_recovery(answers, newcomers, _ms_since(began))
+    def _learn(self, answers: Answers) -> Answers:
+        """Take what ranks say of themselves as they join."""
+        for rank, answer in answers.items():
+            if answer.get("rank", rank) != rank:
+                raise StartError(f"Engine {rank} says it is rank {answer['rank']}.")
+            self.ranks[rank].device = answer.get("device", self.ranks[rank].device)
         return answers
-
-    def _note_recovery(
-        self, answers: Mapping[int, dict[str, Any]], new: Sequence[int], ms: float
-    ) -> None:
-        lost = max((answer.get("steps_lost", 0) for answer in answers.values()), default=0)
-        self.events.note("re-formed", generation=self.generation, ms=ms, steps_lost=lost)
-        for line in dict.fromkeys(line for a in answers.values() for line in a.get("agreed") or ()):
-            self.events.note("agreed", line)
-        for rank in new:
-            if cloned := answers[rank].get("cloned"):
-                names, left_out = len(cloned["names"]), len(cloned["placeholders"])
-                facts = {"rank": rank, "source": cloned["source"]}
-                self.events.note("cloned", **facts, names=names, left_out=left_out)
-
-    def _free(self, pending: Mapping[int, Future[Any]]) -> None:
-        """Free whoever waits for a rank that failed in `recover`, so that it can begin again.
-
-        More than once: a rank that has not begun with this generation takes no order to leave it.
-        """
-        deadline = time.monotonic() + _REQUEST_TIMEOUT_S
-        while time.monotonic() < deadline:
-            living = set(self.living())
-            stuck = [rank for rank, f in pending.items() if rank in living and not f.done()]
-            if not stuck:
-                return
-            for rank in stuck:
-                self.requests.ask(rank, "control.abort", busy=True, generation=self.generation)
-            wait([pending[rank] for rank in stuck], 0.1)
 
     def _start_ranks(self, ranks: Iterable[int], n: int | None = None) -> None:
         assert self.options is not None
@@ -357,39 +275,6 @@ class Cluster:
             "output_folder": str(self.logs),
             "cwd": os.getcwd(),
         }
-
-    def _ask_to_join(
-        self, ranks: Iterable[int], newcomers: Iterable[int] = ()
-    ) -> dict[int, Future[Any]]:
-        options = self.options
-        assert options is not None
-        return {
-            rank: self.requests.ask(
-                rank,
-                "boot.join",
-                world_size=options.n,
-                store_host=options.address,
-                store_port=self._store_port,
-                backend=options.backend,
-                timeout=options.collective_timeout_s,
-                generation=self.generation,
-                tap=options.tap,
-                hooks=options.hooks,
-                interface=options.address,
-                version=wire.VERSION,
-                newcomers=list(newcomers),
-                first_group=self.first_group,
-            )
-            for rank in ranks
-        }
-
-    def _joined(self, answers: Mapping[int, dict[str, Any]]) -> None:
-        for rank, answer in answers.items():
-            if answer["rank"] != rank:
-                raise StartError(f"Engine {rank} says it is rank {answer['rank']}.")
-            self.ranks[rank].device = answer["device"]
-        if answers:
-            self.events.note("joined", ranks=sorted(answers), generation=self.generation)
 
     def _connect(self) -> None:
         assert self.options is not None
@@ -453,16 +338,6 @@ class Cluster:
                     self._launcher.signal(key, signal.SIGKILL, group=True)
                 again_at = now + 0.5
             time.sleep(0.005)
-
-    def describe(self) -> str:
-        """Return one line about it, such as `4 ranks on cpu, gloo`."""
-        options = self.options
-        assert options is not None
-        ranks = "1 rank" if options.n == 1 else f"{options.n} ranks"
-        text = f"{ranks} on {options.device}, {options.backend}"
-        if is_loopback(options.address):
-            return text
-        return f"{text}, open to the network on {options.address}"
 
     # -- who is alive
 

@@ -188,7 +188,7 @@ def start(
         with Interrupts():  # a second interrupt would leave ranks that nobody can stop
             cluster.stop()
         raise
-    _current = Session(cluster, Showing(folder, tracking_uri, theme), cluster.describe())
+    _current = Session(cluster, Showing(folder, tracking_uri, theme), str(cluster.options))
     _place = place
     atexit.register(_current.stop)
     return _current

@@ -1,11 +1,40 @@
 """Decide what a cluster is started with: pure, from what was asked and what the machine has."""
 
 import os
+from dataclasses import dataclass
 
-from nbdist.client.cluster import Options
+from nbdist.client.network import LOOPBACK, is_loopback
 from nbdist.errors import StartError, UsageError
 
 MOST_RANKS_A_CORE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a cluster is started with.
+
+    `device` is cpu or cuda, `backend` what `init_process_group` gets, `threads` the number of
+    CPU threads of each rank, `collective_timeout_s` the longest wait inside one collective.
+    `quiet_s` is the time without progress after which a cell explains itself; 0: never.
+    """
+
+    n: int
+    device: str
+    backend: str
+    threads: int
+    collective_timeout_s: float = 1800.0
+    tap: str = "full"
+    hooks: bool = True
+    quiet_s: float = 10.0
+    address: str = LOOPBACK
+
+    def __str__(self) -> str:
+        """Return one line, such as `4 ranks on cpu, gloo`."""
+        ranks = "1 rank" if self.n == 1 else f"{self.n} ranks"
+        text = f"{ranks} on {self.device}, {self.backend}"
+        return (
+            text if is_loopback(self.address) else f"{text}, open to the network on {self.address}"
+        )
 
 
 def choose_options(

@@ -61,7 +61,7 @@ def repair(cluster: Cluster, anew: Iterable[int] = ()) -> Repaired:
         try:
             if new:
                 cluster.replace(sorted(new))
-            answers = cluster.recover(newcomers=new)
+            answers = cluster.recover(new)
         except NBDistError as error:
             log.exception("The recovery failed")
             why = str(error)

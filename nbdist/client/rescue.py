@@ -172,10 +172,10 @@ class Rescue:
         """Cut every living rank's links, from its control thread; frees all that wait."""
         self.cut = True
         why = "interrupt" if self.interrupted else "deadlock" if self.deadlock else "a rank failed"
-        self._cluster.events.note("cut links", why, generation=self._cluster.generation)
+        self._cluster.events.note("cut links", why, generation=self._cluster.group.generation)
         self._cuts = [
             self._cluster.requests.ask(
-                rank, "control.abort", busy=True, generation=self._cluster.generation
+                rank, "control.abort", busy=True, generation=self._cluster.group.generation
             )
             for rank in self._cluster.living()
         ]

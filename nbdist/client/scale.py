@@ -8,17 +8,15 @@ Main thread; every rank's main thread is idle.
 """
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from nbdist.client.cluster import Cluster
+from nbdist.client.membership import Answers
 from nbdist.client.repair import MOST_ROUNDS, describe_newcomers, repair
 from nbdist.errors import NBDistError, StartError
 from nbdist.ranks import name_ranks
 
 log = logging.getLogger(__name__)
-
-_LEAVE_TIMEOUT_S = 30.0
 
 
 def scale(cluster: Cluster, n: int) -> tuple[str, ...]:
@@ -69,9 +67,8 @@ def _form(cluster: Cluster, n: int, new: Sequence[int]) -> list[str]:
     for attempt in range(1, MOST_ROUNDS + 1):
         try:
             stay = [rank for rank in range(n) if rank not in newcomers]
-            left = cluster.requests.ask_all(stay, "group.leave", timeout_s=_LEAVE_TIMEOUT_S)
+            left = cluster.group.leave(stay)
             cluster.drop([rank for rank in cluster.ranks if rank >= n])
-            cluster.first_group = max(answer["groups"] for answer in left.values())
             answers = cluster.form(n, sorted(newcomers))
         except NBDistError:
             dead = {rank for rank in cluster.dead() if rank < n}
@@ -102,9 +99,7 @@ def _broken(cluster: Cluster, n: int, error: NBDistError) -> StartError:
     return StartError(cluster.broken, do=cluster.broken_error().do)
 
 
-def _describe(
-    n: int, answers: dict[int, dict[str, Any]], pids: dict[int, int], left: dict[int, Any]
-) -> list[str]:
+def _describe(n: int, answers: Answers, pids: Mapping[int, int], left: Answers) -> list[str]:
     lines = [f"There are {n} ranks now." if n > 1 else "There is 1 rank now."]
     lines += describe_newcomers(answers, pids, replaced=False)
     stale = list(dict.fromkeys(what for answer in left.values() for what in answer["stale"]))

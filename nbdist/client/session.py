@@ -287,7 +287,7 @@ class Session:
                 with Interrupts():
                     return scale(self._cluster, n)
             finally:
-                self.describe = self._cluster.describe()
+                self.describe = str(self._cluster.options)
 
     def stop(self) -> None:
         """End all ranks; what they held is gone. A second call does nothing."""

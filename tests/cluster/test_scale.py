@@ -100,9 +100,9 @@ def test_ranks_that_do_not_come_up_leave_the_others_as_they_were(scaled: Session
 
 
 def test_the_same_number_changes_nothing(scaled: Session) -> None:
-    generation = scaled._cluster.generation
+    generation = scaled._cluster.group.generation
     assert scaled.scale(2) == ("There are 2 ranks already.",)
-    assert scaled._cluster.generation == generation
+    assert scaled._cluster.group.generation == generation
 
 
 def test_a_number_that_makes_no_sense_is_refused(scaled: Session) -> None:

@@ -41,7 +41,7 @@ class FakeCluster:
         for rank in ranks:
             self.ranks[rank] = RankState(rank, 200 + rank, "here")
 
-    def recover(self, *, newcomers: Iterable[int]) -> dict[int, dict[str, Any]]:
+    def recover(self, newcomers: Iterable[int]) -> dict[int, dict[str, Any]]:
         trouble = self.plan.pop(0) if self.plan else ""
         if trouble.startswith("kill"):
             self.kill(int(trouble.removeprefix("kill ")))

@@ -1,0 +1,157 @@
+"""The process group of all ranks, as the notebook asks for it: joined, formed anew, left.
+
+Each forming has a *generation*, and none is used twice. When one rank fails in it, all are freed,
+so that the next generation can begin at once.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+from nbdist import wire
+from nbdist.client.events import EventLog
+from nbdist.client.options import Options
+from nbdist.client.requests import Requests, gather
+
+_FORM_TIMEOUT_S = 120.0  # with the clone of all that a rank holds
+_LEAVE_TIMEOUT_S = 30.0
+_FREE_TIMEOUT_S = 30.0
+
+Answers = dict[int, dict[str, Any]]
+
+
+class Membership:
+    """Which generation of the group there is, and how its ranks come to be in it."""
+
+    def __init__(
+        self, requests: Requests, events: EventLog, living: Callable[[], list[int]]
+    ) -> None:
+        """Begin with no group.
+
+        Args:
+            requests: To the ranks.
+            events: Where it is written down.
+            living: Returns the ranks that are alive.
+        """
+        self.generation = 0
+        self._first_group = 0  # the default group's number; see `group.join` of the engine
+        self._store_port = 0
+        self._requests = requests
+        self._events = events
+        self._living = living
+
+    def begin(self, options: Options, store_port: int) -> Answers:
+        """Let all ranks of a new cluster join; the store listens on `store_port`.
+
+        Returns and raises as `recover`, but ranks that begin together have nothing to recover.
+        """
+        self.generation = self._first_group = 0
+        self._store_port = store_port
+        return self._join(options, range(options.n), (), {})
+
+    def recover(self, options: Options, newcomers: Iterable[int]) -> Answers:
+        """Form the group of all ranks anew and bring them to one state; main threads are idle.
+
+        Args:
+            options: Of the cluster.
+            newcomers: Ranks whose processes are new and have joined no group yet.
+
+        Returns:
+            What each rank answers, see `engine/recovery.py`.
+
+        Raises:
+            ClusterError: A rank is dead, failed meanwhile, or did not answer in time. The group is
+                unusable then; the next call begins again, with a new generation.
+        """
+        self.generation += 1
+        new = sorted(newcomers)
+        survivors = [rank for rank in range(options.n) if rank not in new]
+        pending = {
+            rank: self._requests.ask(
+                rank, "group.recover", generation=self.generation, newcomers=new
+            )
+            for rank in survivors
+        }
+        return self._join(options, new, new if survivors else (), pending)
+
+    def leave(self, ranks: Iterable[int]) -> Answers:
+        """Let ranks leave all their groups, for `form`; see `engine/resize.py`."""
+        answers: Answers = self._requests.ask_all(ranks, "group.leave", timeout_s=_LEAVE_TIMEOUT_S)
+        self._first_group = max(answer["groups"] for answer in answers.values())
+        return answers
+
+    def form(self, options: Options, newcomers: Sequence[int]) -> Answers:
+        """Let ranks that have left all groups, and newcomers, form the group of `options.n` ranks.
+
+        Returns and raises as `recover`.
+        """
+        self.generation += 1
+        return self._join(options, range(options.n), newcomers, {})
+
+    def _join(
+        self,
+        options: Options,
+        ranks: Iterable[int],
+        newcomers: Sequence[int],
+        pending: dict[int, "Future[Any]"],
+    ) -> Answers:
+        """Let `ranks` join the group, and wait for them and for what is `pending` of the others."""
+        began = time.monotonic()
+        try:
+            for rank in ranks:
+                pending[rank] = self._ask_to_join(options, rank, newcomers)
+            answers: Answers = gather(pending, "boot.join", _FORM_TIMEOUT_S)
+        except BaseException as error:
+            self._events.note("not re-formed", type(error).__name__, generation=self.generation)
+            self._free(pending)
+            raise
+        self._note(answers, newcomers, round((time.monotonic() - began) * 1000, 1))
+        return answers
+
+    def _ask_to_join(self, options: Options, rank: int, newcomers: Sequence[int]) -> "Future[Any]":
+        return self._requests.ask(
+            rank,
+            "boot.join",
+            world_size=options.n,
+            store_host=options.address,
+            store_port=self._store_port,
+            backend=options.backend,
+            timeout=options.collective_timeout_s,
+            generation=self.generation,
+            tap=options.tap,
+            hooks=options.hooks,
+            interface=options.address,
+            version=wire.VERSION,
+            newcomers=list(newcomers),
+            first_group=self._first_group,
+        )
+
+    def _free(self, pending: Mapping[int, "Future[Any]"]) -> None:
+        """Free whoever waits for a rank that has failed, so that it can begin again.
+
+        More than once: a rank that has not begun with this generation takes no order to leave it.
+        """
+        deadline = time.monotonic() + _FREE_TIMEOUT_S
+        while time.monotonic() < deadline:
+            living = set(self._living())
+            stuck = [rank for rank, f in pending.items() if rank in living and not f.done()]
+            if not stuck:
+                return
+            for rank in stuck:
+                self._requests.ask(rank, "control.abort", busy=True, generation=self.generation)
+            wait([pending[rank] for rank in stuck], 0.1)
+
+    def _note(self, answers: Answers, newcomers: Sequence[int], ms: float) -> None:
+        lost = max((answer.get("steps_lost", 0) for answer in answers.values()), default=0)
+        what = "re-formed" if self.generation else "joined"
+        self._events.note(
+            what, generation=self.generation, ranks=sorted(answers), ms=ms, steps_lost=lost
+        )
+        for line in dict.fromkeys(line for a in answers.values() for line in a.get("agreed") or ()):
+            self._events.note("agreed", line)
+        for rank in newcomers:
+            if cloned := answers[rank].get("cloned"):
+                names, left_out = len(cloned["names"]), len(cloned["placeholders"])
+                facts = {"rank": rank, "source": cloned["source"]}
+                self._events.note("cloned", **facts, names=names, left_out=left_out)
