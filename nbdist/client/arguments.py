@@ -18,7 +18,7 @@ COMMANDS = {
     "retry": "repair the ranks, and run the cell again that failed last",
     "push": "notebook -> ranks",
     "pull": "ranks -> notebook: NAME becomes a list, one entry a rank",
-    "stacks": "where every rank is now, in Python",
+    "stacks": "where every rank is now: cell line, collective, peers it waits for",
     "chaos": "make ranks fail on purpose while cells run; without words, what came of it",
     "board": "the board of the last run",
     "runs": "this notebook's runs, newest first",

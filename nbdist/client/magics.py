@@ -169,10 +169,7 @@ class NBDist(Magics):
     def _stacks(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.kernel import current
 
-        for rank, threads in current().stacks(asked.ranks).items():
-            print(f"rank {rank}\n{threads.get('MainThread', '')}")
-            if "MainThread, native" in threads:  # py-spy is installed there
-                print(f"rank {rank}, native frames\n{threads['MainThread, native']}")
+        print(current().stacks(asked.ranks))
 
     def _chaos(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.chaos import Plan

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 0.1  # ranks that fail together reply within a few milliseconds of each other
 INTERRUPT_GRACE_S = 0.25  # Python code stops within this after SIGINT
+_CHILDREN_AFTER_S = 0.4  # a rank that has not stopped by then may wait for a command it started
 _SECOND_THOUGHT_S = 1.0
 _TIMEOUT_ASK_S = 0.5
 # A wait that no rank can name (an operator the tap does not see, the tap switched off) is cut
@@ -65,6 +66,7 @@ class Rescue:
         self._watch = Watch(lambda rank: cluster.requests.ask(rank, "control.state", busy=True))
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
+        self._passed_on: set[int] = set()  # ranks whose children were interrupted
         self._commentary = Commentary(live, cluster)
         self._cuts: list[Future[Any]] = []
 
@@ -111,6 +113,8 @@ class Rescue:
             or self._is_due(running, "interrupted", self._interrupted_at, INTERRUPT_GRACE_S, now)
         ):
             self.cut_links()
+        if self._interrupted_at is not None and now > self._interrupted_at + _CHILDREN_AFTER_S:
+            self._interrupt_children(running)
         self._commentary.attend(
             self._watch,
             running,
@@ -167,6 +171,13 @@ class Rescue:
         return last.began >= began and any(
             doing.wait is not None for rank, doing in last.said.items() if rank in running
         )
+
+    def _interrupt_children(self, running: list[int]) -> None:
+        """Interrupt what each rank waits for outside of Python, once."""
+        for rank in running:
+            if rank not in self._passed_on:
+                self._passed_on.add(rank)
+                self._cluster.requests.ask(rank, "control.interrupt_children", busy=True)
 
     def cut_links(self) -> None:
         """Cut every living rank's links, from its control thread; frees all that wait."""

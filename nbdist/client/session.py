@@ -26,7 +26,7 @@ from nbdist.client.repair import restart
 from nbdist.client.result import CellResult
 from nbdist.client.scale import scale
 from nbdist.client.show import Showing
-from nbdist.client.status import Status
+from nbdist.client.status import Stacks, Status
 from nbdist.errors import (
     ClusterError,
     Interrupted,
@@ -206,12 +206,12 @@ class Session:
         """Return what every rank is doing now; answered also while a cell runs."""
         if not self.is_running:
             return Status.stopped(self._stopped_text())
-        return Status.ask(self._cluster, self.describe, running=self._busy.locked())
+        return Status.ask(self._cluster, self.describe)
 
-    def stacks(self, ranks: str = "all") -> dict[int, dict[str, str]]:
-        """Return each rank's Python stacks by thread; answered also while a cell runs."""
-        chosen = self._ready_ranks(ranks)
-        return self._cluster.requests.ask_all(chosen, "control.stacks", timeout_s=10.0, busy=True)
+    def stacks(self, ranks: str = "all") -> Stacks:
+        """Return what these ranks do and each thread's stack; answered also while a cell runs."""
+        self._require_running()
+        return Stacks.ask(self._cluster, parse_ranks(ranks, self.world_size))
 
     def start_chaos(self, plan: Plan) -> Chaos:
         """Make ranks fail on purpose while cells run, instead of by the plan before.

@@ -1,12 +1,17 @@
-"""What `%dist status` shows: one line a rank."""
+"""What `%dist status` and `%dist stacks` show of each rank, also while a cell runs.
 
-from collections.abc import Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+Ranks are asked on their control threads; one that does not answer is named, and stops nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nbdist.client import explain
 from nbdist.client.cluster import Cluster
-from nbdist.errors import ClusterError
+from nbdist.client.commentary import process_word
+from nbdist.client.doing import Doing
 
 _ANSWER_TIMEOUT_S = 5.0
 
@@ -15,7 +20,7 @@ _COLUMNS = ("rank", "host", "device", "pid", "state", "step", "memory", "last co
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """One rank's line. `state` is idle, running, waiting in ..., dead: ..., or not answering."""
+    """One rank's line. `state` is what it does, `dead: ...`, or `not answering`."""
 
     rank: int
     host: str
@@ -47,24 +52,15 @@ class Status:
         return cls(f"No engines are running: {why}")
 
     @classmethod
-    def ask(cls, cluster: Cluster, describe: str, *, running: bool) -> "Status":
-        """Ask every living rank on its control channel; dead ones are named with their cause."""
-        futures = {
-            rank: cluster.requests.ask(rank, "control.state", busy=True)
-            for rank in cluster.living()
-        }
+    def ask(cls, cluster: Cluster, describe: str) -> "Status":
+        """Ask every living rank; dead ones are named with their cause."""
+        answers = _states(cluster)
+        words = _words(cluster, answers)
         lines = []
         for rank, state in sorted(cluster.ranks.items()):
             place = (rank, state.host, state.device, state.pid)
-            if state.exit_status is not None:
-                lines.append(RankLine(*place, f"dead: {state.cause}"))
-                continue
-            try:
-                answer = futures[rank].result(_ANSWER_TIMEOUT_S)
-            except (FutureTimeoutError, ClusterError):
-                lines.append(RankLine(*place, "not answering"))
-                continue
-            lines.append(_line(place, answer, running=running))
+            line = RankLine(*place, words[rank])
+            lines.append(_line(line, answers[rank]) if rank in answers else line)
         trouble = cluster.broken or cluster.dead()
         hint = f"What led to this is in {cluster.events.path}" if trouble else ""
         return cls(cluster.broken or describe, tuple(lines), hint)
@@ -79,17 +75,92 @@ class Status:
         return str(self)
 
 
-def _line(place: tuple[int, str, str, int], answer: dict[str, Any], *, running: bool) -> RankLine:
-    waiting = answer["waiting"]
-    state = "running" if running else "idle"
-    if waiting:
-        state = f"waiting in {waiting['kind']} for {waiting['seconds']:.0f} s"
-    return RankLine(
-        *place,
-        state,
-        answer["step"],
-        answer["cuda_bytes"] or answer["rss_bytes"],
-        answer["last"] or "",
+@dataclass(frozen=True, slots=True)
+class Stacks(Mapping[int, dict[str, str]]):
+    """Each rank's stacks by the thread's name. Prints as people read it: one rank after another.
+
+    `words` say what each rank does; a rank that did not answer has such a line and no stacks.
+    """
+
+    words: Mapping[int, str]
+    by_rank: Mapping[int, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def ask(cls, cluster: Cluster, ranks: Sequence[int]) -> "Stacks":
+        """Ask these ranks where they are, and all of them what they do."""
+        said = _states(cluster)
+        stacks = _answers(
+            {
+                rank: cluster.requests.ask(rank, "control.stacks", busy=True)
+                for rank in ranks
+                if rank in said
+            }
+        )
+        words = _words(cluster, said)
+        return cls({rank: words[rank] for rank in ranks}, stacks)
+
+    def __getitem__(self, rank: int) -> dict[str, str]:
+        return self.by_rank[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.by_rank)
+
+    def __len__(self) -> int:
+        return len(self.by_rank)
+
+    def __str__(self) -> str:
+        blocks = []
+        for rank, word in self.words.items():
+            blocks.append(f"rank {rank}: {word}")
+            threads = self.by_rank.get(rank, {})
+            shown = {name: text for name, text in threads.items() if name.startswith("MainThread")}
+            for name, text in shown.items():
+                if text != "idle":
+                    blocks += [f"  {name[12:]} frames:"] if name != "MainThread" else []
+                    blocks.append(explain.readable_stack(text))
+        return "\n".join(blocks)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _states(cluster: Cluster) -> dict[int, Any]:
+    """Ask every living rank what it does."""
+    ask = cluster.requests.ask
+    return _answers({rank: ask(rank, "control.state", busy=True) for rank in cluster.living()})
+
+
+def _answers(futures: Mapping[int, "Future[Any]"]) -> dict[int, Any]:
+    """Return the answers that come in time."""
+    done, _ = wait(futures.values(), _ANSWER_TIMEOUT_S)
+    return {
+        rank: future.result()
+        for rank, future in futures.items()
+        if future in done and future.exception() is None
+    }
+
+
+def _words(cluster: Cluster, answers: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    """Return what every rank of the cluster does, in a few words."""
+    said = {rank: Doing.from_wire(answer) for rank, answer in answers.items()}
+    words = {}
+    for rank, state in sorted(cluster.ranks.items()):
+        if not state.alive:
+            words[rank] = f"dead: {state.cause}"
+        elif rank in said:
+            words[rank] = explain.describe(rank, said, {})
+        else:
+            why = process_word(state.pid)
+            words[rank] = "not answering" + (f": {why}" if why else "")
+    return words
+
+
+def _line(line: RankLine, answer: Mapping[str, Any]) -> RankLine:
+    return replace(
+        line,
+        step=answer["step"],
+        memory_bytes=answer["cuda_bytes"] or answer["rss_bytes"],
+        last_collective=answer["last"] or "",
     )
 
 

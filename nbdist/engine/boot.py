@@ -24,7 +24,7 @@ import torch
 
 import nbdist
 from nbdist import lifeline, plain, wire
-from nbdist.engine import calls, chaos, environment, kernel, progress, where
+from nbdist.engine import calls, chaos, environment, kernel, leftovers, progress, where
 from nbdist.engine.output import Output
 from nbdist.engine.output_files import LogStream
 from nbdist.engine.records import Recorder
@@ -105,6 +105,7 @@ class Program:
             seconds=time.perf_counter() - self._began,
         )
         where.running = None
+        leftovers.release_frames(getattr(result, "error_in_exec", None))
         return asdict(summary)
 
     def answer(

@@ -26,6 +26,7 @@ ANY_TIME = {
     "control.state": "nbdist.engine.control:state",
     "control.stacks": "nbdist.engine.control:stacks",
     "control.abort": "nbdist.engine.control:abort",
+    "control.interrupt_children": "nbdist.engine.leftovers:interrupt_children",
     "chaos.fail": "nbdist.engine.chaos:fail",
 }
 

@@ -283,7 +283,7 @@ def test_a_cell_while_another_runs_is_refused_and_harms_neither(session: Session
             session.run("rank")
         with pytest.raises(ClusterError, match="still running"):
             session.restart()
-        assert [line.state for line in session.status().ranks] == ["running"] * 2
+        assert all("computing" in line.state for line in session.status().ranks)
     finally:
         Path("go").touch()
         runner.join(30)

@@ -1,6 +1,8 @@
 """Ranks that wait for one that will never come, and ranks that are merely slow."""
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,21 @@ if rank: l.backward()
 """,
         ["rank 0 has finished the cell; rank 1 waits for it in all_reduce no. "],
     ),
+    "two groups in crossed order": (
+        "all",
+        f"{GROUPS}\nfor x in g if rank else g[::-1]:\n    dist.all_reduce(torch.ones(1), group=x)",
+        ["rank 0 waits for rank 1 in all_reduce no. 1", "neither can go on"],
+    ),
+    "nobody sends": (
+        "all",
+        "if rank == 0:\n    dist.recv(torch.ones(1), 1)",
+        ["rank 1 has finished the cell; rank 0 waits for it in recv no. 1 "],
+    ),
+    "one rank makes a group": (
+        "all",
+        "if rank == 0:\n    dist.new_group([0, 1])",
+        ["rank 1 has finished the cell; rank 0 waits for it in "],
+    ),
 }
 
 
@@ -73,11 +90,10 @@ def test_a_rank_that_swallows_its_error_does_not_hide_the_deadlock(session: Sess
 
 
 SLOW = {
-    "a rank that computes": "import time\nif rank: time.sleep(1.5)\ndist.barrier()",
-    "a rank of a part of the cell": "import time\ntime.sleep(1.5)",
-    "ranks that end far apart": "import time\ntime.sleep(1.5 * rank)",
+    "a rank that computes": "import time\nif rank: time.sleep(1.2)\ndist.barrier()",
+    "ranks that end far apart": "import time\ntime.sleep(1.2 * rank)",
     "a chain of ranks": (
-        f"import time\n{GROUPS}\nif rank: time.sleep(1.5)\n"
+        f"import time\n{GROUPS}\nif rank: time.sleep(1.2)\n"
         "for one in g: dist.all_reduce(torch.ones(1), group=one)"
     ),
 }
@@ -87,8 +103,11 @@ SLOW = {
 def test_a_slow_cell_is_left_alone(session: Session, code: str) -> None:
     session.run("kept = rank + 1")
     session.run(code, timeout_s=30)
-    session.run("import time; time.sleep(1)", "0")
     assert_whole(session)
+
+
+def test_a_cell_on_some_of_the_ranks_is_left_alone(session: Session) -> None:
+    assert session.run("import time; time.sleep(1.2); 5", "0", timeout_s=30).value_list == [5]
 
 
 def test_a_cell_whose_time_runs_out_says_what_each_rank_did(session: Session) -> None:
@@ -116,7 +135,7 @@ def impatient(kernel: Kernel) -> Iterator[Kernel]:
 
 def test_a_quiet_cell_says_what_each_rank_does_until_it_moves_again(impatient: Kernel) -> None:
     code = """
-import time, pathlib
+import time
 def load_batch():
     time.sleep(4)
 if rank == 0: load_batch()
@@ -130,7 +149,31 @@ time.sleep(0.3)
     notes = [text for text in ran.live if "Nothing has moved for" in text]
     assert len(notes) > 1, "the note tells the time"
     assert "rank 1 waits for it in barrier no. " in notes[0]
-    assert "rank 0 computes" in notes[0]
+    assert "rank 0 computes in load_batch (line 5)" in notes[0]
     assert "Interrupt the kernel (■) to stop" in notes[0]
     assert any("on" in text and "Nothing" not in text for text in ran.live)
     assert ran.text == "ranks 0-1 │ on"
+
+
+def test_stacks_and_status_say_what_each_rank_does_while_a_cell_runs(session: Session) -> None:
+    code = """import pathlib, time
+def work():
+    while not pathlib.Path("looked").exists(): time.sleep(0.01)
+if rank: work()
+dist.barrier()
+"""
+    runner = threading.Thread(target=session.run, args=[code], kwargs={"timeout_s": 30})
+    runner.start()
+    while "barrier" not in str(session.stacks("0")):
+        runner.join(0.05)
+        assert runner.is_alive()
+    stacks, status = str(session.stacks()), str(session.status())
+    Path("looked").touch()
+    runner.join(30)
+
+    assert "rank 1: computing in work (line 3)\n  cell, line 4, in <module>" in stacks
+    assert "s in barrier no. " in stacks
+    assert "line 5 for rank 1" in stacks
+    assert "ipykernel" not in stacks
+    assert "computing in work (line 3)" in status
+    assert "rank 0: idle\nrank 1: idle" in str(session.stacks())

@@ -1,20 +1,12 @@
 """The table of `%dist status`."""
 
-from nbdist.client.status import RankLine, Status, _line
-
-ANSWER = {
-    "waiting": None,
-    "step": 7,
-    "cuda_bytes": 0,
-    "rss_bytes": 3 * 2**20,
-    "last": "all_reduce",
-}
-PLACE = (0, "localhost", "cpu", 123)
+from nbdist.client.status import RankLine, Stacks, Status
 
 
 def test_the_table_has_a_line_for_each_rank_in_aligned_columns() -> None:
+    idle = RankLine(0, "localhost", "cpu", 123, "idle", 7, 3 * 2**20, "all_reduce")
     dead = RankLine(1, "localhost", "cpu", 4567, "dead: killed by SIGKILL")
-    status = Status("2 ranks on cpu, gloo", (_line(PLACE, ANSWER, running=False), dead))
+    status = Status("2 ranks on cpu, gloo", (idle, dead))
     first, head, *lines = str(status).splitlines()
     assert first == "2 ranks on cpu, gloo"
     assert head.split("  ")[0] == "rank"
@@ -23,10 +15,21 @@ def test_the_table_has_a_line_for_each_rank_in_aligned_columns() -> None:
     assert repr(status) == str(status)
 
 
-def test_a_rank_that_waits_says_in_what_and_how_long() -> None:
-    waiting = {**ANSWER, "waiting": {"kind": "barrier", "seconds": 12.4}}
-    assert _line(PLACE, waiting, running=True).state == "waiting in barrier for 12 s"
-    assert _line(PLACE, ANSWER, running=True).state == "running"
+def test_stacks_print_what_a_rank_does_and_its_main_thread_with_cells_named_as_such() -> None:
+    main = '  File "/tmp/ipykernel_nbdist/ab12.py", line 3, in <module>\n    work()\n'
+    stacks = Stacks(
+        {0: "computing in work (line 3)", 1: "idle", 2: "not answering: stopped (SIGSTOP?)"},
+        {0: {"MainThread": main, "nbdist-output": "loop"}, 1: {"MainThread": "idle"}},
+    )
+    assert str(stacks).splitlines() == [
+        "rank 0: computing in work (line 3)",
+        "  cell, line 3, in <module>",
+        "    work()",
+        "rank 1: idle",
+        "rank 2: not answering: stopped (SIGSTOP?)",
+    ]
+    assert stacks[0]["nbdist-output"] == "loop"
+    assert list(stacks) == [0, 1]
 
 
 def test_without_ranks_there_is_one_sentence() -> None:

@@ -1,0 +1,66 @@
+"""What a cell that failed or was interrupted leaves behind: frames, and processes it waits for."""
+
+import multiprocessing
+import signal
+import threading
+import traceback
+
+import psutil
+
+
+def release_frames(error: BaseException | None) -> None:
+    """Empty the frames of an error and of what led to it.
+
+    Python and IPython keep them until the next error: the activations of a step, and a DataLoader's
+    iterator, whose workers would run on. On a rank no debugger can ask for them.
+
+    Args:
+        error: What ended the cell, already told; None when nothing did.
+    """
+    if error is None:
+        return
+    if not multiprocessing.active_children():
+        _clear(error)
+        return
+    # A DataLoader waits for a worker that is in the midst of an item, up to 5 s.
+    threading.Thread(target=_clear, args=[error], name="nbdist-leftovers", daemon=True).start()
+
+
+def _clear(error: BaseException) -> None:
+    seen = set()
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        for frame, _ in traceback.walk_tb(link.__traceback__):
+            try:
+                frame.clear()
+                # Whoever formats a traceback reads this dict, and Python 3.11 and 3.12 keep it in
+                # the frame until it is read anew.
+                _ = frame.f_locals
+            except RuntimeError:
+                continue  # still running
+        links += [link.__cause__, link.__context__]
+
+
+def interrupt_children() -> int:
+    """Interrupt the commands that the main thread may wait for; returns how many. Any thread.
+
+    `os.system` shields this process from an interrupt, as C's `system` does: in a terminal it is
+    the command that gets it. Processes of multiprocessing, a DataLoader's workers among them, obey
+    their own main thread and are left alone.
+    """
+    own = {child.pid for child in multiprocessing.active_children()}
+    count = 0
+    for child in psutil.Process().children():
+        if child.pid in own:
+            continue
+        try:
+            for process in [child, *child.children(recursive=True)]:
+                process.send_signal(signal.SIGINT)
+            count += 1
+        except psutil.Error:
+            continue  # it has ended
+    return count
