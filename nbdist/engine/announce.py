@@ -61,13 +61,12 @@ _ITEM_BYTES = (0, 4, 8, 2, 2, 8, 4, 2, 1, 1, 2, 4, 8, 1, 4, 8, 16, 1, 1, 1, 1, 1
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 
 
-# A call is one number: kind + DTYPE * type + REDUCTION * reduction + ROOT * (root + 1), and CUDA.
+# A call is one number: kind + DTYPE * type + REDUCTION * reduction + ROOT * (root + 1), and CUDA
+# for tensors on a GPU in a group that has a backend of its own for those.
 DTYPE, REDUCTION, ROOT, CUDA = 1 << 8, 1 << 16, 1 << 24, 1 << 48
 
 
-def pack(
-    kind: str, dtype: int = 0, reduction: int = 0, root: int = -1, *, is_cuda: bool = False
-) -> int:
+def pack(kind: str, dtype: int = 0, reduction: int = 0, root: int = -1) -> int:
     """Return a call as a number.
 
     Args:
@@ -75,10 +74,8 @@ def pack(
         dtype: Position in DTYPES.
         reduction: Position in REDUCTIONS.
         root: Rank within the group, -1 where there is none.
-        is_cuda: The tensors are on a GPU: another backend's affair.
     """
-    call = KINDS.index(kind) + DTYPE * dtype + REDUCTION * reduction + ROOT * (root + 1)
-    return call + CUDA if is_cuda else call
+    return KINDS.index(kind) + DTYPE * dtype + REDUCTION * reduction + ROOT * (root + 1)
 
 
 @dataclass(frozen=True, slots=True)

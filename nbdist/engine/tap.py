@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 
-from nbdist.engine import torch_hooks
+from nbdist.engine import announce, torch_hooks
 from nbdist.engine.tap_books import Book, book_of, counts, received, sent
 from nbdist.engine.tap_ledger import (
     Launch,
@@ -134,8 +134,8 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     is_message, reduction_at = op.is_message, op.reduction_at
     describe = describer(op, device_type)
     returns_outputs, returns_nothing = op.returns == "outputs and work", op.returns == "nothing"
-    device = torch.device(device_type)
-    ends_are_seen = device_type == "cpu"
+    device, is_cuda = torch.device(device_type), device_type == "cuda"
+    ends_are_seen = not is_cuda
     unbox = torch_hooks.unbox_group
     get_ident, now = threading.get_ident, perf_counter_ns
 
@@ -163,6 +163,8 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             try:
                 if channel is not None:
                     call, alike = describe(args, size)
+                    if is_cuda and book.is_split:
+                        call += announce.CUDA
                     at = 0 if place is None else prompt_of(place[0]) << 32 | place[1]
                     channel.announce(seq, call, alike, size or alike, at)
                 work = launch_op(group._get_backend(device), *args)

@@ -23,7 +23,9 @@ ANY_SOURCE = "any"  # a peer in `received` when a message was taken from whoever
 class Book:
     """What is counted of one group."""
 
-    __slots__ = ("channel", "count", "group", "name", "ranks", "received", "sent", "title")
+    __slots__ = (
+        *("channel", "count", "group", "is_split", "name", "ranks", "received", "sent", "title"),
+    )
 
     def __init__(
         self, name: str, group: dist.ProcessGroup, ranks: tuple[int, ...], channel: Channel | None
@@ -31,6 +33,8 @@ class Book:
         self.name = name
         self.title = _title(group, name)  # for people
         self.group = ref(group)
+        # Tensors on the GPU go another way than others, and never meet them.
+        self.is_split = len(torch_compat.backends_of(group)) > 1
         self.ranks = ranks  # global, in the group's order; empty when torch does not know them
         self.channel = channel  # None: nothing is announced
         self.count = 0  # collectives

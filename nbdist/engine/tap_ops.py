@@ -73,7 +73,7 @@ def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tupl
     It takes the arguments, the reduction as a number, and the payload's bytes. Of a message nothing
     is announced.
     """
-    base = 0 if op.is_message else announce.pack(op.kind, is_cuda=device_type == "cuda")
+    base = 0 if op.is_message else announce.pack(op.kind)
     root_at, reduction_at = op.root_at, op.reduction_at
     alike_at = op.payload_at if op.alike_at is None else op.alike_at
     is_payload = alike_at == op.payload_at

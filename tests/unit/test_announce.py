@@ -4,7 +4,17 @@ import threading
 
 import pytest
 
-from nbdist.engine.announce import DTYPES, ENTRIES, Call, Channel, Table, mismatch, pack, size_bytes
+from nbdist.engine.announce import (
+    CUDA,
+    DTYPES,
+    ENTRIES,
+    Call,
+    Channel,
+    Table,
+    mismatch,
+    pack,
+    size_bytes,
+)
 from nbdist.errors import MismatchError
 
 F32 = DTYPES.index("float32")
@@ -128,6 +138,13 @@ def test_ranks_that_call_alike_are_named_together_and_roots_by_their_global_rank
         "rank 5 calls broadcast from rank 5 of 2 float32 (8 B); "
         "rank 7 calls barrier, cell 3, line 2."
     )
+
+
+def test_tensors_on_different_devices_are_named() -> None:
+    calls = {0: Call(SUM + CUDA, 4, 4, 0), 1: Call(SUM, 4, 4, 0)}
+    error = mismatch("the default group", 1, (0, 1), calls)
+    assert error is not None
+    assert "rank 0 calls all_reduce of 1 float32 (4 B) on cuda; rank 1 calls" in error.why
 
 
 def test_reductions_are_named_where_they_differ() -> None:
