@@ -73,6 +73,9 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[C
     with Notebook(tmp_path_factory.mktemp("sockets")) as notebook:
         notebook.start(f"-n 2 --device cpu{options}")
         (file,) = notebook.keys[0].glob("security/*engine.json")
+        (clients,) = notebook.keys[0].glob("security/*client.json")
+        facts = json.loads(file.read_text())
+        facts["client_iopub"] = json.loads(clients.read_text())["iopub"]
         port = int(notebook.run("print(nbdist.current()._cluster._store_port)"))
         gloo = notebook.run(
             "r = nbdist.current().run('from nbdist.engine import group; group.status()')\n"
@@ -81,7 +84,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[C
         addresses = eval(gloo)
         assert {a.partition(":")[0] for a in addresses} == {address}
         ports = tuple(int(a.partition(":")[2]) for a in addresses)
-        yield Cluster(notebook, address, json.loads(file.read_text()), port, ports)
+        yield Cluster(notebook, address, facts, port, ports)
 
 
 def test_every_socket_that_listens_is_known_and_on_the_chosen_address(cluster: Cluster) -> None:
@@ -207,6 +210,20 @@ def test_without_curves_key_no_connection_is_made_off_loopback(cluster: Cluster)
         assert (events.poll(PATIENCE_MS) == 0) is cluster.is_encrypted
         made.disable_monitor()
         events.close()
+
+
+def test_what_ranks_print_is_heard_by_other_users_on_loopback_alone_as_with_jupyter(
+    cluster: Cluster,
+) -> None:
+    with Stranger(cluster) as stranger:
+        made = stranger.connect(zmq.SUB, cluster.facts["client_iopub"])
+        made.subscribe(b"")
+        made.poll(PATIENCE_MS)
+        cluster.notebook.on_ranks("print('overheard')")
+        heard = b""
+        while made.poll(PATIENCE_MS):
+            heard += b"".join(made.recv_multipart())
+    assert (b"overheard" in heard) is not cluster.is_encrypted
 
 
 def test_a_strangers_engine_is_not_registered(cluster: Cluster) -> None:

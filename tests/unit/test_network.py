@@ -1,9 +1,12 @@
 """Where a cluster may listen, and what it must ask of its callers there."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nbdist.client import kernel
+from nbdist.client.arguments import parse_dist
 from nbdist.client.network import check_connection, choose_address
 from nbdist.errors import StartError, UsageError
 
@@ -73,3 +76,21 @@ def test_a_controller_that_a_config_file_has_opened_is_refused(
 def test_a_controller_on_a_network_without_curve_is_refused() -> None:
     with pytest.raises(StartError, match="do not use CURVE"):
         check_connection({**GOOD, "interface": "tcp://192.0.2.7"}, "192.0.2.7")
+
+
+def test_a_start_that_is_refused_for_its_address_begins_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="means all of them"):
+        kernel.start(2, interface="0.0.0.0", trust_network=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_magic_takes_an_interface_and_the_trust_in_it() -> None:
+    asked = parse_dist("start --interface eth0 --trust-network")
+    assert asked is not None
+    assert (asked.interface, asked.trust_network) == ("eth0", True)
+    bare = parse_dist("start")
+    assert bare is not None
+    assert (bare.interface, bare.trust_network) == (None, None)  # the traitlets decide
