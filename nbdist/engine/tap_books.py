@@ -103,6 +103,8 @@ def close(groups: Iterable[dist.ProcessGroup]) -> None:
 
 def begin_generation(table: Table | None) -> None:
     """Begin to count at zero, and announce in `table`: the groups are formed anew."""
+    for book in _books.by_name.values():
+        book.channel = None  # lets the old memory go, whoever still holds the book
     _books.by_name, _books.made, _books.table = {}, {}, table
 
 

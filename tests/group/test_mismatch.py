@@ -63,6 +63,24 @@ def test_the_text_names_both_sides_and_their_sizes() -> None:
     assert "rank 1 calls all_reduce of 1,001 float32 (4.0 kB)" in text
 
 
+def test_a_tap_that_only_counts_compares_too() -> None:
+    with cluster(2) as ranks:
+        ranks.run(mismatches.watch, "counts")
+        ranks.post(mismatches.meet_badly, "type", 1)
+        assert "500 float64 (4.0 kB)" in assert_refused(free_all(ranks))
+
+
+def test_faults_leave_no_descriptors_of_old_memory() -> None:
+    with cluster(2) as ranks:
+        ranks.run(mismatches.watch)
+        ranks.run(faults.sum_of_ranks)
+        before = [usage["fds"] for usage in ranks.run(faults.usage)]
+        for generation in range(1, 6):
+            ranks.run(faults.sum_of_ranks)
+            ranks.run(faults.reform, generation)
+        assert [usage["fds"] for usage in ranks.run(faults.usage)] == before
+
+
 @pytest.mark.parametrize("place", mismatches.PLACES)
 def test_a_mismatch_inside_a_wrapped_model_is_refused(place: str) -> None:
     with cluster(2) as ranks:
