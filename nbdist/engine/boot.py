@@ -24,7 +24,7 @@ import torch
 
 import nbdist
 from nbdist import lifeline, plain, wire
-from nbdist.engine import calls, chaos, environment, kernel, leftovers, progress, where
+from nbdist.engine import calls, chaos, environment, kernel, leftovers, modes, progress, where
 from nbdist.engine.output import Output
 from nbdist.engine.output_files import LogStream
 from nbdist.engine.records import Recorder
@@ -45,6 +45,7 @@ class Program:
         self._spec = spec
         self._began = 0.0
         self._first_seq = 0
+        self._modes = modes.current()
 
     # -- called by the kernel (engine/kernel.py)
 
@@ -78,6 +79,7 @@ class Program:
             {name: plain.decode(value) for name, value in options.get("params", {}).items()}
         )
         training.begin_cell()
+        self._modes = modes.current()
         chaos.begin_cell()
         where.running = options["cell"]
 
@@ -86,6 +88,8 @@ class Program:
         from nbdist.engine import tap, training
 
         chaos.end_cell()
+        if result is None or not result.success:
+            modes.restore(self._modes)
         steps = training.end_cell()
         environment.restore(self.variables)
         cut_bytes, file = self.output.end_cell()

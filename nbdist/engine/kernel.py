@@ -8,6 +8,7 @@ them moves. What is touched, and what for:
 - `IPEngine.redirect_output`: the last step before the engine serves, where ours are installed;
 - `Kernel.shell_handlers` and `control_handlers`: requests of our own;
 - `Kernel.session.send` on `iopub_socket`: messages of our own;
+- `pre_handler_hook` and `saved_sigint_handler`: when an interrupt may strike;
 - `_cancel_on_sigint`, which handles an interrupt of a cell that awaits;
 - `InteractiveTB.get_records`, which makes a traceback's frames: seconds for a deep recursion;
 - `shell.ask_exit`, which `exit()` calls;
@@ -90,6 +91,7 @@ class RankKernel(IPythonParallelKernel):
         self.shell_handlers[wire.REQUEST] = self._on_main_thread
         self.control_handlers[wire.REQUEST] = self._on_control_thread
         self._last_result: Any = None
+        self._was_interrupted = False
         self.shell.events.register("post_run_cell", self._remember_result)
 
     def _remember_result(self, result: Any) -> None:
@@ -118,9 +120,10 @@ class RankKernel(IPythonParallelKernel):
             self.shell.execution_count = options["prompt"]
             self.rank.cell_began(options)
             try:
-                reply = await super().do_execute(
-                    code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
-                )
+                with self._interruptible():
+                    reply = await super().do_execute(
+                        code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
+                    )
             finally:
                 summary = self.rank.cell_ended(self._last_result)
             if reply["status"] == "error" and reply["ename"] == "NoneType":
@@ -142,6 +145,29 @@ class RankKernel(IPythonParallelKernel):
                 "user_expressions": {},
                 "payload": [],
             }
+
+    def pre_handler_hook(self) -> None:
+        """Note an interrupt, until something runs that may be interrupted.
+
+        ipykernel's own hook lets it strike from here on: a reply that was about to be sent, or a
+        cell that had not begun, was lost, and the notebook waited for ever.
+        """
+        self._was_interrupted = False
+        self.saved_sigint_handler = signal.signal(signal.SIGINT, self._note_interrupt)
+
+    def _note_interrupt(self, *_: Any) -> None:
+        self._was_interrupted = True
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let SIGINT raise KeyboardInterrupt; at once, if it has come in the meantime."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            if self._was_interrupted:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._note_interrupt)
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: Any) -> Iterator[None]:
@@ -166,17 +192,23 @@ class RankKernel(IPythonParallelKernel):
         return False
 
     def _on_main_thread(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        self._answer(stream, ident, parent, busy=False)
+        try:
+            with self._interruptible():
+                answer = self._answer(parent, busy=False)
+        except KeyboardInterrupt:
+            answer = {"error": "KeyboardInterrupt: "}, []
+        self._send_answer(stream, ident, parent, answer)
 
     def _on_control_thread(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        self._answer(stream, ident, parent, busy=True)
+        self._send_answer(stream, ident, parent, self._answer(parent, busy=True))
 
-    def _answer(self, stream: Any, ident: Any, parent: dict[str, Any], *, busy: bool) -> None:
+    def _answer(self, parent: dict[str, Any], *, busy: bool) -> Answer:
         buffers = [memoryview(buffer) for buffer in parent["buffers"]]
-        content, reply_buffers = self.rank.answer(parent["content"], buffers, busy=busy)
-        self.session.send(
-            stream, wire.REPLY, content, parent=parent, ident=ident, buffers=reply_buffers
-        )
+        return self.rank.answer(parent["content"], buffers, busy=busy)
+
+    def _send_answer(self, stream: Any, ident: Any, parent: dict[str, Any], answer: Answer) -> None:
+        content, buffers = answer
+        self.session.send(stream, wire.REPLY, content, parent=parent, ident=ident, buffers=buffers)
 
     def publish(self, message_type: str, content: dict[str, Any], parent: Any = None) -> None:
         """Send a message on iopub as part of the current cell. From any thread."""
@@ -360,6 +392,7 @@ def check() -> list[str]:
             IPythonKernel,
             (
                 *("do_execute", "get_parent", "_topic", "_cancel_on_sigint", "iopub_socket"),
+                *("pre_handler_hook", "post_handler_hook"),
                 *("_supports_kernel_subshells", "shell_channel_thread", "raw_input", "getpass"),
             ),
         ),

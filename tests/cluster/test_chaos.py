@@ -68,3 +68,21 @@ def test_a_line_begins_it_and_a_line_tells_what_came_of_it(notebook: Kernel) -> 
     assert "Faults:    1 (1 raise)" in told.text
     assert "Sessions:  none lost" in told.text
     assert "Recovery:  median" in told.text
+
+
+def test_an_interrupt_in_the_midst_of_no_grad_leaves_gradients_on(session: Session) -> None:
+    """As Python raises it between the switch in `no_grad().__enter__` and the `with`."""
+    with pytest.raises(RankError):
+        session.run("torch.no_grad().__enter__(); raise KeyboardInterrupt")
+
+    kept = session.run("torch.is_grad_enabled()")
+    assert kept.value_list == [True, True]
+
+
+def test_gradients_that_a_cell_has_switched_off_stay_off(session: Session) -> None:
+    session.run("torch.set_grad_enabled(False)")
+    with pytest.raises(RankError):
+        session.run("1 / 0")
+
+    kept = session.run("torch.set_grad_enabled(True).prev")
+    assert kept.value_list == [False, False]
