@@ -27,11 +27,12 @@ import torch.distributed as dist
 
 from nbdist.engine import (
     announce,
-    heal,
+    hook_state,
     shared_memory,
     sockets,
     tap_books,
     torch_compat,
+    torch_live,
     where,
 )
 from nbdist.engine.patient_store import PatientStore, ReleasedError
@@ -150,7 +151,8 @@ def join(
         device, GLOO_THREADS, lambda wanted: min(wanted, here.form_limit or wanted)
     )
     torch_compat.answer_env_rendezvous(lambda: _answer_env(here, store_host, store_port))
-    heal.watch()
+    torch_live.watch()
+    hook_state.watch()
     _here = here
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:
@@ -304,6 +306,23 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     }
 
 
+def exchange(topic: str, text: str, timeout_s: float) -> dict[int, str]:
+    """Tell all ranks a text and return what each has told. All ranks, main thread.
+
+    Through the store, so that it needs no collective, and ends in time.
+
+    Args:
+        topic: Names the exchange; used once in a generation.
+        text: What this rank tells.
+        timeout_s: Longest wait for the other ranks.
+
+    Raises:
+        ClusterError: A rank told nothing in time.
+        ReleasedError: `abort` was called meanwhile.
+    """
+    return _exchange(_member(), topic, text, timeout_s)
+
+
 def reforms_left() -> int | None:
     """Return how many more times this process's groups can be formed anew; None: no limit."""
     if torch_compat.can_release():
@@ -438,11 +457,20 @@ def _answer_env(
 
 def _meet(here: _Membership, groups: tuple[Key, ...], timeout_s: float) -> Plan:
     """Tell the other ranks of this process, hear of theirs, and return what follows."""
-    store = PrefixStore(f"nbdist/{here.generation}/hello", here.store)
     here.offered = _share(here)
     offer = None if here.offered is None else here.offered.offer
     hello = Hello(here.address, groups, torch_compat.group_count(), offer)
-    store.set(str(here.rank), hello.to_json())
+    texts = _exchange(here, "hello", hello.to_json(), timeout_s)
+    hellos = {rank: Hello.from_json(text) for rank, text in texts.items()}
+    here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}
+    memory = None if hellos[0].memory is None else shared_memory.accept(hellos[0].memory)
+    tap_books.begin_generation(None if memory is None else announce.Table(memory, here.rank))
+    return make_plan(hellos)
+
+
+def _exchange(here: _Membership, topic: str, text: str, timeout_s: float) -> dict[int, str]:
+    store = PrefixStore(f"nbdist/{here.generation}/{topic}", here.store)
+    store.set(str(here.rank), text)
     ranks = range(here.world_size)
     try:
         store.wait([str(rank) for rank in ranks], timedelta(seconds=timeout_s))
@@ -454,11 +482,7 @@ def _meet(here: _Membership, groups: tuple[Key, ...], timeout_s: float) -> Plan:
             do="%dist restart",
         ) from error
     texts = store.multi_get([str(rank) for rank in ranks])
-    hellos = {rank: Hello.from_json(text) for rank, text in zip(ranks, texts, strict=True)}
-    here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}
-    memory = None if hellos[0].memory is None else shared_memory.accept(hellos[0].memory)
-    tap_books.begin_generation(None if memory is None else announce.Table(memory, here.rank))
-    return make_plan(hellos)
+    return {rank: bytes(text).decode() for rank, text in zip(ranks, texts, strict=True)}
 
 
 def _share(here: _Membership) -> Offered | None:

@@ -12,22 +12,28 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from nbdist.engine import hook_state, torch_live, torch_modules, torch_pipeline, torch_sharded
-
-
-def watch() -> None:
-    """See what is made from here on and may need healing. Once a process, before anything is."""
-    torch_live.watch()
-    hook_state.watch()
+from nbdist.engine import (
+    group,
+    hook_state,
+    reducers,
+    torch_live,
+    torch_modules,
+    torch_pipeline,
+    torch_sharded,
+)
 
 
 def heal() -> list[str]:
-    """Reset every live object that a fault may have left half done. Main thread, after `reform`.
+    """Reset every live object that a fault may have left half done. All ranks, after `reform`.
 
-    No collective is run. A user's own wrappers are left as they are.
+    Main thread; runs no collective. A user's own wrappers are left as they are.
 
     Returns:
         One line an object, such as `DDP(GPT): reducer reset, 28 gradients dropped`.
+
+    Raises:
+        ClusterError: A rank did not come to it in time.
+        ReleasedError: `group.abort` was called meanwhile.
     """
     healed = []
     for kind in (_heal_ddp, _heal_fsdp2, _heal_fsdp1, _heal_pipelines, _heal_scalers):
@@ -39,14 +45,25 @@ def heal() -> list[str]:
 def _heal_ddp() -> list[str]:
     """DDP, also the one that composable `replicate` keeps behind a module."""
     healed = []
-    for ddp in torch_modules.live_ddps():
+    ddps = torch_modules.live_ddps()
+    for ddp in ddps:
         torch_modules.reset_ddp(ddp)
+    remade = reducers.to_remake(ddps, _tell_all)
+    for ddp in ddps:
         # Composable `replicate` hands DDP the parameters of the user's module in a list.
         inner = type(ddp.module).__name__
         name = "replicate" if isinstance(ddp.module, nn.ParameterList) else f"DDP({inner})"
-        done = ["reducer reset", _drop_gradients(ddp.parameters()), *hook_state.restore(ddp)]
+        dropped = _drop_gradients(ddp.parameters())
+        if ddp in remade:
+            torch_modules.remake_reducer(ddp)
+        how = "reducer made anew" if ddp in remade else "reducer reset"
+        done = [how, dropped, *hook_state.restore(ddp)]
         healed.append(f"{name}: {', '.join(done)}")
     return healed
+
+
+def _tell_all(text: str) -> dict[int, str]:
+    return group.exchange("reducers", text, group.FORM_TIMEOUT_S)
 
 
 def _heal_fsdp2() -> list[str]:

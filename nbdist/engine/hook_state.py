@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine import torch_live, torch_modules
+from nbdist.engine import reducers, torch_live, torch_modules
 from nbdist.errors import LayoutError
 
 # Of each kind of state: the fields that a step changes. p_memory_dict's tensors are written before
@@ -72,6 +72,7 @@ def watch() -> None:
 
 def snapshot() -> None:
     """Note the state of every live communication hook. Main thread, at a boundary."""
+    reducers.at_boundary()
     for ddp in torch_live.live(DistributedDataParallel):
         _take_notes(ddp)
 

@@ -6,7 +6,7 @@ watched, from `group.join` on, and objects remembered as long as they live.
 
 import functools
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -23,7 +23,10 @@ _WATCHED: tuple[type[Any], ...] = (
     torch.optim.Optimizer,
 )
 
-_live: dict[type[Any], "WeakSet[Any]"] = {kind: WeakSet() for kind in _WATCHED}
+# A dictionary keeps the order of making, which is the same on all ranks; a set would not.
+_live: dict[type[Any], "WeakKeyDictionary[Any, None]"] = {
+    kind: WeakKeyDictionary() for kind in _WATCHED
+}
 
 
 def watch() -> None:
@@ -34,11 +37,11 @@ def watch() -> None:
 
 def remember(kind: type[T], made: T) -> None:
     """Count in an object of a watched class that was made past its constructor."""
-    _live[kind].add(made)
+    _live[kind][made] = None
 
 
 def live(kind: type[T]) -> list[T]:
-    """Return the living objects of a watched class, in no order."""
+    """Return the living objects of a watched class, in the order of making."""
     return list(_live[kind])
 
 

@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from nbdist.engine import torch_live
 from nbdist.engine.torch_compat import lacking
 
+_dist: Any = dist  # for names that its types do not tell
+
 
 def check() -> list[str]:
     """Return what this torch lacks of what we use, in words; empty when all is there."""
@@ -24,7 +26,19 @@ def check() -> list[str]:
 def _broken() -> list[str]:
     from torch._C._distributed_c10d import Reducer
 
-    broken = lacking(Reducer, ["_reset_state"], "DDP's reducer")
+    broken = lacking(
+        Reducer, ["_reset_state", "_set_static_graph", "_remove_autograd_hooks"], "DDP's reducer"
+    )
+    broken += lacking(
+        DistributedDataParallel,
+        [
+            "_build_params_for_reducer",
+            "_build_debug_param_to_name_mapping",
+            "_ddp_init_helper",
+            "_get_ddp_logging_data",
+        ],
+        "DistributedDataParallel",
+    )
     if "_per_optimizer_states" not in vars(torch.amp.GradScaler("cpu")):
         broken.append("GradScaler._per_optimizer_states is gone")
     broken += lacking(
@@ -58,6 +72,37 @@ def live_ddps() -> list[DistributedDataParallel]:
 def reset_ddp(module: DistributedDataParallel) -> None:
     """Let the reducer forget a backward that did not end."""
     module.reducer._reset_state()
+
+
+def remake_reducer(module: DistributedDataParallel) -> None:
+    """Give a DDP a new reducer, as its constructor does, with its hooks. No collective."""
+    ddp: Any = module
+    builtin = None if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook")
+    ddp.reducer._remove_autograd_hooks()
+    parameters, expect_sparse = ddp._build_params_for_reducer()
+    names = ddp._build_debug_param_to_name_mapping(parameters)
+    ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
+    ddp._has_rebuilt_buckets = False
+    if ddp.static_graph:
+        ddp._static_graph_delay_allreduce_enqueued = False
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+    for hook, state in ddp._comm_hooks:
+        ddp.logger._set_comm_hook_name(hook.__qualname__)
+        _dist._register_comm_hook(ddp.reducer, state, hook)
+    if builtin:
+        kind = builtin.removeprefix("BuiltinCommHookType.")
+        ddp._register_builtin_comm_hook(getattr(_dist.BuiltinCommHookType, kind))
+
+
+def has_begun_backward(module: DistributedDataParallel) -> bool:
+    """Return whether a module with a static graph has begun its first backward."""
+    return bool(module.static_graph and module._static_graph_delay_allreduce_enqueued)
+
+
+def has_rebuilt_buckets(module: DistributedDataParallel) -> bool:
+    """Return whether the reducer has laid its buckets anew, as it does once, in an early step."""
+    return bool(module._has_rebuilt_buckets)
 
 
 def comm_hooks_of(module: DistributedDataParallel) -> list[tuple[Callable[..., Any], Any]]:

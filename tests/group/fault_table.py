@@ -12,11 +12,15 @@ Table = dict[tuple[str, str], Row]  # (strategy, torch version): row
 
 _HEAD = """# What a fault leaves of a training
 
-Four ranks, gloo; rank 1 raises in the place named, all ranks recover, and train on from the step
-that was lost. The final parameters are compared with those of a run without a fault.
+Four ranks, gloo. One of them, rank 1 if no other is named, raises in the place named; all ranks
+recover, and train on from the step that was lost. The final parameters are compared with those of a
+run without a fault.
 
 - **bit-equal**: every parameter is the same, bit by bit, on every rank.
-- **differs**: it goes on, with other parameters than the unbroken run has.
+- **differs**: it goes on, and replicas are alike, with other parameters than the unbroken run has.
+  DDP has its buckets laid anew before step 1; when that is interrupted, one step more sums its
+  gradients in the buckets of the first step, in another order.
+- **diverges**: ranks that should hold the same parameters do not.
 - **fails**: it does not go on.
 
 Measured by `test_fault_table.py`, which compares each run with this file and says how to write it
