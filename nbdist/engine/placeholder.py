@@ -1,0 +1,73 @@
+"""What stands in a newcomer's namespace for an object that could not travel.
+
+Standard library only. A placeholder does nothing but say what it stands for: every use of it raises
+a PlaceholderError. IPython may show it, and it may be pickled, copied and compared by identity.
+"""
+
+from typing import Any, NoReturn
+
+from nbdist.errors import TransferError
+
+
+class PlaceholderError(TransferError):
+    """A placeholder was used as if it were the object it stands for."""
+
+
+class Placeholder:
+    """Stands for `what` (a type's name), which did not travel because of `why`."""
+
+    __slots__ = ("_what", "_why")
+
+    def __init__(self, what: str, why: str) -> None:
+        object.__setattr__(self, "_what", what)
+        object.__setattr__(self, "_why", why)
+
+    def __repr__(self) -> str:
+        return f"<placeholder for {self._what}: {self._why}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Placeholder, (self._what, self._why)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Python, IPython and torch ask any object for such names; it simply has none of them.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._refuse()
+
+    def _refuse(self, *_args: object, **_kwargs: object) -> NoReturn:
+        raise PlaceholderError(
+            f"This is a placeholder for {self._what}, which did not come to this rank.",
+            why=self._why,
+            do="make it again in a cell",
+        )
+
+
+def describe(value: object) -> str:
+    """Return the name of a value's type as people know it: `threading.Lock`, `open file`."""
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    return _KNOWN_AS.get(name, name.removeprefix("__main__."))
+
+
+_KNOWN_AS = {
+    "_thread.lock": "threading.Lock",
+    "_thread.RLock": "threading.RLock",
+    "_io.TextIOWrapper": "open file",
+    "_io.BufferedReader": "open file",
+    "_io.BufferedWriter": "open file",
+    "_io.BufferedRandom": "open file",
+    "_io.FileIO": "open file",
+    "socket.socket": "socket",
+}
+
+_USES = (
+    *("call", "iter", "next", "len", "bool", "int", "float", "index", "getitem", "setitem"),
+    *("delitem", "contains", "enter", "exit", "await", "aiter", "anext", "aenter", "aexit"),
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul"),
+    *("mod", "pow", "neg", "lt", "le", "gt", "ge", "and", "or", "delattr"),
+)
+for _use in _USES:
+    setattr(Placeholder, f"__{_use}__", Placeholder._refuse)
