@@ -148,6 +148,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._recipes = tuple(recipes)
         self._user_globals = user_globals
         self._refused = refused
+        self._cells: dict[int, _Cell] = {}
 
     def one(self, value: Any) -> bytes:
         """Return the stream of one more value; it may refer to those before."""
@@ -190,8 +191,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(value)
         if kind is types.FunctionType:
             return self._reduce_function(value)
-        if kind is types.CellType:
-            return _make_cell, ()
+        if kind is _Cell:
+            return types.CellType, ()
         if issubclass(kind, type):
             return super().reducer_override(value)
         known = _OWN_WAYS.get(kind) or self.dispatch_table.get(kind)
@@ -201,21 +202,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduction
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
-        home = sys.modules.get(function.__module__ or "")
         if function.__globals__ is self._user_globals:
             where = None
         else:
             reduction = super().reducer_override(function)
             if reduction is NotImplemented:
                 return NotImplemented
-            original = _wrapper_of(function)
-            if original is not None:
-                return getattr, (original, "__wrapped__")
+            # Not `__module__`: `functools.wraps` copies that from the function that is wrapped.
+            where = function.__globals__.get("__name__", "")
+            home = sys.modules.get(where)
             if home is None or function.__globals__ is not vars(home):
                 return reduction  # of a module that only this process has
-            where = home.__name__
-        cells = function.__closure__
-        contents = [_content_of(cell) for cell in cells or ()]
+        closure = function.__closure__
+        # Functions that share a cell share it afterwards; what is in it may lead back to them.
+        cells: Any = closure and tuple(self._cells.setdefault(id(c), _Cell(c)) for c in closure)
+        contents = [_content_of(cell) for cell in closure or ()]
         state = (
             {name: getattr(function, name) for name in _FUNCTION_STATE},
             function.__dict__,
@@ -223,6 +224,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
         args = (function.__code__, where, function.__name__, cells)
         return _make_function, args, state, None, None, _fill_function
+
+
+@dataclass(slots=True, eq=False)
+class _Cell:
+    """Stands in the pickle for a closure's cell: an empty one, which its functions fill."""
+
+    cell: types.CellType
 
 
 def _listed(items: Iterator[Any] | None) -> list[Any] | None:
@@ -242,14 +250,6 @@ def _by_name(value: Any, name: str) -> Any:
     if found is not value:
         raise pickle.PicklingError(f"it is not found as {module}.{name}")
     return NotImplemented
-
-
-def _wrapper_of(function: types.FunctionType) -> Any:
-    """Return what stands in the module under the function's name and wraps it, if so."""
-    found: Any = sys.modules.get(function.__module__ or "")
-    for part in function.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found if getattr(found, "__wrapped__", None) is function else None
 
 
 def _refuse_file(value: Any) -> Any:
@@ -328,8 +328,8 @@ class _Unpickler(pickle.Unpickler):
         self._anchors = anchors
 
     def persistent_load(self, key: Any) -> Any:
-        """Return what this side has itself."""
-        return self._anchors[key]
+        """Return what this side has itself, or a placeholder if it has not."""
+        return self._anchors.get(key) or Placeholder(key, "this rank is not in it")
 
     def find_class(self, module: str, name: str) -> Any:
         """Return an attribute of a module, which is imported."""
@@ -422,10 +422,6 @@ def _fill_function(function: types.FunctionType, state: tuple[Any, ...]) -> None
     for cell, content in zip(function.__closure__ or (), contents, strict=True):
         if content:
             cell.cell_contents = content[0]
-
-
-def _make_cell() -> types.CellType:
-    return types.CellType()
 
 
 def _content_of(cell: types.CellType) -> tuple[Any, ...]:

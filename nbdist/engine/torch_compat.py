@@ -91,6 +91,19 @@ def backends_of(group: dist.ProcessGroup) -> list[tuple[list[torch.device], Any]
     return found
 
 
+def default_backend() -> tuple[Any, torch.device]:
+    """Return the default group's backend for raw bytes, and the device they must be on.
+
+    Its `send` and `recv` go past the dispatcher, and so past the tap.
+    """
+    group = c10d._get_default_group()
+    kinds = {device.type for device in group._device_types}
+    device = torch.device("cpu" if "cpu" in kinds else "cuda")
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    return group._get_backend(device), device
+
+
 def put_backend(
     group: dist.ProcessGroup, devices: Iterable[torch.device], slot: int, backend: Any
 ) -> None:

@@ -1,0 +1,275 @@
+"""Give newcomers what a living rank holds: its namespace, its models, the position in its data.
+
+    source                                     newcomer
+    dump the namespace           ── names, streams, buffers ─▶  load it beside its own
+    dump again without these    ◀── what could not be built ──  (nothing, as a rule)
+    tell every rank what came    ──────── the answer ────────▶  take it over
+
+Nothing goes through the notebook, and no collective is run. Every rank learns what came, and
+refuses the models whose state died with a rank.
+
+Main thread only, on all ranks at once, after `group.reform` and `heal.heal`.
+"""
+
+import os
+import random
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from nbdist.engine import clone_pickler, refusals, torch_modules, torch_rebuild
+from nbdist.engine.batches import mix
+from nbdist.engine.clone_wire import Channel
+from nbdist.engine.data import Loader
+from nbdist.engine.placeholder import Placeholder
+from nbdist.engine.recipes import recipes
+from nbdist.errors import ClusterError
+from nbdist.ranks import name_ranks
+
+# Each rank's own, put in place by `boot`.
+_OF_THE_RANK = frozenset(
+    {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbdist"},
+)
+# IPython's: In, Out, _, __, _i, _ii, _3, _i3, _oh, _dh, ...
+_OF_IPYTHON = re.compile(
+    r"In|Out|exit|quit|open|get_ipython|_+|_i+|_i?\d+|_[iod]h|__\w+__|_exit_code"
+)
+
+_MOST_ROUNDS = 8  # each leaves out what the one before could not build; one is the rule, two happen
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    capture: Callable[[], Any]
+    restore: Callable[[Any], None]
+
+
+_parts: dict[str, _Part] = {}
+
+
+def also(name: str, capture: Callable[[], Any], restore: Callable[[Any], None]) -> None:
+    """Have something travel that is in no namespace, in the same pickle: what it shares stays so.
+
+    Args:
+        name: For messages, such as `steps`.
+        capture: Called on the source; returns what travels.
+        restore: Called on a newcomer, with that.
+    """
+    _parts[f"nbdist.{name}"] = _Part(capture, restore)
+
+
+def clone(
+    source: int,
+    newcomers: Iterable[int],
+    *,
+    namespace: dict[str, Any] | None = None,
+    step: int = 0,
+) -> dict[str, Any]:
+    """Give each newcomer what `source` holds. All ranks at once, main threads.
+
+    Args:
+        source: A living rank.
+        newcomers: Ranks whose processes are new, and have joined.
+        namespace: Where cells run on this rank; that of the rank's kernel by itself.
+        step: Optimizer steps made so far: newcomers derive their random state from it.
+
+    Returns:
+        On every rank `source`, `names` (that came), `placeholders` (names and why these did not
+        come whole), `lost` (sentences about state that died), `random` (a sentence).
+
+    Raises:
+        RuntimeError: A rank let go meanwhile. Newcomers have taken nothing over.
+        ClusterError: A newcomer cannot build the namespace.
+    """
+    newcomers = sorted(newcomers)
+    here = dist.get_rank()
+    place = _Place.of(namespace)
+    if here == source:
+        answer = _give(place, newcomers, step)
+    elif here in newcomers:
+        answer = _take(place, source, here)
+    else:
+        answer = Channel(source).receive()
+    _refuse_lost(place, answer, newcomers)
+    return {key: answer[key] for key in ("source", "names", "placeholders", "lost", "random")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where cells run on this rank, and what every rank has of its own."""
+
+    namespace: dict[str, Any]
+    anchors: dict[str, Any]  # by keys that all ranks share
+
+    @classmethod
+    def of(cls, namespace: dict[str, Any] | None) -> "_Place":
+        anchors = {**torch_rebuild.anchors(), "__main__": sys.modules.get("__main__")}
+        if namespace is None:
+            from nbdist.engine.boot import program
+
+            shell = program().kernel.shell
+            namespace = shell.user_ns
+            anchors |= {"IPython's shell": shell, "the cells' module": shell.user_module}
+        return cls(namespace, {**anchors, "namespace": namespace})
+
+    def names(self) -> dict[str, Any]:
+        """Return what travels of the namespace."""
+        return {
+            name: value
+            for name, value in self.namespace.items()
+            if name not in _OF_THE_RANK and not _OF_IPYTHON.fullmatch(name)
+        }
+
+
+# ---- The source ------------------------------------------------------------------------------
+
+
+def _give(place: _Place, newcomers: list[int], step: int) -> dict[str, Any]:
+    channels = [Channel(rank) for rank in newcomers]
+    sent = {**place.names(), **{name: part.capture() for name, part in _parts.items()}}
+    anchors = {id(value): key for key, value in place.anchors.items()}
+    refused, excluded = dict[int, str](), dict[str, str]()
+    for attempt in range(_MOST_ROUNDS):
+        parcel = clone_pickler.dump(
+            sent,
+            anchors,
+            recipes(),
+            user_globals=place.namespace,
+            refused=refused,
+            excluded=excluded,
+        )
+        for channel in channels:
+            channel.send(_header(parcel))
+            channel.send_buffers([memoryview(s) for s in parcel.streams] + parcel.buffers)
+        failures = [failure for channel in channels for failure in channel.receive()]
+        if not failures:
+            break
+        if attempt == 0:
+            refused |= {id(parcel.objects[failure.serial]): failure.why for failure in failures}
+        else:  # an object that is made for the pickle alone is another one each time
+            excluded |= clone_pickler.names_of(parcel, failures)
+    else:
+        raise ClusterError(
+            f"{name_ranks(newcomers)} cannot build what rank {dist.get_rank()} holds.",
+            why=failures[0].why,
+            do="%dist restart",
+        )
+    answer = _answer(parcel, newcomers, _seed(sent), step)
+    for rank in range(dist.get_world_size()):
+        if rank != dist.get_rank():
+            Channel(rank).send(answer)
+    return answer
+
+
+def _header(parcel: clone_pickler.Parcel) -> dict[str, Any]:
+    # Code that cells run may have changed both, and modules are imported by their names.
+    return {"names": parcel.names, "path": sys.path, "folder": os.getcwd()}
+
+
+def _seed(sent: Mapping[str, Any]) -> int:
+    """Return the seed of the first loader, or that of torch's own generator on this rank."""
+    loaders = (value for value in sent.values() if isinstance(value, Loader))
+    loader = next(loaders, None)
+    return torch.initial_seed() if loader is None else int(loader.state_dict()["seed"])
+
+
+def _answer(
+    parcel: clone_pickler.Parcel, newcomers: list[int], seed: int, step: int
+) -> dict[str, Any]:
+    placeholders = {name: why for name, why in parcel.placeholders.items() if name not in _parts}
+    states = [f"(seed {seed}, rank {rank}, step {step})" for rank in newcomers]
+    return {
+        "source": dist.get_rank(),
+        "names": [name for name in parcel.names if name not in {*_parts, *parcel.lost}],
+        "placeholders": placeholders,
+        "lost": [_say_lost(name, why, newcomers) for name, why in parcel.lost.items()],
+        "random": f"its random state was derived anew from {' and '.join(states)}",
+        "seed": seed,
+        "step": step,
+        "lost_names": list(parcel.lost),
+    }
+
+
+def _say_lost(name: str, why: str, newcomers: list[int]) -> str:
+    return (
+        f"the shards of `{name}` that {name_ranks(newcomers)} held are lost: "
+        "build it again or restore a checkpoint"
+    )
+
+
+# ---- A newcomer ------------------------------------------------------------------------------
+
+
+def _take(place: _Place, source: int, here: int) -> dict[str, Any]:
+    channel = Channel(source)
+    values = _load_from(channel, place)
+    answer: dict[str, Any] = channel.receive()
+    for name, part in _parts.items():
+        captured = values.pop(name, None)
+        if captured is not None and type(captured) is not Placeholder:
+            part.restore(captured)
+    place.namespace.update(values)
+    _seed_anew(mix(answer["seed"], here, answer["step"]))
+    return answer
+
+
+def _load_from(channel: Channel, place: _Place) -> dict[str, Any]:
+    for _ in range(_MOST_ROUNDS):
+        header = channel.receive()
+        buffers = channel.receive_buffers()
+        _follow(header)
+        names = header["names"]
+        streams = [buffer.tobytes() for buffer in buffers[: len(names)]]
+        values, failures = clone_pickler.load(
+            names, streams, buffers[len(names) :], place.anchors, place.namespace
+        )
+        del buffers
+        channel.send(failures)
+        if not failures:
+            return values
+        del values  # before the next round brings the same once more
+    raise ClusterError(
+        "This rank cannot build what the others hold.", why=failures[0].why, do="%dist restart"
+    )
+
+
+def _follow(header: Mapping[str, Any]) -> None:
+    """Import from where the source does, and work in its folder, if that is here as well."""
+    sys.path.extend(folder for folder in header["path"] if folder not in sys.path)
+    if os.path.isdir(header["folder"]):
+        os.chdir(header["folder"])
+
+
+def _seed_anew(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+# ---- All ranks -------------------------------------------------------------------------------
+
+
+def _refuse_lost(place: _Place, answer: Mapping[str, Any], newcomers: list[int]) -> None:
+    """Refuse the sharded models on this rank: their other shards are gone."""
+    models: dict[nn.Module, str] = {}
+    for module, _ in torch_modules.live_fsdp_roots():
+        models[module] = type(module).__name__.removeprefix("FSDP")
+    for name in answer["lost_names"]:
+        value: Any = place.namespace.get(name)
+        if torch_rebuild.is_sharded_module(value):
+            models[value] = name
+    for module, name in models.items():
+        error = ClusterError(
+            f"The shards of `{name}` that {name_ranks(newcomers)} held are lost.",
+            why="each rank held a part of its parameters, and that process died",
+            do="build it again in a cell, or restore a checkpoint",
+        )
+        refusals.refuse(module, error)

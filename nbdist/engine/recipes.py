@@ -1,0 +1,220 @@
+"""How objects of torch, and our own, travel to a newcomer: recipes for the clone's pickler.
+
+A recipe gets an object and returns a reduction as of `__reduce__`, or None when the object is none
+of its business. What torch ties to a process (groups, reducers, the table of composable states) is
+made again on the other side by `torch_rebuild`, without a collective.
+
+Main thread only.
+"""
+
+import pickle
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+from nbdist.engine import data, torch_rebuild
+from nbdist.engine.clone_pickler import LostState, Recipe, afterwards
+
+
+def recipes() -> list[Recipe]:
+    """Return the recipes for one dump; they remember which storages it has met."""
+    return [
+        _recipe_by_type,
+        _Storages().reduce,
+        torch_rebuild.reduce_replicated,
+    ]
+
+
+def _recipe_by_type(value: Any) -> tuple[Any, ...] | None:
+    for kind in type(value).__mro__[:-1]:
+        recipe = _BY_TYPE.get(kind)
+        if recipe is not None:
+            return recipe(value)
+    return None
+
+
+# ---- Tensors: one storage travels once -------------------------------------------------------
+
+
+class _Storages:
+    """Reduces storages to raw buffers; a tensor's own reduction leads here.
+
+    Each look at a tensor's storage may make a new Python object, so that the pickler's memo would
+    not see that two tensors share one: we know them by the C++ object behind.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, torch.UntypedStorage] = {}
+
+    def reduce(self, value: Any) -> tuple[Any, ...] | None:
+        if isinstance(value, torch.storage.TypedStorage):
+            untyped = value._untyped_storage
+            first = self._known.setdefault(untyped._cdata, untyped)
+            return _make_typed, (first, value.dtype)
+        if isinstance(value, torch.UntypedStorage):
+            self._known.setdefault(value._cdata, value)
+            flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value)
+            bytes_: Any = flat.cpu().numpy()
+            raw = pickle.PickleBuffer(bytes_)
+            return make_storage, (raw, value.nbytes(), value.device)
+        return None
+
+
+def make_storage(raw: Any, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Return a storage with these bytes on a device; torch's own memory where `raw` is that."""
+    owner = getattr(raw, "base", None)
+    if isinstance(owner, torch.Tensor) and owner.untyped_storage().nbytes() == size_bytes:
+        flat = owner
+    else:
+        # Memory from elsewhere could be neither resized nor counted on to be aligned.
+        flat = torch.empty(size_bytes, dtype=torch.uint8)
+        if size_bytes:
+            flat.copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+    return flat.to(device).untyped_storage()
+
+
+def _make_typed(untyped: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Torch's own reduction, with the gradient and the hooks that it leaves out."""
+    if torch_rebuild.is_dtensor(tensor):
+        raise LostState("it is cut into shards, and those of this rank died with it")
+    if not tensor.is_leaf:
+        return tensor.detach().__reduce_ex__(2)  # type: ignore[no-any-return]
+    hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name, None)}
+    if tensor.grad is None and not hooks:
+        return tensor.__reduce_ex__(2)  # type: ignore[no-any-return]
+    bare = tensor.detach()
+    kind = type(tensor) if isinstance(tensor, nn.Parameter) else None
+    state = (tensor.grad, hooks, vars(tensor))
+    return _make_leaf, (bare, tensor.requires_grad, kind), state, None, None, _fill_tensor
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _make_leaf(bare: torch.Tensor, requires_grad: bool, kind: type[nn.Parameter] | None) -> Any:
+    return bare.requires_grad_(requires_grad) if kind is None else kind(bare, requires_grad)
+
+
+def _fill_tensor(tensor: torch.Tensor, state: tuple[Any, ...]) -> None:
+    tensor.grad, hooks, attributes = state
+    vars(tensor).update(attributes)
+    for name, functions in hooks.items():
+        setattr(tensor, name, functions)
+
+
+def _reduce_device(device: torch.device) -> tuple[Any, ...] | None:
+    """A rank's own GPU becomes the newcomer's own; any other device stays what it is."""
+    if device.type == "cuda" and device.index == torch.cuda.current_device():
+        return own_device, ()
+    return None
+
+
+def own_device() -> torch.device:
+    """Return this rank's GPU."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+# ---- Training: optimizers, scalers, loaders --------------------------------------------------
+
+
+def make_bare(kind: type) -> Any:
+    """Return an object of a class without calling anything of it."""
+    return object.__new__(kind)
+
+
+def _reduce_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Any, ...] | None:
+    """The whole optimizer: its own way drops the step hooks and what a scheduler has put on it."""
+    if torch_rebuild.is_sharded_optimizer(optimizer):
+        raise LostState("each rank holds a part of its states, and this rank's died with it")
+    if type(optimizer).__getstate__ is not torch.optim.Optimizer.__getstate__:
+        return None
+    return _make_optimizer, (type(optimizer),), vars(optimizer)
+
+
+def _make_optimizer(kind: type[torch.optim.Optimizer]) -> Any:
+    optimizer: Any = object.__new__(kind)
+    # Before anything refers to the class's `step`: torch replaces it by one that runs hooks.
+    optimizer._patch_step_function()
+    return optimizer
+
+
+def _reduce_scaler(scaler: Any) -> tuple[Any, ...]:
+    """A GradScaler between two steps: what it noted of a step that did not end is dropped."""
+    fresh: defaultdict[int, Any] = defaultdict(torch.amp.grad_scaler._refresh_per_optimizer_state)
+    state = {**vars(scaler), "_per_optimizer_states": fresh}
+    return make_bare, (type(scaler),), state
+
+
+def _reduce_dataloader(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    """A DataLoader without the workers of a loop that runs."""
+    return make_bare, (type(loader),), {**vars(loader), "_iterator": None}, None, None, _fill_plain
+
+
+def _fill_plain(value: Any, state: dict[str, Any]) -> None:
+    vars(value).update(state)
+
+
+def _refuse_loop(_loop: Any) -> tuple[Any, ...]:
+    raise pickle.PicklingError(
+        "a loop over a loader belongs to its process; the loader itself goes on where it stood"
+    )
+
+
+# ---- Python ----------------------------------------------------------------------------------
+
+
+def _reduce_weakref(reference: "weakref.ref[Any]") -> tuple[Any, ...]:
+    target = reference()
+    if target is None:
+        raise pickle.PicklingError("what it refers to is gone")
+    return _make_weakref, (target,)
+
+
+def _make_weakref(target: Any) -> "weakref.ref[Any]":
+    _keep_until_loaded(target)
+    return weakref.ref(target)
+
+
+def _keep_until_loaded(target: Any) -> None:
+    """Hold what so far only a weak reference knows: its owner is yet to come in the stream."""
+    afterwards(lambda held=target: None)  # type: ignore[misc]
+
+
+def _reduce_mesh(mesh: Any) -> tuple[Any, ...]:
+    state = dict(vars(mesh))
+    state.pop("_pg_registry", None)
+    return make_bare, (type(mesh),), state, None, None, torch_rebuild.rebuild_mesh
+
+
+def _refuse_work(_work: Any) -> tuple[Any, ...]:
+    raise pickle.PicklingError("it is an operation of the process group that was")
+
+
+def _refuse_group(_group: Any) -> tuple[Any, ...]:
+    # Those that are alive are anchors, see `clone`.
+    raise pickle.PicklingError("this process group is no more")
+
+
+_BY_TYPE: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
+    torch.Tensor: _reduce_tensor,
+    torch.device: _reduce_device,
+    torch.optim.Optimizer: _reduce_optimizer,
+    torch.amp.GradScaler: _reduce_scaler,
+    DataLoader: _reduce_dataloader,
+    data._Loop: _refuse_loop,
+    weakref.ref: _reduce_weakref,
+    dist.device_mesh.DeviceMesh: _reduce_mesh,
+    dist.ProcessGroup: _refuse_group,
+    dist.Work: _refuse_work,
+    nn.parallel.DistributedDataParallel: torch_rebuild.reduce_ddp,
+}

@@ -1,0 +1,286 @@
+"""Private parts of torch for a newcomer: wrapped modules made again beside the living ones.
+
+A file of the room for torch's private parts, see `torch_compat.py`. A module wrapped by DDP or by
+composable `replicate` holds a reducer, C++ that no pickle carries. The newcomer makes one without a
+collective, while the living ranks keep theirs, with the buckets theirs have now: DDP gives up its
+first buckets after one iteration, and other buckets mean another order of summation, or sizes that
+do not fit. Tried with torch 2.13.0 (CPU): tests/group/test_clone.py.
+"""
+
+import pickle
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nbdist.engine import torch_compat, torch_modules
+from nbdist.engine.clone_pickler import LostState, afterwards
+from nbdist.engine.torch_compat import lacking
+
+
+def check() -> list[str]:
+    """Return what this torch lacks of what we use, in words; empty when all is there."""
+    from torch._C._distributed_c10d import Reducer
+
+    broken = lacking(Reducer, ["_get_zeros_like_grad_buckets", "_set_static_graph"], "the reducer")
+    broken += lacking(
+        DistributedDataParallel,
+        [
+            "_build_params_for_reducer",
+            "_build_debug_param_to_name_mapping",
+            "_ddp_init_helper",
+            "_get_ddp_logging_data",
+        ],
+        "DistributedDataParallel",
+    )
+    broken += lacking(
+        dist, ["_compute_bucket_assignment_by_size", "_register_comm_hook"], "torch.distributed"
+    )
+    try:
+        from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY  # noqa: F401
+        from torch.distributed._composable.replicate import DDP, _ReplicateState  # noqa: F401
+        from torch.distributed._composable_state import _module_state_mapping  # noqa: F401
+    except ImportError as error:
+        broken.append(f"torch's composable wrappers have moved: {error}")
+    return [f"torch {torch.__version__}: {what}" for what in broken]
+
+
+def anchors() -> dict[str, Any]:
+    """Return, by keys that all ranks share, what each process has of its own in torch.
+
+    The keys under which composable wrappers keep their states are made anew in each interpreter,
+    and the states are found by the function that torch's decorator hides.
+    """
+    from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+
+    replicate: Any = torch_modules.composable_replicate()
+    return {
+        "torch.composable.state": STATE_KEY,
+        "torch.composable.registry": REGISTRY_KEY,
+        "torch.composable.replicate": replicate.__wrapped__,
+        "nbdist.register_comm_hook": torch_modules.register_comm_hook,
+        **{
+            f"process group {live.name} {live.ranks}": live.group
+            for live in torch_compat.live_groups()
+        },
+    }
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is cut over ranks."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_sharded_optimizer(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether each rank holds a part of the optimizer's states (ZeroRedundancyOptimizer)."""
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
+
+
+def is_sharded_module(value: object) -> bool:
+    """Return whether a module's parameters are cut over ranks: under FSDP2 or FSDP1, or by tp."""
+    return isinstance(value, nn.Module) and (
+        _is_fsdp(value) or any(is_dtensor(p) for p in value.parameters())
+    )
+
+
+def _is_fsdp(module: nn.Module) -> bool:
+    home = sys.modules.get("torch.distributed.fsdp")
+    return home is not None and isinstance(module, (home.FSDPModule, home.FullyShardedDataParallel))
+
+
+def rebuild_mesh(mesh: Any, state: dict[str, Any]) -> None:
+    """Give a DeviceMesh of a living rank this rank's place in it, and this rank's groups.
+
+    Raises:
+        LookupError: This rank has no group of one of the mesh's dims.
+    """
+    mesh.__dict__.update(state)
+    mesh._rank = dist.get_rank()
+    mesh._hash = None
+    mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
+    mesh._pg_registry = {}
+    names = state.get("_dim_group_names")
+    if names is not None:
+        mesh._dim_group_names = [
+            _own_group(mesh, dim, name).group_name for dim, name in enumerate(names)
+        ]
+        root = mesh._root_mesh or mesh
+        for name in mesh._dim_group_names:
+            root.__dict__.setdefault("_pg_registry", {})[name] = _group_named(name)
+
+
+def _own_group(mesh: Any, dim: int, name_elsewhere: str) -> dist.ProcessGroup:
+    """Return this rank's group of a mesh's dim: the ranks that differ from it in that place only.
+
+    Several groups may have these ranks; a mesh makes those of one dim one after the other, so the
+    right one has the name nearest to that which another rank has.
+    """
+    assert mesh._coordinate_on_dim is not None, "a newcomer is in every mesh that is cloned for it"
+    place = list(mesh._coordinate_on_dim)
+    index: list[Any] = [*place[:dim], slice(None), *place[dim + 1 :]]
+    ranks = tuple(mesh.mesh[tuple(index)].tolist())
+    found = [live for live in torch_compat.live_groups() if live.ranks == ranks]
+    if not found:
+        raise LookupError(f"this rank has no process group of ranks {ranks}")
+    return min(found, key=lambda live: _distance(live.name, name_elsewhere)).group
+
+
+def _distance(name: str, other: str) -> float:
+    if name == other:
+        return -1
+    return abs(int(name) - int(other)) if name.isdigit() and other.isdigit() else float("inf")
+
+
+def _group_named(name: str) -> dist.ProcessGroup:
+    return next(live.group for live in torch_compat.live_groups() if live.name == name)
+
+
+# ---- DistributedDataParallel -----------------------------------------------------------------
+
+
+def reduce_ddp(ddp: DistributedDataParallel) -> tuple[Any, ...]:
+    """Reduce a DDP module to its attributes, its hooks and the buckets its reducer has now."""
+    if ddp.mixed_precision is not None or ddp._delay_all_reduce_params:
+        raise pickle.PicklingError("DDP with mixed_precision or delayed parameters cannot travel")
+    if ddp._use_python_reducer:
+        raise pickle.PicklingError("DDP with the Python reducer of torch.compile cannot travel")
+    state = dict(vars(ddp))
+    for name in ("reducer", "logger"):
+        del state[name]
+    buckets = bucket_indices(ddp)
+    builtin = None if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook")
+    return _make_module, (type(ddp),), (state, buckets, builtin), None, None, _fill_ddp
+
+
+def bucket_indices(ddp: DistributedDataParallel) -> list[list[int]]:
+    """Return the reducer's buckets, first to be sent first, as indices of its parameters.
+
+    Makes zeros of the gradients' size for the moment.
+
+    Raises:
+        PicklingError: A parameter was frozen or made trainable after the module was wrapped.
+    """
+    parameters = list(dict.fromkeys(p for p in ddp._build_params_for_reducer()[0]))
+    place = {id(parameter): index for index, parameter in enumerate(parameters)}
+    buckets: list[list[int]] = []
+    for bucket in ddp.reducer._get_zeros_like_grad_buckets():
+        buckets.append([place.get(id(parameter), -1) for parameter in bucket.parameters()])
+    if sorted(index for bucket in buckets for index in bucket) != list(range(len(parameters))):
+        raise pickle.PicklingError("requires_grad of a parameter has changed since DDP was made")
+    return buckets
+
+
+def _make_module(kind: type[nn.Module]) -> Any:
+    return object.__new__(kind)
+
+
+def _fill_ddp(ddp: Any, state: tuple[dict[str, Any], list[list[int]], str | None]) -> None:
+    attributes, buckets, builtin = state
+    ddp.__dict__.update(attributes)
+    # Its parameters may not be whole yet.
+    afterwards(partial(_build_reducer, ddp, buckets, builtin))
+
+
+def _build_reducer(ddp: Any, buckets: list[list[int]], builtin: str | None) -> None:
+    """Build the reducer as DDP's constructor does, with these buckets and without collectives."""
+    ddp._lazy_init_ran = False
+    parameters, expect_sparse = ddp._build_params_for_reducer()
+    names = ddp._build_debug_param_to_name_mapping(parameters)
+    with _assigned(buckets, ddp.bucket_bytes_cap):
+        ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
+    if ddp.static_graph:
+        # The first iteration of this reducer: it learns the graph, and reduces at its end.
+        ddp._static_graph_delay_allreduce_enqueued = False
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+    for hook, state in ddp._comm_hooks:
+        ddp.logger._set_comm_hook_name(hook.__qualname__)
+        dist._register_comm_hook(ddp.reducer, state, hook)  # type: ignore[attr-defined]
+    if builtin is not None:
+        kind = builtin.removeprefix("BuiltinCommHookType.")
+        ddp._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))  # type: ignore[attr-defined]
+    torch_modules.remember_ddp(ddp)
+
+
+@contextmanager
+def _assigned(buckets: list[list[int]], limit_bytes: int) -> Iterator[None]:
+    """Have DDP's own helper, which asks for buckets in the order of parameters, get these."""
+    torch_distributed: Any = dist
+    native = torch_distributed._compute_bucket_assignment_by_size
+
+    def assignment(*_args: object) -> tuple[list[list[int]], list[int]]:
+        return buckets[::-1], [limit_bytes] * len(buckets)
+
+    torch_distributed._compute_bucket_assignment_by_size = assignment
+    try:
+        yield
+    finally:
+        torch_distributed._compute_bucket_assignment_by_size = native
+
+
+# ---- Composable replicate and fully_shard ----------------------------------------------------
+
+
+def reduce_replicated(value: Any) -> tuple[Any, ...] | None:
+    """Reduce what composable `replicate` has put on a module: its class, itself, its state."""
+    if isinstance(value, nn.Module):
+        return _reduce_module(value)
+    module = sys.modules.get("torch.distributed._composable.replicate")
+    if module is None:
+        return None
+    if isinstance(value, type) and value.__bases__[:1] == (module.DDP,):
+        has_hook = "register_comm_hook" in vars(value)
+        return _make_replicated_class, (value.__bases__[1], has_hook)
+    if isinstance(value, module._ReplicateState):
+        return _make_module, (type(value),), _state_of(value), None, None, _fill_state
+    return None
+
+
+def _reduce_module(module: nn.Module) -> tuple[Any, ...] | None:
+    if _is_fsdp(module):
+        raise LostState("it is cut into shards, and those of this rank died with it")
+    replicate = sys.modules.get("torch.distributed._composable.replicate")
+    if replicate is None or not isinstance(module, replicate.DDP):
+        return None
+    # Its class's own `__new__` would make a plain module.
+    _, _, state = module.__reduce_ex__(2)[:3]
+    return _make_module, (type(module),), state
+
+
+def _make_replicated_class(plain: type[nn.Module], has_hook: bool) -> type:
+    """Return a class as `replicate` makes one for each module it is applied to."""
+    from torch.distributed._composable.replicate import DDP, unimplemented_deepcopy
+
+    members: dict[str, Any] = {"__deepcopy__": unimplemented_deepcopy}
+    if has_hook:
+        members["register_comm_hook"] = torch_modules.register_comm_hook
+    return type(f"DDP{plain.__name__}", (DDP, plain), members)
+
+
+def _state_of(state: Any) -> tuple[dict[str, Any], list[nn.Module]]:
+    from torch.distributed._composable_state import _module_state_mapping
+
+    modules = [m for m, reference in list(_module_state_mapping.items()) if reference() is state]
+    return dict(vars(state)), modules
+
+
+def _fill_state(state: Any, contents: tuple[dict[str, Any], list[nn.Module]]) -> None:
+    from torch.distributed._composable_state import _module_state_mapping
+
+    attributes, modules = contents
+    vars(state).update(attributes)
+
+    def register() -> None:
+        for module in modules:
+            _module_state_mapping[module] = weakref.ref(state)
+
+    afterwards(register)

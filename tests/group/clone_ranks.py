@@ -1,0 +1,192 @@
+"""What ranks run in the tests of newcomers: cells in a namespace of their own, and the clone."""
+
+import hashlib
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import nbdist
+from nbdist.engine import clone as clone_module
+from nbdist.engine import group, heal, refusals, tap
+
+namespace: dict[str, Any] = {"__name__": "__main__", "torch": torch, "dist": dist, "nbdist": nbdist}
+
+DEFINE = """
+import os, signal
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+WIDTH = 32
+armed = None  # (step, place): this rank is killed there
+
+class Kill(nn.Module):
+    def forward(self, x):
+        if armed == (step, "forward"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return KillBackward.apply(x)
+
+class KillBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+    @staticmethod
+    def backward(ctx, gradient):
+        if armed == (step, "backward"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return gradient
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.kill, self.norm = Kill(), nn.BatchNorm1d(WIDTH)
+        self.outside = nn.Linear(WIDTH, WIDTH)
+        self.outside.weight = self.inside[0].weight  # tied
+    def forward(self, x):
+        for i, layer in enumerate(self.inside):
+            x = F.relu(layer(x))
+            if i == 1:
+                x = self.norm(self.kill(x))
+        return self.outside(x)
+
+def optimizer_of(kind, parameters):
+    return {
+        "sgd": lambda: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
+        "adam": lambda: torch.optim.Adam(parameters, lr=1e-2, foreach=True),
+        "adamw fused": lambda: torch.optim.AdamW(parameters, lr=1e-2, fused=True),
+    }[kind]()
+
+def halve(scale, bucket):
+    buffer = bucket.buffer().mul_(scale)
+    return dist.all_reduce(buffer, async_op=True).get_future().then(lambda f: f.value()[0])
+
+def prepare(wrap, kind):
+    global model, opt, schedule, loader, losses, step
+    torch.manual_seed(0)
+    model = wrap(Net())
+    opt = optimizer_of(kind, model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda n: 0.97 ** n)
+    loader = nbdist.loader(DATA, global_batch=12, seed=3)
+    losses, step = [], 0
+
+DATA = torch.utils.data.TensorDataset(
+    *(torch.randn(60, WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(2))
+)
+
+def train(until):
+    global step
+    x_y = None
+    while step < until:
+        generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+        x, y = (torch.randn(8, WIDTH, generator=generator) for _ in range(2))
+        opt.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        opt.step()
+        schedule.step()
+        losses.append(loss.detach())
+        step += 1
+
+def replicated(net):
+    from torch.distributed._composable.replicate import replicate
+    return replicate(net, bucket_cap_mb=0.004)
+
+def laid(net):
+    nbdist.parallelize(net, "ddp")
+    return net
+
+def hooked(net):
+    net = DDP(net, bucket_cap_mb=0.004)
+    net.register_comm_hook(0.5, halve)
+    return net
+
+def laid_and_hooked(net):
+    nbdist.parallelize(net, "ddp").register_comm_hook(0.5, halve)
+    return net
+
+def builtin_hook(net):
+    net = DDP(net, bucket_cap_mb=0.004)
+    net._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return net
+"""
+
+WRAPS = {
+    "ddp": "lambda net: DDP(net, bucket_cap_mb=0.004)",
+    "ddp, unused": "lambda net: DDP(net, bucket_cap_mb=0.004, find_unused_parameters=True)",
+    "ddp, static graph": "lambda net: DDP(net, bucket_cap_mb=0.004, static_graph=True)",
+    "ddp, views": "lambda net: DDP(net, bucket_cap_mb=0.004, gradient_as_bucket_view=True)",
+    "ddp, hook": "hooked",
+    "ddp, fp16 hook": "builtin_hook",
+    "replicate": "replicated",
+    "parallelize": "laid",
+    "parallelize, hook": "laid_and_hooked",
+}
+
+
+def cell(source: str) -> None:
+    """Run a cell in this rank's namespace."""
+    exec(compile(source, "cell", "exec"), namespace)
+
+
+def try_cell(source: str) -> dict[str, Any]:
+    """Run a cell; return its error, with the group let go, or None."""
+    try:
+        cell(source)
+    except Exception as error:
+        group.abort()
+        return {"error": type(error).__name__, "text": str(error)}
+    return {"error": None}
+
+
+def let_go() -> int:
+    """Free the main thread, as the notebook asks for when a rank has died."""
+    return group.abort()
+
+
+def value(expression: str) -> Any:
+    """Return the value of an expression in this rank's namespace."""
+    return eval(expression, namespace)
+
+
+def fingerprint(expression: str = "model.parameters()") -> str:
+    """Return a hash of tensors, bit by bit."""
+    digest = hashlib.sha1()
+    for tensor in eval(expression, namespace):
+        digest.update(tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def tensors_of_optimizer() -> str:
+    """Return a hash of the optimizer's states."""
+    return fingerprint(
+        "[t for p in opt.param_groups[0]['params'] for t in opt.state[p].values()"
+        " if isinstance(t, torch.Tensor)]"
+    )
+
+
+def recover(generation: int, source: int, newcomers: list[int], step: int = 0) -> dict[str, Any]:
+    """Do what a rank does after a death; newcomers have joined with this generation."""
+    rank = dist.get_rank()
+    namespace["rank"] = rank
+    healed = []
+    if rank not in newcomers:
+        group.reform(generation)
+        healed = heal.heal()
+    tap.reset_counts()
+    began = time.monotonic()
+    cloned = clone_module.clone(source, newcomers, namespace=namespace, step=step)
+    return {"healed": healed, "cloned": cloned, "seconds": time.monotonic() - began}
+
+
+def refused() -> list[str]:
+    """Return what refused modules say."""
+    return [str(error) for _, error in refusals.refused()]
+
+
+def pid() -> int:
+    """Return this process's id."""
+    return os.getpid()
