@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine import clone_pickler, refusals, torch_modules, torch_rebuild
+from nbdist.engine import clone_pickler, refusals, torch_rebuild, torch_sharded
 from nbdist.engine.batches import mix
 from nbdist.engine.clone_wire import Channel
 from nbdist.engine.data import Loader
@@ -96,6 +96,8 @@ def clone(
         answer = _take(place, source, here)
     else:
         answer = Channel(source).receive()
+    if here not in newcomers:
+        torch_rebuild.restart_static_graphs(newcomers)
     _refuse_lost(place, answer, newcomers)
     return {key: answer[key] for key in ("source", "names", "placeholders", "lost", "random")}
 
@@ -260,7 +262,7 @@ def _seed_anew(seed: int) -> None:
 def _refuse_lost(place: _Place, answer: Mapping[str, Any], newcomers: list[int]) -> None:
     """Refuse the sharded models on this rank: their other shards are gone."""
     models: dict[nn.Module, str] = {}
-    for module, _ in torch_modules.live_fsdp_roots():
+    for module, _ in torch_sharded.live_fsdp2_roots():
         models[module] = type(module).__name__.removeprefix("FSDP")
     for name in answer["lost_names"]:
         value: Any = place.namespace.get(name)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbdist.engine import data, torch_rebuild
+from nbdist.engine import data, torch_live, torch_rebuild
 from nbdist.engine.clone_pickler import LostState, Recipe, afterwards
 
 
@@ -145,6 +145,7 @@ def _make_optimizer(kind: type[torch.optim.Optimizer]) -> Any:
     optimizer: Any = object.__new__(kind)
     # Before anything refers to the class's `step`: torch replaces it by one that runs hooks.
     optimizer._patch_step_function()
+    torch_live.remember(torch.optim.Optimizer, optimizer)
     return optimizer
 
 
@@ -152,7 +153,12 @@ def _reduce_scaler(scaler: Any) -> tuple[Any, ...]:
     """A GradScaler between two steps: what it noted of a step that did not end is dropped."""
     fresh: defaultdict[int, Any] = defaultdict(torch.amp.grad_scaler._refresh_per_optimizer_state)
     state = {**vars(scaler), "_per_optimizer_states": fresh}
-    return make_bare, (type(scaler),), state
+    return make_bare, (type(scaler),), state, None, None, _fill_scaler
+
+
+def _fill_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any]) -> None:
+    vars(scaler).update(state)
+    torch_live.remember(torch.amp.GradScaler, scaler)
 
 
 def _reduce_dataloader(loader: DataLoader[Any]) -> tuple[Any, ...]:

@@ -64,11 +64,6 @@ def remember_ddp(module: DistributedDataParallel) -> None:
     torch_live.remember(DistributedDataParallel, module)
 
 
-def remember_ddp(module: DistributedDataParallel) -> None:
-    """Count in a DDP that was made past its constructor."""
-    _ddps.add(module)
-
-
 def live_ddps() -> list[DistributedDataParallel]:
     """Return the DDP modules that are still alive, also those that `replicate` makes."""
     return torch_live.live(DistributedDataParallel)

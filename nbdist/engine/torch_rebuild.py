@@ -10,7 +10,7 @@ do not fit. Tried with torch 2.13.0 (CPU): tests/group/test_clone.py.
 import pickle
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -40,9 +40,7 @@ def check() -> list[str]:
         ],
         "DistributedDataParallel",
     )
-    broken += lacking(
-        dist, ["_compute_bucket_assignment_by_size", "_register_comm_hook"], "torch.distributed"
-    )
+    broken += lacking(dist, ["_compute_bucket_assignment_by_size"], "torch.distributed")
     try:
         from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY  # noqa: F401
         from torch.distributed._composable.replicate import DDP, _ReplicateState  # noqa: F401
@@ -156,12 +154,30 @@ def reduce_ddp(ddp: DistributedDataParallel) -> tuple[Any, ...]:
     state = dict(vars(ddp))
     for name in ("reducer", "logger"):
         del state[name]
-    buckets = bucket_indices(ddp)
-    builtin = None if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook")
-    return _make_module, (type(ddp),), (state, buckets, builtin), None, None, _fill_ddp
+    contents = (state, _bucket_indices(ddp), _builtin_hook(ddp))
+    return _make_module, (type(ddp),), contents, None, None, _fill_ddp
 
 
-def bucket_indices(ddp: DistributedDataParallel) -> list[list[int]]:
+def restart_static_graphs(newcomers: Iterable[int]) -> None:
+    """Give static-graph modules a new reducer on this living rank, if a newcomer shares them.
+
+    A reducer learns the graph in its first iteration, with one collective more than in the others:
+    a newcomer's would meet none of ours. Buckets, hooks and the module stay what they are.
+    """
+    for ddp in torch_modules.live_ddps():
+        members = dist.get_process_group_ranks(ddp.process_group)
+        if ddp.static_graph and not set(newcomers).isdisjoint(members):
+            buckets, builtin = _bucket_indices(ddp), _builtin_hook(ddp)
+            ddp._remove_autograd_hooks()
+            _build_reducer(ddp, buckets, builtin)
+
+
+def _builtin_hook(ddp: DistributedDataParallel) -> str | None:
+    """Return the name of the hook in C++ that a reducer has, if any; Python ones are in a list."""
+    return None if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook")
+
+
+def _bucket_indices(ddp: DistributedDataParallel) -> list[list[int]]:
     """Return the reducer's buckets, first to be sent first, as indices of its parameters.
 
     Makes zeros of the gradients' size for the moment.
@@ -202,9 +218,9 @@ def _build_reducer(ddp: Any, buckets: list[list[int]], builtin: str | None) -> N
         ddp._static_graph_delay_allreduce_enqueued = False
         ddp.reducer._set_static_graph()
         ddp.logger._set_static_graph()
-    for hook, state in ddp._comm_hooks:
-        ddp.logger._set_comm_hook_name(hook.__qualname__)
-        dist._register_comm_hook(ddp.reducer, state, hook)  # type: ignore[attr-defined]
+    hooks, ddp._comm_hooks = ddp._comm_hooks, []
+    for hook, state in hooks:
+        ddp.register_comm_hook(state, hook)
     if builtin is not None:
         kind = builtin.removeprefix("BuiltinCommHookType.")
         ddp._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))  # type: ignore[attr-defined]

@@ -1,7 +1,6 @@
 """What ranks run in the tests of newcomers: cells in a namespace of their own, and the clone."""
 
 import hashlib
-import os
 import time
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch.distributed as dist
 
 import nbdist
 from nbdist.engine import clone as clone_module
-from nbdist.engine import group, heal, refusals, tap
+from nbdist.engine import clone_pickler, group, heal, tap, torch_rebuild
 
 namespace: dict[str, Any] = {"__name__": "__main__", "torch": torch, "dist": dist, "nbdist": nbdist}
 
@@ -182,11 +181,33 @@ def recover(generation: int, source: int, newcomers: list[int], step: int = 0) -
     return {"healed": healed, "cloned": cloned, "seconds": time.monotonic() - began}
 
 
-def refused() -> list[str]:
-    """Return what refused modules say."""
-    return [str(error) for _, error in refusals.refused()]
+def try_only(expression: str) -> tuple[str, str] | None:
+    """Return the error of an expression, or None."""
+    try:
+        eval(expression, namespace)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
 
 
-def pid() -> int:
-    """Return this process's id."""
-    return os.getpid()
+_part: dict[str, Any] = {}
+
+
+def register_part() -> None:
+    """Have a part travel that is in no namespace, and shares an object with it."""
+    clone_module.also("part", lambda: dict(_part), _part.update)
+
+
+def set_part(number: int) -> None:
+    """Fill the part."""
+    _part.update(number=number, things=namespace["things"])
+
+
+def part() -> list[Any]:
+    """Return the part's number, and whether it still shares the namespace's object."""
+    return [_part["number"], _part["things"] is namespace["things"]]
+
+
+def what_broke() -> list[str]:
+    """Return what the rooms for private parts miss in what is installed."""
+    return [*torch_rebuild.check(), *clone_pickler.check()]

@@ -79,3 +79,105 @@ def test_training_with_adam_is_bit_equal_to_an_unbroken_run_after_a_kill_in_back
     ranks: Cluster, wrap: str
 ) -> None:
     check_training(ranks, wrap, "adam", "backward", dead=1, at=KILL_AT)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "kind", "dead", "at"),
+    [("ddp", "sgd", 1, 3), ("parallelize", "adamw fused", 0, 1), ("replicate", "sgd", 2, 0)],
+)
+def test_so_it_is_with_other_optimizers_ranks_and_steps_after_a_kill_in_forward(
+    ranks: Cluster, wrap: str, kind: str, dead: int, at: int
+) -> None:
+    check_training(ranks, wrap, kind, "forward", dead, at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw fused"])
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_so_it_is_wherever_a_rank_is_killed(
+    ranks: Cluster, wrap: str, kind: str, place: str, at: int
+) -> None:
+    check_training(ranks, wrap, kind, place, dead=(at + len(kind)) % 3, at=at)
+
+
+def test_a_newcomer_keeps_what_is_its_own_and_learns_what_did_not_come(ranks: Cluster) -> None:
+    ranks.run(
+        clone_ranks.cell,
+        """
+import threading
+lock, rank, text = threading.Lock(), dist.get_rank(), "hello"
+def who(): return (rank, text)
+data = nbdist.loader(DATA, global_batch=12, seed=5)
+taken = iter(data)
+for _ in range(2): next(taken)
+a = torch.arange(6.0); view = a[2:]
+""",
+    )
+    ranks.engines[2].kill()
+
+    answers = replace_and_clone(ranks, dead=2, source=1)
+
+    cloned = answers[0]["cloned"]
+    assert cloned["source"] == 1
+    assert cloned["placeholders"]["lock"].startswith("threading.Lock: ")
+    assert "goes on where it stood" in cloned["placeholders"]["taken"]
+    assert cloned["lost"] == []
+    assert f"(seed 3, rank 2, step {KILL_AT})" in cloned["random"]
+    assert ranks.run(clone_ranks.value, "who()") == [(rank, "hello") for rank in range(3)]
+    ranks.run(clone_ranks.cell, "view[0] = 9")
+    assert ranks.run(clone_ranks.value, "(float(a[2]), data.consumed)") == [(9.0, 24)] * 3
+    assert ranks.run(clone_ranks.value, "len(list(data))") == [5] * 3
+    states = ranks.run(clone_ranks.value, "torch.initial_seed()")
+    assert len(set(states)) > 1
+
+
+def test_what_belongs_to_no_name_travels_too(ranks: Cluster) -> None:
+    ranks.run(clone_ranks.cell, "import collections; things = [1]")
+    ranks.run(clone_ranks.register_part)
+    ranks.run(clone_ranks.set_part, 41)
+    ranks.engines[0].kill()
+    generation = next(_generations)
+    ranks.post_join(ranks.replace(0), generation)
+    ranks.engines[0].post(clone_ranks.register_part)
+    ranks.post(clone_ranks.recover, generation, 2, [0])
+    for _ in range(2):
+        ranks.engines[0].result()
+    ranks.results()
+
+    assert ranks.run(clone_ranks.part) == [[41, True]] * 3
+
+
+def test_shards_that_died_are_named_and_their_model_is_refused_on_every_rank(
+    ranks: Cluster,
+) -> None:
+    ranks.run(
+        clone_ranks.cell,
+        """
+from torch.distributed.fsdp import fully_shard
+net = nn.Linear(WIDTH, WIDTH)
+fully_shard(net)
+tuner = torch.optim.Adam(net.parameters())
+net(torch.ones(1, WIDTH)).sum().backward()
+plain = nn.Linear(2, 2)
+""",
+    )
+    ranks.engines[1].kill()
+
+    answers = replace_and_clone(ranks, dead=1, source=0)
+
+    sentence = (
+        "the shards of `net` that rank 1 held are lost: build it again or restore a checkpoint"
+    )
+    assert sentence in answers[0]["cloned"]["lost"]
+    assert "plain" in answers[0]["cloned"]["names"]
+    assert "net" not in answers[0]["cloned"]["names"]
+    tried = ranks.run(clone_ranks.try_only, "net(torch.ones(1, WIDTH))")
+    assert [error for error, _ in tried] == ["ClusterError", "PlaceholderError", "ClusterError"]
+    assert "The shards of `net` that rank 1 held are lost." in tried[0][1]
+    assert ranks.run(clone_ranks.try_only, "plain(torch.ones(1, 2))") == [None] * 3
+
+
+def test_nothing_of_torchs_private_parts_has_moved(ranks: Cluster) -> None:
+    assert ranks.run(clone_ranks.what_broke) == [[]] * 3
