@@ -10,7 +10,9 @@ midst of it raises and leaves the group aborted: it is begun again with a higher
 from collections.abc import Iterable
 from typing import Any
 
-from nbdist.engine import group, heal, tap
+import torch.distributed as dist
+
+from nbdist.engine import clone, group, heal, tap, training
 
 
 def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
@@ -44,8 +46,14 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         `healed`, `agreed` and `cloned`, as in `recover`.
     """
     try:
+        healed = heal.heal()
+        newcomers = sorted(newcomers)
+        living = set(range(dist.get_world_size())) - set(newcomers)
+        cloned = None
+        if newcomers and living:
+            cloned = clone.clone(min(living), newcomers, step=training.current_step())
         tap.reset_counts()
-        return {"healed": heal.heal(), "agreed": [], "cloned": None}
+        return {"healed": healed, "agreed": [], "cloned": cloned}
     except BaseException:
         # The peers must not wait for this rank, nor any cell use what is half agreed.
         group.abort(generation)

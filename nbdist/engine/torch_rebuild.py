@@ -164,8 +164,9 @@ def restart_static_graphs(newcomers: Iterable[int]) -> None:
     A reducer learns the graph in its first iteration, with one collective more than in the others:
     a newcomer's would meet none of ours. Buckets, hooks and the module stay what they are.
     """
+    ranks = {live.group: live.ranks for live in torch_compat.live_groups()}
     for ddp in torch_modules.live_ddps():
-        members = dist.get_process_group_ranks(ddp.process_group)
+        members = ranks.get(ddp.process_group, ())  # none: its group is gone
         if ddp.static_graph and not set(newcomers).isdisjoint(members):
             buckets, builtin = _bucket_indices(ddp), _builtin_hook(ddp)
             ddp._remove_autograd_hooks()
