@@ -35,6 +35,7 @@ class Commentary:
         gone: Mapping[int, Gone],
         *,
         quiet_since: float | None,
+        culprits: Mapping[int, Gone],
         failed_at: float | None,
         interrupted_at: float | None,
     ) -> None:
@@ -45,6 +46,7 @@ class Commentary:
             running: The ranks that run the cell.
             gone: The other ranks.
             quiet_since: When a rank was last heard of; None when quiet needs no explanation.
+            culprits: The ranks that failed or died of themselves.
             failed_at: When a rank failed or died.
             interrupted_at: When the person interrupted the cell.
         """
@@ -52,7 +54,7 @@ class Commentary:
         if self._is_first("long call", interrupted_at, _LONG_CALL_S, now):
             self.say(explain.not_stopped(watch.last.said, running))
         if interrupted_at is None and self._is_first("computes", failed_at, _STILL_COMPUTES_S, now):
-            self.say(explain.after_failure(gone, running))
+            self.say(explain.after_failure(culprits, running))
         self._live.note(self._quiet_note(watch, running, gone, quiet_since, now))
 
     def _quiet_note(

@@ -67,21 +67,28 @@ def prove(
         gone: The ranks that launched nothing any more already when `before` was asked for.
         world: All ranks.
     """
+    never = frozenset(gone)
+    lasting = _lasting(before, after, gone)
     needs = {
-        rank: _need(wait, missing_in(rank, after, gone, world))
-        for rank, wait in _lasting(before, after, gone).items()
+        rank: _need(wait, missing_in(rank, after, gone, world)) for rank, wait in lasting.items()
     }
     stuck = frozenset(needs)
     while True:
-        held = frozenset(r for r in stuck if _is_held(needs[r], frozenset(gone), stuck))
+        held = frozenset(r for r in stuck if _is_held(needs[r], never, stuck))
         if held == stuck:
             break
         stuck = held
     if not stuck:
         return None
-    never = frozenset(gone)
-    blame = {r: (needs[r].peers & never) or (needs[r].peers & stuck) for r in sorted(stuck)}
-    waits = {rank: wait for rank in stuck if (wait := after[rank].wait) is not None}
+    # Who has come to wait since, for one of these, is as stuck.
+    waits = {r: doing.wait for r, doing in after.items() if doing.wait and r not in gone}
+    needs = {
+        rank: _need(wait, missing_in(rank, after, gone, world)) for rank, wait in waits.items()
+    }
+    while more := {r for r in waits if r not in stuck and _is_held(needs[r], never, stuck)}:
+        stuck |= more
+    waits = {rank: waits[rank] for rank in sorted(stuck)}
+    blame = {r: (needs[r].peers & never) or (needs[r].peers & stuck) for r in waits}
     blamed = frozenset[int]().union(*blame.values())
     reasons = {gone[rank].why for rank in blamed & gone.keys()}
     return Deadlock(blame, _tell(waits, blame, gone), _advice(reasons))

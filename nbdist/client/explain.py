@@ -91,13 +91,12 @@ def quiet_note(
     )
 
 
-def after_failure(gone: Mapping[int, Gone], computing: Sequence[int]) -> str:
+def after_failure(culprits: Mapping[int, Gone], computing: Sequence[int]) -> str:
     """Return the line about ranks that still compute when another has failed or died."""
-    culprits: dict[Gone, list[int]] = {}
-    for rank, how in sorted(gone.items()):
-        if how.is_fault:
-            culprits.setdefault(how, []).append(rank)
-    told = [f"{name_ranks(ranks)} {how.predicate(len(ranks))}" for how, ranks in culprits.items()]
+    alike: dict[Gone, list[int]] = {}
+    for rank, how in sorted(culprits.items()):
+        alike.setdefault(how, []).append(rank)
+    told = [f"{name_ranks(ranks)} {how.predicate(len(ranks))}" for how, ranks in alike.items()]
     one = len(computing) == 1
     return (
         f"{', '.join(told)}; {name_ranks(computing)} still {'computes' if one else 'compute'} and "

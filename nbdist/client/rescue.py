@@ -66,6 +66,7 @@ class Rescue:
         self._watch = Watch(lambda rank: cluster.requests.ask(rank, "control.state", busy=True))
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
+        self._culprits: dict[int, Gone] = {}
         self._passed_on: set[int] = set()  # ranks whose children were interrupted
         self._commentary = Commentary(live, cluster)
         self._cuts: list[Future[Any]] = []
@@ -103,8 +104,11 @@ class Rescue:
             heard_at: When the cell last heard of each running rank (`time.monotonic()`).
         """
         now = time.monotonic()
-        if self._failed_at is None and any(how.is_fault for how in gone.values()):
+        faults = {rank: how for rank, how in gone.items() if how.is_fault}
+        if faults and self._failed_at is None:
             self._failed_at = now
+        if not self.cut:
+            self._culprits = faults  # who fails later was freed
         every_s = self._interval(gone, heard_at, now)
         if self._watch.attend(self._cluster.living(), gone, every_s, now):
             self._conclude()
@@ -121,6 +125,7 @@ class Rescue:
             gone,
             # After a cut whoever waited is on its way.
             quiet_since=None if self.cut or self.interrupted else max(heard_at.values()),
+            culprits=self._culprits,
             failed_at=self._failed_at,
             interrupted_at=self._interrupted_at,
         )

@@ -136,6 +136,15 @@ def test_a_wait_that_changes_between_two_looks_proves_nothing(later: Doing) -> N
     assert prove(before, {0: later, 1: idle()}, gone, frozenset({0, 1})) is None
 
 
+def test_who_has_come_to_wait_between_two_looks_is_named_too() -> None:
+    gone = {1: Gone("finished")}
+    before = {0: waiting(), 1: idle(), 2: computing()}
+    found = prove(before, {**before, 2: waiting()}, gone, frozenset({0, 1, 2}))
+    assert found is not None
+    assert found.ranks == (0, 2)
+    assert "ranks 0, 2 wait for it" in found.text
+
+
 def test_within_backward_only_a_peer_that_never_comes_proves_anything() -> None:
     maybe = waiting(1, is_certain=False)
     assert stuck({0: maybe, 1: idle()}, {1: Gone("finished")}) == (0,)

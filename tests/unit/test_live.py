@@ -90,3 +90,26 @@ def test_a_page_that_breaks_leaves_the_text_for_the_end() -> None:
     live.receive(0, said("bye\n"))
     live.close()
     assert live.outputs[0].text() == "hello\nbye"
+
+
+def test_a_note_stands_below_everything_is_replaced_and_goes() -> None:
+    slots = Seen()
+    live = LiveText(slots, [0])
+    live.receive(0, said("hello\n"))
+    live.note("Nothing has moved for 10 s.")
+    slots.wait_for("hello\nNothing has moved for 10 s.")
+    live.note("Nothing has moved for 11 s.")
+    slots.wait_for("hello\nNothing has moved for 11 s.")
+    live.note(None)
+    live.receive(0, said("on\n"))
+    slots.wait_for("on")
+    assert "Nothing" not in slots.shown[-1]
+    live.close()
+
+
+def test_in_static_mode_no_note_is_shown() -> None:
+    slots = Seen(live=False)
+    live = LiveText(slots, [0])
+    live.note("Nothing has moved for 10 s.")
+    live.close()
+    assert slots.shown == []

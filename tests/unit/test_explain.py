@@ -1,0 +1,90 @@
+"""What is said of ranks in a cell that is merely slow, on plain values."""
+
+from typing import Any
+
+import pytest
+
+from nbdist.client import explain
+from nbdist.client.doing import Doing, Gone, Wait, name_bytes
+
+WAIT = Wait("all_reduce", "0", 7, 8_400_000, 14.2, 9, (0, 1, 2, 3))
+WAITS = Doing("waiting", WAIT, {"0": 7})
+LOADS = Doing("computing", None, {"0": 6}, function="load_batch", line=3)
+
+
+def test_the_quiet_note_names_who_computes_who_waits_and_the_way_out() -> None:
+    note = explain.quiet_note(
+        14.3, {0: LOADS, 1: WAITS, 2: WAITS, 3: WAITS}, [0, 1, 2, 3], gone={}, silent={}
+    )
+    assert note == (
+        "Nothing has moved for 14 s. rank 0 computes in load_batch (line 3); ranks 1-3 wait for it "
+        "in all_reduce no. 7 (8.4 MB, group 0), line 9. Interrupt the kernel (■) to stop; "
+        "variables are kept."
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "silent", "expected"),
+    [
+        ({0: Doing("loading data", line=4)}, {}, "rank 0 loads data (line 4)"),
+        ({0: Doing("idle")}, {}, "rank 0 begins"),
+        ({}, {0: "stopped (SIGSTOP?)"}, "rank 0 does not answer: stopped (SIGSTOP?)"),
+        ({}, {0: ""}, "rank 0 does not answer"),
+        ({0: Doing("waiting", WAIT, {"0": 7})}, {}, f"rank 0 waits in {WAIT}"),
+    ],
+)
+def test_every_state_of_a_rank_has_its_words(
+    said: dict[int, Doing], silent: dict[int, str], expected: str
+) -> None:
+    assert explain.clauses(said, [0], {}, silent) == expected
+
+
+def test_ranks_that_wait_for_different_ones_name_them() -> None:
+    other = Doing("waiting", Wait("barrier", "1", 1, ranks=(2, 3)), {"0": 7, "1": 1})
+    said = {0: LOADS, 1: WAITS, 2: other, 3: Doing("computing", None, {"0": 7}, line=5)}
+    assert explain.clauses(said, [0, 1, 2, 3], {}, {}) == (
+        "rank 0 computes in load_batch (line 3); rank 3 computes (line 5); "
+        "rank 1 waits for rank 0 in all_reduce no. 7 (8.4 MB, group 0), line 9; "
+        "rank 2 waits for rank 3 in barrier no. 1 (group 1)"
+    )
+
+
+def test_a_rank_is_described_in_a_few_words() -> None:
+    said = {0: LOADS, 1: WAITS}
+    assert explain.describe(0, said, {}) == "computing in load_batch (line 3)"
+    assert explain.describe(1, said, {}) == (
+        "waiting 14 s in all_reduce no. 7 (8.4 MB, group 0), line 9 for rank 0"
+    )
+
+
+def test_after_a_failure_the_ranks_that_still_compute_are_named_with_what_ends_them() -> None:
+    culprits = {1: Gone("failed", "ValueError, cell 7, line 3")}
+    assert explain.after_failure(culprits, [2]) == (
+        "rank 1 failed (ValueError, cell 7, line 3); rank 2 still computes and stops at its next "
+        "collective or the cell's end."
+    )
+
+
+def test_what_an_interrupt_has_not_stopped_is_named_with_what_a_second_one_costs() -> None:
+    text = explain.not_stopped({0: LOADS, 1: Doing("computing")}, [0, 1])
+    assert text.startswith(
+        "Rank 0 is still busy in load_batch (line 3). Rank 1 is still inside one long call."
+    )
+    assert "Interrupt again to kill" in text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(4, "4 B"), (4000, "4.0 kB"), (32_000, "32 kB"), (999_999, "1.0 MB"), (8_400_000, "8.4 MB")],
+)
+def test_bytes_are_said_as_people_say_them(size: int, text: str) -> None:
+    assert name_bytes(size) == text
+
+
+def test_an_answer_of_a_rank_is_read_and_what_it_lacks_is_unknown() -> None:
+    wait: dict[str, Any] = {"kind": "recv", "group": "0", "seq": 2, "bytes": 4, "seconds": 1.0}
+    wait |= {"line": "/tmp/ipykernel_nbdist/ab.py:14", "is_certain": True, "peer": 1, "ranks": []}
+    doing = Doing.from_wire({"waiting": wait, "doing": "waiting", "step": 3})
+    assert doing.wait == Wait("recv", "0", 2, 4, 1.0, 14, None, 1)
+    assert doing.counts is None
+    assert doing.step == 3
