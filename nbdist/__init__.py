@@ -24,6 +24,7 @@ _PLACES = {
     "Layout": "nbdist.engine.layout.layout",
     "loader": "nbdist.engine.data",
     "log": "nbdist.engine.training",
+    "keep": "nbdist.engine.keep",
     # on both sides
     "NBDistError": "nbdist.errors",
     "ClusterError": "nbdist.errors",

@@ -70,7 +70,7 @@ class Program:
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
-        from nbdist.engine import training
+        from nbdist.engine import boundary, data, training
 
         self._began = time.perf_counter()
         self.output.begin_cell(options["cell"])
@@ -80,17 +80,23 @@ class Program:
         )
         training.begin_cell()
         self._modes = modes.current()
+        again = bool(options.get("retry"))
+        line = data.begin_cell(resume=again)
+        boundary.begin_cell(again=again)
         chaos.begin_cell()
         where.running = options["cell"]
+        if line and self.rank == 0:
+            print(line)
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine import tap, training
+        from nbdist.engine import boundary, tap, training
 
         chaos.end_cell()
         if result is None or not result.success:
             modes.restore(self._modes)
         steps = training.end_cell()
+        boundary.end_cell(is_failed=getattr(result, "success", None) is not True)
         environment.restore(self.variables)
         cut_bytes, file = self.output.end_cell()
         value = getattr(result, "result", None)
@@ -219,7 +225,7 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine import group, recovery, resize, training
+    from nbdist.engine import group, keep, recovery, resize, training
     from nbdist.engine import tap as tap_module
     from nbdist.engine.layout import layout
 
@@ -251,6 +257,8 @@ def join(
     tap_module.install(tap)
     training.install(here.recorder)
     training.set_enabled(hooks)
+    recovery.install()
+    keep.look_in(lambda: here.kernel.shell.user_ns)
     layout.tell_facts_to(here.recorder.fact)
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(

@@ -17,7 +17,8 @@ def state() -> dict[str, Any]:
 
     Keys: `pid`, `rss_bytes` (resident memory, the highest so far on macOS), `cuda_bytes`
     (allocated by torch), `step` (optimizer steps of the current or last cell), `last` (the newest
-    collective's kind), `group` (generation, re-forms left, backend).
+    collective's kind), `group` (generation, re-forms left, backend), `snapshot` (None, or what is
+    kept of sharded state in memory: `step`, `age_s`, `bytes`; or why it is `refused`).
 
     Where it is: `cell` (number of the cell that runs, or None), `doing` ("idle", "computing",
     "waiting" or "loading data"), `where` (None outside of cells; see `where.main_thread`),
@@ -26,7 +27,7 @@ def state() -> dict[str, Any]:
     How far, since the groups were formed: `counts` (collectives by group), `sent` and `received`
     (messages by "group/peer's global rank").
     """
-    from nbdist.engine import group, tap, training
+    from nbdist.engine import group, snapshot, tap, training
 
     torch = sys.modules["torch"]
     cuda = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
@@ -50,6 +51,7 @@ def state() -> dict[str, Any]:
         "step": training.current_step(),
         "last": tap.last_kind(),
         "group": group.status(),
+        "snapshot": snapshot.status(),
     }
 
 

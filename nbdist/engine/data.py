@@ -5,21 +5,30 @@ says. Nothing in this depends on a rank but which part it takes, so the same glo
 on any number of ranks, and the position is one number: samples *consumed* by all ranks together.
 Workers fetch ahead, so the position counts what the loop was given, not what was fetched.
 
+After a fault each loader goes back to the last boundary (`trail.py`), and when the failed cell is
+run again its loops go on there.
+
 Threads: the loop's. The position is kept by the iterator that the loop drives.
 """
 
 import logging
+import weakref
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from nbdist.engine import boundary
 from nbdist.engine.batches import Shard, cut, mix, part
+from nbdist.engine.trail import Commit, Position, Trail
 from nbdist.errors import UsageError
 
 T = TypeVar("T")
+Spec = tuple[int, int, bool, int, bool]  # what decides which batches a loader gives
 
 _log = logging.getLogger("nbdist.data")
 
@@ -103,6 +112,13 @@ class Loader(DataLoader[T]):
             # ranks, and would make all of them augment alike.
             options["generator"] = torch.Generator()
         super().__init__(dataset, batch_sampler=batches, **options)
+        self._plan: deque[Position | None] = deque()  # of a cell that is run again
+        self._trail = Trail(self._position(), _cell.number)
+        _live.add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _live.add(self)
 
     @property
     def epoch(self) -> int:
@@ -121,6 +137,12 @@ class Loader(DataLoader[T]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Begin the next epoch, or go on with the one whose state was loaded."""
+        if self._plan:
+            planned = self._plan.popleft()
+            if planned is None:
+                self._trail.pass_over(self._position())
+                return iter(())
+            self._stand_at(planned)
         if not self._is_resumed:
             if self._given > 1:
                 self._batches.epoch += 1
@@ -132,7 +154,39 @@ class Loader(DataLoader[T]):
         if self._own_generator:
             seed = mix(self._batches.seed, self._batches.epoch, data_shard().index)
             self.generator.manual_seed(seed)
-        return _Loop(self, super().__iter__(), ends)
+        loop = _Loop(self, super().__iter__(), ends)
+        self._trail.begin_pass(self._position(), weakref.ref(loop))
+        return loop
+
+    def _position(self) -> Position:
+        return Position(self._batches.epoch, self._consumed)
+
+    def _state(self) -> tuple[Position, int, bool]:
+        return self._position(), self._given, self._is_resumed
+
+    def _spec(self) -> Spec:
+        b = self._batches
+        return b.samples, b.global_batch, b.shuffle, b.seed, b.drop_last
+
+    def _go_back(self, commit: Commit) -> None:
+        """Stand where the loader stood at a boundary; its next loop is another pass, as always."""
+        self._batches.epoch, self._consumed = commit.position
+        self._given, self._is_resumed = commit.given, commit.is_resumed
+        self._trail.committed = commit
+
+    def _prepare_again(self, goes_on: bool) -> None:
+        """Prepare for the cell that has failed to be run again."""
+        self._plan.clear()
+        if goes_on:
+            self._plan.extend(self._trail.plan())
+        else:
+            self._go_back(self._trail.began)
+
+    def _stand_at(self, position: Position) -> None:
+        """Let the next loop begin there, also where nothing is left of the epoch."""
+        self._batches.epoch, self._consumed = position
+        self._given = 0
+        self._is_resumed = True
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: the same on every rank, and good for any number of ranks."""
@@ -204,6 +258,7 @@ class _Loop:
             raise
         self._loader._consumed = next(self._ends)
         self._loader._given += 1
+        self._loader._trail.give()
         return batch
 
 
@@ -261,4 +316,100 @@ def loader(
             f"{global_batch}.",
             do="use more samples, fewer ranks, or a smaller batch",
         )
-    return Loader(dataset, _Batches(samples, global_batch, shuffle, seed, drop_last), options)
+    made = Loader(dataset, _Batches(samples, global_batch, shuffle, seed, drop_last), options)
+    _cell.add(made)
+    return made
+
+
+# ---- Cells, boundaries and faults ---------------------------------------------------------------
+
+_Mark = list[tuple[Trail, Commit]]
+_Planned = tuple[Spec, list[Position | None]]
+
+
+@dataclass
+class _Cell:
+    """The loaders of the cell that runs, or has just ended."""
+
+    number: int = 0
+    made: list[tuple[Spec, Trail]] = field(default_factory=list)
+    inherited: list[_Planned] = field(default_factory=list)
+    taken_over: list[_Planned] | None = None  # in a newcomer, which has made none itself
+
+    def plans(self) -> list[_Planned]:
+        """Return where the loaders that this cell makes go on when it is run again."""
+        if self.taken_over is not None:
+            return self.taken_over
+        return [(spec, trail.plan()) for spec, trail in self.made]
+
+    def add(self, new: Loader[Any]) -> None:
+        """Note a loader that this cell makes; run again, the cell makes it go on."""
+        spec, nth = new._spec(), len(self.made)
+        self.made.append((spec, new._trail))
+        if nth < len(self.inherited) and self.inherited[nth][0] == spec:
+            new._plan.extend(self.inherited[nth][1])
+
+
+def begin_cell(*, resume: bool) -> str | None:
+    """Let loops begin as always, or, in a cell that is run again, go on where they stood.
+
+    They go on when what was trained goes on: when the optimizers that stepped were there before
+    the cell that failed. Those that it makes anew start over, and so do the loops.
+
+    Returns:
+        What was decided, for people, where something was.
+    """
+    global _cell
+    failed, _cell = _cell, _Cell(_cell.number + 1)
+    line = None
+    if resume:
+        goes_on = boundary.goes_on()
+        if goes_on:
+            _cell.inherited = failed.plans()
+        for live in list(_live):
+            live._prepare_again(goes_on)
+        plans = [*(plan for _, plan in _cell.inherited), *(one._plan for one in _live)]
+        line = _tell(goes_on, [plan[-1] for plan in plans if plan])
+    for live in list(_live):
+        if not resume:
+            live._plan.clear()
+        live._trail.begin_cell(*live._state(), _cell.number)
+    return line
+
+
+def hand_over() -> list[_Planned]:
+    """Return what a newcomer must know to run the failed cell again."""
+    return _cell.plans()
+
+
+def take_over(planned: list[_Planned]) -> None:
+    """Know, in a newcomer, what `hand_over` told on the rank that it was cloned from."""
+    _cell.taken_over = planned
+
+
+def _tell(goes_on: bool, ends: list[Position | None]) -> str | None:
+    standing = {f"sample {p.consumed:,} of epoch {p.epoch}" for p in ends if p is not None}
+    if goes_on and standing:
+        return f"The cell goes on: its loader stands at {', '.join(sorted(standing))}."
+    if goes_on or not boundary.has_stepped():
+        return None
+    return "The cell starts over: it makes its optimizer anew, and the loader begins where it did."
+
+
+def _take() -> _Mark:
+    """Note every loader's position: an optimizer has stepped on what was given."""
+    return [(live._trail, live._trail.commit(*live._state())) for live in list(_live)]
+
+
+def _restore(mark: _Mark) -> None:
+    """Put every loader back where it stood at a boundary."""
+    commits = {id(trail): commit for trail, commit in mark}
+    for live in list(_live):
+        commit = commits.get(id(live._trail))
+        if commit is not None:
+            live._go_back(commit)
+
+
+_cell = _Cell()
+_live: "weakref.WeakSet[Loader[Any]]" = weakref.WeakSet()
+boundary.also(_take, _restore)

@@ -306,6 +306,11 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     }
 
 
+def store() -> Store:
+    """Return this generation's part of the store. Its waits end when this rank lets go."""
+    return _member().place()
+
+
 def exchange(topic: str, text: str, timeout_s: float) -> dict[int, str]:
     """Tell all ranks a text and return what each has told. All ranks, main thread.
 

@@ -12,7 +12,32 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.engine import clone, group, heal, tap, training
+from nbdist.engine import (
+    boundary,
+    clone,
+    data,
+    group,
+    heal,
+    hook_state,
+    keep,
+    reconcile,
+    snapshot,
+    tap,
+    training,
+    units,
+)
+
+
+def install() -> None:
+    """Begin to keep what a recovery needs, when the rank has joined its group; once is enough."""
+    if boundary.here().is_installed:
+        return
+    boundary.install(units.buffers_of, snapshot.at_boundary)
+    # `heal` puts them back.
+    boundary.also(hook_state.snapshot, lambda _: None)
+    clone.also("steps", boundary.here().hand_over, boundary.here().take_over)
+    clone.also("loaders", data.hand_over, data.take_over)
+    clone.also("kept", keep.kept, keep.take_over)
 
 
 def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
@@ -48,12 +73,14 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
     try:
         healed = heal.heal()
         newcomers = sorted(newcomers)
+        agreed = reconcile.reconcile(newcomers)
         living = set(range(dist.get_world_size())) - set(newcomers)
         cloned = None
         if newcomers and living:
             cloned = clone.clone(min(living), newcomers, step=training.current_step())
+        # What was sent in between is no cell's.
         tap.reset_counts()
-        return {"healed": healed, "agreed": [], "cloned": cloned}
+        return {"healed": healed, "agreed": agreed, "cloned": cloned}
     except BaseException:
         # The peers must not wait for this rank, nor any cell use what is half agreed.
         group.abort(generation)

@@ -14,7 +14,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.utils.data.dataloader as dataloader
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 Undo = Callable[[], None]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -170,6 +173,16 @@ def on_optimizer_step(hook: Callable[[torch.optim.Optimizer], None]) -> Undo:
     """Call `hook` after every `step()` of every `torch.optim` optimizer of the process."""
     handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: hook(optimizer))
     return handle.remove
+
+
+def before_optimizer_step(hook: Callable[[torch.optim.Optimizer, object], None]) -> Undo:
+    """Call `hook(optimizer, closure)` before every `step()` of every `torch.optim` optimizer."""
+
+    def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # torch passes the optimizer once more, as the first of `args`.
+        hook(optimizer, kwargs.get("closure", args[1] if len(args) > 1 else None))
+
+    return register_optimizer_step_pre_hook(before).remove
 
 
 def finished_work() -> Any:

@@ -21,6 +21,7 @@ _WATCHED: tuple[type[Any], ...] = (
     FullyShardedDataParallel,
     torch.amp.GradScaler,
     torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
 )
 
 # A dictionary keeps the order of making, which is the same on all ranks; a set would not.

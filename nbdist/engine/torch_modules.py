@@ -4,8 +4,10 @@ One of the files that make the room for torch's private parts; see `torch_compat
 says what broke when a version moves. Tried with torch 2.13.0 (CPU).
 """
 
+import gc
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -181,6 +183,30 @@ def move_ddp(ddp: Any, group: dist.ProcessGroup) -> None:
     if builtin is not None:
         kind = getattr(distributed.BuiltinCommHookType, builtin.rpartition(".")[2])
         ddp._register_builtin_comm_hook(kind)
+
+
+_replicated: "WeakKeyDictionary[DistributedDataParallel, ref[nn.Module]]" = WeakKeyDictionary()
+
+
+def replicated_by(ddp: DistributedDataParallel) -> nn.Module | None:
+    """Return the module behind which `replicate` keeps this DDP, if it does.
+
+    The DDP itself knows a list of parameters only. Who holds it is searched on the heap, once.
+    """
+    if not isinstance(ddp.module, nn.ParameterList):
+        return None
+    known = _replicated.get(ddp)
+    if known is None:
+        holders = [
+            h if isinstance(h, dict) else vars(h)
+            for h in gc.get_referrers(ddp)
+            if isinstance(h, dict) or hasattr(h, "__dict__")
+        ]
+        modules = [h["module"] for h in holders if h.get("_ddp") is ddp and "module" in h]
+        if not modules:
+            return None
+        known = _replicated[ddp] = ref(modules[0])
+    return known()
 
 
 def broadcast_coalesced(tensors: list[torch.Tensor], source: int) -> None:

@@ -1,0 +1,315 @@
+"""Keep what a lost step spoils as it was at the last boundary: the end of an optimizer step.
+
+A forward draws random numbers and moves running statistics, a loop takes batches; a fault then
+loses the step, and when it is made again all of that must be as before it. So at each boundary, and
+when a cell begins, this notes the state of torch's generators, copies small buffers of wrapped
+models (batch norm's statistics) and asks those who have registered (`also`: loaders). Python's and
+numpy's generators are left out: reading them costs more than all the rest.
+
+It also counts the steps of every optimizer, which is how ranks find out that one has lost a step.
+
+Hooks on `torch.optim.Optimizer.step`, on whatever thread calls it; the rest on the main thread. A
+hook that fails is taken out and logged, and training goes on: `status` says so.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import torch
+
+from nbdist.engine import torch_hooks, torch_live
+
+BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum
+
+_log = logging.getLogger("nbdist.boundary")
+
+Take = Callable[[], Any]
+Restore = Callable[[Any], None]
+Optimizer = torch.optim.Optimizer
+NamedTensor = tuple[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Steps:
+    """What one optimizer has done since it was made."""
+
+    whole: int = 0
+    begun: int = 0
+    versions: tuple[int, ...] | None = None  # of its parameters, when a step with a closure began
+
+    def is_torn(self, optimizer: Optimizer) -> bool:
+        """Return whether a step was begun, has changed something and was not ended.
+
+        A closure (forward and backward, as Lightning does it) may fail before anything is changed.
+        """
+        if self.begun == self.whole:
+            return False
+        return self.versions is None or self.versions != _versions(optimizer)
+
+    def settle(self, whole: int) -> None:
+        """Count `whole` steps, none of them half done."""
+        self.whole = self.begun = whole
+        self.versions = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The state at one boundary. Values, never changed afterwards, but for the buffers' copies."""
+
+    rng: torch.Tensor
+    cuda_rng: torch.Tensor | None
+    others: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class _Buffer:
+    live: "ref[torch.Tensor]"
+    copy: torch.Tensor
+    version: int  # of the live one when it was copied
+    is_silent: bool  # batch norm writes its statistics without a new version
+
+    def moved(self) -> torch.Tensor | None:
+        """Return the live buffer if it may have changed since it was copied."""
+        live = self.live()
+        if live is None or (live._version == self.version and not self.is_silent):
+            return None
+        return live
+
+
+class Boundary:
+    """The last boundary of this rank."""
+
+    def __init__(self) -> None:
+        self.steps: WeakKeyDictionary[Optimizer, Steps] = WeakKeyDictionary()
+        self.last: Mark | None = None
+        self.cell_began: Mark | None = None
+        # Called once, when the next step begins: what follows a step, a scheduler's, is done then.
+        self.before_next_step: Callable[[], None] | None = None
+        self.broken: str | None = None
+        self._others: list[tuple[Take, Restore]] = []
+        self._before_cell: WeakSet[Optimizer] = WeakSet()
+        self._stepped: WeakSet[Optimizer] = WeakSet()
+        self._has_stepped = self._goes_on = False
+        self._inside: Optimizer | None = None  # whose step runs: others within it belong to it
+        self._buffers: list[_Buffer] = []
+        self._undo: list[torch_hooks.Undo] = []
+        self._main = threading.main_thread().ident
+        self._is_failed = True  # the cell; until a cell says otherwise
+        self._find_buffers: Callable[[Optimizer], Iterable[NamedTensor]] = _no_buffers
+        self._after: Callable[[Optimizer, int], None] = _do_nothing
+
+    def install(
+        self,
+        find_buffers: Callable[[Optimizer], Iterable[NamedTensor]],
+        after: Callable[[Optimizer, int], None],
+    ) -> None:
+        """Put the hooks in place. Once a process, before any optimizer is made.
+
+        Args:
+            find_buffers: Returns the buffers of what an optimizer trains, by name, once a cell.
+            after: Called at each boundary with the optimizer and the number of its steps.
+        """
+        self._find_buffers, self._after = find_buffers, after
+        self._main = threading.main_thread().ident
+        if not self._undo:
+            self._undo = [
+                torch_hooks.before_optimizer_step(self._before_step),
+                torch_hooks.on_optimizer_step(self._after_step),
+            ]
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the hooks are in place."""
+        return bool(self._undo)
+
+    # -- hooks
+
+    def _before_step(self, optimizer: Optimizer, closure: object) -> None:
+        steps = self.steps.get(optimizer)
+        if steps is None:
+            steps = self.steps[optimizer] = Steps()
+        if steps.begun != steps.whole:  # one that failed, and nobody minded
+            steps.begun = steps.whole
+        if self.before_next_step is not None:
+            late, self.before_next_step = self.before_next_step, None
+            late()
+        steps.begun += 1
+        steps.versions = None if closure is None else _versions(optimizer)
+        if self._inside is None and threading.get_ident() == self._main:
+            self._inside = optimizer
+
+    def _after_step(self, optimizer: Optimizer) -> None:
+        steps = self.steps.get(optimizer)
+        if steps is None:
+            return  # made before the hooks were there
+        steps.whole = steps.begun
+        if self._inside is not optimizer:
+            return
+        self._inside = None
+        try:
+            if optimizer not in self._stepped:
+                self._first_step(optimizer)
+            self.last = self.take()
+            self._after(optimizer, steps.whole)
+        except Exception as error:
+            self.broken = f"{type(error).__name__}: {error}"
+            _log.exception("Boundaries are not kept any more")
+            self.remove()
+
+    def _first_step(self, optimizer: Optimizer) -> None:
+        """Note the optimizer's first step in this cell."""
+        self._goes_on = optimizer in self._before_cell and (self._goes_on or not self._stepped)
+        self._stepped.add(optimizer)
+        self._has_stepped = True
+        self._watch_buffers(self._find_buffers(optimizer))
+
+    def remove(self) -> None:
+        """Take the hooks out."""
+        for undo in self._undo:
+            undo()
+        self._undo = []
+
+    # -- boundaries
+
+    def begin_cell(self, *, again: bool) -> None:
+        """Note the state in which a cell begins.
+
+        Args:
+            again: It is the one that has failed. Where its training cannot go on, it starts with
+                the random numbers with which it had started.
+        """
+        if again and not self.goes_on() and self.cell_began is not None:
+            _set_rng(self.cell_began)
+        self._stepped.clear()
+        self._inside = None
+        self._before_cell = WeakSet([*torch_live.live(Optimizer), *self.steps])
+        self._has_stepped = self._goes_on = False
+        self._is_failed = True
+        self.cell_began = self.last = self.take()
+
+    def end_cell(self, *, is_failed: bool) -> None:
+        """Note how the cell has ended: where it ended well there is nothing to go back from."""
+        self._is_failed = is_failed
+
+    def has_stepped(self) -> bool:
+        """Return whether an optimizer has stepped in the last cell."""
+        return self._has_stepped
+
+    def goes_on(self) -> bool:
+        """Return whether the optimizers that stepped in the last cell were there before it."""
+        return self._goes_on
+
+    def hand_over(self) -> dict[str, Any]:
+        """Return what a newcomer must know, the optimizers of whole parameters among it."""
+        return {
+            "steps": [
+                (optimizer, steps.whole)
+                for optimizer, steps in self.steps.items()
+                if not any(hasattr(p, "device_mesh") for p in optimizer.param_groups[0]["params"])
+            ],
+            "has_stepped": self._has_stepped,
+            "goes_on": self._goes_on,
+        }
+
+    def take_over(self, told: dict[str, Any]) -> None:
+        """Know, in a newcomer, what `hand_over` told on the rank that it was cloned from."""
+        for optimizer, whole in told["steps"]:
+            torch_live.remember(Optimizer, optimizer)
+            self.steps.setdefault(optimizer, Steps()).settle(whole)
+        self._has_stepped, self._goes_on = told["has_stepped"], told["goes_on"]
+
+    def take(self) -> Mark:
+        """Note the state now, and return it."""
+        moved = [(buffer, live) for buffer in self._buffers if (live := buffer.moved()) is not None]
+        if moved:
+            with torch.no_grad():
+                torch._foreach_copy_([b.copy for b, _ in moved], [live for _, live in moved])
+            for buffer, live in moved:
+                buffer.version = live._version
+        return Mark(
+            torch.default_generator.get_state(),
+            torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+            tuple(take() for take, _ in self._others),
+        )
+
+    def restore(self, mark: Mark | None = None) -> bool:
+        """Go back to a mark, by default the last one of a cell that failed.
+
+        Buffers go back with the last one only: a snapshot has its own.
+
+        Returns:
+            Whether there was one.
+        """
+        chosen = mark or (self.last if self._is_failed else None)
+        if chosen is None:
+            return False
+        if mark is None:
+            for buffer in self._buffers:
+                live = buffer.moved()
+                if live is not None:
+                    with torch.no_grad():
+                        live.copy_(buffer.copy)
+                    buffer.version = live._version
+        _set_rng(chosen)
+        for (_, restore), value in zip(self._others, chosen.others, strict=False):
+            restore(value)
+        return True
+
+    def also(self, take: Take, restore: Restore) -> None:
+        """Keep something else: `take` returns a value that is never changed, `restore` takes it."""
+        self._others.append((take, restore))
+
+    def _watch_buffers(self, buffers: Iterable[NamedTensor]) -> None:
+        known = {id(live) for buffer in self._buffers if (live := buffer.live()) is not None}
+        self._buffers = [buffer for buffer in self._buffers if buffer.live() is not None]
+        room = BUFFER_BYTES - sum(buffer.copy.nbytes for buffer in self._buffers)
+        for name, live in sorted(buffers, key=lambda pair: pair[1].nbytes):
+            if id(live) not in known and live.nbytes <= room:
+                room -= live.nbytes
+                is_silent = name.rpartition(".")[2] in ("running_mean", "running_var")
+                self._buffers.append(
+                    _Buffer(ref(live), live.detach().clone(), live._version, is_silent)
+                )
+
+
+def _no_buffers(_optimizer: Optimizer) -> Iterable[NamedTensor]:
+    """Say of every optimizer that what it trains has no buffers."""
+    return ()
+
+
+def _do_nothing(_optimizer: Optimizer, _steps: int) -> None:
+    """Stand for what follows a boundary."""
+
+
+def _set_rng(mark: Mark) -> None:
+    torch.default_generator.set_state(mark.rng)
+    if mark.cuda_rng is not None:
+        torch.cuda.set_rng_state(mark.cuda_rng)
+
+
+def _versions(optimizer: Optimizer) -> tuple[int, ...]:
+    return tuple(
+        getattr(parameter, "_local_tensor", parameter)._version
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
+
+
+_here = Boundary()
+
+install = _here.install
+also = _here.also
+begin_cell = _here.begin_cell
+end_cell = _here.end_cell
+has_stepped = _here.has_stepped
+goes_on = _here.goes_on
+restore = _here.restore
+
+
+def here() -> Boundary:
+    """Return the boundary of this process."""
+    return _here

@@ -1,0 +1,120 @@
+"""Bring all ranks to the same step after a fault: carry out what `agreement` decides.
+
+Main thread of every rank, at the same time, when the group has been formed anew and healed.
+"""
+
+import gc
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbdist.engine import (
+    agreement,
+    boundary,
+    group,
+    parcel,
+    refusals,
+    snapshot,
+    unit_state,
+    units,
+)
+from nbdist.engine.agreement import Decision, Report
+from nbdist.errors import ClusterError
+
+TIMEOUT_S = 20.0  # for the ranks to hear of each other
+
+
+def reconcile(newcomers: Iterable[int]) -> list[str]:
+    """Compare the units' steps on all ranks, and make them equal.
+
+    A rank that copies a step it had lost has done all of that step but the update: its random
+    numbers, buffers and loaders are those of the boundary it now stands at. All others go back to
+    their last one.
+
+    Args:
+        newcomers: Ranks that hold nothing yet.
+
+    Returns:
+        What was done, for people; the same on every rank.
+
+    Raises:
+        ClusterError: A rank did not answer in time.
+    """
+    new = sorted(newcomers)
+    mine, reports = _exchange("units")
+    if agreement.has_unmatched(reports, new):
+        # Old models that a cycle keeps, on some of the ranks: all look again without them.
+        del mine
+        gc.collect()
+        mine, reports = _exchange("units again")
+    snapshot.forget_schedules()
+    rank = dist.get_rank()
+    mark: boundary.Mark | None = None
+    has_copied = False
+    decisions = agreement.decide(reports, new)
+    for decision in decisions:
+        if rank not in decision.places:
+            continue
+        unit = mine[decision.places[rank]]
+        if decision.action == "copy":
+            has_copied |= _copy(unit, decision, rank)
+        elif decision.action == "roll back":
+            mark = snapshot.put_back(unit, decision.steps) or mark
+        else:
+            _refuse(unit, decision)
+        unit.settle(decision.steps)
+    if has_copied:
+        boundary.here().last = boundary.here().take()
+    else:
+        boundary.restore(mark)
+    return [decision.line for decision in decisions]
+
+
+def _exchange(topic: str) -> tuple[list[units.Unit], dict[int, Sequence[Report]]]:
+    """Return this rank's units, and what every rank says of its own."""
+    mine = units.find()
+    said = agreement.to_json([unit.report(snapshot.held(unit)) for unit in mine])
+    heard = group.exchange(topic, said, TIMEOUT_S)
+    return mine, {rank: agreement.from_json(text) for rank, text in heard.items()}
+
+
+def _copy(unit: units.Unit, decision: Decision, rank: int) -> bool:
+    """Take part in a copy; returns whether this rank now stands where another did."""
+    if rank == decision.source:
+        frame, tensors = unit_state.read(unit, buffers=False)
+        frame["schedule"] = unit_state.read_schedule(unit)
+        for other in decision.behind:
+            parcel.send(frame, tensors, other)
+    elif rank in decision.behind:
+        frame, tensors = parcel.receive(decision.source)
+        unit_state.put_back(unit, frame, tensors)
+        return True
+    return False
+
+
+def _refuse(unit: units.Unit, decision: Decision) -> None:
+    """Let the unit's next forward and step raise, until it has been given a whole state."""
+    error = ClusterError(
+        f"{unit.name} cannot be trained on: its state is not whole.",
+        why=decision.line,
+        do="build it again, or load a checkpoint into it on every rank",
+    )
+    handles = [_refuse_steps(optimizer, error) for optimizer in unit.optimizers]
+
+    def allow(module: torch.nn.Module, _keys: object) -> None:
+        refusals.allow(module)
+        for handle in handles:
+            handle.remove()
+
+    for module in unit.modules:
+        refusals.refuse(module, error)
+        module.register_load_state_dict_post_hook(allow)
+
+
+def _refuse_steps(optimizer: torch.optim.Optimizer, error: ClusterError) -> Any:
+    def refuse(_optimizer: object, _args: object, _kwargs: Mapping[str, object]) -> None:
+        raise type(error)(error.what, why=error.why, do=error.do)
+
+    return optimizer.register_step_pre_hook(refuse)

@@ -1,0 +1,250 @@
+"""Snapshots in memory of sharded units: what a fault takes one step apart can go back together.
+
+Taken at a boundary, and by all ranks at the same one: after a unit's first step, and then when its
+lowest rank says so. That rank looks at its own clock (at most every 30 s, and so that snapshots
+take no more than 1 % of the time) and writes the step at which the next one is due into the store,
+far enough ahead for the others, which look there once a second. Who comes too late has no snapshot
+of that step, which is found out when snapshots are compared (`agreement.py`).
+
+The one before is kept until two more steps are made: by then no rank can have lost the step of the
+newest. Main thread, but `status`.
+"""
+
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from nbdist.engine import boundary, group, memory, unit_state, units
+from nbdist.engine.agreement import Steps
+
+INTERVAL_S = 30.0
+TIME_SHARE = 0.01
+MEMORY_SHARE = 0.5
+POLL_S = 1.0
+SETTLED_AFTER = 2  # steps after which no rank can have lost the one of a snapshot
+
+_log = logging.getLogger("nbdist.snapshot")
+
+
+# ---- Decisions ----------------------------------------------------------------------------------
+
+
+def next_at(taken_at: float, took_s: float) -> float:
+    """Return when the next snapshot is due, on the clock of `taken_at`."""
+    return taken_at + max(INTERVAL_S, took_s / TIME_SHARE)
+
+
+def margin(step_s: float) -> int:
+    """Return how many steps ahead a snapshot is announced, so that all ranks hear of it in time."""
+    return 2 + math.ceil(2 * POLL_S / max(step_s, 1e-4))
+
+
+def refusal(size_bytes: int, free_bytes: int, ranks: int) -> str | None:
+    """Return why a snapshot of this size is not taken, or None where it is.
+
+    Args:
+        size_bytes: What this rank would keep.
+        free_bytes: What the machine has left.
+        ranks: On this machine; all of them take theirs at the same time.
+    """
+    if size_bytes * ranks <= MEMORY_SHARE * free_bytes:
+        return None
+    what = f"{size_bytes * ranks / 1e9:.2g} GB on this machine"
+    return (
+        f"No snapshot of the sharded state is kept: it would take {what}, more than half of the "
+        f"{free_bytes / 1e9:.2g} GB that are free. Ranks that a fault leaves one step apart "
+        "cannot go back together then."
+    )
+
+
+# ---- Taking and putting back --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    steps: Steps
+    at: float
+    frame: dict[str, Any]
+    tensors: list[torch.Tensor]
+    mark: boundary.Mark | None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+@dataclass
+class _Series:
+    """The snapshots of one sharded unit."""
+
+    key: str
+    is_leader: bool
+    kept: deque[_Snapshot] = field(default_factory=lambda: deque(maxlen=2))
+    kept_at_step: int = 0  # of the optimizer, when the newest was taken
+    target: int | None = None  # step of the next one
+    next_at: float = 0.0
+    polled_at: float = 0.0
+    last_step_at: float = 0.0
+    step_s: float = 0.0
+    refused: str | None = None
+
+
+_series: "WeakKeyDictionary[torch.optim.Optimizer, _Series | None]" = WeakKeyDictionary()
+_status: dict[str, Any] | None = None  # replaced, never changed: any thread may read it
+_free_bytes: Callable[[], int] = memory.free_bytes
+
+
+def at_boundary(optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Take a snapshot if one is due. Called at each boundary with the optimizer's steps."""
+    series = _series.get(optimizer)
+    if series is None:
+        if optimizer in _series:
+            return
+        series = _series[optimizer] = _new_series(optimizer)
+        if series is None:
+            return
+    now = time.monotonic()
+    series.step_s, series.last_step_at = now - series.last_step_at, now
+    if len(series.kept) == 2 and steps >= series.kept_at_step + SETTLED_AFTER:
+        series.kept.popleft()
+    if steps == 1 or steps == series.target:
+        series.target = None
+        _take(optimizer, series, steps)
+        return
+    try:
+        (_lead if series.is_leader else _follow)(series, steps, now)
+    except Exception as error:
+        if not group.was_released(error):
+            raise
+        # A fault elsewhere: this rank has let go, and will hear of it at its next collective.
+
+
+def held(unit: units.Unit) -> list[tuple[Steps, float]]:
+    """Return the steps of the unit's snapshots on this rank and their ages in s, newest first."""
+    series = _series_of(unit)
+    now = time.monotonic()
+    return [] if series is None else [(one.steps, now - one.at) for one in reversed(series.kept)]
+
+
+def put_back(unit: units.Unit, steps: Steps) -> boundary.Mark | None:
+    """Bring the unit back to its snapshot of `steps`; returns the boundary at which it was taken.
+
+    Raises:
+        LookupError: There is none.
+    """
+    series = _series_of(unit)
+    chosen = None
+    if series is not None:
+        chosen = next((one for one in series.kept if one.steps == steps), None)
+    if series is None or chosen is None:
+        raise LookupError(f"this rank has no snapshot of {unit.name} at {steps}")
+    unit_state.put_back(unit, chosen.frame, chosen.tensors)
+    series.target, series.kept_at_step = None, steps[0]
+    return chosen.mark
+
+
+def forget_schedules() -> None:
+    """Drop what was announced before a fault: not all ranks may have heard of it."""
+    for series in _series.values():
+        if series is not None:
+            series.target = None
+
+
+def forget_kinds() -> None:
+    """Look again, in each cell, at what every optimizer trains."""
+    for optimizer, series in list(_series.items()):
+        if series is None:
+            del _series[optimizer]
+
+
+def status() -> dict[str, Any] | None:
+    """Return the newest snapshot's `step`, `age_s` and `bytes`, or why it is `refused`. Any thread.
+
+    None: no unit on this rank needs one.
+    """
+    known = _status
+    if known is None or "refused" in known:
+        return known
+    return {
+        "step": known["step"],
+        "age_s": time.monotonic() - known["at"],
+        "bytes": known["bytes"],
+    }
+
+
+def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
+    unit = units.unit_of(optimizer)
+    if unit is None or unit.kind != "sharded":
+        return None
+    key = f"snapshot/{unit.signature}/{'-'.join(map(str, unit.ranks))}"
+    return _Series(
+        key, is_leader=unit.ranks[0] == torch.distributed.get_rank(), last_step_at=time.monotonic()
+    )
+
+
+def _series_of(unit: units.Unit) -> _Series | None:
+    return next((s for o in unit.optimizers if (s := _series.get(o)) is not None), None)
+
+
+def _lead(series: _Series, steps: int, now: float) -> None:
+    if series.target is None and now >= series.next_at:
+        series.target = steps + margin(series.step_s)
+        group.store().set(series.key, str(series.target))
+
+
+def _follow(series: _Series, steps: int, now: float) -> None:
+    if series.target is not None and series.target > steps:
+        return
+    if now < series.polled_at + POLL_S:
+        return
+    series.polled_at = now
+    store = group.store()
+    if store.check([series.key]):
+        series.target = int(store.get(series.key))
+
+
+def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None:
+    global _status
+    began = time.monotonic()
+    unit = units.unit_of(optimizer)
+    if unit is None:
+        return
+    frame, live = unit_state.read(unit, buffers=True)
+    size = sum(tensor.nbytes for tensor in live)
+    why = refusal(size, _free_bytes(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if why is not None:
+        if series.refused is None:
+            _log.warning(why)
+        series.refused = why
+        _status = {"refused": why}
+        series.next_at = next_at(began, 0.0)
+        return
+    series.refused = None
+    copies = [_copied(tensor) for tensor in live]
+    if any(tensor.is_cuda for tensor in live):
+        torch.cuda.synchronize()
+    # The frame holds plain values that optimizers and schedulers replace, not change.
+    series.kept.append(_Snapshot(unit.steps(), began, frame, copies, boundary.here().last))
+    series.kept_at_step = steps
+
+    def read_schedule() -> None:
+        frame["schedule"] = unit_state.read_schedule(unit)
+
+    boundary.here().before_next_step = read_schedule
+    series.next_at = next_at(time.monotonic(), time.monotonic() - began)
+    _status = {"step": steps, "at": began, "bytes": size}
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_cuda:
+        return tensor.clone()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

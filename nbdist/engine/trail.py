@@ -1,0 +1,126 @@
+"""Remember how far the loops over one loader came in a cell, and where they go on. Pure: no torch.
+
+A *pass* is one `for` over a loader. What a pass was given counts once an optimizer has stepped on
+it: at each boundary (the end of an optimizer step) the trail is committed. After a fault the
+position goes back to what was committed; when the cell is run again, its passes are matched with
+those of the run that failed, one by one:
+
+- a pass that had trained and was over is done: the loop gets nothing;
+- the one in whose midst the last boundary lay goes on there, and ends as usual;
+- a mere look (no step was made on it) begins where it had begun.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MAX_PASSES = 10_000  # of one loader in one cell; beyond, all go on from the committed position
+
+
+class Position(NamedTuple):
+    """Where a loader stands: samples `consumed` of an epoch, by all ranks together."""
+
+    epoch: int
+    consumed: int
+
+
+class Commit(NamedTuple):
+    """A loader at a boundary.
+
+    `given` counts the batches of the running pass, `passes` those begun in `cell` so far;
+    `is_resumed` says that the next pass goes on from here, and is no new epoch.
+    """
+
+    position: Position
+    given: int
+    is_resumed: bool
+    passes: int
+    cell: int
+
+
+@dataclass(slots=True)
+class _Pass:
+    start: Position
+    has_trained: bool = False
+
+
+class Trail:
+    """The passes of one cell over one loader."""
+
+    def __init__(self, position: Position, cell: int) -> None:
+        self._passes: list[_Pass] = []
+        self._cell = cell
+        self._is_alive: Callable[[], object] = _is_over
+        self._moved = False  # the running pass was given a batch since the last boundary
+        self.began = Commit(position, 0, False, 0, cell)
+        self.committed = self.began
+
+    def begin_cell(self, position: Position, given: int, is_resumed: bool, cell: int) -> None:
+        """Forget the passes of the cell before."""
+        self._passes, self._cell = [], cell
+        self._is_alive, self._moved = _is_over, False
+        self.began = self.committed = Commit(position, given, is_resumed, 0, cell)
+
+    def __getstate__(self) -> dict[str, object]:
+        # A loader travels to a newcomer; the loop that runs here does not.
+        return {**self.__dict__, "_is_alive": _is_over}
+
+    def begin_pass(self, start: Position, is_alive: Callable[[], object]) -> None:
+        """Note that a loop begins.
+
+        Args:
+            start: Where.
+            is_alive: Tells later, by a true value, that the loop goes on: it has not ended, and
+                was not left by `break`.
+        """
+        self._add(_Pass(start))
+        self._is_alive, self._moved = is_alive, False
+
+    def pass_over(self, start: Position) -> None:
+        """Note that a loop gets nothing, for it was done when this cell ran before."""
+        self._add(_Pass(start, has_trained=True))
+        self._is_alive, self._moved = _is_over, False
+
+    def give(self) -> None:
+        """Note that the running loop gets a batch."""
+        self._moved = True
+
+    def _add(self, one: _Pass) -> None:
+        if len(self._passes) < MAX_PASSES:
+            self._passes.append(one)
+
+    def commit(self, position: Position, given: int, is_resumed: bool) -> Commit:
+        """Note a boundary; what the running pass was given has been trained on."""
+        if self._moved:
+            if self._is_alive() and self._passes:
+                self._passes[-1].has_trained = True
+            self._moved = False
+        here = Commit(position, given, is_resumed, len(self._passes), self._cell)
+        if here != self.committed:
+            self.committed = here
+        return self.committed
+
+    def plan(self) -> list[Position | None]:
+        """Return where the passes of this cell begin when it is run again; None: it is done.
+
+        Passes beyond the plan begin as usual.
+        """
+        if self.committed.cell != self._cell:  # rolled back beyond the cell's beginning
+            return [self.committed.position] if self._passes else []
+        passes = self._passes[: self.committed.passes]
+        trained = [i for i, one in enumerate(passes) if one.has_trained]
+        if not trained:
+            return []
+        last = trained[-1]
+        if len(self._passes) == MAX_PASSES:
+            return [self.committed.position]
+        return [
+            self.committed.position if i == last else None if one.has_trained else one.start
+            for i, one in enumerate(passes)
+            if i <= last
+        ]
+
+
+def _is_over() -> bool:
+    """Stand for a loop that does not run."""
+    return False

@@ -1,0 +1,128 @@
+"""Read the whole state of a unit on this rank, and put such a state back in place.
+
+A state is a frame (nested plain values, with a `Slot` where a tensor stands) and the tensors. Put
+back, values are copied into the tensors that are there: no object is replaced that anyone holds.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nbdist.engine.units import Unit, local, parameters_of
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a tensor stands in a frame."""
+
+    number: int
+
+
+def read(unit: Unit, *, buffers: bool) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """Return the unit's state now: the frame, and the live tensors themselves.
+
+    Args:
+        unit: Whose state.
+        buffers: With the buffers of its modules.
+    """
+    tensors: list[torch.Tensor] = []
+    frame = {
+        "parameters": _take(list(unit.parameters), tensors),
+        "buffers": _take(list(unit.buffers.values()), tensors) if buffers else None,
+        "optimizers": [
+            {
+                "kind": type(optimizer).__name__,
+                "state": [_take(optimizer.state.get(p), tensors) for p in parameters_of(optimizer)],
+            }
+            for optimizer in _real(unit)
+        ],
+        "schedule": None,
+    }
+    return frame, tensors
+
+
+def read_schedule(unit: Unit) -> dict[str, Any]:
+    """Return the options of the unit's optimizers (learning rates) and its schedulers' state.
+
+    A scheduler steps after the optimizer: at a boundary it is too early to read it.
+    """
+    return {
+        "groups": [
+            [
+                {name: copy.deepcopy(v) for name, v in group.items() if name != "params"}
+                for group in optimizer.param_groups
+            ]
+            for optimizer in _real(unit)
+        ],
+        "schedulers": [copy.deepcopy(s.state_dict()) for s in unit.schedulers],
+    }
+
+
+@torch.no_grad()
+def put_back(unit: Unit, frame: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+    """Give the unit a state that was read here, or on a rank that holds the same model."""
+    for parameter, slot in zip(unit.parameters, frame["parameters"], strict=True):
+        _fill(slot, parameter, tensors)
+    if frame["buffers"] is not None:
+        for buffer, slot in zip(unit.buffers.values(), frame["buffers"], strict=True):
+            _fill(slot, buffer, tensors)
+    for optimizer, saved in zip(_real(unit), frame["optimizers"], strict=False):
+        for parameter, state in zip(parameters_of(optimizer), saved["state"], strict=True):
+            if state is None:
+                optimizer.state.pop(parameter, None)
+            else:
+                optimizer.state[parameter] = _fill(state, optimizer.state.get(parameter), tensors)
+    if frame["schedule"] is not None:
+        _put_back_schedule(unit, frame["schedule"])
+
+
+def _put_back_schedule(unit: Unit, schedule: dict[str, Any]) -> None:
+    for optimizer, groups in zip(_real(unit), schedule["groups"], strict=False):
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            for name, value in values.items():
+                if isinstance(group.get(name), torch.Tensor):
+                    group[name].copy_(value)
+                else:
+                    group[name] = copy.deepcopy(value)
+    for scheduler, state in zip(unit.schedulers, schedule["schedulers"], strict=False):
+        # A copy: the scheduler keeps what it is given, and a frame may be needed twice.
+        scheduler.load_state_dict(copy.deepcopy(state))
+
+
+def _real(unit: Unit) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that hold state: the one inside a ZeroRedundancyOptimizer."""
+    return [getattr(optimizer, "optim", optimizer) for optimizer in unit.optimizers]
+
+
+def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        tensors.append(local(value).detach())
+        return Slot(len(tensors) - 1)
+    if isinstance(value, dict):
+        return {key: _take(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_take(item, tensors) for item in value)
+    return value
+
+
+def _fill(saved: Any, live: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(saved, Slot):
+        tensor = tensors[saved.number]
+        if isinstance(live, torch.Tensor) and local(live).shape == tensor.shape:
+            local(live).detach().copy_(tensor)
+            return live
+        return tensor.clone()
+    if isinstance(saved, dict):
+        live = live if isinstance(live, dict) else {}
+        for key in set(live) - set(saved):
+            del live[key]
+        for key, item in saved.items():
+            live[key] = _fill(item, live.get(key), tensors)
+        return live
+    if type(saved) in (list, tuple):
+        there = live if isinstance(live, list | tuple) and len(live) == len(saved) else ()
+        pairs = zip(saved, there or [None] * len(saved), strict=True)
+        return type(saved)(_fill(item, other, tensors) for item, other in pairs)
+    return saved

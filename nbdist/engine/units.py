@@ -1,0 +1,216 @@
+"""Find this rank's *units*: each wrapped model with the optimizers that hold its parameters.
+
+Only wrapped models are units: ranks that train on their own differ rightfully, and are never
+compared. *Replicated* is DDP, also behind composable `replicate`; *sharded* is an optimizer whose
+parameters are DTensors (FSDP2, tensor parallel), shards of FSDP1 or a pipeline stage's, or whose
+state is cut over the ranks (ZeroRedundancyOptimizer).
+
+Main thread. Nothing is searched on the heap but pipelines, where they are used.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+
+from nbdist.engine import boundary, keep, torch_live, torch_modules, torch_pipeline, torch_sharded
+from nbdist.engine.agreement import Kind, Report, Steps
+
+Optimizer = torch.optim.Optimizer
+
+
+@dataclass
+class Unit:
+    """One wrapped model on this rank.
+
+    Attributes:
+        kind: Replicated or sharded.
+        name: For people.
+        ranks: Global ranks that train it together.
+        parameters: In an order that is the same on all of them.
+        modules: The modules that are called: the wrapper, or the module under it.
+        optimizers: Those that hold its parameters, the newest first.
+        schedulers: Those of its optimizers, the newest first.
+        is_alike: Whether parameters have the same shapes on all ranks: not in pipelines.
+    """
+
+    kind: Kind
+    name: str
+    ranks: tuple[int, ...]
+    parameters: list[torch.Tensor]
+    modules: list[nn.Module]
+    optimizers: list[Optimizer]
+    schedulers: list[Any] = field(default_factory=list)
+    is_alike: bool = True
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers of its modules, each once."""
+        found = {
+            id(buffer): (f"{i}.{name}", buffer)
+            for i, module in enumerate(self.modules)
+            for name, buffer in module.named_buffers()
+            if buffer.numel()
+        }
+        return dict(found.values())
+
+    @property
+    def signature(self) -> str:
+        """A text that is the same on all ranks of the unit, and differs between models."""
+        if not self.is_alike:
+            return "parts"
+        table = [(tuple(p.shape), str(p.dtype)) for p in self.parameters]
+        return hashlib.blake2b(repr(table).encode(), digest_size=8).hexdigest()
+
+    def steps(self) -> Steps:
+        """Return what its optimizers and then its schedulers have done."""
+        counts = boundary.here().steps
+        made = [counts[o].whole if o in counts else 0 for o in self.optimizers]
+        return (*made, *(int(s.last_epoch) for s in self.schedulers))
+
+    def settle(self, steps: Steps) -> None:
+        """Count as all ranks do now."""
+        for optimizer, made in zip(self.optimizers, steps, strict=False):
+            boundary.here().steps.setdefault(optimizer, boundary.Steps()).settle(made)
+
+    def report(self, snapshots: Iterable[tuple[Steps, float]] = ()) -> Report:
+        """Return what the other ranks need to know of it."""
+        counts = boundary.here().steps
+        return Report(
+            kind=self.kind,
+            name=self.name,
+            ranks=self.ranks,
+            signature=self.signature,
+            steps=self.steps(),
+            is_torn=any(o in counts and counts[o].is_torn(o) for o in self.optimizers),
+            snapshots=tuple(snapshots),
+        )
+
+
+def find() -> list[Unit]:
+    """Return the units of this rank, in the order in which they were made."""
+    optimizers = _optimizers()
+    named = keep.named()
+    schedulers = [s for s in _schedulers(named) if hasattr(s, "last_epoch")]
+    stages = torch_pipeline.live_pipelines()[1]
+    sharded = {id(o): kind for o in optimizers if (kind := _sharding(o, stages))}
+    called = _called(named, stages)
+    units = [_sharded_unit(o, *sharded[id(o)], called) for o in optimizers if id(o) in sharded]
+    for ddp in torch_modules.live_ddps():
+        unit = _replicated_unit(ddp, optimizers)
+        if unit is not None and not any(id(o) in sharded for o in unit.optimizers):
+            units.append(unit)
+    for unit in units:
+        held = {id(o): place for place, o in enumerate(unit.optimizers)}
+        mine = [s for s in reversed(schedulers) if id(getattr(s, "optimizer", None)) in held]
+        unit.schedulers = sorted(mine, key=lambda s: held[id(s.optimizer)])
+    return units
+
+
+def unit_of(optimizer: Optimizer) -> Unit | None:
+    """Return the unit that an optimizer trains, if any."""
+    return next((u for u in find() if any(o is optimizer for o in u.optimizers)), None)
+
+
+def buffers_of(optimizer: Optimizer) -> list[tuple[str, torch.Tensor]]:
+    """Return the buffers of the unit that an optimizer trains, by name."""
+    unit = unit_of(optimizer)
+    return [] if unit is None else [(name, local(b)) for name, b in unit.buffers.items()]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what of a tensor lies on this rank: a DTensor's shard, or the tensor itself."""
+    part = getattr(tensor, "_local_tensor", tensor)
+    assert isinstance(part, torch.Tensor)
+    return part
+
+
+def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """Return an optimizer's parameters in its order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _optimizers() -> list[Optimizer]:
+    """Return the living optimizers in the order of making, without those inside others."""
+    inner = {id(getattr(o, "optim", None)) for o in torch_live.live(Optimizer)}
+    return [o for o in torch_live.live(Optimizer) if id(o) not in inner]
+
+
+def _schedulers(named: dict[str, Any]) -> list[Any]:
+    """Return the living schedulers, each once."""
+    found = {id(s): s for s in torch_live.live(LRScheduler)}
+    found.update({id(s): s for s in named.values() if isinstance(s, LRScheduler)})
+    return list(found.values())
+
+
+def _called(named: dict[str, Any], stages: list[Any]) -> list[nn.Module]:
+    """Return the modules that may be called: where a refusal can stand, and buffers lie."""
+    found = [module for module, _ in torch_sharded.live_fsdp2_roots()]
+    found += [stage.submod for stage in stages] + torch_sharded.live_fsdp1()
+    found += torch_modules.live_ddps()
+    return found + [value for value in named.values() if isinstance(value, nn.Module)]
+
+
+def _sharding(optimizer: Optimizer, stages: list[Any]) -> tuple[tuple[int, ...], bool] | None:
+    """Return (ranks, is_alike) of an optimizer whose state no other rank has; None if not so."""
+    parameters = parameters_of(optimizer)
+    meshes = {id(m): m for p in parameters if (m := getattr(p, "device_mesh", None)) is not None}
+    if meshes:
+        ranks = {int(rank) for mesh in meshes.values() for rank in mesh.mesh.flatten()}
+        return (tuple(sorted(ranks)), True) if len(ranks) > 1 else None
+    group = getattr(optimizer, "process_group", None)  # ZeroRedundancyOptimizer
+    if isinstance(group, dist.ProcessGroup):
+        return _ranks(group), True
+    wanted = {id(p) for p in parameters}
+    parts = [(stage.submod, stage.group or dist.group.WORLD) for stage in stages]
+    parts += [(module, module.process_group) for module in torch_sharded.live_fsdp1()]
+    for module, its_group in parts:
+        if any(id(p) in wanted for p in module.parameters()):
+            return _ranks(its_group), False
+    return None
+
+
+def _sharded_unit(
+    optimizer: Optimizer, ranks: tuple[int, ...], is_alike: bool, called: list[nn.Module]
+) -> Unit:
+    parameters = parameters_of(optimizer)
+    wanted = {id(p) for p in parameters}
+    modules = {id(m): m for m in called if any(id(p) in wanted for p in m.parameters())}
+    name = _name(next(iter(modules.values()))) if modules else f"the model of {_kind(optimizer)}"
+    return Unit(
+        "sharded", name, ranks, parameters, list(modules.values()), [optimizer], is_alike=is_alike
+    )
+
+
+def _replicated_unit(ddp: DistributedDataParallel, optimizers: list[Optimizer]) -> Unit | None:
+    try:
+        ranks = _ranks(ddp.process_group)
+    except (KeyError, ValueError):
+        return None  # its group was destroyed: nobody can train it
+    parameters: list[torch.Tensor] = list(ddp.parameters())
+    wanted = {id(p) for p in parameters}
+    mine = [o for o in reversed(optimizers) if any(id(p) in wanted for p in parameters_of(o))]
+    module = torch_modules.replicated_by(ddp) or ddp
+    return Unit("replicated", _name(module), ranks, parameters, [module], mine)
+
+
+def _ranks(group: Any) -> tuple[int, ...]:
+    return tuple(sorted(dist.get_process_group_ranks(group)))
+
+
+def _name(module: nn.Module) -> str:
+    """Return the name of the class the user wrote: torch's wrappers put one of theirs before it."""
+    if isinstance(module, DistributedDataParallel):
+        module = module.module
+    names = [cls.__name__ for cls in type(module).__mro__]
+    return names[2] if names[1] in ("DDP", "FSDPModule") else names[0]
+
+
+def _kind(optimizer: Optimizer) -> str:
+    return type(optimizer).__name__

@@ -1,0 +1,263 @@
+"""Training that one rank leaves a step behind, on purpose: what the ranks of a test run."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from nbdist.engine import boundary, data, group, keep, parcel, recovery, snapshot
+from nbdist.engine.layout.layout import parallelize
+
+WIDTH, BATCH = 16, 8
+
+names: dict[str, Any] = {}  # the namespace of the rank's cells
+
+
+class Boom(Exception):
+    """The fault that a test wants."""
+
+
+def build(kind: str) -> None:
+    """Make what `train` uses; every rank draws random numbers of its own."""
+    recovery.install()
+    keep.look_in(lambda: names)
+    torch.manual_seed(0)
+    names.clear()
+    names.update(_KINDS[kind]())
+    names["step"] = 0
+    torch.manual_seed(100 + dist.get_rank())
+    boundary.begin_cell(again=False)
+
+
+def _net() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, WIDTH)
+    )
+
+
+def _training(model: nn.Module, **more: Any) -> dict[str, Any]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, **more}
+
+
+def _ddp() -> dict[str, Any]:
+    return _training(DDP(_net()))
+
+
+def _laid_by_nbdist() -> dict[str, Any]:
+    model = _net()
+    parallelize(model, "ddp")
+    return _training(model)
+
+
+def _plain_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3), nn.Linear(WIDTH, WIDTH))
+
+
+def _fsdp() -> dict[str, Any]:
+    model = _plain_net()
+    fully_shard(model[0])
+    fully_shard(model)
+    return _training(model)
+
+
+def _tensor_parallel() -> dict[str, Any]:
+    model = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return _training(model)
+
+
+def _zero() -> dict[str, Any]:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DDP(_plain_net())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-2)
+    return {"model": model, "optimizer": optimizer}
+
+
+def _independent() -> dict[str, Any]:
+    return _training(_net())
+
+
+_KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "ddp": _ddp,
+    "laid by nbdist": _laid_by_nbdist,
+    "fsdp": _fsdp,
+    "tensor parallel": _tensor_parallel,
+    "zero": _zero,
+    "independent": _independent,
+}
+
+
+def train(until: int, break_at: int = -1, breaker: int = 1, place: str = "step") -> int:
+    """Train up to a step and return it; rank `breaker` raises in step `break_at`.
+
+    In `place` "step" after its backward, and before its update; "after step" before the scheduler.
+    """
+    while names["step"] < until:
+        is_here = names["step"] == break_at and dist.get_rank() == breaker
+        try:
+            _step(names["step"], place if is_here else "")
+        except Exception as error:
+            if isinstance(error, Boom):
+                names["boom"] = True
+            elif not group.was_released(error):
+                raise
+            return int(names["step"])
+        names["step"] += 1
+    return int(names["step"])
+
+
+def _step(number: int, fault: str) -> None:
+    part = 0 if isinstance(_first(), DTensor) and "rows" in names else dist.get_rank()
+    generator = torch.Generator().manual_seed(1000 * number + part)
+    x, y = (torch.randn(BATCH, WIDTH, generator=generator) for _ in range(2))
+    names["optimizer"].zero_grad()
+    F.mse_loss(names["model"](x), y).backward()
+    if fault == "step":
+        raise Boom
+    names["optimizer"].step()
+    if fault == "after step":
+        raise Boom
+    if "scheduler" in names:
+        names["scheduler"].step()
+
+
+def _first() -> Tensor:
+    first: Tensor = next(names["model"].parameters())
+    return first
+
+
+def steps() -> int:
+    """Return how many steps the optimizer has made, by our count."""
+    return boundary.here().steps[names["optimizer"]].whole
+
+
+def recover(generation: int, newcomers: list[int] | None = None) -> list[str]:
+    """Recover; the loop's own counter follows the optimizer's."""
+    agreed: list[str] = recovery.recover(generation, newcomers or [])["agreed"]
+    names["step"] = steps()
+    return agreed
+
+
+def fingerprint() -> str:
+    """Return a hash of parameters, buffers, optimizer state, schedule and random numbers."""
+    digest = hashlib.sha1()
+    optimizer = names["optimizer"]
+    optimizer = getattr(optimizer, "optim", optimizer)
+    tensors: list[Tensor] = [*names["model"].parameters(), *names["model"].buffers()]
+    for group_ in optimizer.param_groups:
+        for parameter in group_["params"]:
+            state = optimizer.state.get(parameter, {})
+            tensors += [value for value in state.values() if isinstance(value, Tensor)]
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        digest.update(local.detach().clone().numpy().tobytes())
+    digest.update(repr([g["lr"] for g in optimizer.param_groups]).encode())
+    digest.update(torch.get_rng_state().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def forward_error() -> str:
+    """Return what the model's next forward raises."""
+    try:
+        names["model"](torch.zeros(BATCH, WIDTH))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def without_snapshots() -> None:
+    """Let snapshots find no memory."""
+    snapshot._free_bytes = lambda: 0
+
+
+def snapshot_status() -> dict[str, Any] | None:
+    """Return what `%dist status` shows of snapshots."""
+    return snapshot.status()
+
+
+def fingerprint_of_model() -> str:
+    """Return a hash of the model's parameters alone."""
+    digest = hashlib.sha1()
+    for parameter in names["model"].parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def break_the_next_copy() -> None:
+    """Let rank 1 fail as it begins to copy."""
+    native = parcel.receive
+
+    def receive(rank: int) -> Any:
+        parcel.receive = native
+        raise Boom
+
+    if dist.get_rank() == 1:
+        parcel.receive = receive
+
+
+def recover_or_not(generation: int) -> str:
+    """Recover; returns how that ended."""
+    try:
+        recover(generation)
+    except Boom:
+        return "Boom"
+    except Exception as error:
+        if not group.was_released(error):
+            raise
+        return "released"
+    return "recovered"
+
+
+# ---- A cell that loops over a loader -----------------------------------------------------------
+
+
+def run_loader_cell(epochs: int, break_at: int, again: bool = False) -> dict[str, Any]:
+    """Run a cell that trains over a loader it makes; rank 1 raises in its step `break_at`.
+
+    Returns:
+        `trained` (the samples of each step that was made) and `parameters`, hashed.
+    """
+    data.begin_cell(resume=again)
+    boundary.begin_cell(again=again)
+    trained: list[list[int]] = []
+    loader = names["loader"] = data.loader(range(60), global_batch=8, seed=3)
+    try:
+        next(iter(loader))  # a look
+        for _ in range(epochs):
+            for samples in loader:
+                is_here = len(trained) == break_at and dist.get_rank() == 1
+                x = samples.float().unsqueeze(1).repeat(1, WIDTH) / 60
+                names["optimizer"].zero_grad()
+                if is_here:
+                    raise Boom
+                F.mse_loss(names["model"](x), x).backward()
+                names["optimizer"].step()
+                trained.append(samples.tolist())
+    except Boom:
+        group.abort()
+    except Exception as error:
+        if not group.was_released(error):
+            raise
+    return {"trained": trained, "parameters": fingerprint()}
+
+
+def loader_position() -> list[int]:
+    """Return epoch and samples consumed of the cell's loader."""
+    return [names["loader"].epoch, names["loader"].consumed]

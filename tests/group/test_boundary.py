@@ -1,0 +1,148 @@
+"""Ranks that a fault leaves one step apart: they go on together, or are refused, never silently."""
+
+import pytest
+
+from tests.group import boundary_ranks as ranks_
+from tests.group import faults
+from tests.group.engines import Cluster, cluster
+
+STEPS, BREAK_AT = 6, 3
+
+
+def unbroken(kind: str, n: int) -> list[str]:
+    with cluster(n) as ranks:
+        ranks.run(ranks_.build, kind)
+        ranks.run(ranks_.train, STEPS)
+        fingerprints: list[str] = ranks.run(ranks_.fingerprint)
+        return fingerprints
+
+
+def fail_between_backward_and_step(ranks: Cluster, breaker: int = 1, place: str = "step") -> None:
+    ranks.post(ranks_.train, STEPS, BREAK_AT, breaker, place)
+    ranks.engines[breaker].result()
+    others = [engine for engine in ranks.engines if engine.rank != breaker]
+    for engine in ranks.engines:
+        engine.now(faults.abort)
+    for engine in others:
+        engine.result()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "laid by nbdist"])
+@pytest.mark.parametrize("breaker", [0, 1])
+def test_a_rank_that_lost_a_step_copies_it_and_training_is_bit_equal(
+    kind: str, breaker: int
+) -> None:
+    with cluster(3) as ranks:
+        ranks.run(ranks_.build, kind)
+        fail_between_backward_and_step(ranks, breaker)
+        agreed = ranks.run(ranks_.recover, 1)
+        assert ranks.run(ranks_.steps) == [BREAK_AT + 1] * 3
+        (line,) = agreed[0]
+        assert line == (
+            f"Rank {breaker} had lost step 4: it copied the model (Sequential) and its optimizer "
+            f"from rank {0 if breaker else 1}."
+        )
+        ranks.run(ranks_.train, STEPS)
+        found = ranks.run(ranks_.fingerprint)
+    assert found == unbroken(kind, 3)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "tensor parallel", "zero"])
+def test_sharded_ranks_one_step_apart_roll_back_together_and_training_is_bit_equal(
+    kind: str,
+) -> None:
+    with cluster(2) as ranks:
+        ranks.run(ranks_.build, kind)
+        fail_between_backward_and_step(ranks)
+        agreed = ranks.run(ranks_.recover, 1)
+        assert ranks.run(ranks_.steps) == [1] * 2
+        assert "were one step apart: rolled back" in agreed[0][0]
+        assert "to step 1 (snapshot" in agreed[0][0]
+        ranks.run(ranks_.train, STEPS)
+        found = ranks.run(ranks_.fingerprint)
+    assert found == unbroken(kind, 2)
+
+
+def test_a_scheduler_that_one_rank_did_not_step_is_copied() -> None:
+    with cluster(2) as ranks:
+        ranks.run(ranks_.build, "ddp")
+        fail_between_backward_and_step(ranks, place="after step")
+        agreed = ranks.run(ranks_.recover, 1)
+        ranks.run(ranks_.train, STEPS)
+        found = ranks.run(ranks_.fingerprint)
+    assert agreed[0][0].startswith("Rank 1 had lost step 4")
+    assert found == unbroken("ddp", 2)
+
+
+def test_sharded_ranks_one_step_apart_without_a_snapshot_are_refused_and_told_what_to_do() -> None:
+    with cluster(2) as ranks:
+        ranks.run(ranks_.without_snapshots)
+        ranks.run(ranks_.build, "fsdp")
+        fail_between_backward_and_step(ranks)
+        agreed = ranks.run(ranks_.recover, 1)
+        errors = ranks.run(ranks_.forward_error)
+        status = ranks.now(ranks_.snapshot_status)
+
+        assert "no snapshot is common to all of them" in agreed[0][0]
+        for error in errors:
+            assert "Sequential cannot be trained on: its state is not whole." in error
+            assert "Do:  build it again, or load a checkpoint" in error
+        assert all("more than half of the" in said["refused"] for said in status)
+
+        ranks.run(ranks_.build, "fsdp")
+        assert ranks.run(ranks_.train, 2) == [2, 2]
+
+
+def test_ranks_that_train_on_their_own_are_never_touched() -> None:
+    with cluster(2) as ranks:
+        ranks.run(ranks_.build, "independent")
+        ranks.engines[0].post(ranks_.train, 5)
+        ranks.engines[1].post(ranks_.train, 2)
+        ranks.results()
+        before = ranks.run(ranks_.fingerprint_of_model)
+        agreed = ranks.run(ranks_.recover, 1)
+
+        assert agreed == [[], []]
+        assert ranks.run(ranks_.fingerprint_of_model) == before
+        assert ranks.run(ranks_.steps) == [5, 2]
+
+
+def test_a_fault_in_the_midst_of_a_recovery_begins_it_again_with_the_next_generation() -> None:
+    with cluster(3) as ranks:
+        ranks.run(ranks_.build, "ddp")
+        fail_between_backward_and_step(ranks)
+        ranks.run(ranks_.break_the_next_copy)
+        ranks.post(ranks_.recover_or_not, 1)
+        failed = ranks.engines[1].result()
+        for rank in (0, 2):
+            ranks.engines[rank].now(faults.abort)
+        others = [ranks.engines[rank].result() for rank in (0, 2)]
+        agreed = ranks.run(ranks_.recover, 2)
+        ranks.run(ranks_.train, STEPS)
+        found = ranks.run(ranks_.fingerprint)
+
+    assert failed == "Boom"
+    assert others[0] in ("recovered", "released")
+    assert agreed[0][0].startswith("Rank 1 had lost step 4")
+    assert found == unbroken("ddp", 3)
+
+
+def test_loaders_go_back_to_the_boundary_and_the_cell_goes_on_there_when_it_runs_again() -> None:
+    with cluster(2) as ranks:
+        ranks.run(ranks_.build, "laid by nbdist")
+        expected = ranks.run(ranks_.run_loader_cell, 2, -1)
+    with cluster(2) as ranks:
+        ranks.run(ranks_.build, "laid by nbdist")
+        ranks.post(ranks_.run_loader_cell, 2, 11)
+        seen = [ranks.engines[1].result()]
+        ranks.engines[0].now(faults.abort)
+        seen.insert(0, ranks.engines[0].result())
+        ranks.run(ranks_.recover, 1)
+        stood = ranks.run(ranks_.loader_position)
+        again = ranks.run(ranks_.run_loader_cell, 2, -1, True)
+
+    assert stood == [[1, 24], [1, 24]]
+    for rank in range(2):
+        trained = seen[rank]["trained"] + again[rank]["trained"]
+        assert trained == expected[rank]["trained"]
+        assert again[rank]["parameters"] == expected[rank]["parameters"]
