@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import nbdist
 from nbdist.engine import clone as clone_module
-from nbdist.engine import clone_pickler, group, heal, tap, torch_rebuild
+from nbdist.engine import clone_pickler, group, heal, hook_state, tap, torch_rebuild
 
 namespace: dict[str, Any] = {"__name__": "__main__", "torch": torch, "dist": dist, "nbdist": nbdist}
 
@@ -126,8 +127,13 @@ WRAPS = {
 }
 
 
+_boundaries: list[Any] = []
+
+
 def cell(source: str) -> None:
-    """Run a cell in this rank's namespace."""
+    """Run a cell in this rank's namespace; each step of it ends at a boundary."""
+    if not _boundaries:
+        _boundaries.append(register_optimizer_step_post_hook(lambda *_: hook_state.snapshot()))
     exec(compile(source, "cell", "exec"), namespace)
 
 
@@ -171,10 +177,9 @@ def recover(generation: int, source: int, newcomers: list[int], step: int = 0) -
     """Do what a rank does after a death; newcomers have joined with this generation."""
     rank = dist.get_rank()
     namespace["rank"] = rank
-    healed = []
     if rank not in newcomers:
         group.reform(generation)
-        healed = heal.heal()
+    healed = heal.heal()
     tap.reset_counts()
     began = time.monotonic()
     cloned = clone_module.clone(source, newcomers, namespace=namespace, step=step)

@@ -18,9 +18,11 @@ def test_a_killed_rank_is_replaced_and_groups_it_did_not_know_are_named() -> Non
         assert all(ranks.engines[rank].result()["released"] for rank in (0, 1))
 
         ranks.post_join(ranks.replace(2), 1)
+        ranks.engines[2].post(faults.heal_newcomer)
         for rank in (0, 1):
             ranks.engines[rank].post(faults.reform, 1)
         results = ranks.results()
+        ranks.engines[2].result()
 
         assert results[0]["stale"] == []
         assert results[1]["stale"] == ["group 2 (ranks 1-2)"]
