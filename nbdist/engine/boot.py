@@ -80,9 +80,8 @@ class Program:
         )
         training.begin_cell()
         self._modes = modes.current()
-        again = bool(options.get("retry"))
-        line = data.begin_cell(resume=again)
-        boundary.begin_cell(again=again)
+        line = data.begin_cell(resume=bool(options.get("retry")))
+        boundary.begin_cell()
         chaos.begin_cell()
         where.running = options["cell"]
         if line and self.rank == 0:

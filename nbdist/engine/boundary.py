@@ -175,15 +175,8 @@ class Boundary:
 
     # -- boundaries
 
-    def begin_cell(self, *, again: bool) -> None:
-        """Note the state in which a cell begins.
-
-        Args:
-            again: It is the one that has failed. Where its training cannot go on, it starts with
-                the random numbers with which it had started.
-        """
-        if again and not self.goes_on() and self.cell_began is not None:
-            _set_rng(self.cell_began)
+    def begin_cell(self) -> None:
+        """Note the state in which a cell begins."""
         self._stepped.clear()
         self._inside = None
         self._before_cell = WeakSet([*torch_live.live(Optimizer), *self.steps])
@@ -194,6 +187,15 @@ class Boundary:
     def end_cell(self, *, is_failed: bool) -> None:
         """Note how the cell has ended: where it ended well there is nothing to go back from."""
         self._is_failed = is_failed
+
+    def has_failed(self) -> bool:
+        """Return whether the last cell did not end well, or there was none."""
+        return self._is_failed
+
+    def start_over(self, mark: Mark | None) -> None:
+        """Draw the random numbers of `mark` once more, with which a cell had begun."""
+        if mark is not None:
+            _set_rng(mark)
 
     def has_stepped(self) -> bool:
         """Return whether an optimizer has stepped in the last cell."""
@@ -305,7 +307,9 @@ install = _here.install
 also = _here.also
 begin_cell = _here.begin_cell
 end_cell = _here.end_cell
+has_failed = _here.has_failed
 has_stepped = _here.has_stepped
+start_over = _here.start_over
 goes_on = _here.goes_on
 restore = _here.restore
 

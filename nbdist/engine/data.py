@@ -174,14 +174,6 @@ class Loader(DataLoader[T]):
         self._given, self._is_resumed = commit.given, commit.is_resumed
         self._trail.committed = commit
 
-    def _prepare_again(self, goes_on: bool) -> None:
-        """Prepare for the cell that has failed to be run again."""
-        self._plan.clear()
-        if goes_on:
-            self._plan.extend(self._trail.plan())
-        else:
-            self._go_back(self._trail.began)
-
     def _stand_at(self, position: Position) -> None:
         """Let the next loop begin there, also where nothing is left of the epoch."""
         self._batches.epoch, self._consumed = position
@@ -334,6 +326,8 @@ class _Cell:
     number: int = 0
     made: list[tuple[Spec, Trail]] = field(default_factory=list)
     inherited: list[_Planned] = field(default_factory=list)
+    # A loader that only its loop held would go with the exception, and its position with it.
+    newest: "deque[Loader[Any]]" = field(default_factory=lambda: deque(maxlen=16))
     taken_over: list[_Planned] | None = None  # in a newcomer, which has made none itself
 
     def plans(self) -> list[_Planned]:
@@ -346,8 +340,39 @@ class _Cell:
         """Note a loader that this cell makes; run again, the cell makes it go on."""
         spec, nth = new._spec(), len(self.made)
         self.made.append((spec, new._trail))
+        self.newest.append(new)
         if nth < len(self.inherited) and self.inherited[nth][0] == spec:
             new._plan.extend(self.inherited[nth][1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """How a cell that has failed is run again, also when other cells have run since."""
+
+    number: int
+    goes_on: bool
+    has_stepped: bool
+    made: list[_Planned]
+    live: list[tuple["weakref.ref[Loader[Any]]", list[Position | None], Commit]]
+    began: boundary.Mark | None
+
+
+def freeze() -> None:
+    """Remember how the last cell would be run again. It failed, on this rank or on another."""
+    global _again
+    if _again is None or _again.number != _cell.number:
+        _again = _how_again()
+
+
+def _how_again() -> _Again:
+    return _Again(
+        _cell.number,
+        boundary.goes_on(),
+        boundary.has_stepped(),
+        _cell.plans(),
+        [(weakref.ref(one), one._trail.plan(), one._trail.began) for one in list(_live)],
+        boundary.here().cell_began,
+    )
 
 
 def begin_cell(*, resume: bool) -> str | None:
@@ -359,22 +384,39 @@ def begin_cell(*, resume: bool) -> str | None:
     Returns:
         What was decided, for people, where something was.
     """
-    global _cell
-    failed, _cell = _cell, _Cell(_cell.number + 1)
-    line = None
-    if resume:
-        goes_on = boundary.goes_on()
-        if goes_on:
-            _cell.inherited = failed.plans()
-        for live in list(_live):
-            live._prepare_again(goes_on)
-        plans = [*(plan for _, plan in _cell.inherited), *(one._plan for one in _live)]
-        line = _tell(goes_on, [plan[-1] for plan in plans if plan])
+    global _cell, _again
+    if boundary.has_failed():
+        freeze()
+    elif boundary.has_stepped() and (_again is None or _again.number != _cell.number):
+        _again = None  # training has gone on without it
+    again = (_again or _how_again()) if resume else None
+    _cell = _Cell(_cell.number + 1)
     for live in list(_live):
-        if not resume:
-            live._plan.clear()
+        live._plan.clear()
+    line = None if again is None else _prepare(again)
+    for live in list(_live):
         live._trail.begin_cell(*live._state(), _cell.number)
     return line
+
+
+def _prepare(again: _Again) -> str | None:
+    """Let every loader stand where the cell goes on; returns where, for people."""
+    if not again.goes_on:
+        boundary.start_over(again.began)
+        for where, _, began in again.live:
+            if (live := where()) is not None:
+                live._go_back(began)
+        if not again.has_stepped:
+            return None
+        return "The cell starts over: it makes its optimizer anew, and loops begin where they did."
+    _cell.inherited = again.made
+    for where, plan, _ in again.live:
+        if (live := where()) is not None:
+            live._plan.extend(plan)
+    plans = [*(plan for _, plan in again.made), *(plan for _, plan, _ in again.live)]
+    ends = {plan[-1] for plan in plans if plan}
+    standing = sorted(f"sample {p.consumed:,} of epoch {p.epoch}" for p in ends if p is not None)
+    return f"The cell goes on: its loader stands at {', '.join(standing)}." if standing else None
 
 
 def hand_over() -> list[_Planned]:
@@ -385,15 +427,6 @@ def hand_over() -> list[_Planned]:
 def take_over(planned: list[_Planned]) -> None:
     """Know, in a newcomer, what `hand_over` told on the rank that it was cloned from."""
     _cell.taken_over = planned
-
-
-def _tell(goes_on: bool, ends: list[Position | None]) -> str | None:
-    standing = {f"sample {p.consumed:,} of epoch {p.epoch}" for p in ends if p is not None}
-    if goes_on and standing:
-        return f"The cell goes on: its loader stands at {', '.join(sorted(standing))}."
-    if goes_on or not boundary.has_stepped():
-        return None
-    return "The cell starts over: it makes its optimizer anew, and the loader begins where it did."
 
 
 def _take() -> _Mark:
@@ -411,5 +444,6 @@ def _restore(mark: _Mark) -> None:
 
 
 _cell = _Cell()
+_again: _Again | None = None
 _live: "weakref.WeakSet[Loader[Any]]" = weakref.WeakSet()
 boundary.also(_take, _restore)

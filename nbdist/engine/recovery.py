@@ -74,6 +74,7 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         healed = heal.heal()
         newcomers = sorted(newcomers)
         agreed = reconcile.reconcile(newcomers)
+        data.freeze()
         living = set(range(dist.get_world_size())) - set(newcomers)
         cloned = None
         if newcomers and living:

@@ -39,7 +39,7 @@ def build(kind: str) -> None:
     names.update(_KINDS[kind]())
     names["step"] = 0
     torch.manual_seed(100 + dist.get_rank())
-    boundary.begin_cell(again=False)
+    boundary.begin_cell()
 
 
 def _net() -> nn.Sequential:
@@ -235,7 +235,7 @@ def run_loader_cell(epochs: int, break_at: int, again: bool = False) -> dict[str
         `trained` (the samples of each step that was made) and `parameters`, hashed.
     """
     data.begin_cell(resume=again)
-    boundary.begin_cell(again=again)
+    boundary.begin_cell()
     trained: list[list[int]] = []
     loader = names["loader"] = data.loader(range(60), global_batch=8, seed=3)
     try:
