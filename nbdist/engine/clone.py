@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine import clone_pickler, refusals, torch_rebuild, torch_sharded
+from nbdist.engine import clone_pickler, hook_state, refusals, torch_rebuild, torch_sharded
 from nbdist.engine.batches import mix
 from nbdist.engine.clone_wire import Channel
 from nbdist.engine.data import Loader
@@ -217,6 +217,7 @@ def _take(place: _Place, source: int, here: int) -> dict[str, Any]:
         if captured is not None and type(captured) is not Placeholder:
             part.restore(captured)
     place.namespace.update(values)
+    hook_state.snapshot()  # the source's hooks stand at a boundary
     _seed_anew(mix(answer["seed"], here, answer["step"]))
     return answer
 
@@ -227,7 +228,7 @@ def _load_from(channel: Channel, place: _Place) -> dict[str, Any]:
         buffers = channel.receive_buffers()
         _follow(header)
         names = header["names"]
-        streams = [buffer.tobytes() for buffer in buffers[: len(names)]]
+        streams = [bytes(buffer) for buffer in buffers[: len(names)]]
         values, failures = clone_pickler.load(
             names, streams, buffers[len(names) :], place.anchors, place.namespace
         )

@@ -274,7 +274,7 @@ class _Loading:
 
     user_globals: dict[str, Any]
     failures: list[Failure] = field(default_factory=list)
-    later: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    later: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)  # order, serial
     serial: int = -1  # of the object that is being filled
 
 
@@ -304,7 +304,7 @@ def load(
     try:
         unpickler = _Unpickler(streams, buffers, anchors)
         values = {name: unpickler.load() for name in names}
-        for serial, finish in here.later:
+        for _, serial, finish in sorted(here.later, key=lambda entry: entry[0]):
             with _noted(serial):
                 finish()
     finally:
@@ -312,10 +312,10 @@ def load(
     return values, here.failures
 
 
-def afterwards(finish: Callable[[], None]) -> None:
-    """Have `finish` called when all names are loaded. For state setters of recipes."""
+def afterwards(finish: Callable[[], None], order: int = 0) -> None:
+    """Have `finish` called when all names are loaded, by rising order. For setters of recipes."""
     here = _now()
-    here.later.append((here.serial, finish))
+    here.later.append((order, here.serial, finish))
 
 
 class _Unpickler(pickle.Unpickler):

@@ -4,6 +4,7 @@ What is sent here belongs to no cell: it must not be counted, timed or announced
 The group's `abort` ends a wait here as it does any other. Main thread only.
 """
 
+import ctypes
 import pickle
 import warnings
 from collections.abc import Iterable, Iterator
@@ -46,7 +47,7 @@ class Channel:
             self._send(_as_tensor(parts[0] if len(parts) == 1 else bytearray(b"".join(parts))))
 
     def receive_buffers(self) -> list[Any]:
-        """Return the peer's buffers, as arrays over torch's own memory."""
+        """Return the peer's buffers, each over memory of torch's own (see `over`)."""
         sizes = self.receive()
         tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes]
         for chunk in _chunks(sizes):
@@ -57,7 +58,7 @@ class Channel:
             together = self._receive(torch.empty(sum(map(len, views)), dtype=torch.uint8))
             for view, part in zip(views, together.split([len(v) for v in views]), strict=True):
                 view.copy_(part)
-        return [tensor.numpy() for tensor in tensors]
+        return [over(tensor) for tensor in tensors]
 
     def _send(self, data: torch.Tensor) -> None:
         self._backend.send([data.to(self._device)], self._peer, _TAG).wait()
@@ -66,6 +67,16 @@ class Channel:
         landed = data if self._device.type == "cpu" else torch.empty_like(data, device=self._device)
         self._backend.recv([landed], self._peer, _TAG).wait()
         return data if landed is data else data.copy_(landed)
+
+
+def over(tensor: torch.Tensor) -> Any:
+    """Return a writable buffer over a tensor's bytes, whose `owner` is the tensor.
+
+    Not `numpy()`: it makes the storage one that cannot be resized.
+    """
+    buffer: Any = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    buffer.owner = tensor
+    return buffer
 
 
 def _as_tensor(data: Any) -> torch.Tensor:

@@ -68,7 +68,7 @@ class _Storages:
 
 def make_storage(raw: Any, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
     """Return a storage with these bytes on a device; torch's own memory where `raw` is that."""
-    owner = getattr(raw, "base", None)
+    owner = getattr(raw, "owner", None)
     if isinstance(owner, torch.Tensor) and owner.untyped_storage().nbytes() == size_bytes:
         flat = owner
     else:

@@ -5,7 +5,8 @@ says what broke when a version moves. Tried with torch 2.13.0 (CPU).
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -78,14 +79,29 @@ def reset_ddp(module: DistributedDataParallel) -> None:
 
 def remake_reducer(module: DistributedDataParallel) -> None:
     """Give a DDP a new reducer, as its constructor does, with its hooks. No collective."""
+    builtin = builtin_hook_of(module)
+    module.reducer._remove_autograd_hooks()
+    module._has_rebuilt_buckets = False
+    build_reducer(module, builtin)
+
+
+def build_reducer(
+    module: DistributedDataParallel, builtin: str | None, buckets: list[list[int]] | None = None
+) -> None:
+    """Build the reducer of a DDP that has none, and register its hooks. No collective.
+
+    Args:
+        module: Its hooks written in Python are those it lists.
+        builtin: From `builtin_hook_of`.
+        buckets: Indices of parameters, first to be sent first; by itself the constructor's.
+    """
     ddp: Any = module
-    builtin = None if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook")
-    ddp.reducer._remove_autograd_hooks()
     parameters, expect_sparse = ddp._build_params_for_reducer()
     names = ddp._build_debug_param_to_name_mapping(parameters)
-    ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
-    ddp._has_rebuilt_buckets = False
+    with _assigned(buckets, ddp.bucket_bytes_cap):
+        ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
     if ddp.static_graph:
+        # A new reducer learns the graph in its first iteration, and reduces at its end.
         ddp._static_graph_delay_allreduce_enqueued = False
         ddp.reducer._set_static_graph()
         ddp.logger._set_static_graph()
@@ -95,6 +111,29 @@ def remake_reducer(module: DistributedDataParallel) -> None:
     if builtin:
         kind = builtin.removeprefix("BuiltinCommHookType.")
         ddp._register_builtin_comm_hook(getattr(_dist.BuiltinCommHookType, kind))
+
+
+def builtin_hook_of(module: DistributedDataParallel) -> str | None:
+    """Return the name of the hook in C++ that a reducer has, if any; Python ones are in a list."""
+    return None if module._comm_hooks else module._get_ddp_logging_data().get("comm_hook")
+
+
+@contextmanager
+def _assigned(buckets: list[list[int]] | None, limit_bytes: int) -> Iterator[None]:
+    """Have DDP's own helper, which asks for buckets in the order of parameters, get these."""
+    native = _dist._compute_bucket_assignment_by_size
+
+    def assignment(*args: Any) -> tuple[list[list[int]], list[int]]:
+        if buckets is None:
+            made: tuple[list[list[int]], list[int]] = native(*args)
+            return made
+        return buckets[::-1], [limit_bytes] * len(buckets)
+
+    _dist._compute_bucket_assignment_by_size = assignment
+    try:
+        yield
+    finally:
+        _dist._compute_bucket_assignment_by_size = native
 
 
 def has_begun_backward(module: DistributedDataParallel) -> bool:

@@ -10,9 +10,7 @@ do not fit. Tried with torch 2.13.0 (CPU): tests/group/test_clone.py.
 import pickle
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -154,7 +152,8 @@ def reduce_ddp(ddp: DistributedDataParallel) -> tuple[Any, ...]:
     state = dict(vars(ddp))
     for name in ("reducer", "logger"):
         del state[name]
-    contents = (state, _bucket_indices(ddp), _builtin_hook(ddp))
+    order = torch_modules.live_ddps().index(ddp)
+    contents = (state, _bucket_indices(ddp), torch_modules.builtin_hook_of(ddp), order)
     return _make_module, (type(ddp),), contents, None, None, _fill_ddp
 
 
@@ -168,14 +167,9 @@ def restart_static_graphs(newcomers: Iterable[int]) -> None:
     for ddp in torch_modules.live_ddps():
         members = ranks.get(ddp.process_group, ())  # none: its group is gone
         if ddp.static_graph and not set(newcomers).isdisjoint(members):
-            buckets, builtin = _bucket_indices(ddp), _builtin_hook(ddp)
+            buckets, builtin = _bucket_indices(ddp), torch_modules.builtin_hook_of(ddp)
             ddp._remove_autograd_hooks()
-            _build_reducer(ddp, buckets, builtin)
-
-
-def _builtin_hook(ddp: DistributedDataParallel) -> str | None:
-    """Return the name of the hook in C++ that a reducer has, if any; Python ones are in a list."""
-    return None if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook")
+            torch_modules.build_reducer(ddp, builtin, buckets)
 
 
 def _bucket_indices(ddp: DistributedDataParallel) -> list[list[int]]:
@@ -200,48 +194,17 @@ def _make_module(kind: type[nn.Module]) -> Any:
     return object.__new__(kind)
 
 
-def _fill_ddp(ddp: Any, state: tuple[dict[str, Any], list[list[int]], str | None]) -> None:
-    attributes, buckets, builtin = state
+def _fill_ddp(ddp: Any, contents: tuple[dict[str, Any], list[list[int]], str | None, int]) -> None:
+    attributes, buckets, builtin, order = contents
     ddp.__dict__.update(attributes)
-    # Its parameters may not be whole yet.
-    afterwards(partial(_build_reducer, ddp, buckets, builtin))
 
+    def finish() -> None:
+        ddp._lazy_init_ran = False
+        torch_modules.build_reducer(ddp, builtin, buckets)
+        torch_modules.remember_ddp(ddp)
 
-def _build_reducer(ddp: Any, buckets: list[list[int]], builtin: str | None) -> None:
-    """Build the reducer as DDP's constructor does, with these buckets and without collectives."""
-    ddp._lazy_init_ran = False
-    parameters, expect_sparse = ddp._build_params_for_reducer()
-    names = ddp._build_debug_param_to_name_mapping(parameters)
-    with _assigned(buckets, ddp.bucket_bytes_cap):
-        ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
-    if ddp.static_graph:
-        # The first iteration of this reducer: it learns the graph, and reduces at its end.
-        ddp._static_graph_delay_allreduce_enqueued = False
-        ddp.reducer._set_static_graph()
-        ddp.logger._set_static_graph()
-    hooks, ddp._comm_hooks = ddp._comm_hooks, []
-    for hook, state in hooks:
-        ddp.register_comm_hook(state, hook)
-    if builtin is not None:
-        kind = builtin.removeprefix("BuiltinCommHookType.")
-        ddp._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, kind))  # type: ignore[attr-defined]
-    torch_modules.remember_ddp(ddp)
-
-
-@contextmanager
-def _assigned(buckets: list[list[int]], limit_bytes: int) -> Iterator[None]:
-    """Have DDP's own helper, which asks for buckets in the order of parameters, get these."""
-    torch_distributed: Any = dist
-    native = torch_distributed._compute_bucket_assignment_by_size
-
-    def assignment(*_args: object) -> tuple[list[list[int]], list[int]]:
-        return buckets[::-1], [limit_bytes] * len(buckets)
-
-    torch_distributed._compute_bucket_assignment_by_size = assignment
-    try:
-        yield
-    finally:
-        torch_distributed._compute_bucket_assignment_by_size = native
+    # Its parameters may not be whole yet; and ranks know their modules by the order of making.
+    afterwards(finish, order)
 
 
 # ---- Composable replicate and fully_shard ----------------------------------------------------
