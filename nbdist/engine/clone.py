@@ -190,7 +190,7 @@ def _answer(
         "source": dist.get_rank(),
         "names": [name for name in parcel.names if name not in {*_parts, *parcel.lost}],
         "placeholders": placeholders,
-        "lost": [_say_lost(name, why, newcomers) for name, why in parcel.lost.items()],
+        "lost": [_say_lost(name, newcomers) for name in parcel.lost if name not in _parts],
         "random": f"its random state was derived anew from {' and '.join(states)}",
         "seed": seed,
         "step": step,
@@ -198,7 +198,7 @@ def _answer(
     }
 
 
-def _say_lost(name: str, why: str, newcomers: list[int]) -> str:
+def _say_lost(name: str, newcomers: list[int]) -> str:
     return (
         f"the shards of `{name}` that {name_ranks(newcomers)} held are lost: "
         "build it again or restore a checkpoint"
