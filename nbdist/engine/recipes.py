@@ -163,11 +163,15 @@ def _fill_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any]) -> None:
 
 def _reduce_dataloader(loader: DataLoader[Any]) -> tuple[Any, ...]:
     """A DataLoader without the workers of a loop that runs."""
-    return make_bare, (type(loader),), {**vars(loader), "_iterator": None}, None, None, _fill_plain
+    state = {**vars(loader), "_iterator": None}
+    return make_bare, (type(loader),), state, None, None, _fill_dataloader
 
 
-def _fill_plain(value: Any, state: dict[str, Any]) -> None:
-    vars(value).update(state)
+def _fill_dataloader(loader: DataLoader[Any], state: dict[str, Any]) -> None:
+    if isinstance(loader, data.Loader):
+        loader.__setstate__(state)  # from now on a retried cell makes it go on, as on its peers
+    else:
+        vars(loader).update(state)
 
 
 def _refuse_loop(_loop: Any) -> tuple[Any, ...]:
