@@ -74,11 +74,11 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         healed = heal.heal()
         newcomers = sorted(newcomers)
         agreed = reconcile.reconcile(newcomers)
-        data.freeze()
         living = set(range(dist.get_world_size())) - set(newcomers)
         cloned = None
         if newcomers and living:
             cloned = clone.clone(min(living), newcomers, step=training.current_step())
+        data.freeze()  # after the clone: a newcomer has its loaders from there
         # What was sent in between is no cell's.
         tap.reset_counts()
         return {"healed": healed, "agreed": agreed, "cloned": cloned}
