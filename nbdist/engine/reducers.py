@@ -14,10 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine import torch_live, torch_modules
+from nbdist.engine import torch_compat, torch_live, torch_modules
 
 Exchange = Callable[[str], dict[int, str]]  # a text of this rank: what each rank has told
 
@@ -72,8 +71,10 @@ def _named(ddps: Iterable[DistributedDataParallel]) -> dict[str, DistributedData
     for ddp in reversed(list(ddps)):
         shapes = [(name, *p.shape) for name, p in ddp.named_parameters()]
         digest = hashlib.sha1(repr(shapes).encode()).hexdigest()[:12]
-        ranks = ",".join(map(str, dist.get_process_group_ranks(ddp.process_group)))
-        key = f"{ranks}/{digest}"
+        ranks = torch_compat.ranks_of(ddp.process_group)
+        if not ranks:
+            continue  # its group is gone: nobody can train it
+        key = f"{','.join(map(str, ranks))}/{digest}"
         named[f"{key}/{counts[key]}"] = ddp
         counts[key] += 1
     return named

@@ -163,9 +163,8 @@ def restart_static_graphs(newcomers: Iterable[int]) -> None:
     A reducer learns the graph in its first iteration, with one collective more than in the others:
     a newcomer's would meet none of ours. Buckets, hooks and the module stay what they are.
     """
-    ranks = {live.group: live.ranks for live in torch_compat.live_groups()}
     for ddp in torch_modules.live_ddps():
-        members = ranks.get(ddp.process_group, ())  # none: its group is gone
+        members = torch_compat.ranks_of(ddp.process_group)
         if ddp.static_graph and not set(newcomers).isdisjoint(members):
             buckets, builtin = _bucket_indices(ddp), torch_modules.builtin_hook_of(ddp)
             ddp._remove_autograd_hooks()

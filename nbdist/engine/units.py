@@ -19,7 +19,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from nbdist.engine import boundary, keep, torch_live, torch_modules, torch_pipeline, torch_sharded
+from nbdist.engine import (
+    boundary,
+    keep,
+    torch_compat,
+    torch_live,
+    torch_modules,
+    torch_pipeline,
+    torch_sharded,
+)
 from nbdist.engine.agreement import Kind, Report, Steps
 
 Optimizer = torch.optim.Optimizer
@@ -189,10 +197,9 @@ def _sharded_unit(
 
 
 def _replicated_unit(ddp: DistributedDataParallel, optimizers: list[Optimizer]) -> Unit | None:
-    try:
-        ranks = _ranks(ddp.process_group)
-    except (KeyError, ValueError):
-        return None  # its group was destroyed: nobody can train it
+    ranks = _ranks(ddp.process_group)
+    if not ranks:
+        return None  # its group is gone: nobody can train it
     parameters: list[torch.Tensor] = list(ddp.parameters())
     wanted = {id(p) for p in parameters}
     mine = [o for o in reversed(optimizers) if any(id(p) in wanted for p in parameters_of(o))]
@@ -201,7 +208,7 @@ def _replicated_unit(ddp: DistributedDataParallel, optimizers: list[Optimizer]) 
 
 
 def _ranks(group: Any) -> tuple[int, ...]:
-    return tuple(sorted(dist.get_process_group_ranks(group)))
+    return tuple(sorted(torch_compat.ranks_of(group)))
 
 
 def _name(module: nn.Module) -> str:
