@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -47,12 +48,30 @@ def test_a_crash_in_c_tells_its_last_words(session: Session) -> None:
 def test_a_rank_killed_while_idle_is_shown_dead_and_replaced_before_the_next_cell(
     session: Session,
 ) -> None:
-    session.run("held = rank + 40", track=False)
+    session.run("held = [40]")
     kill(session, 0)
     assert session.status().ranks[0].state.startswith("dead: killed by SIGKILL")
-    # Rank 1 holds all that rank 0 held: nothing is in the way of the cell.
-    assert session.run("held").value_list == [41, 41]
-    assert session.run("rank").value_list == [0, 1]
+    assert session.run("held").value_list == [[40], [40]]
+    assert_usable(session)
+
+
+def test_a_cell_that_repairs_first_says_so(notebook: Kernel) -> None:
+    notebook.run("import os; os.kill(nbdist.current().status().ranks[1].pid, 9)")
+    wait = "while nbdist.current().status().ranks[1].state == 'idle': pass"
+    notebook.run(wait)
+    ran = notebook.cell("rank")
+    assert ran.error is None
+    assert "Rank 1 had died since the last cell (killed by SIGKILL" in ran.text
+    assert "Rank 1 was replaced by a new process" in ran.text
+
+
+def test_with_every_rank_dead_nothing_can_be_cloned_and_the_next_cell_says_so(
+    session: Session,
+) -> None:
+    kill(session, 0)
+    kill(session, 1)
+    with pytest.raises(ClusterError, match=r"(?s)Ranks 0-1 had died .*what they held is lost"):
+        session.run("rank")
     assert_usable(session)
 
 
@@ -77,6 +96,29 @@ def test_all_ranks_dead_are_replaced_together(session: Session) -> None:
     assert "ranks 0-1 died: exit code 3" in told
     assert "Ranks 0-1 were replaced by new processes" in told
     assert "what they held is lost" in told
+    assert_usable(session)
+
+
+def test_a_rank_that_dies_while_another_comes_back_is_replaced_with_it(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.scale(3)
+    session.run("held = rank + 40")
+    cluster, replaced = session._cluster, []
+    native = cluster.replace
+
+    def replace_and_lose_another(ranks: Sequence[int], n: int | None = None) -> None:
+        native(ranks, n)
+        replaced.append(list(ranks))
+        if len(replaced) == 1:
+            os.kill(cluster.ranks[0].pid, signal.SIGKILL)
+
+    monkeypatch.setattr(cluster, "replace", replace_and_lose_another)
+    told = fail(session, KILL_1 + "dist.barrier()")
+    assert replaced == [[1], [0, 1]]
+    assert "%dist retry" in told
+    assert session.run("held", ranks="2").value_list == [42]
+    session.scale(2)
     assert_usable(session)
 
 

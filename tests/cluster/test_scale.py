@@ -72,6 +72,15 @@ def test_more_ranks_meet_in_one_group_and_know_their_number(scaled: Session) -> 
     assert scaled.run(SUM).value_list == [3.0] * 3
 
 
+def test_new_ranks_hold_what_the_others_hold_and_train_with_them(scaled: Session) -> None:
+    scaled.run(BEGIN + "train(1)", track=False)
+    said = " ".join(scaled.scale(3))
+    assert "cloned from rank 0" in said
+    assert scaled.run("len(train(2))", track=False).ok
+    first, *others = scaled.run("whole()").value_list
+    assert others == [first, first]
+
+
 def test_what_stands_on_the_old_groups_is_named_and_refused(scaled: Session) -> None:
     scaled.run(BEGIN + OWN)
     said = scaled.scale(1)[-1]
