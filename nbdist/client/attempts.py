@@ -182,8 +182,8 @@ def _why_not_again(done: _Before, before: _Before | None, attempt: int, retries:
     """Return why a cell that failed is not run again, or an empty text."""
     if attempt > retries:
         return f"this was the last of {retries + 1} attempts."
-    if not done.outcome.repaired.is_whole:
-        return "not all that the ranks held could be brought back, so it was not tried again."
+    if not done.outcome.repaired.is_cloned:
+        return "what the ranks held could not be brought back, so it was not tried again."
     error = done.outcome.error
     if before is not None and isinstance(error, RankError):
         earlier = before.outcome.error

@@ -25,19 +25,22 @@ MOST_ROUNDS = 3
 MOST_DEATHS = 2  # of one rank's new processes; a third would die of the same
 _NO_NEW_ROUND_S = 60.0
 _FEW_REFORMS = 10
+_MOST_CHARS = 120  # of why a name was not cloned
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
     """What a repair has done.
 
-    `lines` are sentences for people. `replaced` are the ranks with new processes, and `is_whole`
-    tells whether these hold what the ones before held.
+    `lines` are sentences for people. `replaced` are the ranks with new processes. `is_cloned` tells
+    whether these hold what a living rank holds, `is_whole` that nothing was lost with the ones
+    before: shards have no copy.
     """
 
     lines: tuple[str, ...] = ()
     replaced: tuple[int, ...] = ()
     is_whole: bool = True
+    is_cloned: bool = True
 
 
 def repair(cluster: Cluster, anew: Iterable[int] = ()) -> Repaired:
@@ -51,7 +54,7 @@ def repair(cluster: Cluster, anew: Iterable[int] = ()) -> Repaired:
         anew: Living ranks that get new processes as well.
     """
     if cluster.broken:
-        return Repaired((cluster.broken,), is_whole=False)
+        return Repaired((cluster.broken,), is_whole=False, is_cloned=False)
     new = set(anew)
     deaths: Counter[int] = Counter()
     why = ""
@@ -76,7 +79,7 @@ def repair(cluster: Cluster, anew: Iterable[int] = ()) -> Repaired:
             pids = {rank: cluster.ranks[rank].pid for rank in new}
             return describe(answers, pids)
     _break(cluster, new, why)
-    return Repaired((cluster.broken or "",), tuple(sorted(new)), is_whole=False)
+    return Repaired((cluster.broken or "",), tuple(sorted(new)), is_whole=False, is_cloned=False)
 
 
 def restart(cluster: Cluster, ranks: Iterable[int]) -> Repaired:
@@ -129,8 +132,9 @@ def describe(answers: Mapping[int, Mapping[str, Any]], pids: Mapping[int, int]) 
             "what the ranks hold may go."
         )
     clones = [answers[rank].get("cloned") for rank in pids]
-    whole = all(clone is not None and not clone["lost"] for clone in clones)
-    return Repaired(tuple(lines), tuple(sorted(pids)), whole)
+    is_cloned = all(clone is not None for clone in clones)
+    is_whole = is_cloned and not any(clone["lost"] for clone in clones if clone)
+    return Repaired(tuple(lines), tuple(sorted(pids)), is_whole, is_cloned)
 
 
 def describe_newcomers(
@@ -160,9 +164,14 @@ def _cloned(came: str, rank: int, cloned: Mapping[str, Any]) -> list[str]:
     random = cloned.get("random", "").rstrip(".")
     lines = [f"{line}; {random}." if random else f"{line}."]
     if missing := cloned["placeholders"]:
-        named = "; ".join(f"{name} ({why})" for name, why in missing.items())
+        named = "; ".join(f"{name} ({_short(why)})" for name, why in missing.items())
         lines.append(f"Not cloned to rank {rank}, make again where needed: {named}.")
     return [*lines, *cloned["lost"]]
+
+
+def _short(why: str) -> str:
+    line = why.partition("\n")[0]
+    return line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]}…"
 
 
 def _each_once(answers: Mapping[int, Mapping[str, Any]], key: str) -> list[str]:

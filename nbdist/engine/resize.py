@@ -17,8 +17,9 @@ from weakref import WeakValueDictionary
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
 
-from nbdist.engine import group, refusals, torch_modules, torch_sharded
+from nbdist.engine import group, refusals, torch_live, torch_modules, torch_sharded
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.errors import ClusterError
 
@@ -39,6 +40,8 @@ def leave(user_ns: Mapping[str, Any]) -> dict[str, Any]:
     named = _name_stale(user_ns, {id(module) for module in stale})
     for module in stale:
         refusals.refuse(module, _refusal(module))
+        torch_live.forget(module)
+    _forget_optimizers(stale)
     return {"groups": group.leave(), "stale": named}
 
 
@@ -57,6 +60,14 @@ def _stale_modules() -> list[nn.Module]:
         *torch_sharded.live_sharded(),
         *(ddp for ddp in torch_modules.live_ddps() if id(ddp) not in following),
     ]
+
+
+def _forget_optimizers(stale: list[nn.Module]) -> None:
+    """Let recoveries leave the optimizers alone whose parameters are in stale modules."""
+    parameters = {id(p) for module in stale for p in module.parameters()}
+    for optimizer in torch_live.live(Optimizer):
+        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
+            torch_live.forget(optimizer)
 
 
 def _name_stale(user_ns: Mapping[str, Any], stale: set[int]) -> list[str]:

@@ -41,6 +41,12 @@ def remember(kind: type[T], made: T) -> None:
     _live[kind][made] = None
 
 
+def forget(gone: Any) -> None:
+    """Count an object out: no recovery has to do with it any more."""
+    for known in _live.values():
+        known.pop(gone, None)
+
+
 def live(kind: type[T]) -> list[T]:
     """Return the living objects of a watched class, in the order of making."""
     return list(_live[kind])

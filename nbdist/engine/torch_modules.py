@@ -136,6 +136,13 @@ def _assigned(buckets: list[list[int]] | None, limit_bytes: int) -> Iterator[Non
         _dist._compute_bucket_assignment_by_size = native
 
 
+def move_ddp(module: Any, group: dist.ProcessGroup) -> None:
+    """Let a DDP average over another group from here on; its hooks stay. No collective."""
+    module.process_group = group
+    module._lazy_init_ran = False
+    remake_reducer(module)
+
+
 def has_begun_backward(module: DistributedDataParallel) -> bool:
     """Return whether a module with a static graph has begun its first backward."""
     return bool(module.static_graph and module._static_graph_delay_allreduce_enqueued)
@@ -199,29 +206,6 @@ def reducer_of(module: nn.Module) -> DistributedDataParallel | None:
     if "replicate" not in (_get_registry(module) or {}):
         return None
     return getattr(composable_replicate().state(module), "_ddp", None)
-
-
-def move_ddp(ddp: Any, group: dist.ProcessGroup) -> None:
-    """Let a DDP average over another group from here on; its hooks stay. No collective.
-
-    The buckets are those of a new module: another number of ranks sums in another order anyway.
-    """
-    builtin = None if ddp._comm_hooks else ddp._get_ddp_logging_data().get("comm_hook")
-    del ddp.reducer, ddp.logger  # the old reducer's hooks on the parameters go with it
-    ddp.process_group = group
-    ddp._lazy_init_ran = False
-    parameters, expect_sparse = ddp._build_params_for_reducer()
-    names = ddp._build_debug_param_to_name_mapping(parameters)
-    ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
-    if ddp.static_graph:
-        ddp.reducer._set_static_graph()
-        ddp.logger._set_static_graph()
-    distributed: Any = dist
-    for hook, state in ddp._comm_hooks:
-        distributed._register_comm_hook(ddp.reducer, state, hook)
-    if builtin is not None:
-        kind = getattr(distributed.BuiltinCommHookType, builtin.rpartition(".")[2])
-        ddp._register_builtin_comm_hook(kind)
 
 
 _replicated: "WeakKeyDictionary[DistributedDataParallel, ref[nn.Module]]" = WeakKeyDictionary()

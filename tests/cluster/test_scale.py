@@ -96,6 +96,7 @@ def test_what_stands_on_the_old_groups_is_named_and_refused(scaled: Session) -> 
     again = " ".join(scaled.scale(2))
     assert "half (process group)" not in again  # named once
     assert "half (" in again  # for the newcomer, a placeholder
+    scaled.run("del wrapped, half, mesh, cut")
 
 
 def test_ranks_that_do_not_come_up_leave_the_others_as_they_were(scaled: Session) -> None:
