@@ -149,7 +149,10 @@ def _give(place: _Place, newcomers: list[int], step: int) -> dict[str, Any]:
         for channel in channels:
             channel.send(_header(parcel))
             channel.send_buffers([memoryview(s) for s in parcel.streams] + parcel.buffers)
-        failures = [failure for channel in channels for failure in channel.receive()]
+        replies = [channel.receive() for channel in channels]
+        failures = [failure for reply in replies for failure in reply["failures"]]
+        for reply in replies:
+            parcel.placeholders |= reply["missing"]
         if not failures:
             break
         if attempt == 0:
@@ -229,16 +232,18 @@ def _load_from(channel: Channel, place: _Place) -> dict[str, Any]:
         _follow(header)
         names = header["names"]
         streams = [bytes(buffer) for buffer in buffers[: len(names)]]
-        values, failures = clone_pickler.load(
+        loaded = clone_pickler.load(
             names, streams, buffers[len(names) :], place.anchors, place.namespace
         )
         del buffers
-        channel.send(failures)
-        if not failures:
-            return values
-        del values  # before the next round brings the same once more
+        channel.send({"failures": loaded.failures, "missing": loaded.missing})
+        if not loaded.failures:
+            return loaded.values
+        loaded.values.clear()  # before the next round brings the same once more
     raise ClusterError(
-        "This rank cannot build what the others hold.", why=failures[0].why, do="%dist restart"
+        "This rank cannot build what the others hold.",
+        why=loaded.failures[0].why,
+        do="%dist restart",
     )
 
 

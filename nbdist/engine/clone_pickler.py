@@ -29,6 +29,7 @@ from nbdist.engine.placeholder import Placeholder, PlaceholderError, describe
 
 Recipe = Callable[[Any], tuple[Any, ...] | None]  # a reduction as of `__reduce__`; None: not mine
 
+_LONGEST_WHY = 200  # characters
 _DEPTH = 10_000  # of nested objects; C frames of some hundred bytes each
 
 
@@ -55,6 +56,15 @@ class Failure:
 
     serial: int
     why: str
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What a parcel has brought. With failures the values are not to be used."""
+
+    values: dict[str, Any]
+    failures: list[Failure]
+    missing: dict[str, str]  # by name: what it needs of this process, and this process has not
 
 
 def dump(
@@ -171,7 +181,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         except (LostState, RecursionError):
             raise
         except Exception as error:
-            why = str(error) or type(error).__name__
+            why = _first_line(str(error) or type(error).__name__)
             self.placed.append((value, why))
             return Placeholder, (describe(value), why)
         if reduction is NotImplemented:
@@ -279,6 +289,7 @@ class _Loading:
 
 
 _loading: _Loading | None = None
+_NOT_HERE = "this process has none"
 
 
 def load(
@@ -287,10 +298,10 @@ def load(
     buffers: Sequence[Any],
     anchors: Mapping[str, Any],
     user_globals: dict[str, Any],
-) -> tuple[dict[str, Any], list[Failure]]:
+) -> Loaded:
     """Return the names and values of a parcel, and what could not be built.
 
-    With failures the values are not to be used: dump again, with those objects refused.
+    After failures dump again, with those objects refused.
 
     Args:
         names: The parcel's.
@@ -303,13 +314,18 @@ def load(
     _loading = here = _Loading(user_globals)
     try:
         unpickler = _Unpickler(streams, buffers, anchors)
-        values = {name: unpickler.load() for name in names}
+        values, missing = {}, dict[str, str]()
+        for name in names:
+            values[name] = unpickler.load()
+            if unpickler.missing:
+                missing[name] = f"{', '.join(unpickler.missing)}: {_NOT_HERE}"
+                unpickler.missing.clear()
         for _, serial, finish in sorted(here.later, key=lambda entry: entry[0]):
             with _noted(serial):
                 finish()
     finally:
         _loading = None
-    return values, here.failures
+    return Loaded(values, here.failures, missing)
 
 
 def afterwards(finish: Callable[[], None], order: int = 0) -> None:
@@ -326,10 +342,14 @@ class _Unpickler(pickle.Unpickler):
     ) -> None:
         super().__init__(io.BytesIO(b"".join(streams)), buffers=buffers)
         self._anchors = anchors
+        self.missing: list[str] = []
 
     def persistent_load(self, key: Any) -> Any:
         """Return what this side has itself, or a placeholder if it has not."""
-        return self._anchors.get(key) or Placeholder(key, "this rank is not in it")
+        if key in self._anchors:
+            return self._anchors[key]
+        self.missing.append(key)
+        return Placeholder(key, _NOT_HERE)
 
     def find_class(self, module: str, name: str) -> Any:
         """Return an attribute of a module, which is imported."""
@@ -351,7 +371,14 @@ def _noted(serial: int) -> Iterator[None]:
         yield
     except Exception as error:
         why = error.why if isinstance(error, PlaceholderError) else ""
-        _now().failures.append(Failure(serial, why or f"{type(error).__name__}: {error}"))
+        why = why or _first_line(f"{type(error).__name__}: {error}")
+        _now().failures.append(Failure(serial, why))
+
+
+def _first_line(text: str) -> str:
+    """Return what a list of many placeholders has room for: some errors print whole tensors."""
+    line = text.split("\n", 1)[0]
+    return line if len(line) <= _LONGEST_WHY else line[:_LONGEST_WHY] + "…"
 
 
 def _make(serial: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -464,7 +491,7 @@ def check() -> list[str]:
     try:
         shared = [1]
         parcel = dump({"a": shared, "b": shared}, {}, (), user_globals={})
-        values, _ = load(parcel.names, parcel.streams, parcel.buffers, {}, {})
+        values = load(parcel.names, parcel.streams, parcel.buffers, {}, {}).values
         if values["a"] is not values["b"]:
             broken.append("pickle keeps no memo from one dump to the next")
     except Exception as error:

@@ -198,6 +198,8 @@ def _fill_ddp(ddp: Any, contents: tuple[dict[str, Any], list[list[int]], str | N
     ddp.__dict__.update(attributes)
 
     def finish() -> None:
+        if not isinstance(ddp.process_group, dist.ProcessGroup):
+            raise LookupError("its process group is not on this rank: make both again")
         ddp._lazy_init_ran = False
         torch_modules.build_reducer(ddp, builtin, buckets)
         torch_modules.remember_ddp(ddp)

@@ -179,5 +179,17 @@ plain = nn.Linear(2, 2)
     assert ranks.run(clone_ranks.try_only, "plain(torch.ones(1, 2))") == [None] * 3
 
 
+def test_a_model_on_a_group_that_the_newcomer_is_not_in_is_a_placeholder_as_the_group_is(
+    ranks: Cluster,
+) -> None:
+    ranks.run(clone_ranks.cell, "g = dist.new_group([0, 1, 2]); m = DDP(Net(), process_group=g)")
+    ranks.engines[1].kill()
+
+    missing = replace_and_clone(ranks, dead=1, source=0)[2]["cloned"]["placeholders"]
+
+    assert missing["g"].endswith("this process has none")
+    assert "its process group is not on this rank: make both again" in missing["m"]
+
+
 def test_nothing_of_torchs_private_parts_has_moved(ranks: Cluster) -> None:
     assert ranks.run(clone_ranks.what_broke) == [[]] * 3

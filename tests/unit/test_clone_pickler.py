@@ -32,11 +32,12 @@ def clone(
             sent, {id(here): "globals"}, (), user_globals=here, refused=refused
         )
         buffers = [bytearray(buffer) for buffer in parcel.buffers]
-        values, failures = clone_pickler.load(
+        loaded = clone_pickler.load(
             parcel.names, parcel.streams, buffers, {"globals": there}, there
         )
+        failures = loaded.failures
         if not failures:
-            there.update(values)
+            there.update(loaded.values)
             return there, parcel.placeholders
         refused.update({id(parcel.objects[f.serial]): f.why for f in failures})
     raise AssertionError(failures)
@@ -213,13 +214,13 @@ def test_a_class_that_the_other_side_cannot_import_is_a_placeholder() -> None:
         here = {"thing": module.Thing(), "good": 1}
         parcel = clone_pickler.dump(here, {}, (), user_globals=here)
         del sys.modules["only_here"]
-        values, failures = clone_pickler.load(parcel.names, parcel.streams, [], {}, {})
+        loaded = clone_pickler.load(parcel.names, parcel.streams, [], {}, {})
     finally:
         sys.modules.pop("only_here", None)
 
-    assert values["good"] == 1
-    assert "only_here" in failures[0].why
-    assert list(clone_pickler.names_of(parcel, failures)) == ["thing"]
+    assert loaded.values["good"] == 1
+    assert "only_here" in loaded.failures[0].why
+    assert list(clone_pickler.names_of(parcel, loaded.failures)) == ["thing"]
 
 
 def test_large_arrays_travel_out_of_band_and_are_writable() -> None:
@@ -227,9 +228,8 @@ def test_large_arrays_travel_out_of_band_and_are_writable() -> None:
     here: dict[str, Any] = {"x": array, "y": {"again": array}}
     parcel = clone_pickler.dump(here, {}, (), user_globals=here)
 
-    values, _ = clone_pickler.load(
-        parcel.names, parcel.streams, [bytearray(b) for b in parcel.buffers], {}, {}
-    )
+    buffers = [bytearray(buffer) for buffer in parcel.buffers]
+    values = clone_pickler.load(parcel.names, parcel.streams, buffers, {}, {}).values
 
     assert sum(map(len, parcel.streams)) < 1000
     assert values["x"] is values["y"]["again"]
@@ -274,6 +274,18 @@ after = 1
     assert "endless" in placeholders
     assert "chain" not in placeholders
     assert there["after"] == 1
+
+
+def test_what_the_other_process_lacks_is_named() -> None:
+    group = object()
+    here = {"group": group, "holder": [group], "good": 1}
+    parcel = clone_pickler.dump(here, {id(group): "process group 7"}, (), user_globals=here)
+
+    loaded = clone_pickler.load(parcel.names, parcel.streams, [], {}, {})
+
+    assert list(loaded.missing) == ["group", "holder"]
+    assert loaded.missing["group"] == "process group 7: this process has none"
+    assert type(loaded.values["group"]) is Placeholder
 
 
 def test_nothing_private_has_moved() -> None:

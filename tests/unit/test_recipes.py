@@ -15,9 +15,9 @@ from nbdist.engine.recipes import recipes  # noqa: E402
 def clone(**names: Any) -> dict[str, Any]:
     parcel = clone_pickler.dump(names, {}, recipes(), user_globals={})
     buffers = [over(torch.tensor(list(part), dtype=torch.uint8)) for part in parcel.buffers]
-    values, failures = clone_pickler.load(parcel.names, parcel.streams, buffers, {}, {})
-    assert (failures, parcel.placeholders, parcel.lost) == ([], {}, {})
-    return values
+    loaded = clone_pickler.load(parcel.names, parcel.streams, buffers, {}, {})
+    assert (loaded.failures, parcel.placeholders, parcel.lost) == ([], {}, {})
+    return loaded.values
 
 
 def test_views_and_tied_weights_share_a_storage_that_travels_once() -> None:
