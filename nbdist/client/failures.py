@@ -19,6 +19,7 @@ MAX_GROUPS: Final = 4  # shown with traceback
 MAX_TRACEBACK_LINES: Final = 60
 MAX_MESSAGE_CHARS: Final = 2000
 MAX_FRAME_CHARS: Final = 20_000
+MAX_SUMMARY_CHARS: Final = 200
 
 # What a rank says when its peer, its group or the store went away: exception names, and a
 # pattern for the text. The gloo and TCPStore lines were provoked on torch 2.13; those of NCCL are
@@ -68,6 +69,7 @@ _OURS: Final = re.compile(
     r"File \S*[/\\]"
     r"(nbdist[/\\](client|engine|host)|site-packages[/\\](nbdist|ipyparallel|ipykernel|IPython))[/\\]"
 )
+_DO: Final = "Do:  "  # as `errors.NBDistError` prints it
 _LIBRARY: Final = re.compile(r"[/\\](site-packages|lib[/\\]python3\.\d+)[/\\]")
 _ARROW: Final = re.compile(r"^-+> ?\d+ (.*)$", re.MULTILINE)
 
@@ -215,24 +217,31 @@ def rank_error(
         causes, followed = list(told or followed), [f for f in followed if told and f not in told]
     groups = group_failures(causes)
     summaries = [_summary(group, where or {}) for group in groups]
-    lines = [because or _headline(groups, followed, len(asked)), *summaries, *notes]
+    if _is_mismatch(groups):
+        # Which ranks raise it, and which are freed instead, is a matter of microseconds.
+        lines = [summaries[0].partition("  MismatchError: ")[2], *notes]
+    else:
+        lines = [because or _headline(groups, followed, len(asked)), *summaries, *notes]
+    advice = do or _advice(groups)
     for group in groups[:MAX_GROUPS]:
-        lines += _traceback(group)
+        # What is said as advice at the end need not be said here.
+        lines += [line for line in _traceback(group) if line != f"{_DO}{advice}"]
     if len(groups) > MAX_GROUPS:
         lines += ["", f"The tracebacks of {len(groups) - MAX_GROUPS} more groups are left out."]
     lines.append("")
     table = {f.rank: (f.ename, f.evalue) for f in raised}
     table |= {death.rank: ("Died", death.cause) for death in deaths}
-    advice = (
-        _shared_memory_advice(causes)
-        or "mend the cell and run it again; variables are kept on every rank."
-    )
     return RankError(
         "\n".join(lines),
-        do=do or advice,
+        do=advice,
         failures=table,
         causes=tuple(summary.strip() for summary in summaries),
     )
+
+
+def _is_mismatch(groups: Sequence[Group]) -> bool:
+    first = groups[0].first if len(groups) == 1 else None
+    return isinstance(first, Failure) and first.ename == "MismatchError"
 
 
 def _follows(failure: Failure) -> bool:
@@ -269,7 +278,7 @@ def _summary(group: Group, where: Mapping[int, str]) -> str:
         code = first.evalue if first.evalue not in ("", "None") else ""
         error = f"called sys.exit({code})"
     else:
-        message = _short(_head(first.evalue.strip()), 200)
+        message = _short(_head(first.evalue.strip()), MAX_SUMMARY_CHARS)
         error = f"{first.ename}: {message}" if message else first.ename
     return "  " + "  ".join(part for part in (label, place_of(first), error) if part)
 
@@ -283,7 +292,8 @@ def _traceback(group: Group) -> list[str]:
         return []
     if hasattr(errors, first.ename):
         # nbdist's own errors say what, why and do; their frames are nbdist's, and say nothing.
-        return ["", *first.evalue.strip().split("\n")]
+        what, *rest = first.evalue.strip().split("\n")
+        return ["", *rest] if rest and len(what) <= MAX_SUMMARY_CHARS else ["", what, *rest]
     frames = [frame for frame in first.traceback if not _OURS.match(_head(frame))]
     # IPython opens with a rule and a line that repeats the name; the heading says it already.
     while frames and _is_heading(_head(frames[0])):
@@ -309,6 +319,19 @@ def _is_heading(head: str) -> bool:
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} characters more)"
+
+
+def _advice(groups: Sequence[Group]) -> str:
+    """Return what to do next, from what failed."""
+    causes = [group.first for group in groups]
+    if len(groups) == 1 and isinstance(causes[0], Failure) and hasattr(errors, causes[0].ename):
+        own = [line for line in causes[0].evalue.split("\n") if line.startswith(_DO)]
+        if own:
+            return own[-1].removeprefix(_DO)
+    return (
+        _shared_memory_advice(causes)
+        or "mend the cell and run it again; variables are kept on every rank."
+    )
 
 
 def _shared_memory_advice(causes: Iterable[Failure | Death]) -> str:

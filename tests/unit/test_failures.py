@@ -253,3 +253,33 @@ def test_a_full_dev_shm_is_recognised_in_all_that_is_said_of_it(text: str, frame
 def test_a_full_disk_is_not_taken_for_a_full_dev_shm() -> None:
     failure = Failure(0, "OSError", "[Errno 28] No space left on device", ("f.write(data)",))
     assert "/dev/shm" not in rank_error([failure], asked=range(2)).do
+
+
+MISMATCH = (
+    "Collective no. 3 of the default group (ranks 0-2) differs between ranks.\n"
+    "Why: ranks 0, 2 call barrier, line 1; rank 1 calls all_reduce of 4 float32 (16 B), line 2.\n"
+    "Do:  let all ranks of the group make the same calls."
+)
+
+
+@pytest.mark.parametrize("told", [(1,), (0, 2), (0, 1, 2)])
+def test_a_mismatch_reads_alike_whoever_was_told_of_it_first(told: tuple[int, ...]) -> None:
+    closed = "gloo/transport/tcp/pair.cc: Connection closed by peer"
+    failures = [
+        Failure(r, "MismatchError", MISMATCH, ("f",))
+        if r in told
+        else Failure(r, "RuntimeError", closed, ("f",))
+        for r in range(3)
+    ]
+    error = rank_error(failures, asked=range(3), notes=["The process group was formed anew."])
+    what, why, do = MISMATCH.split("\n")
+    assert error.what == f"{what}\nThe process group was formed anew.\n\n{why}\n"
+    assert error.do == do.removeprefix("Do:  ")
+
+
+def test_the_advice_of_our_own_errors_is_given_once_and_last() -> None:
+    own = Failure(0, "LayoutError", "It does not fit.\nWhy: too big\nDo:  make it smaller", ("f",))
+    told = str(rank_error([own], asked=range(2)))
+    assert told.count("make it smaller") == 1
+    assert told.count("It does not fit.") == 1
+    assert told.endswith("Do:  make it smaller")
