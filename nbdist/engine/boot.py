@@ -294,9 +294,12 @@ def resend(first: int, next: int) -> list[dict[str, Any]]:
 
 
 def _device(kind: str, rank: int) -> torch.device:
-    if kind == "cuda":
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    return torch.device(kind)
+    if kind != "cuda":
+        return torch.device(kind)
+    # Over gloo, ranks may share a GPU.
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def _seed_anew(rank: int) -> None:

@@ -1,5 +1,12 @@
-"""NCCL with one rank on one GPU: start, cell, DDP step, stop."""
+"""On one GPU: NCCL with one rank, and gloo with several ranks that share it; faults on both.
 
+Interrupts and kills are real, and training goes on after each.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -32,6 +39,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.randn(64, 16, device=device)
 target = data.sum(1, keepdim=True)
 losses = []
+"""
+LEARN = """
 for _ in range(5):
     loss = torch.nn.functional.mse_loss(model(data), target)
     optimizer.zero_grad()
@@ -40,13 +49,34 @@ for _ in range(5):
     losses.append(loss.item())
 losses
 """
+STEP += LEARN
 
 
-def test_one_rank_with_nccl_starts_trains_recovers_and_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def _beside_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+
+
+@pytest.fixture(params=[(1, None), (3, "gloo")], ids=["nccl", "gloo on a shared GPU"])
+def session(request: pytest.FixtureRequest) -> Iterator[nbdist.Session]:
+    """One rank over NCCL, or three over gloo whose tensors lie on one GPU."""
+    n, backend = request.param
+    with nbdist.start(n=n, device="cuda", backend=backend) as session:
+        session.run(STEP)
+        yield session
+
+
+def assert_usable(session: nbdist.Session) -> None:
+    """Check that tensors on the GPU still add up, and that the model of `STEP` still learns."""
+    n = session.world_size
+    total = session.run("x = torch.ones(1, device=device); dist.all_reduce(x); x.item()")
+    assert total.value_list == [float(n)] * n
+    before, after = session.run(f"before = losses[-1]\n{LEARN}\nbefore, losses[-1]")[0].value
+    assert after < before
+
+
+def test_one_rank_with_nccl_starts_trains_recovers_and_stops() -> None:
     with nbdist.start(n=1, device="cuda") as session:
         place, on_gpu, on_cpu, backend, has_gpu = session.run(WHERE)[0].value
         assert (place, on_gpu, on_cpu, has_gpu) == ("cuda:0", 4.0, 4.0, True)
@@ -62,3 +92,47 @@ def test_one_rank_with_nccl_starts_trains_recovers_and_stops(
         assert line.device == "cuda:0"
         assert line.memory_bytes > 0
     assert not psutil.pid_exists(line.pid)
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_a_rank_that_raises_in_a_step_costs_no_state(session: nbdist.Session, place: str) -> None:
+    last = session.world_size - 1
+    register = {
+        "forward": "model[0].register_forward_hook",
+        "backward": "model[0].register_full_backward_hook",
+    }[place]
+    fail = (
+        "def fail(*_):\n    raise ValueError('planted')\n"
+        f"handle = {register}(fail) if rank == {last} else None\n"
+        f"try:\n    {LEARN.strip().replace(chr(10), chr(10) + '    ')}\n"
+        "finally:\n    handle and handle.remove()"
+    )
+    with pytest.raises(nbdist.RankError, match="planted"):
+        session.run(fail)
+    assert_usable(session)
+
+
+def test_an_interrupt_stops_work_on_the_gpu(session: nbdist.Session) -> None:
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        session.run("while True: (data @ data.T).sum().item()")
+    assert_usable(session)
+
+
+def test_a_rank_that_waits_for_one_that_left_is_freed() -> None:
+    with nbdist.start(n=3, device="cuda", backend="gloo") as session:
+        session.run(STEP)
+        with pytest.raises(nbdist.RankError, match="finished the cell"):
+            session.run("if rank: dist.all_reduce(torch.ones(4, device=device))")
+        assert_usable(session)
+
+
+def test_a_killed_rank_comes_back_with_what_the_others_hold() -> None:
+    with nbdist.start(n=3, device="cuda", backend="gloo") as session:
+        session.run(STEP)
+        with pytest.raises(nbdist.RankError, match="SIGKILL"):
+            session.run("import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
+        assert_usable(session)
+        sums = session.run("sum(p.double().sum().item() for p in model.parameters())").value_list
+        assert len(set(sums)) == 1
