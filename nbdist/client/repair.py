@@ -43,7 +43,7 @@ class Repaired:
     is_cloned: bool = True
 
 
-def repair(cluster: Cluster, anew: Iterable[int] = ()) -> Repaired:
+def repair(cluster: Cluster, anew: Iterable[int] = (), *, is_news: bool = True) -> Repaired:
     """Replace dead ranks and form the group of all ranks anew.
 
     A fault or a death in the midst begins it again, `MOST_ROUNDS` times in all. After that, or when
@@ -52,6 +52,7 @@ def repair(cluster: Cluster, anew: Iterable[int] = ()) -> Repaired:
     Args:
         cluster: Whose ranks are all idle.
         anew: Living ranks that get new processes as well.
+        is_news: Whether to say that the group was formed anew; that new processes came always is.
     """
     if cluster.broken:
         return Repaired((cluster.broken,), is_whole=False, is_cloned=False)
@@ -77,7 +78,7 @@ def repair(cluster: Cluster, anew: Iterable[int] = ()) -> Repaired:
             raise
         else:
             pids = {rank: cluster.ranks[rank].pid for rank in new}
-            return describe(answers, pids)
+            return describe(answers, pids, is_news=is_news or bool(new))
     _break(cluster, new, why)
     return Repaired((cluster.broken or "",), tuple(sorted(new)), is_whole=False, is_cloned=False)
 
@@ -113,17 +114,21 @@ def _break(cluster: Cluster, new: Iterable[int], why: str) -> None:
     )
 
 
-def describe(answers: Mapping[int, Mapping[str, Any]], pids: Mapping[int, int]) -> Repaired:
+def describe(
+    answers: Mapping[int, Mapping[str, Any]], pids: Mapping[int, int], *, is_news: bool = True
+) -> Repaired:
     """Return what a recovery did, in sentences.
 
     Args:
         answers: What each rank answered, see `engine/recovery.py`.
         pids: The newcomers and their processes.
+        is_news: Whether to say that the group was formed anew.
     """
     lines = describe_newcomers(answers, pids, replaced=True)
-    lines.append("The process group was formed anew.")
+    if is_news:
+        lines.append("The process group was formed anew.")
     lines += _each_once(answers, "agreed")
-    if stale := _each_once(answers, "stale"):
+    if (stale := _each_once(answers, "stale")) and is_news:
         lines.append(f"Not formed anew, make them again: {', '.join(stale)}.")
     left = [said for a in answers.values() if (said := a.get("reforms_left")) is not None]
     if left and min(left) < _FEW_REFORMS:

@@ -197,20 +197,21 @@ class Rescue:
         ]
 
     def finish(self, summaries: Mapping[int, Summary]) -> Repaired:
-        """Put the ranks together again where it is needed; every main thread is idle now.
+        """Put the ranks together again after a fault; every main thread is idle now.
+
+        Also when no link was cut and all ranks agree: one may have lost a step, or stand in the
+        midst of a backward as all others do.
 
         Args:
             summaries: Of the ranks that replied.
 
         Returns:
-            What was done; nothing when nothing was amiss.
+            What was done, as far as it is news.
         """
-        if not self._cluster.dead() and not self.cut and agree(summaries):
-            return Repaired()
         # Every cut must be over before new links are made, or it would cut those. What a rank
         # answers that died, or did not answer at all, shows when the group is formed.
         wait(self._cuts, _CUT_TIMEOUT_S)
-        return repair(self._cluster)
+        return repair(self._cluster, is_news=self.cut or not agree(summaries))
 
 
 def agree(summaries: Mapping[int, Summary]) -> bool:

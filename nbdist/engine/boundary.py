@@ -238,10 +238,11 @@ class Boundary:
             tuple(take() for take, _ in self._others),
         )
 
-    def restore(self, mark: Mark | None = None) -> bool:
+    def restore(self, mark: Mark | None = None, *, random: bool = True) -> bool:
         """Go back to a mark, by default the last one of a cell that failed.
 
-        Buffers go back with the last one only: a snapshot has its own.
+        Buffers go back with the last one only: a snapshot has its own. Random numbers go back
+        where `random` says so.
 
         Returns:
             Whether there was one.
@@ -256,7 +257,8 @@ class Boundary:
                     with torch.no_grad():
                         live.copy_(buffer.copy)
                     buffer.version = live._version
-        _set_rng(chosen)
+        if random:
+            _set_rng(chosen)
         for (_, restore), value in zip(self._others, chosen.others, strict=False):
             restore(value)
         return True

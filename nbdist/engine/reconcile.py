@@ -68,7 +68,8 @@ def reconcile(newcomers: Iterable[int]) -> list[str]:
     if has_copied:
         boundary.here().last = boundary.here().take()
     else:
-        boundary.restore(mark)
+        # What is no unit's is as in any notebook: a seed that a failed cell has set stays set.
+        boundary.restore(mark, random=bool(mine))
     return [decision.line for decision in decisions]
 
 

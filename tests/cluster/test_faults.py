@@ -284,3 +284,39 @@ def test_a_message_that_nobody_took_is_not_taken_for_the_next_one(session: Sessi
         ).value_list
         == [[7.0, 7.0]] * 2
     )
+
+
+def test_ranks_that_all_fail_in_the_midst_of_backward_train_on(session: Session) -> None:
+    session.run(TRAIN)
+    session.run("m = DDP(make()); o = torch.optim.SGD(m.parameters(), lr=0.1)")
+    broken = (
+        "def fail(*_): raise ValueError('planted')\n"
+        "handle = next(m.parameters()).register_hook(fail)\n"
+        "try: steps(m, o, range(1))\n"
+        "finally: handle.remove()"
+    )
+    assert "planted" in fail(session, broken)
+    session.run("steps(m, o, range(2))", track=False)
+
+
+def test_a_rank_that_fails_between_backward_and_step_gets_the_step(session: Session) -> None:
+    session.run(TRAIN)
+    session.run("m = DDP(make()); o = torch.optim.SGD(m.parameters(), lr=0.1)")
+    session.run("steps(m, o, range(1))", track=False)
+    told = fail(
+        session,
+        "o.zero_grad(); m(data(1)[0]).sum().backward()\n"
+        "if rank == 1: raise ValueError('before the step')\n"
+        "o.step()",
+    )
+    assert "Rank 1 had lost" in told
+    first, second = session.run("whole(m)").value_list
+    assert first == second
+
+
+def test_a_seed_set_by_a_cell_that_fails_stays_set(session: Session) -> None:
+    session.run("m = o = model = None; import gc; gc.collect()")
+    fail(session, "torch.manual_seed(5); 1 / 0")
+    drawn = session.run("torch.rand(1).item()").value_list
+    again = session.run("torch.manual_seed(5); torch.rand(1).item()").value_list
+    assert drawn == again
