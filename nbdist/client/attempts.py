@@ -38,8 +38,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """The attempt that went before: which failed, and `run`, the MLflow run it had begun."""
+    """The attempt that went before: cell `number`, and `run`, the MLflow run it had begun."""
 
+    number: int
     outcome: Outcome
     shown: ShownCell
     run: str | None
@@ -148,6 +149,7 @@ class Attempts:
             asked.prompt or self._count,
             asked.timeout_s,
             asked.params,
+            failed=self._failed[1].number if self._failed else None,
             is_retry=before is not None,
         )
         with Interrupts() as interrupts:
@@ -170,7 +172,9 @@ class Attempts:
             shown.end(outcome)
         if outcome.error is None and interrupts.count:
             outcome.error = Interrupted("The cell had ended; its output is whole.")
-        return _Before(outcome, shown, shown.run_key or (before.run if before else None))
+        return _Before(
+            self._count, outcome, shown, shown.run_key or (before.run if before else None)
+        )
 
 
 def announcement(attempt: int, of: int, error: RankError, repaired: tuple[str, ...]) -> str:

@@ -43,7 +43,7 @@ class CellRequest:
     `number` counts the session's cells and names their files; `prompt` is the number that
     tracebacks give the cell, the one the notebook shows. `params` are set on the ranks before the
     cell runs, and logged. `timeout_s` bounds the whole cell; None lets it run for ever. `is_retry`
-    tells that a cell which failed is run again: loaders go on where they stood.
+    tells that the cell with the number `failed` is run again: loaders go on where they stood.
     """
 
     code: str
@@ -52,6 +52,7 @@ class CellRequest:
     prompt: int
     timeout_s: float | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    failed: int | None = None
     is_retry: bool = False
 
 
@@ -134,6 +135,8 @@ class CellRun:
                 "cell": self._request.number,
                 "prompt": self._request.prompt,
                 "params": {k: plain.encode(v) for k, v in self._request.params.items()},
+                # Also ranks on which it ended well must remember how it is run again.
+                "failed": self._request.failed,
                 "retry": self._request.is_retry,
             }
             for rank, collector in self._collectors.items():

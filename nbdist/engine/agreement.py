@@ -54,6 +54,7 @@ class Decision:
         source: Who is copied from, when copied.
         behind: Who copies.
         line: What is said of it; also the reason when refused.
+        lost: Steps that had been made and must be made again.
     """
 
     places: Mapping[int, int]
@@ -62,6 +63,7 @@ class Decision:
     line: str
     source: int = -1
     behind: tuple[int, ...] = field(default=())
+    lost: int = 0
 
 
 def to_json(reports: Sequence[Report]) -> str:
@@ -173,7 +175,7 @@ def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Deci
             f"The ranks that hold {name} are one step apart ({_spread(of_unit)}), and no snapshot "
             "is common to all of them: its parts do not fit together any more."
         )
-        return Decision(places, "refuse", newest, line)
+        return Decision(places, "refuse", newest, line, lost=_number(newest))
     steps = max(common, key=sum)
     age = max(snapshots[steps] for snapshots in held)
     count = _number(newest) - _number(steps)
@@ -181,7 +183,7 @@ def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Deci
         f"The ranks that hold {name} were one step apart: rolled back {count} "
         f"step{'' if count == 1 else 's'}, to step {_number(steps)} (snapshot {age:.0f} s old)."
     )
-    return Decision(places, "roll back", steps, line)
+    return Decision(places, "roll back", steps, line, lost=count)
 
 
 def _refuse_lost(
@@ -190,7 +192,7 @@ def _refuse_lost(
     newest = max((report.steps for report in of_unit.values()), key=sum)
     name = next(iter(of_unit.values())).name
     line = f"{begin_with_ranks(lost)} died with a part of {name}, of which there is no second copy."
-    return Decision(places, "refuse", newest, line)
+    return Decision(places, "refuse", newest, line, lost=_number(newest))
 
 
 def _number(steps: Steps) -> int:

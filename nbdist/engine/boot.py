@@ -80,7 +80,9 @@ class Program:
         )
         training.begin_cell()
         self._modes = modes.current()
-        line = data.begin_cell(resume=bool(options.get("retry")))
+        line = data.begin_cell(
+            options["cell"], failed=options.get("failed"), is_retry=bool(options.get("retry"))
+        )
         boundary.begin_cell()
         chaos.begin_cell()
         where.running = options["cell"]

@@ -188,9 +188,11 @@ class Boundary:
         """Note how the cell has ended: where it ended well there is nothing to go back from."""
         self._is_failed = is_failed
 
-    def has_failed(self) -> bool:
-        """Return whether the last cell did not end well, or there was none."""
-        return self._is_failed
+    def count_copied(self, optimizers: Iterable[Optimizer]) -> None:
+        """Count the step that this rank had lost, and has copied, as one of the last cell's."""
+        for optimizer in optimizers:
+            if optimizer not in self._stepped:
+                self._first_step(optimizer)
 
     def start_over(self, mark: Mark | None) -> None:
         """Draw the random numbers of `mark` once more, with which a cell had begun."""
@@ -309,7 +311,6 @@ install = _here.install
 also = _here.also
 begin_cell = _here.begin_cell
 end_cell = _here.end_cell
-has_failed = _here.has_failed
 has_stepped = _here.has_stepped
 start_over = _here.start_over
 goes_on = _here.goes_on

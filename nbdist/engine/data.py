@@ -246,6 +246,7 @@ class _Loop:
         except StopIteration:
             if not self._is_over:
                 self._is_over = True
+                self._loader._trail.end_pass()
                 self._loader._next_epoch()
             raise
         self._loader._consumed = next(self._ends)
@@ -319,35 +320,13 @@ _Mark = list[tuple[Trail, Commit]]
 _Planned = tuple[Spec, list[Position | None]]
 
 
-@dataclass
-class _Cell:
-    """The loaders of the cell that runs, or has just ended."""
-
-    number: int = 0
-    made: list[tuple[Spec, Trail]] = field(default_factory=list)
-    inherited: list[_Planned] = field(default_factory=list)
-    # A loader that only its loop held would go with the exception, and its position with it.
-    newest: "deque[Loader[Any]]" = field(default_factory=lambda: deque(maxlen=16))
-    taken_over: list[_Planned] | None = None  # in a newcomer, which has made none itself
-
-    def plans(self) -> list[_Planned]:
-        """Return where the loaders that this cell makes go on when it is run again."""
-        if self.taken_over is not None:
-            return self.taken_over
-        return [(spec, trail.plan()) for spec, trail in self.made]
-
-    def add(self, new: Loader[Any]) -> None:
-        """Note a loader that this cell makes; run again, the cell makes it go on."""
-        spec, nth = new._spec(), len(self.made)
-        self.made.append((spec, new._trail))
-        self.newest.append(new)
-        if nth < len(self.inherited) and self.inherited[nth][0] == spec:
-            new._plan.extend(self.inherited[nth][1])
-
-
 @dataclass(frozen=True, slots=True)
 class _Again:
-    """How a cell that has failed is run again, also when other cells have run since."""
+    """How a cell is run again, also when others have run since.
+
+    `made` are the loaders that the cell makes, `live` those that were there before it, each with
+    where its passes go on.
+    """
 
     number: int
     goes_on: bool
@@ -357,45 +336,64 @@ class _Again:
     began: boundary.Mark | None
 
 
-def freeze() -> None:
-    """Remember how the last cell would be run again. It failed, on this rank or on another."""
-    global _again
-    if _again is None or _again.number != _cell.number:
-        _again = _how_again()
+@dataclass
+class _Cell:
+    """The loaders of the cell that runs, or has just ended. `number` counts the session's cells."""
+
+    number: int = 0
+    made: list[tuple[Spec, Trail]] = field(default_factory=list)
+    inherited: list[_Planned] = field(default_factory=list)
+    # A loader that only its loop held would go with the exception, and its position with it.
+    newest: "deque[Loader[Any]]" = field(default_factory=lambda: deque(maxlen=16))
+    taken_over: _Again | None = None  # in a newcomer, which has not run it
+
+    def add(self, new: Loader[Any]) -> None:
+        """Note a loader that this cell makes; run again, the cell makes it go on."""
+        spec, nth = new._spec(), len(self.made)
+        self.made.append((spec, new._trail))
+        self.newest.append(new)
+        if nth < len(self.inherited) and self.inherited[nth][0] == spec:
+            new._plan.extend(self.inherited[nth][1])
+
+    def again(self) -> _Again:
+        """Return how it would be run again."""
+        if self.taken_over is not None:
+            return self.taken_over
+        return _Again(
+            self.number,
+            boundary.goes_on(),
+            boundary.has_stepped(),
+            [(spec, trail.plan()) for spec, trail in self.made],
+            [(weakref.ref(one), one._trail.plan(), one._trail.began) for one in list(_live)],
+            boundary.here().cell_began,
+        )
 
 
-def _how_again() -> _Again:
-    return _Again(
-        _cell.number,
-        boundary.goes_on(),
-        boundary.has_stepped(),
-        _cell.plans(),
-        [(weakref.ref(one), one._trail.plan(), one._trail.began) for one in list(_live)],
-        boundary.here().cell_began,
-    )
-
-
-def begin_cell(*, resume: bool) -> str | None:
+def begin_cell(number: int, *, failed: int | None, is_retry: bool) -> str | None:
     """Let loops begin as always, or, in a cell that is run again, go on where they stood.
 
     They go on when what was trained goes on: when the optimizers that stepped were there before
     the cell that failed. Those that it makes anew start over, and so do the loops.
 
+    Args:
+        number: The cell's, in the session.
+        failed: The cell that failed last, and has not gone well since. A rank on which it ended
+            well learns so that it failed elsewhere. None: there is none.
+        is_retry: The cell is that one, run again.
+
     Returns:
         What was decided, for people, where something was.
     """
     global _cell, _again
-    if boundary.has_failed():
-        freeze()
-    elif boundary.has_stepped() and (_again is None or _again.number != _cell.number):
-        _again = None  # training has gone on without it
-    again = (_again or _how_again()) if resume else None
-    _cell = _Cell(_cell.number + 1)
+    if _again is None or _again.number != failed:
+        _again = _cell.again() if _cell.number == failed else None
+    again = _again if is_retry else None
+    _cell = _Cell(number)
     for live in list(_live):
         live._plan.clear()
     line = None if again is None else _prepare(again)
     for live in list(_live):
-        live._trail.begin_cell(*live._state(), _cell.number)
+        live._trail.begin_cell(*live._state(), number)
     return line
 
 
@@ -419,14 +417,42 @@ def _prepare(again: _Again) -> str | None:
     return f"The cell goes on: its loader stands at {', '.join(standing)}." if standing else None
 
 
-def hand_over() -> list[_Planned]:
-    """Return what a newcomer must know to run the failed cell again."""
-    return _cell.plans()
+_Handed = tuple[int, bool, bool, list[_Planned], list[tuple[Loader[Any], Any, Commit]]]
 
 
-def take_over(planned: list[_Planned]) -> None:
+def hand_over() -> list[_Handed]:
+    """Return what a newcomer must know to run a cell again: the last one, or one that failed."""
+    return [
+        (
+            again.number,
+            again.goes_on,
+            again.has_stepped,
+            again.made,
+            [(one, plan, began) for where, plan, began in again.live if (one := where())],
+        )
+        for again in (_cell.again(), _again)
+        if again is not None
+    ]
+
+
+def take_over(handed: list[_Handed]) -> None:
     """Know, in a newcomer, what `hand_over` told on the rank that it was cloned from."""
-    _cell.taken_over = planned
+    global _again
+    last, *failed = [
+        # The random numbers with which the cell began were the other rank's.
+        _Again(
+            number, goes_on, has_stepped, made, [(weakref.ref(o), p, b) for o, p, b in live], None
+        )
+        for number, goes_on, has_stepped, made, live in handed
+    ]
+    _cell.number, _cell.taken_over = last.number, last
+    _again = failed[0] if failed else None
+
+
+def count_copied() -> None:
+    """Note that this rank has copied the step that it had lost: its batches are trained on."""
+    for live in list(_live):
+        live._trail.count_copied()
 
 
 def _take() -> _Mark:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from nbdist.engine import (
     agreement,
     boundary,
+    data,
     group,
     parcel,
     refusals,
@@ -26,7 +27,7 @@ from nbdist.errors import ClusterError
 TIMEOUT_S = 20.0  # for the ranks to hear of each other
 
 
-def reconcile(newcomers: Iterable[int]) -> list[str]:
+def reconcile(newcomers: Iterable[int]) -> list[Decision]:
     """Compare the units' steps on all ranks, and make them equal.
 
     A rank that copies a step it had lost has done all of that step but the update: its random
@@ -37,7 +38,7 @@ def reconcile(newcomers: Iterable[int]) -> list[str]:
         newcomers: Ranks that hold nothing yet.
 
     Returns:
-        What was done, for people; the same on every rank.
+        What was done; the same on every rank.
 
     Raises:
         ClusterError: A rank did not answer in time.
@@ -65,12 +66,15 @@ def reconcile(newcomers: Iterable[int]) -> list[str]:
         else:
             _refuse(unit, decision)
         unit.settle(decision.steps)
+        if rank in decision.behind:
+            boundary.here().count_copied(unit.optimizers)
     if has_copied:
+        data.count_copied()
         boundary.here().last = boundary.here().take()
     else:
         # What is no unit's is as in any notebook: a seed that a failed cell has set stays set.
         boundary.restore(mark, random=bool(mine))
-    return [decision.line for decision in decisions]
+    return decisions
 
 
 def _exchange(topic: str) -> tuple[list[units.Unit], dict[int, Sequence[Report]]]:

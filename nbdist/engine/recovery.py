@@ -48,8 +48,9 @@ def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         newcomers: Ranks whose processes are new; they `join` at the same time.
 
     Returns:
-        `healed` (one line a module), `agreed` (lines for people), `cloned` (what newcomers got,
-        or None), `stale` (groups that could not be formed), `reforms_left` (None: no limit).
+        `healed` (one line a module), `agreed` (lines for people), `steps_lost` (made before, to be
+        made again), `cloned` (what newcomers got, or None), `stale` (groups that could not be
+        formed), `reforms_left` (None: no limit).
 
     Raises:
         ClusterError: A rank did not arrive in time.
@@ -68,20 +69,24 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
     """Do what follows when the group stands: the newcomers' part too, after their `join`.
 
     Returns:
-        `healed`, `agreed` and `cloned`, as in `recover`.
+        `healed`, `agreed`, `steps_lost` and `cloned`, as in `recover`.
     """
     try:
         healed = heal.heal()
         newcomers = sorted(newcomers)
-        agreed = reconcile.reconcile(newcomers)
+        decisions = reconcile.reconcile(newcomers)
         living = set(range(dist.get_world_size())) - set(newcomers)
         cloned = None
         if newcomers and living:
             cloned = clone.clone(min(living), newcomers, step=training.current_step())
-        data.freeze()  # after the clone: a newcomer has its loaders from there
         # What was sent in between is no cell's.
         tap.reset_counts()
-        return {"healed": healed, "agreed": agreed, "cloned": cloned}
+        return {
+            "healed": healed,
+            "agreed": [decision.line for decision in decisions],
+            "steps_lost": max((decision.lost for decision in decisions), default=0),
+            "cloned": cloned,
+        }
     except BaseException:
         # The peers must not wait for this rank, nor any cell use what is half agreed.
         group.abort(generation)

@@ -52,6 +52,7 @@ class Trail:
         self._cell = cell
         self._is_alive: Callable[[], object] = _is_over
         self._moved = False  # the running pass was given a batch since the last boundary
+        self._is_at_end = False  # the running pass was given all
         self.began = Commit(position, 0, False, 0, cell)
         self.committed = self.began
 
@@ -85,7 +86,20 @@ class Trail:
         """Note that the running loop gets a batch."""
         self._moved = True
 
+    def end_pass(self) -> None:
+        """Note that the running loop has come to its end."""
+        self._is_at_end = True
+
+    def count_copied(self) -> None:
+        """Note that what the last pass was given has been trained on, by another rank.
+
+        The fault has ended the pass: it cannot be told by its being alive.
+        """
+        if self._moved and not self._is_at_end and self._passes:
+            self._passes[-1].has_trained = True
+
     def _add(self, one: _Pass) -> None:
+        self._is_at_end = False
         if len(self._passes) < MAX_PASSES:
             self._passes.append(one)
 

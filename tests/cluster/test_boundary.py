@@ -42,3 +42,46 @@ def test_a_step_that_one_rank_lost_is_copied_said_and_retried_to_the_unbroken_en
     state = session.run(STATE).value_list
     assert [parameters for _, parameters in state] == [parameters for _, parameters in unbroken]
     assert state[0][0] == unbroken[0][0]
+
+
+CELL = """
+for x in nbdist.loader(samples, global_batch=8, seed=3):
+    F.mse_loss(model(x), x.mean(1, keepdim=True)).backward()
+    {FAULT}
+    opt.step(); opt.zero_grad()
+    made.append(x[:, 0].tolist())
+{END}
+"""
+
+
+def assert_equal_at_the_end(session: Session) -> None:
+    first, second = session.run(STATE).value_list
+    assert len(first[0]) == len(second[0]) == 8
+    assert first[1] == second[1]
+
+
+def test_a_rank_on_which_the_cell_ended_well_goes_on_as_the_one_on_which_it_failed(
+    session: Session,
+) -> None:
+    session.run(BUILD.replace("{BREAKS}", "True"), track=False)
+    end = "if breaks and rank == 1: breaks = False; raise ValueError('after all steps')"
+    fail(session, CELL.replace("{FAULT}", "").replace("{END}", end))
+    session.run("between = 1")
+    session.run("between = 2", ranks="0")
+    assert session.retry().ok
+    assert_equal_at_the_end(session)
+
+
+def test_after_a_death_and_another_cell_the_newcomer_goes_on_as_its_peers(
+    session: Session,
+) -> None:
+    session.run(BUILD.replace("{BREAKS}", "True"), track=False)
+    fault = "if breaks and rank == 1 and len(made) == 5: import os; os._exit(3)"
+    told = fail(session, CELL.replace("{FAULT}", fault).replace("{END}", ""))
+    assert "Rank 1 was replaced" in told
+    session.run("breaks = False")
+    session.run("between = 1", ranks="1")
+    # Replaced once more, and by a clone of a rank that has run other cells since.
+    session.restart("1")
+    assert session.retry().ok
+    assert_equal_at_the_end(session)

@@ -228,14 +228,40 @@ def recover_or_not(generation: int) -> str:
 # ---- A cell that loops over a loader -----------------------------------------------------------
 
 
-def run_loader_cell(epochs: int, break_at: int, again: bool = False) -> dict[str, Any]:
+def begin_cell(number: int, failed: int | None = None, again: bool = False) -> None:
+    """Begin a cell, as the rank's program does; it may be empty."""
+    data.begin_cell(number, failed=failed, is_retry=again)
+    boundary.begin_cell()
+
+
+def run_empty_cell(number: int, failed: int | None) -> None:
+    """Run a cell that does nothing."""
+    begin_cell(number, failed)
+    boundary.end_cell(is_failed=False)
+
+
+def run_loader_cell(
+    epochs: int,
+    break_at: int,
+    place: str = "before backward",
+    number: int = 1,
+    failed: int | None = None,
+    again: bool = False,
+) -> dict[str, Any]:
     """Run a cell that trains over a loader it makes; rank 1 raises in its step `break_at`.
+
+    Args:
+        epochs: How many.
+        break_at: From 0; as many steps as there are raises after all of them, -1 never.
+        place: Where in the step: "before backward" or "before step".
+        number: The cell's.
+        failed: The cell that failed last.
+        again: This is that one.
 
     Returns:
         `trained` (the samples of each step that was made) and `parameters`, hashed.
     """
-    data.begin_cell(resume=again)
-    boundary.begin_cell()
+    begin_cell(number, failed, again)
     trained: list[list[int]] = []
     loader = names["loader"] = data.loader(range(60), global_batch=8, seed=3)
     try:
@@ -245,13 +271,20 @@ def run_loader_cell(epochs: int, break_at: int, again: bool = False) -> dict[str
                 is_here = len(trained) == break_at and dist.get_rank() == 1
                 x = samples.float().unsqueeze(1).repeat(1, WIDTH) / 60
                 names["optimizer"].zero_grad()
-                if is_here:
+                if is_here and place == "before backward":
                     raise Boom
                 F.mse_loss(names["model"](x), x).backward()
+                if is_here:
+                    raise Boom
                 names["optimizer"].step()
                 trained.append(samples.tolist())
+        if len(trained) == break_at and dist.get_rank() == 1:
+            raise ValueError("after all steps")
+        boundary.end_cell(is_failed=False)
     except Boom:
         group.abort()
+    except ValueError:
+        pass
     except Exception as error:
         if not group.was_released(error):
             raise

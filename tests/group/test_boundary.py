@@ -1,5 +1,7 @@
 """Ranks that a fault leaves one step apart: they go on together, or are refused, never silently."""
 
+from typing import Any
+
 import pytest
 
 from tests.group import boundary_ranks as ranks_
@@ -127,22 +129,71 @@ def test_a_fault_in_the_midst_of_a_recovery_begins_it_again_with_the_next_genera
     assert found == unbroken("ddp", 3)
 
 
-def test_loaders_go_back_to_the_boundary_and_the_cell_goes_on_there_when_it_runs_again() -> None:
+def run_cells(break_at: int, place: str, between: int = 0) -> tuple[list[Any], list[Any], Any]:
+    """Break a cell, recover if it hangs, run others, and run it again; see `run_loader_cell`.
+
+    Returns:
+        What the ranks did before, what they did again, and where the loader stood.
+    """
     with cluster(2) as ranks:
         ranks.run(ranks_.build, "laid by nbdist")
-        expected = ranks.run(ranks_.run_loader_cell, 2, -1)
-    with cluster(2) as ranks:
-        ranks.run(ranks_.build, "laid by nbdist")
-        ranks.post(ranks_.run_loader_cell, 2, 11)
+        ranks.post(ranks_.run_loader_cell, 2, break_at, place)
         seen = [ranks.engines[1].result()]
-        ranks.engines[0].now(faults.abort)
+        if break_at < len(STEPS_OF_TWO_EPOCHS):
+            ranks.engines[0].now(faults.abort)
         seen.insert(0, ranks.engines[0].result())
-        ranks.run(ranks_.recover, 1)
+        if break_at < len(STEPS_OF_TWO_EPOCHS):
+            ranks.run(ranks_.recover, 1)
         stood = ranks.run(ranks_.loader_position)
-        again = ranks.run(ranks_.run_loader_cell, 2, -1, True)
+        for other in range(between):
+            ranks.run(ranks_.run_empty_cell, 2 + other, 1)
+        return (
+            seen,
+            ranks.run(ranks_.run_loader_cell, 2, -1, place, 2 + between, 1, True),
+            stood,
+        )
+
+
+STEPS_OF_TWO_EPOCHS = range(16)
+
+
+def unbroken_cell() -> list[Any]:
+    with cluster(2) as ranks:
+        ranks.run(ranks_.build, "laid by nbdist")
+        return ranks.run(ranks_.run_loader_cell, 2, -1)
+
+
+@pytest.mark.parametrize("between", [0, 2])
+def test_loaders_go_back_to_the_boundary_and_the_cell_goes_on_there_when_it_runs_again(
+    between: int,
+) -> None:
+    expected = unbroken_cell()
+    seen, again, stood = run_cells(11, "before backward", between)
 
     assert stood == [[1, 24], [1, 24]]
     for rank in range(2):
         trained = seen[rank]["trained"] + again[rank]["trained"]
         assert trained == expected[rank]["trained"]
         assert again[rank]["parameters"] == expected[rank]["parameters"]
+
+
+@pytest.mark.parametrize("break_at", [0, 8])
+def test_a_step_copied_at_the_beginning_of_an_epoch_is_not_made_again(break_at: int) -> None:
+    expected = unbroken_cell()
+    seen, again, _ = run_cells(break_at, "before step")
+
+    assert seen[0]["trained"] + again[0]["trained"] == expected[0]["trained"]
+    assert len(again[1]["trained"]) == len(again[0]["trained"])
+    for rank in range(2):
+        assert again[rank]["parameters"] == expected[rank]["parameters"]
+
+
+@pytest.mark.parametrize("between", [0, 2])
+def test_a_cell_that_failed_on_one_rank_after_its_last_step_trains_nothing_again(
+    between: int,
+) -> None:
+    seen, again, _ = run_cells(len(STEPS_OF_TWO_EPOCHS), "", between)
+
+    for rank in range(2):
+        assert len(seen[rank]["trained"]) == len(STEPS_OF_TWO_EPOCHS)
+        assert again[rank] == {"trained": [], "parameters": seen[rank]["parameters"]}

@@ -19,6 +19,7 @@ def test_who_lost_a_step_copies_from_the_lowest_of_the_most_advanced_ranks() -> 
     (found,) = decide({0: [replicated(40)], 1: [replicated(41)], 2: [replicated(41)]}, [])
 
     assert (found.action, found.source, found.behind, found.steps) == ("copy", 1, (0,), (41,))
+    assert found.lost == 0
     assert found.line == (
         "Rank 0 had lost step 41: it copied the model (GPT) and its optimizer from rank 1."
     )
@@ -48,7 +49,7 @@ def test_where_all_are_torn_they_become_equal_and_this_is_said() -> None:
 def test_sharded_ranks_go_back_to_their_newest_common_snapshot() -> None:
     (found,) = decide({0: [sharded(412, 412, 400)], 1: [sharded(411, 400)]}, [])
 
-    assert (found.action, found.steps) == ("roll back", (400,))
+    assert (found.action, found.steps, found.lost) == ("roll back", (400,), 12)
     assert found.line == (
         "The ranks that hold GPT were one step apart: rolled back 12 steps, to step 400 "
         "(snapshot 8 s old)."
@@ -65,7 +66,7 @@ def test_sharded_ranks_without_a_common_snapshot_are_refused() -> None:
 def test_sharded_state_that_died_with_its_rank_is_refused() -> None:
     (found,) = decide({0: [sharded(3, 3)], 1: []}, newcomers=[1])
 
-    assert found.action == "refuse"
+    assert (found.action, found.lost) == ("refuse", 3)
     assert found.line.startswith("Rank 1 died with a part of GPT")
 
 
