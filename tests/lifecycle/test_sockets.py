@@ -76,7 +76,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[C
         (clients,) = notebook.keys[0].glob("security/*client.json")
         facts = json.loads(file.read_text())
         facts["client_iopub"] = json.loads(clients.read_text())["iopub"]
-        port = int(notebook.run("print(nbdist.current()._cluster._store_port)"))
+        store = "nbdist.current().run('import os; int(os.environ[\"MASTER_PORT\"])')"
+        port = int(notebook.run(f"print({store}[0].value)"))
         gloo = notebook.run(
             "r = nbdist.current().run('from nbdist.engine import group; group.status()')\n"
             "print([v['gloo_address'] for v in r.value_list])"
