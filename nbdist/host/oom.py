@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+KILLER = "killed by the kernel's OOM killer"
 _RECENT_S = 10.0  # a process that held much takes seconds to be gone
 _MOST_LINES = 50_000  # of the kernel's log; it keeps a few thousand
 _KILLED = re.compile(r"Killed process (\d+) .*?(?:anon-rss:(\d+)kB|$)")
@@ -72,7 +73,7 @@ class Watch:
         if log is not None and (told := find_kill(log, pid, began)):
             return told
         if counter in self._rose and time.monotonic() - self._rose[counter] < _RECENT_S:
-            return f"out of memory: the kernel's OOM killer was at work in {counter.parent}"
+            return f"{KILLER}{_describe_limit(counter)}"
         return "" if log is None and counter is None else "no sign of the kernel's OOM killer"
 
 
@@ -93,8 +94,8 @@ def find_kill(records: Iterable[str], pid: int, began: float) -> str:
         # The clock of the kernel's log is close to the monotonic one, and not quite the same.
         if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 < began - 2.0:
             continue
-        size = f", when it held {int(found[2]) // 1024} MiB" if found[2] else ""
-        return f"out of memory: the kernel's OOM killer ended it{size}"
+        size = f" (it held {int(found[2]) // 1024} MiB)" if found[2] else ""
+        return f"{KILLER}{size}"
     return ""
 
 
@@ -130,6 +131,18 @@ def parse_count(text: str) -> int:
         if name == "oom_kill" and value.strip().isdigit():
             return int(value)
     return 0
+
+
+def _describe_limit(counter: Path) -> str:
+    """Return the limit of the cgroup that has this counter, in brackets, where it has one."""
+    name = "memory.max" if counter.name == "memory.events" else "memory.limit_in_bytes"
+    try:
+        text = (counter.parent / name).read_text().strip()
+    except OSError:
+        return ""
+    # "max", and in version 1 a number near 2**63, are no limit.
+    limited = text.isdigit() and int(text) < 1 << 60
+    return f" (memory limit {int(text) >> 20} MiB)" if limited else ""
 
 
 def _read_count(path: Path) -> int:

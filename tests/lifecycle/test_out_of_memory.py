@@ -50,9 +50,9 @@ def test_a_rank_that_the_kernel_ended_for_memory_is_told_from_one_that_was_kille
         said = notebook.on_ranks(
             "if rank == 1:\n    hog = [bytearray(1 << 24) for _ in range(64)]\ndist.barrier()"
         )
-        assert "rank 1 (localhost, cpu) died: killed by SIGKILL; out of memory" in said, said
+        assert "rank 1 (localhost, cpu) died: killed by the kernel's OOM killer" in said, said
         os.kill(pids["rank 0"], signal.SIGKILL)
         wait_for(lambda: "rank 0" not in notebook.pids(), "the kernel to hear of it")
         said = notebook.run("%dist status")
-        assert "out of memory" not in said
-        assert "killed by SIGKILL; no sign of the kernel's OOM killer" in said
+        assert "killed by SIGKILL" in said
+        assert "OOM" not in said

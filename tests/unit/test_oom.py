@@ -21,7 +21,7 @@ NOISE = "6,1,100,-;eth0: link up\n SUBSYSTEM=net\n"
 
 def test_the_kernels_log_names_a_process_that_was_ended_and_what_it_held() -> None:
     told = oom.find_kill([NOISE, KILLED], 15327, began=5000.0)
-    assert told == "out of memory: the kernel's OOM killer ended it, when it held 22538 MiB"
+    assert told == "killed by the kernel's OOM killer (it held 22538 MiB)"
     assert "80 MiB" in oom.find_kill([KILLED_IN_CGROUP], 77, began=3.0)
 
 
@@ -74,8 +74,10 @@ def watch_of_this_process(folder: Path) -> tuple[oom.Watch, int, Path]:
 def test_a_counter_that_has_risen_since_the_start_is_evidence(tmp_path: Path) -> None:
     watch, pid, counter = watch_of_this_process(tmp_path)
     counter.write_text("oom_kill 3\n")
+    limit = "max" if counter.name == "memory.events" else "limit_in_bytes"
+    (counter.parent / f"memory.{limit}").write_text(f"{512 << 20}\n")
     told = watch.explain(pid, -signal.SIGKILL)
-    assert told == f"out of memory: the kernel's OOM killer was at work in {counter.parent}"
+    assert told == "killed by the kernel's OOM killer (memory limit 512 MiB)"
 
 
 @pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="cgroups are Linux's")
