@@ -16,23 +16,29 @@ from nbdist.doctor.findings import Finding
 TORCH_TIMEOUT_S = 180.0  # the first import after an installation compiles and reads from disk
 _MINIMUM_PYTHON = (3, 11)
 
-# What is broken in the compat rooms comes last: what they import may raise.
-_ASK_TORCH = """
+# Each has a `check()` that names what is gone of the private parts it uses.
+ROOMS = (
+    *("kernel", "torch_compat", "torch_hooks", "torch_modules", "torch_rebuild"),
+    *("torch_sharded", "torch_pipeline", "clone_pickler"),
+)
+
+# What is broken in them comes last: what they import may raise.
+_ASK_TORCH = f"""
+from importlib import import_module
 import json, torch, torch.distributed as dist
 cuda = torch.version.cuda
-facts = {
+facts = {{
     "version": torch.__version__,
     "cuda": cuda or "",
     "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     "gloo": dist.is_available() and dist.is_gloo_available(),
     "nccl": dist.is_available() and dist.is_nccl_available(),
-}
+}}
 try:
-    from nbdist.engine import kernel, torch_compat, torch_hooks, torch_modules
-    checks = kernel.check, torch_compat.check, torch_modules.check, torch_hooks.check_hooks
-    facts["broken"] = [line for check in checks for line in check()]
+    rooms = [import_module("nbdist.engine." + name) for name in {ROOMS}]
+    facts["broken"] = [line for room in rooms for line in room.check()]
 except Exception as error:
-    facts["broken"] = [f"{type(error).__name__}: {error}"]
+    facts["broken"] = [type(error).__name__ + ": " + str(error)]
 print(json.dumps(facts))
 """
 

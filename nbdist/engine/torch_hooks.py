@@ -1,7 +1,7 @@
 """The places inside torch where the tap and the training hooks look on.
 
 The third of the files that make the room for torch's private parts; see `torch_compat.py`. Every
-function that puts something in place returns a function that takes it out again. `check_hooks()`
+function that puts something in place returns a function that takes it out again. `check()`
 says what a new torch has moved. Tried with torch 2.13.0 (CPU).
 """
 
@@ -26,7 +26,7 @@ unbox_group = c10d.ProcessGroup.unbox
 native_work_wait = c10d.Work.wait  # as torch made it, whatever is put around it later
 
 
-def check_hooks() -> list[str]:
+def check() -> list[str]:
     """Return what this torch lacks of what the tap and the training hooks use."""
     wanted = [
         (c10d.ProcessGroup, ["unbox", "_get_backend", "group_name"]),

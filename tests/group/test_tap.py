@@ -141,9 +141,9 @@ def _unnamed() -> list[str]:
 
     from nbdist.engine import announce
     from nbdist.engine.tap_ops import OPS
-    from nbdist.engine.torch_hooks import check_hooks, collective_ops
+    from nbdist.engine.torch_hooks import check, collective_ops
 
-    assert check_hooks() == []
+    assert check() == []
     for number, name in enumerate(announce.REDUCTIONS):
         assert int(getattr(dist.ReduceOp, name)) == number
     return sorted(collective_ops() - set(OPS))

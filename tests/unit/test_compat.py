@@ -1,16 +1,13 @@
-"""The rooms for private parts of others fit the versions that are installed.
+"""The rooms for private parts of others fit the versions that are installed."""
 
-torch's room says so in tests/group, where torch is: `test_group.py` and `test_tap.py`.
-"""
-
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import ipyparallel
 import pytest
 
 from nbdist.client import ipp
+from nbdist.doctor import software
 
 
 def test_ipyparallels_client_has_every_private_part_that_we_use() -> None:
@@ -32,10 +29,12 @@ def test_a_private_part_that_is_gone_is_named_with_the_version(
     assert f"ipyparallel {version}: Client._mux_stream is gone" not in found
 
 
-def test_the_engines_kernel_has_every_private_part_that_we_use() -> None:
-    # A process of its own: the module belongs on a rank.
-    code = "from nbdist.engine import kernel; print(kernel.check())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == "[]\n"
+def test_the_engines_rooms_have_every_private_part_that_we_use() -> None:
+    # In a process of its own: the modules belong on a rank.
+    assert software.look_at_torch(timeout_s=60).broken == ()
+
+
+def test_the_doctor_asks_every_room_of_the_engine_that_has_a_check() -> None:
+    folder = Path(software.__file__).parents[1] / "engine"
+    rooms = {p.stem for p in folder.glob("*.py") if "\ndef check() -> list[str]" in p.read_text()}
+    assert rooms == set(software.ROOMS)
