@@ -1,5 +1,6 @@
 """What every test shares."""
 
+import logging
 import signal
 
 import pytest
@@ -12,6 +13,15 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts its background jobs with SIGINT ignored, and Python keeps it so.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(groups, "nbdist-groups")
+
+
+@pytest.fixture
+def caplog(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """Hear what nbdist logs also after a cluster was started here, which keeps it in a file."""
+    monkeypatch.setattr(logging.getLogger("nbdist"), "propagate", True)
+    return caplog
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from nbdist.client.cluster import Cluster
 from nbdist.client.folders import log_folder, project_folder
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.launchers.local import LocalLauncher
+from nbdist.client.log_file import log_to
 from nbdist.client.network import (
     LOOPBACK,
     choose_address,
@@ -173,6 +174,7 @@ def start(
     place = Path.cwd()
     folder = project_folder(place)
     logs = log_folder(folder)
+    log_to(logs / "notebook.log")
     parent = _warm_launcher(logs)
     cluster = Cluster(parent, logs)
     try:

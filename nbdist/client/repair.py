@@ -68,7 +68,7 @@ def repair(cluster: Cluster, anew: Iterable[int] = (), *, is_news: bool = True) 
             answers = cluster.recover(new)
         except NBDistError as error:
             log.exception("The recovery failed")
-            why = str(error)
+            why = error.what
             deaths.update(new & set(cluster.dead()))
             is_hopeless = any(count >= MOST_DEATHS for count in deaths.values())
             if is_hopeless or cluster.broken or time.monotonic() > no_new_round:

@@ -1,0 +1,47 @@
+"""Where nbdist's own log goes in the notebook's process: a file, never the person's screen.
+
+Without this Python prints warnings and tracebacks of libraries into the cell that runs.
+"""
+
+import logging
+import os
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import cast
+
+MAX_BYTES = 4 << 20
+
+_handler: logging.Handler | None = None
+
+
+def log_to(file: Path) -> None:
+    """Send what nbdist logs to `file` (0600) from now on, in the place of the one before.
+
+    It is made by the first line. One that cannot be written stops nothing.
+    """
+    global _handler
+    new = _PrivateFile(file, maxBytes=MAX_BYTES, backupCount=1, delay=True)
+    new.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    ours = logging.getLogger("nbdist")
+    ours.addHandler(new)
+    ours.propagate = False
+    if _handler is not None:
+        ours.removeHandler(_handler)
+        _handler.close()
+    _handler = new
+
+
+class _PrivateFile(RotatingFileHandler):
+    """A file of its owner alone, and silence where it cannot be written."""
+
+    def _open(self) -> TextIOWrapper:
+        name, mode = self.baseFilename, self.mode
+        return cast(TextIOWrapper, open(name, mode, encoding="utf-8", opener=_open_private))  # noqa: SIM115
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drop the record: there is no better place to say it."""
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
