@@ -186,7 +186,7 @@ class ShownCell:
             board = self._board.finish(outcome.word)
             self._showing.remember_board(board)
             if self._show:
-                finals = [*board, *self._texts(outcome)]
+                finals = [*board, *self._texts(outcome), *_notices(outcome)]
                 self.slots.settle(finals)
                 self.left += finals
         except Exception:
@@ -228,6 +228,12 @@ class ShownCell:
     def _leave(self, displays: list[wire.Display]) -> None:
         Slots(live=False).settle(displays)
         self.left += displays
+
+
+def _notices(outcome: Outcome) -> list[wire.Display]:
+    """Return what ranks have to say to the person, once: they say the same in other numbers."""
+    said = (c.summary.notices for c in outcome.collectors.values())
+    return [wire.Display({"text/plain": line}) for line in next(filter(None, said), ())]
 
 
 def _short_path(path: str) -> str:

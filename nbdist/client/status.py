@@ -11,11 +11,12 @@ from typing import Any
 from nbdist.client import explain
 from nbdist.client.cluster import Cluster
 from nbdist.client.commentary import process_word
-from nbdist.client.doing import Doing
+from nbdist.client.doing import Doing, name_bytes
 
 _ANSWER_TIMEOUT_S = 5.0
 
 _COLUMNS = ("rank", "host", "device", "pid", "state", "step", "memory", "last collective")
+_SNAPSHOT = "snapshot"  # a column where there are some: of sharded state, in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,13 @@ class RankLine:
     step: int = 0
     memory_bytes: int = 0
     last_collective: str = ""
+    snapshot: str = ""
 
     def cells(self) -> tuple[str, ...]:
         """Return the line's words, in the order of the table's columns."""
         memory = f"{self.memory_bytes / 2**20:.0f} MiB" if self.memory_bytes else ""
         words = (self.rank, self.host, self.device, self.pid, self.state, self.step, memory)
-        return (*map(str, words), self.last_collective)
+        return (*map(str, words), self.last_collective, self.snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,17 @@ class Status:
             line = RankLine(*place, words[rank])
             lines.append(_line(line, answers[rank]) if rank in answers else line)
         trouble = cluster.broken or cluster.dead()
-        hint = f"What led to this is in {cluster.events.path}" if trouble else ""
-        return cls(cluster.broken or describe, tuple(lines), hint)
+        hints = [why] if (why := _refused(answers)) else []
+        if trouble:
+            hints.append(f"What led to this is in {cluster.events.path}")
+        return cls(cluster.broken or describe, tuple(lines), "\n".join(hints))
 
     def __str__(self) -> str:
         if not self.ranks:
             return self.summary
-        rows = [_COLUMNS, *(line.cells() for line in self.ranks)]
+        rows = [(*_COLUMNS, _SNAPSHOT), *(line.cells() for line in self.ranks)]
+        if not any(line.snapshot for line in self.ranks):
+            rows = [row[:-1] for row in rows]
         return "\n".join([self.summary, *_aligned(rows), self.hint]).rstrip()
 
     def __repr__(self) -> str:
@@ -161,7 +167,23 @@ def _line(line: RankLine, answer: Mapping[str, Any]) -> RankLine:
         step=answer["step"],
         memory_bytes=answer["cuda_bytes"] or answer["rss_bytes"],
         last_collective=answer["last"] or "",
+        snapshot=describe_snapshot(answer.get("snapshot")),
     )
+
+
+def describe_snapshot(said: Mapping[str, Any] | None) -> str:
+    """Return `step 412, 8 s old, 1.2 GB`, `refused`, or nothing where none is needed."""
+    if said is None:
+        return ""
+    if "refused" in said:
+        return "refused"
+    return f"step {said['step']}, {said['age_s']:.0f} s old, {name_bytes(said['bytes'])}"
+
+
+def _refused(answers: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return why snapshots are refused: of one rank, for all say the same in other numbers."""
+    said = (answer.get("snapshot") or {} for answer in answers.values())
+    return next((str(one["refused"]) for one in said if "refused" in one), "")
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -91,7 +91,7 @@ class Program:
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine import boundary, tap, training
+        from nbdist.engine import boundary, snapshot, tap, training
 
         chaos.end_cell()
         if result is None or not result.success:
@@ -111,6 +111,7 @@ class Program:
             steps=steps,
             value=plain.encode(value) if is_plain else None,
             value_repr=None if is_plain else _short_repr(value),
+            notices=snapshot.take_notices(),
             cut_bytes=cut_bytes,
             output_file=None if file is None else str(file),
             seconds=time.perf_counter() - self._began,

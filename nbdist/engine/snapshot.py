@@ -99,6 +99,7 @@ class _Series:
 
 _series: "WeakKeyDictionary[torch.optim.Optimizer, _Series | None]" = WeakKeyDictionary()
 _status: dict[str, Any] | None = None  # replaced, never changed: any thread may read it
+_notices: list[str] = []  # refusals that nobody has been told of
 _free_bytes: Callable[[], int] = memory.free_bytes
 
 
@@ -180,6 +181,13 @@ def status() -> dict[str, Any] | None:
     }
 
 
+def take_notices() -> tuple[str, ...]:
+    """Return what is to be said of snapshots since the last call. Main thread."""
+    taken = tuple(_notices)
+    _notices.clear()
+    return taken
+
+
 def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
     unit = units.unit_of(optimizer)
     if unit is None or unit.kind != "sharded":
@@ -223,6 +231,7 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
     if why is not None:
         if series.refused is None:
             _log.warning(why)
+            _notices.append(why)
         series.refused = why
         _status = {"refused": why}
         series.next_at = next_at(began, 0.0)

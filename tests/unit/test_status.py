@@ -1,6 +1,8 @@
 """The table of `%dist status`."""
 
-from nbdist.client.status import RankLine, Stacks, Status
+from dataclasses import replace
+
+from nbdist.client.status import RankLine, Stacks, Status, describe_snapshot
 
 
 def test_the_table_has_a_line_for_each_rank_in_aligned_columns() -> None:
@@ -36,3 +38,15 @@ def test_without_ranks_there_is_one_sentence() -> None:
     assert str(Status.stopped("nothing was started.")) == (
         "No engines are running: nothing was started."
     )
+
+
+def test_snapshots_are_a_column_where_there_are_some() -> None:
+    held = describe_snapshot({"step": 412, "age_s": 8.2, "bytes": 1.2e9})
+    line = RankLine(0, "localhost", "cpu", 123, "idle", 7, snapshot=held)
+    without = str(Status("2 ranks", (replace(line, snapshot=""),)))
+    assert "snapshot" not in without
+    shown = str(Status("2 ranks", (line,), "No snapshot of the sharded state is kept: ..."))
+    assert "step 412, 8 s old, 1.2 GB" in shown
+    assert shown.splitlines()[-1].startswith("No snapshot")
+    assert describe_snapshot({"refused": "no room"}) == "refused"
+    assert describe_snapshot(None) == ""
