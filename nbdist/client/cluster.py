@@ -41,6 +41,7 @@ _PING_MS = 150  # an engine is registered only once it has answered one
 _START_TIMEOUT_S = 120.0
 _REQUEST_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0
+_OOM_KILLER = "killed by the kernel's OOM killer"  # as `host/oom.py` says it
 _PORT_TAKEN = "Address already in use"
 # Their versions are what a bug report is asked for first.
 _STANDS_ON = ("nbdist", "torch", "ipyparallel", "ipykernel", "ipython", "pyzmq")
@@ -80,7 +81,7 @@ class Cluster:
         self._connection: Connection | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.requests = Requests()
-        self.group = Membership(self.requests, self.events, self.living)
+        self.group = Membership(self.requests, self.events, self.living, self._wake)
         self._lock = threading.Lock()
         self._death_callbacks: list[Callable[[int, str], None]] = []
         self._stopping = False
@@ -377,6 +378,10 @@ class Cluster:
         """Send a signal to a rank's process."""
         self._launcher.signal(f"rank {rank}", number)
 
+    def _wake(self, rank: int) -> None:
+        """Let a rank go on that somebody has stopped; nothing to one that runs."""
+        self.signal(rank, signal.SIGCONT)
+
     def kill(self, rank: int) -> None:
         """End a rank's process and everything it started."""
         self._launcher.signal(f"rank {rank}", signal.SIGKILL, group=True)
@@ -385,7 +390,7 @@ class Cluster:
         if self._stopping:
             return
         cause = describe_end(status, evidence)
-        self.events.note("process ended", cause, key=key, status=status)
+        self.events.note("process ended", cause, key=key, status=status, evidence=evidence)
         if not key.startswith("rank "):
             self._host_ended(key, cause)
             return
@@ -424,16 +429,15 @@ class Cluster:
 
 
 def describe_end(status: int, evidence: str = "") -> str:
-    """Return how a process ended in words: `killed by SIGKILL; out of memory ...`, `exit code 3`.
+    """Return how a process ended in words: `killed by SIGKILL`, `exit code 3`.
 
     Args:
         status: Its exit code, minus the signal's number, or `UNKNOWN_STATUS`.
-        evidence: What is known beside it; see `Launcher.on_exit`.
+        evidence: What is known beside it; see `Launcher.on_exit`. That nothing speaks for the
+            kernel's OOM killer helps nobody, and stays in the log of events.
     """
-    return "; ".join(filter(None, [_describe_status(status), evidence]))
-
-
-def _describe_status(status: int) -> str:
+    if evidence.startswith(_OOM_KILLER):
+        return evidence
     if status == UNKNOWN_STATUS:
         return "it ended unseen, after the process that had started it"
     if status < 0:

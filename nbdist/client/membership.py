@@ -6,7 +6,7 @@ so that the next generation can begin at once.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any
 
 from nbdist import wire
@@ -17,6 +17,7 @@ from nbdist.client.requests import Requests, gather
 _FORM_TIMEOUT_S = 120.0  # with the clone of all that a rank holds
 _LEAVE_TIMEOUT_S = 30.0
 _FREE_TIMEOUT_S = 30.0
+_WAKE_EVERY_S = 1.0
 
 Answers = dict[int, dict[str, Any]]
 
@@ -25,7 +26,11 @@ class Membership:
     """Which generation of the group there is, and how its ranks come to be in it."""
 
     def __init__(
-        self, requests: Requests, events: EventLog, living: Callable[[], list[int]]
+        self,
+        requests: Requests,
+        events: EventLog,
+        living: Callable[[], list[int]],
+        wake: Callable[[int], None],
     ) -> None:
         """Begin with no group.
 
@@ -33,6 +38,7 @@ class Membership:
             requests: To the ranks.
             events: Where it is written down.
             living: Returns the ranks that are alive.
+            wake: Lets a rank go on that somebody has stopped (SIGSTOP).
         """
         self.generation = 0
         self._first_group = 0  # the default group's number; see `group.join` of the engine
@@ -40,6 +46,7 @@ class Membership:
         self._requests = requests
         self._events = events
         self._living = living
+        self._wake = wake
 
     def begin(self, options: Options, store_port: int) -> Answers:
         """Let all ranks of a new cluster join; the store listens on `store_port`.
@@ -101,7 +108,8 @@ class Membership:
         try:
             for rank in ranks:
                 pending[rank] = self._ask_to_join(options, rank, newcomers)
-            answers: Answers = gather(pending, "boot.join", _FORM_TIMEOUT_S)
+            self._wake_until_done(pending)
+            answers: Answers = gather(pending, "the call to form the group", _FORM_TIMEOUT_S)
         except BaseException as error:
             self._events.note("not re-formed", type(error).__name__, generation=self.generation)
             self._free(pending)
@@ -127,6 +135,17 @@ class Membership:
             first_group=self._first_group,
         )
 
+    def _wake_until_done(self, pending: Mapping[int, "Future[Any]"]) -> None:
+        """Wait while all goes well, and let ranks go on that were stopped before or meanwhile."""
+        deadline = time.monotonic() + _FORM_TIMEOUT_S
+        while time.monotonic() < deadline:
+            for rank, future in pending.items():
+                if not future.done():
+                    self._wake(rank)
+            done, late = wait(pending.values(), _WAKE_EVERY_S, FIRST_EXCEPTION)
+            if not late or any(future.exception() for future in done):
+                return
+
     def _free(self, pending: Mapping[int, "Future[Any]"]) -> None:
         """Free whoever waits for a rank that has failed, so that it can begin again.
 
@@ -139,6 +158,7 @@ class Membership:
             if not stuck:
                 return
             for rank in stuck:
+                self._wake(rank)
                 self._requests.ask(rank, "control.abort", busy=True, generation=self.generation)
             wait([pending[rank] for rank in stuck], 0.1)
 

@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -138,6 +139,24 @@ def test_a_rank_whose_new_processes_die_at_once_ends_in_one_clear_error(
     session.restart()
     assert_usable(session)
     assert cluster.healthy() is session
+
+
+def test_a_rank_stopped_in_the_midst_of_a_recovery_goes_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.run("held = rank + 40")
+    cluster = session._cluster
+    native = cluster.requests.ask
+
+    def ask_and_stop(rank: int, call: str, **more: Any) -> Any:
+        if call == "group.recover" and rank == 1:
+            os.kill(cluster.ranks[1].pid, signal.SIGSTOP)
+        return native(rank, call, **more)
+
+    monkeypatch.setattr(cluster.requests, "ask", ask_and_stop)
+    fail(session, "if rank: raise ValueError\ndist.barrier()")
+    assert session.run("held").value_list == [40, 41]
+    assert_usable(session)
 
 
 def test_restart_of_a_rank_replaces_dead_ones_with_it(session: Session) -> None:
