@@ -37,7 +37,7 @@ class _PrivateFile(RotatingFileHandler):
 
     def _open(self) -> TextIOWrapper:
         name, mode = self.baseFilename, self.mode
-        return cast(TextIOWrapper, open(name, mode, encoding="utf-8", opener=_open_private))  # noqa: SIM115
+        return cast(TextIOWrapper, open(name, mode, encoding="utf-8", opener=_open_private))
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop the record: there is no better place to say it."""
