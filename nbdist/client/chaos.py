@@ -24,6 +24,7 @@ from nbdist.ranks import name_ranks
 log = logging.getLogger(__name__)
 
 _HOLD_S = 1.0
+_STOP_TIMEOUT_S = 5.0
 _SLOW_STOPPED_S = 0.08
 _SLOW_RUNNING_S = 0.02
 
@@ -152,7 +153,9 @@ class Chaos:
         """Strike no more; a rank that is held still goes on. A second call does nothing."""
         self._watch.end()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_STOP_TIMEOUT_S)
+            if self._thread.is_alive():
+                log.error("%%dist chaos did not end within %.0f s", _STOP_TIMEOUT_S)
 
     def report(self) -> Report:
         """Return what has come of it so far."""

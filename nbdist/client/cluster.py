@@ -230,6 +230,8 @@ class Cluster:
         with self._lock:
             self._early_exits.clear()
             self._starting = {f"rank {rank}" for rank in chosen}
+        for rank in chosen:
+            self.requests.begins(rank)
         started = {
             rank: self._launch(f"rank {rank}", "engine", self._engine_spec(rank, n))
             for rank in chosen

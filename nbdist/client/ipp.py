@@ -172,6 +172,7 @@ class Connection:
             KeyError: No such engine is registered.
         """
         client = self._client
+        ident = client._engines[rank].encode()
         message = client.session.msg(kind, content=content, metadata=metadata)
         message_id: str = message["header"]["msg_id"]
 
@@ -181,7 +182,6 @@ class Connection:
                 handler(answer)
 
         client.handlers[message_id] = reply_only if once else handler
-        ident = client._engines[rank].encode()
         socket = client._control_stream if control else client._mux_stream
 
         def really_send() -> None:
@@ -190,7 +190,8 @@ class Connection:
             except Exception as error:
                 # Nobody would ever answer what was not sent.
                 log.exception("A %s message for rank %s could not be sent", kind, rank)
-                client.handlers[message_id](_not_sent(error))
+                if waiting := client.handlers.get(message_id):
+                    waiting(_not_sent(error))
 
         client._io_loop.add_callback(really_send)
         return message_id

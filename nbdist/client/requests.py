@@ -6,7 +6,8 @@ the caller's.
 
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, InvalidStateError, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
@@ -32,6 +33,8 @@ class Requests:
         """Begin without a connection."""
         self._connection: Connection | None = None
         self._pending: dict[int, set[Future[Any]]] = {}
+        # Ranks that have ended, and how: their ids stay registered for a moment.
+        self._ended: dict[int, str] = {}
         self._lock = threading.Lock()
 
     def use(self, connection: "Connection | None") -> None:
@@ -39,11 +42,17 @@ class Requests:
         self._connection = connection
 
     def rank_died(self, rank: int, how: str) -> None:
-        """Fail what this rank was asked and has not answered. Any thread."""
+        """Fail what this rank was asked, and what it is asked before it `begins`. Any thread."""
         with self._lock:
+            self._ended[rank] = how
             pending = list(self._pending.get(rank, ()))
         for future in pending:
-            _fail(future, RankDiedError(f"rank {rank} ended: {how}."))
+            _fail(future, _died(rank, how))
+
+    def begins(self, rank: int) -> None:
+        """Let this rank be asked again: it gets a new process."""
+        with self._lock:
+            self._ended.pop(rank, None)
 
     def fail_all(self, error: ClusterError) -> None:
         """Fail everything that has not been answered. Any thread."""
@@ -77,7 +86,12 @@ class Requests:
         future: Future[Any] = Future()
         connection = self._require()
         with self._lock:
-            self._pending.setdefault(rank, set()).add(future)
+            how = self._ended.get(rank)
+            if how is None:
+                self._pending.setdefault(rank, set()).add(future)
+        if how is not None:
+            future.set_exception(_died(rank, how))
+            return future
 
         def on_reply(message: "Message") -> None:
             if "error" in message.content:
@@ -87,13 +101,8 @@ class Requests:
             else:
                 _resolve(future, message.content["value"])
 
-        def settled(_: object) -> None:
-            with self._lock:
-                self._pending[rank].discard(future)
-
-        future.add_done_callback(settled)
         try:
-            connection.send(
+            message_id = connection.send(
                 rank,
                 wire.REQUEST,
                 {"call": call, "kwargs": kwargs},
@@ -103,7 +112,15 @@ class Requests:
                 buffers=buffers,
             )
         except KeyError:
+            message_id = ""
             _fail(future, RankDiedError(f"rank {rank} is not there."))
+
+        def settled(_: object) -> None:
+            connection.forget(message_id)
+            with self._lock:
+                self._pending[rank].discard(future)
+
+        future.add_done_callback(settled)
         return future
 
     def ask_all(
@@ -139,6 +156,10 @@ class Requests:
             # Otherwise an engine drops the cells that follow a failed one for a while.
             "stop_on_error": False,
         }
+        with self._lock:
+            how = self._ended.get(rank)
+        if how is not None:
+            raise _died(rank, how)
         try:
             return self._require().send(
                 rank,
@@ -179,11 +200,18 @@ def gather(pending: Mapping[int, "Future[Any]"], call: str, timeout_s: float) ->
     return {rank: future.result() for rank, future in pending.items()}
 
 
+def _died(rank: int, how: str) -> RankDiedError:
+    return RankDiedError(f"rank {rank} ended: {how}.")
+
+
+# A reply and a death may come at the same moment, on two threads: the first one counts.
+
+
 def _resolve(future: "Future[Any]", value: Any) -> None:
-    if not future.done():
+    with suppress(InvalidStateError):
         future.set_result(value)
 
 
 def _fail(future: "Future[Any]", error: Exception) -> None:
-    if not future.done():
+    with suppress(InvalidStateError):
         future.set_exception(error)

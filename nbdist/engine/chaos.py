@@ -34,6 +34,7 @@ def end_cell() -> None:
     """Refuse `fail` again, and take back one that has not struck yet: it would end the engine."""
     global _runs_cell
     try:
+        _runs_cell = False  # first: `fail` sets nothing after the lock is had
         with _lock:
             _set(None)
     except PlannedFault:

@@ -1,0 +1,110 @@
+"""Requests to ranks that answer, fail, or end."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nbdist import wire
+from nbdist.client.ipp import Message
+from nbdist.client.requests import RankDiedError, RankFailedError, Requests
+
+
+class Wire:
+    """Stands for the connection: keeps what was sent, and the handlers of the answers."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Callable[[Message], None]] = {}
+
+    def send(self, rank: int, kind: str, content: Any, handler: Any, **_: Any) -> str:
+        name = f"{rank}-{len(self.handlers)}"
+        self.handlers[name] = handler
+        return name
+
+    def forget(self, name: str) -> None:
+        self.handlers.pop(name, None)
+
+
+@pytest.fixture
+def connection() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def requests(connection: Wire) -> Requests:
+    made = Requests()
+    made.use(connection)  # type: ignore[arg-type]
+    return made
+
+
+def reply(**content: Any) -> Message:
+    return Message(wire.REPLY, content, {}, [], reply=True)
+
+
+def test_an_answer_is_the_future_s_value(requests: Requests, connection: Wire) -> None:
+    future = requests.ask(0, "control.state")
+    next(iter(connection.handlers.values()))(reply(value=3))
+    assert future.result(0) == 3
+
+
+def test_an_error_names_its_rank(requests: Requests, connection: Wire) -> None:
+    future = requests.ask(1, "control.state")
+    next(iter(connection.handlers.values()))(reply(error="ValueError: no"))
+    with pytest.raises(RankFailedError, match="rank 1: ValueError: no"):
+        future.result(0)
+
+
+def test_a_death_fails_what_was_asked_and_what_is_asked_after_it(requests: Requests) -> None:
+    before, other = requests.ask(1, "control.state"), requests.ask(0, "control.state")
+    requests.rank_died(1, "killed by SIGKILL")
+    # Its id stays registered for a moment: a message would be sent, and never be answered.
+    after = requests.ask(1, "control.state")
+    for future in (before, after):
+        with pytest.raises(RankDiedError, match="rank 1 ended: killed by SIGKILL"):
+            future.result(0)
+    with pytest.raises(RankDiedError, match="killed by SIGKILL"):
+        requests.execute(1, "pass", {}, lambda message: None)
+    assert not other.done()
+
+
+def test_a_rank_with_a_new_process_is_asked_again(requests: Requests) -> None:
+    requests.rank_died(1, "killed by SIGKILL")
+    requests.begins(1)
+    assert not requests.ask(1, "control.state").done()
+
+
+def test_nothing_is_kept_of_what_a_dead_rank_was_asked(
+    requests: Requests, connection: Wire
+) -> None:
+    requests.ask(1, "control.state")
+    requests.rank_died(1, "killed by SIGKILL")
+    assert connection.handlers == {}
+
+
+def test_a_reply_and_a_death_at_the_same_moment_raise_nothing(
+    requests: Requests, connection: Wire
+) -> None:
+    for _ in range(200):
+        future = requests.ask(1, "control.state")
+        handler = next(iter(connection.handlers.values()))
+        errors: list[BaseException] = []
+        start = threading.Barrier(2)
+
+        def answer(
+            handler: Any = handler, start: Any = start, errors: list[BaseException] = errors
+        ) -> None:
+            start.wait(5)
+            try:
+                handler(reply(value=1))
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        start.wait(5)
+        requests.rank_died(1, "exit code 1")
+        thread.join(5)
+        assert future.done()
+        assert not errors
+        requests.begins(1)
