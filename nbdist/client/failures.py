@@ -30,6 +30,7 @@ _DISTRIBUTED: Final = (
     "DistNetworkError",
     "DistStoreError",
     "DistError",
+    "ReleasedError",  # of ours: `engine/patient_store.py`
 )
 _CONSEQUENCES: Final = tuple(
     re.compile(pattern)
@@ -48,6 +49,7 @@ _CONSEQUENCES: Final = tuple(
         r"NCCL communicator was aborted",
         r"ncclRemoteError",
         r"remote process exited or there was a network error",
+        r"this rank let go of its peers",
         r"Watchdog caught collective operation timeout",
     )
 )

@@ -128,6 +128,7 @@ def start(
     tap: str = "full",
     hooks: bool = True,
     quiet: float = 10.0,
+    check: str = "shared",
     theme: str = "auto",
     say: Callable[[str], None] | None = None,
 ) -> Session:
@@ -152,6 +153,9 @@ def start(
             `nbdist.log` begins a run.
         quiet: Seconds without any progress after which a cell says what each rank does and whom
             it waits for; 0 for never.
+        check: How each collective is compared with the other ranks' before it is sent: `shared`,
+            through memory of this machine, costs microseconds; `store`, through the ranks' store,
+            also reaches ranks on other machines, and lets every collective wait for all; `off`.
         theme: The board's background: `light`, `dark`, or `auto`, readable on both.
         say: Gets a line about what is unusual (no forking); `print` by default.
 
@@ -183,7 +187,7 @@ def start(
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting fresh interpreters, which takes longer: {ready['why']}.")
         options = choose_options(
-            n, ready["gpus"], device, backend, threads, timeout, tap, hooks, quiet
+            n, ready["gpus"], device, backend, threads, timeout, tap, hooks, quiet, check
         )
         cluster.start(replace(options, address=address))
     except BaseException:

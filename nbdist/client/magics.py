@@ -48,6 +48,12 @@ class NBDist(Magics):
     quiet = Float(
         10.0, help="Seconds without progress before a cell tells what each rank does; 0: never."
     ).tag(config=True)
+    check = Enum(
+        ["shared", "store", "off"],
+        "shared",
+        help="How collectives are compared before they are sent: through this machine's memory, "
+        "through the store (other machines too, slowly), or not.",
+    ).tag(config=True)
     theme = Enum(["auto", "light", "dark"], "auto", help="Background of the board.").tag(
         config=True
     )
@@ -116,6 +122,7 @@ class NBDist(Magics):
             tap=self.tap,
             hooks=self.hooks,
             quiet=self.quiet,
+            check=self.check,
             theme=self.theme,
         )
         print(f"Started {session.describe}.")

@@ -133,6 +133,7 @@ class Membership:
             version=wire.VERSION,
             newcomers=list(newcomers),
             first_group=self._first_group,
+            check=options.check,
         )
 
     def _wake_until_done(self, pending: Mapping[int, "Future[Any]"]) -> None:

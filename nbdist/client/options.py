@@ -7,6 +7,7 @@ from nbdist.client.network import LOOPBACK, is_loopback
 from nbdist.errors import StartError, UsageError
 
 MOST_RANKS_A_CORE = 64
+CHECKS = ("shared", "store", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Options:
     `device` is cpu or cuda, `backend` what `init_process_group` gets, `threads` the number of
     CPU threads of each rank, `collective_timeout_s` the longest wait inside one collective.
     `quiet_s` is the time without progress after which a cell explains itself; 0: never.
+    `check` is how collectives are compared before they are sent.
     """
 
     n: int
@@ -26,6 +28,7 @@ class Options:
     tap: str = "full"
     hooks: bool = True
     quiet_s: float = 10.0
+    check: str = "shared"
     address: str = LOOPBACK
 
     def __str__(self) -> str:
@@ -47,6 +50,7 @@ def choose_options(
     tap: str,
     hooks: bool = True,
     quiet: float = 10.0,
+    check: str = "shared",
 ) -> Options:
     """Fill in what was not asked for, and refuse what cannot be.
 
@@ -60,6 +64,7 @@ def choose_options(
         tap: See `device`.
         hooks: See `device`.
         quiet: See `device`.
+        check: See `device`.
 
     Raises:
         StartError: More ranks than GPUs, with the choice offered.
@@ -71,6 +76,8 @@ def choose_options(
         raise UsageError(f"--backend is gloo or nccl, not {backend!r}.")
     if tap not in ("off", "counts", "full"):
         raise UsageError(f"tap is off, counts or full, not {tap!r}.")
+    if check not in CHECKS:
+        raise UsageError(f"check is {', '.join(CHECKS[:-1])} or {CHECKS[-1]}, not {check!r}.")
     if quiet < 0:
         raise UsageError(f"quiet is a number of seconds, 0 for never, not {quiet:g}.")
     device = device or ("cuda" if gpus else "cpu")
@@ -96,4 +103,4 @@ def choose_options(
     threads = threads if threads is not None else max(1, (cores or 1) // n)
     if threads < 1:
         raise UsageError(f"--threads is at least 1, not {threads}.")
-    return Options(n, device, backend, threads, timeout, tap, hooks, quiet)
+    return Options(n, device, backend, threads, timeout, tap, hooks, quiet, check)

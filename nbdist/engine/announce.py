@@ -10,7 +10,7 @@ ranks come in, the last of two has seen the other.
 Compared are kind, type, size, root and reduction, as far as ranks must agree on them
 (`tap_ops.py`). Not seen: sizes of `all_to_all`, point to point messages, a peer that is over a
 thousand collectives ahead, and operators the tap does not see. Ranks on another host than rank 0
-are not compared: run with TORCH_DISTRIBUTED_DEBUG=DETAIL there, which torch checks itself, slowly.
+are not compared here; `announce_store` does that, slowly, where it is asked for.
 
 Each generation of the groups has memory of its own (`shared_memory.py`), so that nothing an older
 one wrote is left. Layout: for each rank ENTRIES entries of WORDS 64-bit words: id, call, compared

@@ -203,6 +203,7 @@ def join(
     version: int,
     newcomers: list[int],
     first_group: int,
+    check: str,
 ) -> dict[str, Any]:
     """Form the process group with the other ranks; again after `resize.leave`. Main thread.
 
@@ -220,6 +221,7 @@ def join(
         newcomers: Ranks that take the place of others, this one among them; empty in a new
             cluster. The survivors run `recover` at the same time, or `join` as well after `leave`.
         first_group: The number of the default group, see `group.join`.
+        check: How collectives are compared, see `group.join`.
 
     Returns:
         This rank's number and device; for a newcomer also what `recover` tells of it.
@@ -248,6 +250,7 @@ def join(
         generation=generation,
         interface=interface,
         first_group=first_group,
+        check=check,
     )
     here.joined = True
     here.variables.update(

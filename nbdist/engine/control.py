@@ -32,7 +32,8 @@ def state() -> dict[str, Any]:
     torch = sys.modules["torch"]
     cuda = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
     place = where.main_thread()
-    waiting = group.waiting_in_store() or tap.waiting()
+    # In this order: a collective may wait in the store before it is sent (`announce_store`).
+    waiting = tap.waiting() or group.waiting_in_store()
     return {
         "pid": os.getpid(),
         "rss_bytes": _resident_bytes(),

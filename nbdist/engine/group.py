@@ -35,9 +35,10 @@ from nbdist.engine import (
     torch_live,
     where,
 )
+from nbdist.engine.announce_store import StoreTable
 from nbdist.engine.patient_store import PatientStore, ReleasedError
 from nbdist.engine.plan import Hello, Key, Plan, make_plan
-from nbdist.engine.shared_memory import Offered
+from nbdist.engine.shared_memory import Offer, Offered
 from nbdist.engine.tap_ledger import Waiting
 from nbdist.engine.torch_compat import PrefixStore, Store, TCPStore
 from nbdist.errors import ClusterError
@@ -66,6 +67,7 @@ class _Membership:
     device: Any  # gloo's
     address: sockets.Address
     generation: int
+    check: str = "shared"  # how collectives are compared, see `join`
     offered: Offered | None = None  # memory for announcements, until all have mapped it
     peers: dict[int, sockets.Address] = field(default_factory=dict)  # replaced, never changed
     stale: tuple[Key, ...] = ()
@@ -107,6 +109,7 @@ def join(
     generation: int = 0,
     interface: str = "127.0.0.1",
     first_group: int = 0,
+    check: str = "shared",
 ) -> None:
     """Become `rank` of the default process group. On the main thread; again only after `leave`.
 
@@ -122,6 +125,8 @@ def join(
         interface: IP address that gloo listens on, and nothing else.
         first_group: The default group's number, from which torch makes its name. All ranks that
             join with a generation give the same, higher than any group had before a `leave`.
+        check: How collectives are compared before they are sent: "shared" (memory of a host),
+            "store" (between hosts too, slowly) or "off"; the same on all ranks.
 
     Raises:
         ClusterError: The other ranks did not arrive within FORM_TIMEOUT_S.
@@ -146,6 +151,7 @@ def join(
         device,
         address,
         generation,
+        check,
     )
     torch_compat.use_gloo_device(
         device, GLOO_THREADS, lambda wanted: min(wanted, here.form_limit or wanted)
@@ -468,9 +474,17 @@ def _meet(here: _Membership, groups: tuple[Key, ...], timeout_s: float) -> Plan:
     texts = _exchange(here, "hello", hello.to_json(), timeout_s)
     hellos = {rank: Hello.from_json(text) for rank, text in texts.items()}
     here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}
-    memory = None if hellos[0].memory is None else shared_memory.accept(hellos[0].memory)
-    tap_books.begin_generation(None if memory is None else announce.Table(memory, here.rank))
+    tap_books.begin_generation(_announcements(here, hellos[0].memory))
     return make_plan(hellos)
+
+
+def _announcements(here: _Membership, offer: Offer | None) -> announce.Table | StoreTable | None:
+    """Return where this generation's collectives are announced; `offer` is rank 0's memory."""
+    if here.check == "store":
+        limit = timedelta(seconds=here.timeout_s)
+        return StoreTable(here.store, here.rank, here.generation, limit)
+    memory = None if offer is None else shared_memory.accept(offer)
+    return None if memory is None else announce.Table(memory, here.rank)
 
 
 def _exchange(here: _Membership, topic: str, text: str, timeout_s: float) -> dict[int, str]:
@@ -492,7 +506,7 @@ def _exchange(here: _Membership, topic: str, text: str, timeout_s: float) -> dic
 
 def _share(here: _Membership) -> Offered | None:
     """Make memory for announcements, on rank 0; None when there is none to be had."""
-    if here.rank or here.world_size == 1:
+    if here.rank or here.world_size == 1 or here.check != "shared":
         return None
     if here.offered is not None:
         here.offered.close()

@@ -14,10 +14,14 @@ import torch.distributed as dist
 
 from nbdist.engine import torch_compat
 from nbdist.engine.announce import Channel, Table
+from nbdist.engine.announce_store import StoreChannel, StoreTable
 from nbdist.errors import ClusterError
 
 MAX_BOOKS = 1024  # beyond it, those of groups that are gone are dropped
 ANY_SOURCE = "any"  # a peer in `received` when a message was taken from whoever sent one
+
+AnyTable = Table | StoreTable
+AnyChannel = Channel | StoreChannel
 
 
 class Book:
@@ -28,7 +32,11 @@ class Book:
     )
 
     def __init__(
-        self, name: str, group: dist.ProcessGroup, ranks: tuple[int, ...], channel: Channel | None
+        self,
+        name: str,
+        group: dist.ProcessGroup,
+        ranks: tuple[int, ...],
+        channel: AnyChannel | None,
     ) -> None:
         self.name = name
         self.title = _title(group, name)  # for people
@@ -46,7 +54,7 @@ class _Books:
     def __init__(self) -> None:
         self.by_name: dict[str, Book] = {}
         self.made: dict[tuple[str, tuple[int, ...]], int] = {}
-        self.table: Table | None = None
+        self.table: AnyTable | None = None
         self.closed: WeakSet[dist.ProcessGroup] = WeakSet()
 
 
@@ -101,7 +109,7 @@ def close(groups: Iterable[dist.ProcessGroup]) -> None:
     begin_generation(None)
 
 
-def begin_generation(table: Table | None) -> None:
+def begin_generation(table: AnyTable | None) -> None:
     """Begin to count at zero, and announce in `table`: the groups are formed anew."""
     for book in _books.by_name.values():
         book.channel = None  # lets the old memory go, whoever still holds the book

@@ -62,8 +62,9 @@ class Engine:
 class Cluster:
     """n engines and the store they meet in."""
 
-    def __init__(self, n: int, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, n: int, *, timeout_s: float = 60.0, check: str = "shared") -> None:
         self.n = n
+        self.check = check
         self.timeout_s = timeout_s
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
@@ -82,7 +83,8 @@ class Cluster:
 
     def post_join(self, engine: Engine, generation: int) -> None:
         """Post one engine's join."""
-        engine.post(join_group, engine.rank, self.n, self.port, self.timeout_s, generation)
+        where = (engine.rank, self.n, self.port)
+        engine.post(join_group, *where, self.timeout_s, generation, self.check)
 
     def replace(self, rank: int) -> Engine:
         """Put a new process in the place of a rank that is dead."""
@@ -118,9 +120,9 @@ class Cluster:
 
 
 @contextmanager
-def cluster(n: int, *, timeout_s: float = 60.0) -> Iterator[Cluster]:
+def cluster(n: int, *, timeout_s: float = 60.0, check: str = "shared") -> Iterator[Cluster]:
     """Start n ranks, joined; end them all afterwards."""
-    made = Cluster(n, timeout_s=timeout_s)
+    made = Cluster(n, timeout_s=timeout_s, check=check)
     try:
         made.join()
         yield made
@@ -128,11 +130,13 @@ def cluster(n: int, *, timeout_s: float = 60.0) -> Iterator[Cluster]:
         made.stop()
 
 
-def join_group(rank: int, n: int, port: int, timeout_s: float, generation: int) -> None:
+def join_group(
+    rank: int, n: int, port: int, timeout_s: float, generation: int, check: str = "shared"
+) -> None:
     from nbdist.engine import group
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(n))
-    group.join(rank, n, "127.0.0.1", port, "gloo", timeout_s, generation)
+    group.join(rank, n, "127.0.0.1", port, "gloo", timeout_s, generation, check=check)
 
 
 def _answer(rank: int, pipe: Connection, timeout_s: float) -> Any:

@@ -222,3 +222,35 @@ def shared_files() -> list[str]:
     import pathlib
 
     return [str(p) for p in pathlib.Path("/dev/shm").glob("nbdist*")]
+
+
+def count_keys(collectives: int) -> int:
+    """Make so many collectives; return how many keys the store holds when all ranks have."""
+    for _ in range(collectives):
+        dist.all_reduce(torch.ones(3))
+    store = group.store()
+    dist.barrier()
+    keys: int = store.num_keys()
+    dist.barrier()
+    return keys
+
+
+def wait_alone() -> dict[str, Any]:
+    """Call what the other ranks never call; return how that ended."""
+    return outcome(lambda: dist.all_reduce(_f32(8)))
+
+
+def state() -> dict[str, Any]:
+    """Return what this rank says that it waits in."""
+    from nbdist.engine import control
+
+    answer = control.state()
+    return {"doing": answer["doing"], "waiting": answer["waiting"]}
+
+
+def time_per_all_reduce(collectives: int) -> float:
+    """Return the seconds that one small all_reduce takes."""
+    began = time.perf_counter()
+    for _ in range(collectives):
+        dist.all_reduce(torch.ones(3))
+    return (time.perf_counter() - began) / collectives

@@ -145,3 +145,38 @@ def test_a_rank_that_was_replaced_is_compared_too_and_nothing_is_left_behind() -
         ranks.post(mismatches.meet_badly, "size", 1)
         assert_refused(free_all(ranks))
         assert ranks.run(mismatches.shared_files) == [[], []]
+
+
+# Through the store
+
+
+@pytest.mark.parametrize("kind", ["size", "kind", "order", "asynchronous"])
+def test_through_the_store_every_rank_is_told_of_a_mismatch(kind: str) -> None:
+    with cluster(3, check="store") as ranks:
+        ranks.run(mismatches.watch)
+        ended = ranks.run(mismatches.meet_badly, kind, 1)
+        assert len({str(e["text"]) for e in ended}) == 1
+        assert "rank 1 calls" in ended[0]["text"]
+        assert ranks.run(faults.sum_of_ranks) == [3.0] * 3
+
+
+def test_through_the_store_a_rank_that_waits_says_in_what_and_is_freed() -> None:
+    with cluster(2, check="store") as ranks:
+        ranks.run(mismatches.watch)
+        ranks.engines[0].post(mismatches.wait_alone)
+        while (said := ranks.engines[0].now(mismatches.state))["waiting"] is None:
+            pass
+        assert said["doing"] == "waiting"
+        assert (said["waiting"]["kind"], said["waiting"]["seq"]) == ("all_reduce", 1)
+        ranks.now(faults.abort)
+        assert ranks.engines[0].result()["released"]
+        ranks.run(faults.reform, 1)
+        assert ranks.run(faults.sum_of_ranks) == [1.0] * 2
+
+
+def test_through_the_store_all_that_can_meet_does_and_nothing_grows() -> None:
+    with cluster(3, check="store") as ranks:
+        ranks.run(mismatches.mix, 3)
+        # The first rank to count is before all that peers announce next.
+        before = min(ranks.run(mismatches.count_keys, 2))
+        assert min(ranks.run(mismatches.count_keys, 50)) == before

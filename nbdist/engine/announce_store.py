@@ -1,0 +1,95 @@
+"""Announce collectives through the store: slower than shared memory, for ranks on any host.
+
+Before a collective is sent, each rank writes what it is about to launch into the TCPStore, waits
+until all members of the group have done so, and compares. A collective so waits for its peers
+before it begins, also one that was to be asynchronous, and costs some round trips to the store:
+switched on to find a mistake, and off again.
+
+Ranks must come to the collectives of all their groups in one order: with two groups in different
+orders they would wait for each other here, as they may in NCCL.
+
+Threads: the one that launches. A wait ends with `group.abort`, like every wait in the store.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from hashlib import blake2b
+
+from nbdist.engine.announce import Call, mismatch
+from nbdist.engine.patient_store import PatientStore
+
+
+class StoreTable:
+    """The announcements of all ranks in one generation."""
+
+    def __init__(self, store: PatientStore, rank: int, generation: int, timeout: timedelta) -> None:
+        """Announce as `rank`; peers are waited for as long as `timeout`."""
+        self.store = store
+        self.rank = rank
+        self.prefix = f"nbdist/{generation}/calls"
+        self.timeout = timeout
+
+    def channel(
+        self, name: str, title: str, members: Sequence[int], incarnation: int
+    ) -> "StoreChannel | None":
+        """Return this rank's way to announce; as `announce.Table.channel`."""
+        if len(members) < 2 or self.rank not in members:
+            return None
+        text = f"{name}|{tuple(members)}|{incarnation}"
+        digest = blake2b(text.encode(), digest_size=8).hexdigest()
+        return StoreChannel(self, digest, title, tuple(members))
+
+
+class StoreChannel:
+    """One group's announcements."""
+
+    def __init__(self, table: StoreTable, group: str, title: str, members: tuple[int, ...]) -> None:
+        self._table = table
+        self._group = group
+        self._title = title
+        self._members = members
+        self._tries = 0  # of the number that comes next, which were announced and not sent
+        self._written = ""
+
+    def announce(self, number: int, call: int, size: int, size_bytes: int, place: int) -> None:
+        """Write what this rank is about to launch, and compare it with all peers.
+
+        Args:
+            number: The collective's, in the group, from 1.
+            call: As in `announce.Channel.announce`, like the rest.
+            size: See `call`.
+            size_bytes: See `call`.
+            place: See `call`.
+
+        Raises:
+            MismatchError: Another rank calls something else; nobody sends anything.
+            ReleasedError: `group.abort` was called meanwhile.
+            DistStoreError: A peer did not come in time.
+        """
+        table = self._table
+        place_in_order = f"{table.prefix}/{self._group}/{number}.{self._tries}"
+        keys = [f"{place_in_order}/{rank}" for rank in self._members]
+        own = f"{place_in_order}/{table.rank}"
+        table.store.set(own, f"{call} {size} {size_bytes} {place}")
+        table.store.wait(keys, table.timeout)
+        # Who has come here has read what there was to read before.
+        before, self._written = self._written, own
+        if before:
+            table.store.deleteKey(before)
+        texts = table.store.multi_get(keys)
+        calls = {
+            rank: Call(*map(int, text.split()))
+            for rank, text in zip(self._members, texts, strict=True)
+        }
+        error = mismatch(self._title, number, self._members, calls)
+        if error is not None:
+            self._tries += 1
+            raise error
+        self._tries = 0
+
+    def withdraw(self, number: int) -> None:
+        """Note that what was announced was never sent: the backend would not have it.
+
+        The next try has the same number, and is compared with peers as many tries on.
+        """
+        self._tries += 1
