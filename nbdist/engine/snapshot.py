@@ -47,6 +47,14 @@ def margin(step_s: float) -> int:
     return 2 + math.ceil(2 * POLL_S / max(step_s, 1e-4))
 
 
+def shortest(known_s: float, step_s: float) -> float:
+    """Return how short a step may be, from what was known and the newest one.
+
+    By one slow step alone, a snapshot would be announced too late for the fast ones that follow.
+    """
+    return min(step_s, 1.05 * known_s)
+
+
 def refusal(size_bytes: int, free_bytes: int, ranks: int) -> str | None:
     """Return why a snapshot of this size is not taken, or None where it is.
 
@@ -93,7 +101,7 @@ class _Series:
     next_at: float = 0.0
     polled_at: float = 0.0
     last_step_at: float = 0.0
-    step_s: float = 0.0
+    step_s: float = math.inf
     refused: str | None = None
 
 
@@ -113,7 +121,8 @@ def at_boundary(optimizer: torch.optim.Optimizer, steps: int) -> None:
         if series is None:
             return
     now = time.monotonic()
-    series.step_s, series.last_step_at = now - series.last_step_at, now
+    series.step_s = shortest(series.step_s, now - series.last_step_at)
+    series.last_step_at = now
     if len(series.kept) == 2 and steps >= series.kept_at_step + SETTLED_AFTER:
         series.kept.popleft()
     if steps == 1 or steps == series.target:

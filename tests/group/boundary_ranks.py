@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from nbdist.engine import boundary, data, group, keep, parcel, recovery, snapshot
+from nbdist.engine import boundary, data, group, keep, parcel, recovery, snapshot, units
 from nbdist.engine.layout.layout import parallelize
 
 WIDTH, BATCH = 16, 8
@@ -82,6 +82,16 @@ def _tensor_parallel() -> dict[str, Any]:
     return _training(model)
 
 
+def _pipeline() -> dict[str, Any]:
+    from torch.distributed import pipelining
+
+    place, n = dist.get_rank(), dist.get_world_size()
+    part = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    stage = pipelining.PipelineStage(part, place, n, torch.device("cpu"))
+    pipe = pipelining.ScheduleGPipe(stage, n_microbatches=2, loss_fn=F.mse_loss)
+    return _training(part, pipe=pipe)
+
+
 def _zero() -> dict[str, Any]:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -99,6 +109,7 @@ _KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "laid by nbdist": _laid_by_nbdist,
     "fsdp": _fsdp,
     "tensor parallel": _tensor_parallel,
+    "pipeline": _pipeline,
     "zero": _zero,
     "independent": _independent,
 }
@@ -124,11 +135,11 @@ def train(until: int, break_at: int = -1, breaker: int = 1, place: str = "step")
 
 
 def _step(number: int, fault: str) -> None:
-    part = 0 if isinstance(_first(), DTensor) and "rows" in names else dist.get_rank()
+    part = 0 if "pipe" in names else dist.get_rank()
     generator = torch.Generator().manual_seed(1000 * number + part)
     x, y = (torch.randn(BATCH, WIDTH, generator=generator) for _ in range(2))
     names["optimizer"].zero_grad()
-    F.mse_loss(names["model"](x), y).backward()
+    _forward_and_backward(x, y)
     if fault == "step":
         raise Boom
     names["optimizer"].step()
@@ -138,9 +149,13 @@ def _step(number: int, fault: str) -> None:
         names["scheduler"].step()
 
 
-def _first() -> Tensor:
-    first: Tensor = next(names["model"].parameters())
-    return first
+def _forward_and_backward(x: Tensor, y: Tensor) -> None:
+    if "pipe" not in names:
+        F.mse_loss(names["model"](x), y).backward()
+    elif dist.get_rank() == 0:
+        names["pipe"].step(x)
+    else:
+        names["pipe"].step(target=y)
 
 
 def steps() -> int:
@@ -185,6 +200,20 @@ def forward_error() -> str:
 def without_snapshots() -> None:
     """Let snapshots find no memory."""
     snapshot._free_bytes = lambda: 0
+
+
+def schedule_snapshots(interval_s: float) -> None:
+    """Let snapshots follow each other after this time, whatever share of it they take.
+
+    Ranks look for the next one at each step, and so none can miss it.
+    """
+    snapshot.INTERVAL_S, snapshot.TIME_SHARE, snapshot.POLL_S = interval_s, 1.0, 0.0
+
+
+def snapshots_held() -> list[int]:
+    """Return the steps of the snapshots that this rank holds, newest first."""
+    (unit,) = units.find()
+    return [of_optimizer for (of_optimizer, *_), _ in snapshot.held(unit)]
 
 
 def snapshot_status() -> dict[str, Any] | None:

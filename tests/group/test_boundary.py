@@ -11,10 +11,10 @@ from tests.group.engines import Cluster, cluster
 STEPS, BREAK_AT = 6, 3
 
 
-def unbroken(kind: str, n: int) -> list[str]:
+def unbroken(kind: str, n: int, steps: int = STEPS) -> list[str]:
     with cluster(n) as ranks:
         ranks.run(ranks_.build, kind)
-        ranks.run(ranks_.train, STEPS)
+        ranks.run(ranks_.train, steps)
         fingerprints: list[str] = ranks.run(ranks_.fingerprint)
         return fingerprints
 
@@ -49,7 +49,7 @@ def test_a_rank_that_lost_a_step_copies_it_and_training_is_bit_equal(
     assert found == unbroken(kind, 3)
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "tensor parallel", "zero"])
+@pytest.mark.parametrize("kind", ["fsdp", "tensor parallel", "zero", "pipeline"])
 def test_sharded_ranks_one_step_apart_roll_back_together_and_training_is_bit_equal(
     kind: str,
 ) -> None:
@@ -63,6 +63,39 @@ def test_sharded_ranks_one_step_apart_roll_back_together_and_training_is_bit_equ
         ranks.run(ranks_.train, STEPS)
         found = ranks.run(ranks_.fingerprint)
     assert found == unbroken(kind, 2)
+
+
+def test_scheduled_snapshots_are_of_one_step_and_what_follows_them_can_be_made_again() -> None:
+    steps, break_at = 90, 80
+    with cluster(3) as ranks:
+        ranks.run(ranks_.schedule_snapshots, 0.05)
+        ranks.run(ranks_.build, "fsdp")
+        held = [ranks.run(train_and_look, until) for until in (30, 60)]
+        ranks.run(ranks_.schedule_snapshots, 1e9)
+        held.append(ranks.run(train_and_look, 70))
+        ranks.post(ranks_.train, steps, break_at)
+        ranks.engines[1].result()
+        for engine in ranks.engines:
+            engine.now(faults.abort)
+        for rank in (0, 2):
+            ranks.engines[rank].result()
+        agreed = ranks.run(ranks_.recover, 1)
+        stood = ranks.run(ranks_.steps)
+        ranks.run(ranks_.train, steps)
+        found = ranks.run(ranks_.fingerprint)
+
+    newest = [of_ranks[0][0] for of_ranks in held]
+    assert all(of_rank[0] == newest[i] for i, of_ranks in enumerate(held) for of_rank in of_ranks)
+    assert 1 < newest[0] < newest[1] <= newest[2] < 70
+    assert stood == [newest[2]] * 3
+    count = break_at + 1 - newest[2]
+    assert f"rolled back {count} steps, to step {newest[2]} (snapshot" in agreed[0][0]
+    assert found == unbroken("fsdp", 3, steps)
+
+
+def train_and_look(until: int) -> list[int]:
+    ranks_.train(until)
+    return ranks_.snapshots_held()
 
 
 def test_a_scheduler_that_one_rank_did_not_step_is_copied() -> None:

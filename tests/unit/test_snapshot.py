@@ -1,3 +1,5 @@
+import math
+
 from nbdist.engine import snapshot
 
 
@@ -9,6 +11,13 @@ def test_snapshots_are_thirty_seconds_apart_or_take_one_percent_of_the_time() ->
 def test_a_snapshot_is_announced_so_early_that_ranks_which_look_once_a_second_hear_of_it() -> None:
     assert snapshot.margin(0.01) * 0.01 > 2 * snapshot.POLL_S
     assert snapshot.margin(10.0) == 3
+
+
+def test_one_slow_step_does_not_let_a_snapshot_be_announced_too_late() -> None:
+    known = math.inf
+    for step_s in (0.5, 0.01, 0.01, 2.0):
+        known = snapshot.shortest(known, step_s)
+    assert known < 0.011
 
 
 def test_a_snapshot_over_half_of_the_free_memory_is_refused_in_a_sentence() -> None:
