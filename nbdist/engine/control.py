@@ -27,13 +27,13 @@ def state() -> dict[str, Any]:
     How far, since the groups were formed: `counts` (collectives by group), `sent` and `received`
     (messages by "group/peer's global rank").
     """
-    from nbdist.engine import group, snapshot, tap, training
+    from nbdist.engine import membership, snapshot, tap, training
 
     torch = sys.modules["torch"]
     cuda = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
     place = where.main_thread()
     # In this order: a collective may wait in the store before it is sent (`announce_store`).
-    waiting = tap.waiting() or group.waiting_in_store()
+    waiting = tap.waiting() or membership.waiting_in_store()
     return {
         "pid": os.getpid(),
         "rss_bytes": _resident_bytes(),
@@ -51,7 +51,7 @@ def state() -> dict[str, Any]:
         "received": tap.received(),
         "step": training.current_step(),
         "last": tap.last_kind(),
-        "group": group.status(),
+        "group": membership.status(),
         "snapshot": snapshot.status(),
     }
 

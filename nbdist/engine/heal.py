@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from nbdist.engine import (
-    group,
     hook_state,
+    meeting,
     reducers,
     torch_live,
     torch_modules,
@@ -63,7 +63,7 @@ def _heal_ddp() -> list[str]:
 
 
 def _tell_all(text: str) -> dict[int, str]:
-    return group.exchange("reducers", text, group.FORM_TIMEOUT_S)
+    return meeting.exchange("reducers", text, meeting.FORM_TIMEOUT_S)
 
 
 def _heal_fsdp2() -> list[str]:

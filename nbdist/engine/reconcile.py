@@ -14,7 +14,7 @@ from nbdist.engine import (
     agreement,
     boundary,
     data,
-    group,
+    meeting,
     parcel,
     refusals,
     snapshot,
@@ -81,7 +81,7 @@ def _exchange(topic: str) -> tuple[list[units.Unit], dict[int, Sequence[Report]]
     """Return this rank's units, and what every rank says of its own."""
     mine = units.find()
     said = agreement.to_json([unit.report(snapshot.held(unit)) for unit in mine])
-    heard = group.exchange(topic, said, TIMEOUT_S)
+    heard = meeting.exchange(topic, said, TIMEOUT_S)
     return mine, {rank: agreement.from_json(text) for rank, text in heard.items()}
 
 

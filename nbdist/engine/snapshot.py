@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from nbdist.engine import boundary, group, memory, unit_state, units
+from nbdist.engine import boundary, group, membership, memory, unit_state, units
 from nbdist.engine.agreement import Steps
 
 INTERVAL_S = 30.0
@@ -214,7 +214,7 @@ def _series_of(unit: units.Unit) -> _Series | None:
 def _lead(series: _Series, steps: int, now: float) -> None:
     if series.target is None and now >= series.next_at:
         series.target = steps + margin(series.step_s)
-        group.store().set(series.key, str(series.target))
+        membership.store().set(series.key, str(series.target))
 
 
 def _follow(series: _Series, steps: int, now: float) -> None:
@@ -223,7 +223,7 @@ def _follow(series: _Series, steps: int, now: float) -> None:
     if now < series.polled_at + POLL_S:
         return
     series.polled_at = now
-    store = group.store()
+    store = membership.store()
     if store.check([series.key]):
         series.target = int(store.get(series.key))
 

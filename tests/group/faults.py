@@ -12,6 +12,7 @@ import torch.distributed as dist
 from nbdist.engine import (
     group,
     heal,
+    membership,
     torch_compat,
     torch_modules,
     torch_pipeline,
@@ -138,7 +139,7 @@ def listening_hosts() -> list[str]:
 
 def status() -> dict[str, Any]:
     """Return the group's status."""
-    return group.status()
+    return membership.status()
 
 
 def what_broke() -> list[str]:

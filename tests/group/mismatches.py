@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine import group, tap
+from nbdist.engine import group, membership, tap
 from nbdist.errors import MismatchError
 from tests.group.faults import held
 
@@ -228,7 +228,7 @@ def count_keys(collectives: int) -> int:
     """Make so many collectives; return how many keys the store holds when all ranks have."""
     for _ in range(collectives):
         dist.all_reduce(torch.ones(3))
-    store = group.store()
+    store = membership.store()
     dist.barrier()
     keys: int = store.num_keys()
     dist.barrier()

@@ -1,0 +1,98 @@
+"""How the ranks meet when a generation begins, and tell each other things without a collective.
+
+Through the store: waits end when this rank lets go, and in time. Main thread only.
+"""
+
+import logging
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from nbdist.engine import announce, membership, shared_memory, tap_books, torch_compat
+from nbdist.engine.announce_store import StoreTable
+from nbdist.engine.membership import Membership
+from nbdist.engine.plan import Hello, Key, Plan, make_plan
+from nbdist.engine.shared_memory import Offer, Offered
+from nbdist.engine.torch_compat import PrefixStore
+from nbdist.errors import ClusterError
+from nbdist.ranks import name_ranks
+
+log = logging.getLogger(__name__)
+
+FORM_TIMEOUT_S = 30.0  # the longest that ranks wait for each other while they form the group
+
+
+def exchange(topic: str, text: str, timeout_s: float) -> dict[int, str]:
+    """Tell all ranks a text and return what each has told. All ranks, main thread.
+
+    Through the store, so that it needs no collective, and ends in time.
+
+    Args:
+        topic: Names the exchange; used once in a generation.
+        text: What this rank tells.
+        timeout_s: Longest wait for the other ranks.
+
+    Raises:
+        ClusterError: A rank told nothing in time.
+        ReleasedError: `abort` was called meanwhile.
+    """
+    here = membership.member()
+    store = PrefixStore(f"nbdist/{here.generation}/{topic}", here.store)
+    store.set(str(here.rank), text)
+    ranks = range(here.world_size)
+    try:
+        store.wait([str(rank) for rank in ranks], timedelta(seconds=timeout_s))
+    except dist.DistStoreError as error:
+        missing = [rank for rank in ranks if not store.check([str(rank)])]
+        raise ClusterError(
+            f"The process group was not formed: {name_ranks(missing)} did not arrive.",
+            why=f"rank {here.rank} waited {timeout_s:g} s for generation {here.generation}.",
+            do="%dist restart",
+        ) from error
+    texts = store.multi_get([str(rank) for rank in ranks])
+    return {rank: bytes(text).decode() for rank, text in zip(ranks, texts, strict=True)}
+
+
+def meet(here: Membership, groups: tuple[Key, ...], timeout_s: float) -> Plan:
+    """Tell the other ranks of this process, hear of theirs, and return what follows."""
+    here.offered = _share(here)
+    offer = None if here.offered is None else here.offered.offer
+    hello = Hello(here.address, groups, torch_compat.group_count(), offer)
+    texts = exchange("hello", hello.to_json(), timeout_s)
+    hellos = {rank: Hello.from_json(text) for rank, text in texts.items()}
+    here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}
+    tap_books.begin_generation(_announcements(here, hellos[0].memory))
+    return make_plan(hellos)
+
+
+def _announcements(here: Membership, offer: Offer | None) -> announce.Table | StoreTable | None:
+    """Return where this generation's collectives are announced; `offer` is rank 0's memory."""
+    if here.check == "store":
+        limit = timedelta(seconds=here.timeout_s)
+        return StoreTable(here.store, here.rank, here.generation, limit)
+    memory = None if offer is None else shared_memory.accept(offer)
+    return None if memory is None else announce.Table(memory, here.rank)
+
+
+def _share(here: Membership) -> Offered | None:
+    """Make memory for announcements, on rank 0; None when there is none to be had."""
+    if here.rank or here.world_size == 1 or here.check != "shared":
+        return None
+    if here.offered is not None:
+        here.offered.close()
+    try:
+        return Offered(announce.size_bytes(here.world_size))
+    except OSError as error:
+        log.warning("Collectives are not compared between ranks: %s", error)
+        return None
+
+
+def share_no_more(here: Membership) -> None:
+    """Give up the memory that rank 0 offered, when the groups have been formed.
+
+    Gloo's ranks have met in them after they mapped it. NCCL's meet later: there it is kept until
+    the next generation.
+    """
+    if here.offered is not None and "gloo" in here.backend:
+        here.offered.close()
+        here.offered = None

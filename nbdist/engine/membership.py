@@ -1,0 +1,152 @@
+"""This process's place in the process group, and what can be said of it.
+
+Threads: `enter` and `leave` on the main thread; what only reads, on any.
+"""
+
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from nbdist.engine import sockets, torch_compat, where
+from nbdist.engine.patient_store import PatientStore
+from nbdist.engine.plan import Key
+from nbdist.engine.shared_memory import Offered
+from nbdist.engine.tap_ledger import Waiting
+from nbdist.engine.torch_compat import PrefixStore, Store, TCPStore
+from nbdist.errors import ClusterError
+from nbdist.ranks import name_ranks
+
+GLOO_THREADS = 2  # per group, as in torch
+
+
+@dataclass
+class Membership:
+    """This process's place in the group."""
+
+    rank: int
+    world_size: int
+    backend: str
+    timeout_s: float
+    client: TCPStore
+    store: PatientStore
+    device: Any  # gloo's
+    address: sockets.Address
+    generation: int
+    check: str = "shared"  # how collectives are compared, see `group.join`
+    offered: Offered | None = None  # memory for announcements, until all have mapped it
+    peers: dict[int, sockets.Address] = field(default_factory=dict)  # replaced, never changed
+    stale: tuple[Key, ...] = ()
+    aborted: bool = False
+    held: list[int] = field(default_factory=list)  # descriptors, open until all have let go
+    env_rendezvous: int = 0
+    form_limit: timedelta | None = None  # while we form groups; torch's own limit otherwise
+    slots: "WeakKeyDictionary[dist.ProcessGroup, int]" = field(default_factory=WeakKeyDictionary)
+
+    def place(self) -> Store:
+        """Return this generation's part of the store."""
+        # NCCL's own threads use the store as well: they must never wait for Python's lock.
+        base = self.client if "nccl" in self.backend else self.store
+        return PrefixStore(f"nbdist/{self.generation}", base)
+
+    def make_gloo(self, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+        """Return a gloo backend with the group's `timeout`, made within `form_limit`."""
+        limit = self.form_limit or timeout
+        new = torch_compat.make_gloo(store, rank, size, limit, self.device, GLOO_THREADS)
+        new._set_default_timeout(timeout)
+        return new
+
+    def next_slot(self, group: dist.ProcessGroup) -> int:
+        """Return the first backend number that `group` has not used."""
+        return self.slots.get(group, torch_compat.FIRST_SLOT)
+
+
+_here: Membership | None = None
+
+
+def here() -> Membership | None:
+    """Return this process's place, or None while it is in no group."""
+    return _here
+
+
+def member() -> Membership:
+    """Return this process's place.
+
+    Raises:
+        ClusterError: It is in no group.
+    """
+    if _here is None:
+        raise ClusterError("This process has joined no process group.", do="%dist restart")
+    return _here
+
+
+def enter(place: Membership) -> None:
+    """Take a place."""
+    global _here
+    _here = place
+
+
+def leave() -> Membership | None:
+    """Give the place up, and return what it was."""
+    global _here
+    left, _here = _here, None
+    return left
+
+
+def store() -> Store:
+    """Return this generation's part of the store. Its waits end when this rank lets go."""
+    return member().place()
+
+
+def reforms_left() -> int | None:
+    """Return how many more times this process's groups can be formed anew; None: no limit."""
+    if torch_compat.can_release():
+        return None
+    place = member()
+    return min(
+        (
+            (torch_compat.LAST_SLOT + 1 - place.next_slot(live.group))
+            // len(torch_compat.backends_of(live.group))
+            for live in torch_compat.live_groups()
+        ),
+        default=torch_compat.LAST_SLOT + 1 - torch_compat.FIRST_SLOT,
+    )
+
+
+def stale_groups() -> list[str]:
+    """Return the groups that the last `reform` could not form, e.g. `group 1 (ranks 0-1)`."""
+    return [f"group {name} ({name_ranks(ranks)})" for name, ranks in member().stale]
+
+
+def status() -> dict[str, Any]:
+    """Return facts for `%dist status`: plain values, no collective, any thread."""
+    place = _here
+    if place is None:
+        return {"joined": False}
+    return {
+        "joined": True,
+        "rank": place.rank,
+        "world_size": place.world_size,
+        "backend": place.backend,
+        "generation": place.generation,
+        "aborted": place.aborted,
+        "reforms_left": reforms_left(),
+        "stale_groups": stale_groups(),
+        "gloo_address": f"{place.address[0]}:{place.address[1]}",
+        "timeout_s": place.timeout_s,
+    }
+
+
+def waiting_in_store() -> Waiting | None:
+    """Return the main thread's wait in the store, say in `new_group`. Any thread."""
+    place = _here
+    since = None if place is None else place.store.main_waits_since
+    if place is None or since is None:
+        return None
+    cell = where.main_thread()
+    line = None if cell is None else cell["file_line"]
+    seconds = time.monotonic() - since
+    return Waiting("store", "", 0, 0, seconds, line, ranks=tuple(range(place.world_size)))
