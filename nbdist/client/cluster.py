@@ -7,28 +7,27 @@ Threads: `_on_exit` runs on the launcher's thread; everything else on the caller
 """
 
 import dataclasses
-import json
 import logging
 import os
 import platform
 import signal
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbdist.client.controller import ControllerFolder
 from nbdist.client.events import EventLog
 from nbdist.client.folders import last_lines, mend_start
-from nbdist.client.launchers.base import UNKNOWN_STATUS, Launcher, Started
+from nbdist.client.launchers.base import Launcher, Started
 from nbdist.client.membership import Answers, Membership
-from nbdist.client.network import LOOPBACK, check_connection, is_loopback
+from nbdist.client.network import LOOPBACK, check_connection
 from nbdist.client.options import Options
 from nbdist.client.requests import Requests
+from nbdist.client.roster import RankState, Roster, describe_end
 from nbdist.errors import ClusterError, StartError
 from nbdist.ranks import begin_with_ranks, name_ranks
 
@@ -37,41 +36,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PING_MS = 150  # an engine is registered only once it has answered one
 _START_TIMEOUT_S = 120.0
 _REQUEST_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0
-_OOM_KILLER = "killed by the kernel's OOM killer"  # as `host/oom.py` says it
 _PORT_TAKEN = "Address already in use"
 # Their versions are what a bug report is asked for first.
 _STANDS_ON = ("nbdist", "torch", "ipyparallel", "ipykernel", "ipython", "pyzmq")
-
-
-@dataclass(slots=True)
-class RankState:
-    """One rank as the notebook knows it.
-
-    While it lives `exit_status` is None; afterwards `cause` tells its end in words.
-    """
-
-    rank: int
-    pid: int
-    host: str
-    device: str = "cpu"
-    exit_status: int | None = None
-    cause: str = ""
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process is there."""
-        return self.exit_status is None
 
 
 class Cluster:
     """A controller, a store and engines, started together and stopped together."""
 
     def __init__(self, launcher: Launcher, logs: Path) -> None:
-        self.ranks: dict[int, RankState] = {}
         self.options: Options | None = None
         self.events = EventLog(logs / "events.jsonl")
         self._broken: str | None = None
@@ -79,15 +55,12 @@ class Cluster:
         self._launcher = launcher
         self.logs = logs
         self._connection: Connection | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: ControllerFolder | None = None
+        self._roster = Roster()
         self.requests = Requests()
         self.group = Membership(self.requests, self.events, self.living, self._wake)
-        self._lock = threading.Lock()
         self._death_callbacks: list[Callable[[int, str], None]] = []
         self._stopping = False
-        # Status and cause of ranks that ended before their start was known here.
-        self._starting: set[str] = set()
-        self._early_exits: dict[str, tuple[int, str]] = {}
 
     # -- starting and stopping
 
@@ -99,15 +72,10 @@ class Cluster:
 
     def _start_controller(self, address: str) -> None:
         self.broken, self.reachable = None, True
-        self._folder = tempfile.TemporaryDirectory(prefix="nbdist-", ignore_cleanup_errors=True)
-        spec = {
-            "profile_dir": self._folder.name,
-            "cluster_id": "nbdist",
-            "address": address,
-            "encrypt": not is_loopback(address),
-            "ping_ms": _PING_MS,
-        }
-        self._launch("controller", "controller", spec)
+        if self._folder is not None:
+            self._folder.remove()
+        self._folder = ControllerFolder()
+        self._launch("controller", "controller", self._folder.spec(address))
 
     def start(self, options: Options) -> None:
         """Start `options.n` ranks and form their group; stops everything again on failure.
@@ -157,7 +125,7 @@ class Cluster:
             self._connection = None
             self.requests.use(None)
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.remove()
             self._folder = None
         self.requests.fail_all(ClusterError("The cluster was stopped."))
         self._launcher.remove_on_exit(self._on_exit)
@@ -172,8 +140,7 @@ class Cluster:
         assert options is not None
         self.events.note("made anew")
         self.stop()
-        with self._lock:
-            self.ranks.clear()
+        self._roster.remove(list(self.ranks))
         self.prepare(options.address)
         self.start(options)
 
@@ -195,9 +162,7 @@ class Cluster:
     def drop(self, ranks: Sequence[int]) -> None:
         """End these ranks for good."""
         self._end_ranks(ranks)
-        with self._lock:
-            for rank in ranks:
-                self.ranks.pop(rank, None)
+        self._roster.remove(ranks)
 
     def _end_ranks(self, ranks: Sequence[int]) -> None:
         self._end([f"rank {rank}" for rank in ranks])
@@ -227,9 +192,7 @@ class Cluster:
         assert self.options is not None
         assert self._folder is not None
         chosen = list(ranks)
-        with self._lock:
-            self._early_exits.clear()
-            self._starting = {f"rank {rank}" for rank in chosen}
+        self._roster.expect(chosen)
         for rank in chosen:
             self.requests.begins(rank)
         started = {
@@ -238,12 +201,7 @@ class Cluster:
         }
         for rank, future in started.items():
             process = future.result(_START_TIMEOUT_S)
-            with self._lock:
-                state = RankState(rank, process.pid, self._launcher.host)
-                if f"rank {rank}" in self._early_exits:
-                    state.exit_status, state.cause = self._early_exits[f"rank {rank}"]
-                self.ranks[rank] = state
-                self._starting.discard(f"rank {rank}")
+            self._roster.came(rank, process.pid, self._launcher.host)
         connection = self._require_connection()
         if not connection.wait_for(chosen, _START_TIMEOUT_S, self._check_alive):
             missing = sorted(set(chosen) - set(connection.engines()))
@@ -273,8 +231,8 @@ class Cluster:
             "world_size": n or options.n,
             "threads": options.threads,
             "device": options.device,
-            "connection_file": str(_connection_file(self._folder.name, "engine")),
-            "profile_dir": self._folder.name,
+            "connection_file": str(self._folder.connection_file("engine")),
+            "profile_dir": self._folder.path,
             "output_folder": str(self.logs),
             "cwd": os.getcwd(),
         }
@@ -282,26 +240,26 @@ class Cluster:
     def _connect(self) -> None:
         assert self.options is not None
         try:
-            file, facts = self._controller_facts()
+            facts = self._controller_facts()
         except StartError as error:
             # It looks for free ports, and takes them a moment later: another may be faster.
             if self.reachable or _PORT_TAKEN not in str(error):
                 raise
             self._start_controller(self.options.address)
-            file, facts = self._controller_facts()
+            facts = self._controller_facts()
         check_connection(facts, self.options.address)
         # ipyparallel takes a quarter of a second to import: here, beside the parent's imports.
         from nbdist.client.ipp import Connection
 
-        self._connection = Connection(file, timeout_s=30.0)
+        assert self._folder is not None
+        self._connection = Connection(self._folder.connection_file("client"), timeout_s=30.0)
         self.requests.use(self._connection)
 
-    def _controller_facts(self) -> tuple[Path, dict[str, Any]]:
+    def _controller_facts(self) -> dict[str, Any]:
         """Wait for what the controller writes of itself."""
         assert self._folder is not None
-        file = _connection_file(self._folder.name, "client")
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while (facts := _read_facts(file)) is None:
+        while (facts := self._folder.facts()) is None:
             self._check_alive()
             if time.monotonic() > deadline:
                 raise StartError(
@@ -309,7 +267,7 @@ class Cluster:
                     why=f"Its log: {self.logs / 'controller.log'}",
                 )
             time.sleep(0.01)
-        return file, facts
+        return facts
 
     def _check_alive(self) -> None:
         """Raise when a process has ended that the start is waiting for."""
@@ -361,15 +319,18 @@ class Cluster:
         """Whether it has been started and not stopped."""
         return self._connection is not None
 
+    @property
+    def ranks(self) -> dict[int, RankState]:
+        """What is known of each rank."""
+        return self._roster.ranks
+
     def living(self) -> list[int]:
         """Return the ranks whose processes are there."""
-        with self._lock:
-            return [rank for rank, state in sorted(self.ranks.items()) if state.alive]
+        return self._roster.living()
 
     def dead(self) -> list[int]:
         """Return the ranks whose processes have ended."""
-        with self._lock:
-            return [rank for rank, state in sorted(self.ranks.items()) if not state.alive]
+        return self._roster.dead()
 
     def on_death(self, callback: Callable[[int, str], None]) -> Callable[[], None]:
         """Call `callback(rank, cause)` on the launcher's thread; returns how to stop that."""
@@ -397,12 +358,8 @@ class Cluster:
             self._host_ended(key, cause)
             return
         rank = int(key.removeprefix("rank "))
-        with self._lock:
-            if key in self._starting:
-                self._early_exits[key] = status, cause
-                return
-            state = self.ranks[rank]
-            state.exit_status, state.cause = status, cause
+        if not self._roster.ended(rank, status, cause):
+            return  # whoever starts it finds it dead
         if self._connection is not None:
             self._connection.unregister(rank)
         self.requests.rank_died(rank, cause)
@@ -430,26 +387,6 @@ class Cluster:
         return self._connection
 
 
-def describe_end(status: int, evidence: str = "") -> str:
-    """Return how a process ended in words: `killed by SIGKILL`, `exit code 3`.
-
-    Args:
-        status: Its exit code, minus the signal's number, or `UNKNOWN_STATUS`.
-        evidence: What is known beside it; see `Launcher.on_exit`. That nothing speaks for the
-            kernel's OOM killer helps nobody, and stays in the log of events.
-    """
-    if evidence.startswith(_OOM_KILLER):
-        return evidence
-    if status == UNKNOWN_STATUS:
-        return "it ended unseen, after the process that had started it"
-    if status < 0:
-        try:
-            return f"killed by {signal.Signals(-status).name}"
-        except ValueError:
-            return f"killed by signal {-status}"
-    return f"exit code {status}"
-
-
 def _surroundings() -> dict[str, Any]:
     versions = {"python": platform.python_version()}
     for name in _STANDS_ON:
@@ -462,16 +399,3 @@ def _surroundings() -> dict[str, Any]:
 
 def _ms_since(began: float) -> float:
     return round(1e3 * (time.monotonic() - began), 1)
-
-
-def _connection_file(folder: str, side: str) -> Path:
-    return Path(folder) / "security" / f"ipcontroller-nbdist-{side}.json"
-
-
-def _read_facts(file: Path) -> dict[str, Any] | None:
-    """Return what the controller has written of itself; None until it is whole."""
-    try:
-        facts: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-    return facts

@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from nbdist.client.cluster import Cluster, RankState
+from nbdist.client.cluster import Cluster
 from nbdist.client.repair import MOST_ROUNDS, describe, repair, restart
+from nbdist.client.roster import RankState
 from nbdist.errors import ClusterError, StartError
 
 PLAIN: dict[str, Any] = {"healed": [], "agreed": [], "cloned": None, "stale": []}

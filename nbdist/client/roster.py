@@ -1,0 +1,105 @@
+"""Which ranks a cluster has, which of them live, and how the others ended.
+
+Any thread: processes are started on the main one, and end on the launcher's.
+"""
+
+import signal
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nbdist.client.launchers.base import UNKNOWN_STATUS
+
+_OOM_KILLER = "killed by the kernel's OOM killer"  # as `host/oom.py` says it
+
+
+@dataclass(slots=True)
+class RankState:
+    """One rank as the notebook knows it.
+
+    While it lives `exit_status` is None; afterwards `cause` tells its end in words.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    device: str = "cpu"
+    exit_status: int | None = None
+    cause: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there."""
+        return self.exit_status is None
+
+
+class Roster:
+    """The ranks by number. A process may end before the one who started it knows its pid."""
+
+    def __init__(self) -> None:
+        """Begin without ranks."""
+        self.ranks: dict[int, RankState] = {}
+        self._lock = threading.Lock()
+        self._starting: set[int] = set()
+        self._early: dict[int, tuple[int, str]] = {}  # status and cause of those that ended so
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """Note that processes are being started for these ranks, and for no others."""
+        with self._lock:
+            self._early.clear()
+            self._starting = set(ranks)
+
+    def came(self, rank: int, pid: int, host: str) -> None:
+        """Enter an expected rank's process, which may have ended since."""
+        with self._lock:
+            state = RankState(rank, pid, host)
+            if rank in self._early:
+                state.exit_status, state.cause = self._early[rank]
+            self.ranks[rank] = state
+            self._starting.discard(rank)
+
+    def ended(self, rank: int, status: int, cause: str) -> bool:
+        """Enter a process's end; return False for one that is still expected."""
+        with self._lock:
+            if rank in self._starting:
+                self._early[rank] = status, cause
+                return False
+            state = self.ranks[rank]
+            state.exit_status, state.cause = status, cause
+            return True
+
+    def remove(self, ranks: Iterable[int]) -> None:
+        """Forget these ranks."""
+        with self._lock:
+            for rank in ranks:
+                self.ranks.pop(rank, None)
+
+    def living(self) -> list[int]:
+        """Return the ranks whose processes are there."""
+        with self._lock:
+            return [rank for rank, state in sorted(self.ranks.items()) if state.alive]
+
+    def dead(self) -> list[int]:
+        """Return the ranks whose processes have ended."""
+        with self._lock:
+            return [rank for rank, state in sorted(self.ranks.items()) if not state.alive]
+
+
+def describe_end(status: int, evidence: str = "") -> str:
+    """Return how a process ended in words: `killed by SIGKILL`, `exit code 3`.
+
+    Args:
+        status: Its exit code, minus the signal's number, or `UNKNOWN_STATUS`.
+        evidence: What is known beside it; see `Launcher.on_exit`. That nothing speaks for the
+            kernel's OOM killer helps nobody, and stays in the log of events.
+    """
+    if evidence.startswith(_OOM_KILLER):
+        return evidence
+    if status == UNKNOWN_STATUS:
+        return "it ended unseen, after the process that had started it"
+    if status < 0:
+        try:
+            return f"killed by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"killed by signal {-status}"
+    return f"exit code {status}"
