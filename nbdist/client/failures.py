@@ -81,8 +81,6 @@ class Failure:
     """One rank's exception, as its reply carries it.
 
     `order` tells which came first: a time or a count, the same clock for all ranks.
-    `released` is True when we freed this rank from a collective because another had failed;
-    `waiting_in` then names the collective where it is known.
     """
 
     rank: int
@@ -90,8 +88,6 @@ class Failure:
     evalue: str
     traceback: tuple[str, ...] = ()
     order: float = 0.0
-    released: bool = False
-    waiting_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +110,6 @@ class Group:
 
 def is_consequence(failure: Failure) -> bool:
     """Return whether this error only says that a peer, the group or the store went away."""
-    if failure.released:
-        return True
     name = failure.ename.rpartition(".")[2]
     return name in _DISTRIBUTED and any(
         p.search(failure.evalue[:MAX_MESSAGE_CHARS]) for p in _CONSEQUENCES
@@ -124,8 +118,6 @@ def is_consequence(failure: Failure) -> bool:
 
 def collective_of(failure: Failure) -> str:
     """Return where a freed rank waited, such as `all_reduce`, or `a collective`."""
-    if failure.waiting_in:
-        return failure.waiting_in
     for frame in failure.traceback:  # from the outside in: the user's own call first
         for line in _ARROW.findall(plain(frame[:MAX_FRAME_CHARS])):
             found = _COLLECTIVE.search(line)
@@ -253,7 +245,7 @@ def _follows(failure: Failure) -> bool:
 def _headline(groups: Sequence[Group], followed: Sequence[Failure], asked: int) -> str:
     failed = [rank for group in groups for rank in group.ranks]
     parts = [f"{len(failed)} of {asked} ranks failed" if asked > 1 else f"rank {failed[0]} failed"]
-    freed = [f for f in followed if f.ename != "KeyboardInterrupt" or f.released]
+    freed = [f for f in followed if f.ename != "KeyboardInterrupt"]
     stopped = [f.rank for f in followed if f not in freed]
     by_place: dict[str, list[int]] = {}
     for failure in freed:

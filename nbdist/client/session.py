@@ -5,18 +5,15 @@ refused. `client/kernel.py` holds the kernel's current one.
 """
 
 import atexit
-import logging
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nbdist import payload, plain
+from nbdist import plain
 from nbdist.client import syntax
 from nbdist.client.attempts import Asked, Attempts
 from nbdist.client.chaos import Chaos, Plan
@@ -27,19 +24,13 @@ from nbdist.client.result import CellResult
 from nbdist.client.scale import scale
 from nbdist.client.show import Showing
 from nbdist.client.status import Stacks, Status
+from nbdist.client.transfer import pull, push
 from nbdist.errors import (
     ClusterError,
     Interrupted,
-    NBDistError,
-    TransferError,
     UsageError,
 )
 from nbdist.ranks import begin_with_ranks, parse_ranks
-
-log = logging.getLogger(__name__)
-
-_TRANSFER_TIMEOUT_S = 600.0
-_INTERRUPT_TIMEOUT_S = 3.0
 
 
 class Session:
@@ -165,20 +156,7 @@ class Session:
         Raises:
             TransferError: A value cannot be pickled; nothing was set.
         """
-        chosen = self._ready_ranks(ranks)
-        for name in values:
-            if not name.isidentifier():
-                raise UsageError(f"{name!r} is not a name that Python allows.")
-        try:
-            buffers = payload.pack(list(values.values()))
-        except TransferError as error:
-            raise _name_culprit(values) or error from error
-        names = list(values)
-        futures = {
-            rank: self._cluster.requests.ask(rank, "transfer.push", buffers=buffers, names=names)
-            for rank in chosen
-        }
-        self._wait(futures, "push")
+        push(self._cluster, values, self._ready_ranks(ranks))
 
     def pull(self, name: str, ranks: str = "all") -> list[Any]:
         """Return the value of a name, one entry a rank; tensors arrive on the CPU.
@@ -186,21 +164,7 @@ class Session:
         Raises:
             TransferError: A rank has no such name, or its value cannot be pickled.
         """
-        chosen = self._ready_ranks(ranks, saving=True)
-        futures = {
-            rank: self._cluster.requests.ask(rank, "transfer.pull", buffers=[], name=name)
-            for rank in chosen
-        }
-        answers = self._wait(futures, "pull")
-        try:
-            return [payload.unpack(buffers) for _, buffers in answers.values()]
-        except Exception as error:
-            raise TransferError(
-                f"{name} arrived, and cannot be made again in the notebook.",
-                why=f"{type(error).__name__}: {error}",
-                do="pull what it is made of (state_dict, arrays, numbers), or import its module "
-                "here first.",
-            ) from error
+        return pull(self._cluster, name, self._ready_ranks(ranks, saving=True))
 
     def status(self) -> Status:
         """Return what every rank is doing now; answered also while a cell runs."""
@@ -360,42 +324,3 @@ class Session:
                 do=f"%dist restart -r {','.join(map(str, dead))}",
             )
         return chosen
-
-    def _wait(self, futures: Mapping[int, Any], what: str) -> dict[int, Any]:
-        try:
-            return self._answers(futures, what, _TRANSFER_TIMEOUT_S)
-        except KeyboardInterrupt:
-            for rank, future in futures.items():
-                if not future.done():
-                    self._cluster.signal(rank, signal.SIGINT)
-            try:
-                self._answers(futures, what, _INTERRUPT_TIMEOUT_S)
-            except NBDistError as error:
-                log.info("%s", error)
-            raise Interrupted(f"The {what} was stopped.") from None
-
-    def _answers(self, futures: Mapping[int, Any], what: str, timeout_s: float) -> dict[int, Any]:
-        answers = {}
-        deadline = time.monotonic() + timeout_s
-        for rank, future in futures.items():
-            try:
-                answers[rank] = future.result(max(0.0, deadline - time.monotonic()))
-            except FutureTimeoutError:
-                raise TransferError(
-                    f"rank {rank} did not answer the {what} in {timeout_s:.0f} s."
-                ) from None
-            except ClusterError:
-                raise
-            except Exception as error:
-                raise TransferError(f"{what} failed: {error}") from error
-        return answers
-
-
-def _name_culprit(values: Mapping[str, Any]) -> TransferError | None:
-    """Return the error of the first value that cannot travel by itself, with its name."""
-    for name, value in values.items():
-        try:
-            payload.pack(value)
-        except TransferError as error:
-            return TransferError(f"{name}: {error.what}", do=error.do)
-    return None

@@ -186,6 +186,7 @@ def test_ranks_that_were_interrupted_because_another_failed_are_not_causes() -> 
         ("RuntimeError", "Application timeout caused pair closure"),
         ("RuntimeError", BARRIER),
         ("DistBackendError", "NCCL communicator was aborted on rank 0."),
+        ("ReleasedError", "this rank let go of its peers, because another rank failed"),
     ],
 )
 def test_what_torch_says_of_a_lost_peer_is_a_consequence(name: str, message: str) -> None:
@@ -207,7 +208,6 @@ def test_a_users_own_error_is_never_taken_for_a_consequence(name: str, message: 
 def test_where_a_freed_rank_waited_is_read_from_its_own_line() -> None:
     assert collective_of(freed(0, "loss.backward()")) == "backward"
     assert collective_of(Failure(0, "RuntimeError", GLOO)) == "a collective"
-    assert collective_of(freed(0, waiting_in="barrier")) == "barrier"
 
 
 def test_frames_of_nbdist_and_its_carriers_are_cut_and_a_users_folder_is_not() -> None:

@@ -1,0 +1,93 @@
+"""Values from the notebook to ranks and back; each waits on the main thread until all have them."""
+
+import logging
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+from nbdist import payload
+from nbdist.client.cluster import Cluster
+from nbdist.errors import ClusterError, Interrupted, NBDistError, TransferError, UsageError
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S = 600.0
+_INTERRUPT_TIMEOUT_S = 3.0
+
+_Futures = Mapping[int, "Future[Any]"]
+
+
+def push(cluster: Cluster, values: Mapping[str, Any], ranks: Iterable[int]) -> None:
+    """Set names on these living ranks; see `Session.push`."""
+    for name in values:
+        if not name.isidentifier():
+            raise UsageError(f"{name!r} is not a name that Python allows.")
+    try:
+        buffers = payload.pack(list(values.values()))
+    except TransferError as error:
+        raise _name_culprit(values) or error from error
+    names, requests = list(values), cluster.requests
+    futures = {
+        rank: requests.ask(rank, "transfer.push", buffers=buffers, names=names) for rank in ranks
+    }
+    _wait(cluster, futures, "push")
+
+
+def pull(cluster: Cluster, name: str, ranks: Iterable[int]) -> list[Any]:
+    """Return the value of a name on each of these living ranks; see `Session.pull`."""
+    requests = cluster.requests
+    futures = {rank: requests.ask(rank, "transfer.pull", buffers=[], name=name) for rank in ranks}
+    answers = _wait(cluster, futures, "pull")
+    try:
+        return [payload.unpack(buffers) for _, buffers in answers.values()]
+    except Exception as error:
+        raise TransferError(
+            f"{name} arrived, and cannot be made again in the notebook.",
+            why=f"{type(error).__name__}: {error}",
+            do="pull what it is made of (state_dict, arrays, numbers), or import its module "
+            "here first.",
+        ) from error
+
+
+def _wait(cluster: Cluster, futures: _Futures, what: str) -> dict[int, Any]:
+    try:
+        return _answers(futures, what, _TIMEOUT_S)
+    except KeyboardInterrupt:
+        for rank, future in futures.items():
+            if not future.done():
+                cluster.signal(rank, signal.SIGINT)
+        try:
+            _answers(futures, what, _INTERRUPT_TIMEOUT_S)
+        except NBDistError as error:
+            log.info("%s", error)
+        raise Interrupted(f"The {what} was stopped.") from None
+
+
+def _answers(futures: _Futures, what: str, timeout_s: float) -> dict[int, Any]:
+    answers = {}
+    deadline = time.monotonic() + timeout_s
+    for rank, future in futures.items():
+        try:
+            answers[rank] = future.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError:
+            raise TransferError(
+                f"rank {rank} did not answer the {what} in {timeout_s:.0f} s."
+            ) from None
+        except ClusterError:
+            raise
+        except Exception as error:
+            raise TransferError(f"{what} failed: {error}") from error
+    return answers
+
+
+def _name_culprit(values: Mapping[str, Any]) -> TransferError | None:
+    """Return the error of the first value that cannot travel by itself, with its name."""
+    for name, value in values.items():
+        try:
+            payload.pack(value)
+        except TransferError as error:
+            return TransferError(f"{name}: {error.what}", do=error.do)
+    return None
