@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
-from nbdist.engine import torch_hooks, torch_live
+from nbdist.engine import torch_hooks, torch_live, whole_steps
 
 BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum
 
@@ -141,6 +141,8 @@ class Boundary:
         steps.versions = None if closure is None else _versions(optimizer)
         if self._inside is None and threading.get_ident() == self._main:
             self._inside = optimizer
+            if closure is None:  # which may take any time
+                whole_steps.begin()
 
     def _after_step(self, optimizer: Optimizer) -> None:
         steps = self.steps.get(optimizer)
@@ -159,6 +161,7 @@ class Boundary:
             self.broken = f"{type(error).__name__}: {error}"
             _log.exception("Boundaries are not kept any more")
             self.remove()
+        whole_steps.end()
 
     def _first_step(self, optimizer: Optimizer) -> None:
         """Note the optimizer's first step in this cell."""

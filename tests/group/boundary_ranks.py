@@ -1,6 +1,9 @@
 """Training that one rank leaves a step behind, on purpose: what the ranks of a test run."""
 
 import hashlib
+import os
+import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -214,6 +217,37 @@ def snapshots_held() -> list[int]:
     """Return the steps of the snapshots that this rank holds, newest first."""
     (unit,) = units.find()
     return [of_optimizer for (of_optimizer, *_), _ in snapshot.held(unit)]
+
+
+def interrupt_in_a_step(times: int, seconds: float = 0.0) -> dict[str, Any]:
+    """Interrupt this rank in the midst of an optimizer's step, which then takes a while."""
+
+    class Halves(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            first, second = self.param_groups[0]["params"]
+            first.data.add_(1)
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(seconds)
+            second.data.add_(1)
+
+    recovery.install()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    optimizer = Halves([nn.Parameter(torch.zeros(1)) for _ in range(2)], lr=1.0)
+    boundary.begin_cell()
+    ended = "well"
+    try:
+        optimizer.step()
+        time.sleep(5)
+    except KeyboardInterrupt:
+        ended = "interrupted"
+    steps = boundary.here().steps[optimizer]
+    return {
+        "ended": ended,
+        "parameters": [p.item() for p in optimizer.param_groups[0]["params"]],
+        "is torn": steps.is_torn(optimizer),
+        "as before": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    }
 
 
 def snapshot_status() -> dict[str, Any] | None:

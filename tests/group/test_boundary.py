@@ -230,3 +230,24 @@ def test_a_cell_that_failed_on_one_rank_after_its_last_step_trains_nothing_again
     for rank in range(2):
         assert len(seen[rank]["trained"]) == len(STEPS_OF_TWO_EPOCHS)
         assert again[rank] == {"trained": [], "parameters": seen[rank]["parameters"]}
+
+
+def test_an_interrupt_in_an_optimizers_step_waits_for_its_end() -> None:
+    with cluster(1) as ranks:
+        for _ in range(2):
+            (found,) = ranks.run(ranks_.interrupt_in_a_step, 1)
+            assert found == {
+                "ended": "interrupted",
+                "parameters": [1.0, 1.0],
+                "is torn": False,
+                "as before": True,
+            }
+
+
+@pytest.mark.parametrize(("times", "seconds"), [(2, 0.0), (1, 5.0)])
+def test_a_second_interrupt_and_a_long_step_are_not_waited_for(times: int, seconds: float) -> None:
+    with cluster(1) as ranks:
+        (found,) = ranks.run(ranks_.interrupt_in_a_step, times, seconds)
+        assert (found["ended"], found["parameters"]) == ("interrupted", [1.0, 0.0])
+        assert found["is torn"]
+        assert found["as before"]
