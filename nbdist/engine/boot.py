@@ -24,7 +24,17 @@ import torch
 
 import nbdist
 from nbdist import lifeline, plain, wire
-from nbdist.engine import calls, chaos, environment, kernel, leftovers, modes, progress, where
+from nbdist.engine import (
+    calls,
+    chaos,
+    environment,
+    kernel,
+    leftovers,
+    modes,
+    progress,
+    reserve,
+    where,
+)
 from nbdist.engine.output import Output
 from nbdist.engine.output_files import LogStream
 from nbdist.engine.records import Recorder
@@ -276,6 +286,7 @@ def join(
         nbdist=nbdist,
     )
     resize.follow()
+    reserve.fill()
     answer = {"rank": here.rank, "device": str(device)}
     return {**answer, **recovery.settle(generation, newcomers)} if newcomers else answer
 
@@ -284,7 +295,11 @@ def recover(generation: int, newcomers: list[int]) -> dict[str, Any]:
     """Put all ranks together again after a fault; see `recovery`. All ranks, main thread."""
     from nbdist.engine import recovery
 
-    return recovery.recover(generation, newcomers)
+    reserve.release()
+    try:
+        return recovery.recover(generation, newcomers)
+    finally:
+        reserve.fill()
 
 
 def leave() -> dict[str, Any]:

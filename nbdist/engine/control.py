@@ -9,7 +9,7 @@ import resource
 import sys
 from typing import Any
 
-from nbdist.engine import where
+from nbdist.engine import reserve, where
 
 
 def state() -> dict[str, Any]:
@@ -81,6 +81,7 @@ def abort(generation: int) -> int:
     """
     from nbdist.engine import group
 
+    reserve.release()
     return group.abort(generation)
 
 
