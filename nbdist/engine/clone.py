@@ -23,7 +23,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine import clone_pickler, hook_state, refusals, torch_rebuild, torch_sharded
+from nbdist.engine import (
+    clone_pickler,
+    clone_unpickler,
+    hook_state,
+    refusals,
+    torch_rebuild,
+    torch_sharded,
+)
 from nbdist.engine.batches import mix
 from nbdist.engine.clone_wire import Channel
 from nbdist.engine.data import Loader
@@ -232,7 +239,7 @@ def _load_from(channel: Channel, place: _Place) -> dict[str, Any]:
         _follow(header)
         names = header["names"]
         streams = [bytes(buffer) for buffer in buffers[: len(names)]]
-        loaded = clone_pickler.load(
+        loaded = clone_unpickler.load(
             names, streams, buffers[len(names) :], place.anchors, place.namespace
         )
         del buffers

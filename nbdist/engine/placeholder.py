@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 from nbdist.errors import TransferError
 
+_LONGEST_WHY = 200  # characters
+
 
 class PlaceholderError(TransferError):
     """A placeholder was used as if it were the object it stands for."""
@@ -50,6 +52,12 @@ def describe(value: object) -> str:
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     return _KNOWN_AS.get(name, name.removeprefix("__main__."))
+
+
+def first_line(text: str) -> str:
+    """Return what a list of many placeholders has room for: some errors print whole tensors."""
+    line = text.split("\n", 1)[0]
+    return line if len(line) <= _LONGEST_WHY else line[:_LONGEST_WHY] + "…"
 
 
 _KNOWN_AS = {

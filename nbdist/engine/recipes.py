@@ -19,7 +19,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from nbdist.engine import data, torch_live, torch_rebuild
-from nbdist.engine.clone_pickler import LostState, Recipe, afterwards
+from nbdist.engine.clone_pickler import LostState, Recipe
+from nbdist.engine.clone_unpickler import afterwards
 
 
 def recipes() -> list[Recipe]:

@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbdist.engine import torch_compat, torch_modules
-from nbdist.engine.clone_pickler import LostState, afterwards
+from nbdist.engine.clone_pickler import LostState
+from nbdist.engine.clone_unpickler import afterwards
 from nbdist.engine.torch_compat import lacking
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist.engine import clone_pickler
+from nbdist.engine import clone_pickler, clone_unpickler
 from nbdist.engine.placeholder import Placeholder, PlaceholderError
 
 
@@ -32,7 +32,7 @@ def clone(
             sent, {id(here): "globals"}, (), user_globals=here, refused=refused
         )
         buffers = [bytearray(buffer) for buffer in parcel.buffers]
-        loaded = clone_pickler.load(
+        loaded = clone_unpickler.load(
             parcel.names, parcel.streams, buffers, {"globals": there}, there
         )
         failures = loaded.failures
@@ -214,7 +214,7 @@ def test_a_class_that_the_other_side_cannot_import_is_a_placeholder() -> None:
         here = {"thing": module.Thing(), "good": 1}
         parcel = clone_pickler.dump(here, {}, (), user_globals=here)
         del sys.modules["only_here"]
-        loaded = clone_pickler.load(parcel.names, parcel.streams, [], {}, {})
+        loaded = clone_unpickler.load(parcel.names, parcel.streams, [], {}, {})
     finally:
         sys.modules.pop("only_here", None)
 
@@ -229,7 +229,7 @@ def test_large_arrays_travel_out_of_band_and_are_writable() -> None:
     parcel = clone_pickler.dump(here, {}, (), user_globals=here)
 
     buffers = [bytearray(buffer) for buffer in parcel.buffers]
-    values = clone_pickler.load(parcel.names, parcel.streams, buffers, {}, {}).values
+    values = clone_unpickler.load(parcel.names, parcel.streams, buffers, {}, {}).values
 
     assert sum(map(len, parcel.streams)) < 1000
     assert values["x"] is values["y"]["again"]
@@ -281,7 +281,7 @@ def test_what_the_other_process_lacks_is_named() -> None:
     here = {"group": group, "holder": [group], "good": 1}
     parcel = clone_pickler.dump(here, {id(group): "process group 7"}, (), user_globals=here)
 
-    loaded = clone_pickler.load(parcel.names, parcel.streams, [], {}, {})
+    loaded = clone_unpickler.load(parcel.names, parcel.streams, [], {}, {})
 
     assert list(loaded.missing) == ["group", "holder"]
     assert loaded.missing["group"] == "process group 7: this process has none"
