@@ -13,13 +13,18 @@ from typing import Any
 
 LONGEST_S = 0.2
 
+_holds = False  # the handler is ours
 _late: threading.Timer | None = None  # interrupts again, when the step has not ended by then
 
 
 def begin() -> None:
     """A step begins."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _wait)
+    global _holds
+    before = signal.signal(signal.SIGINT, _wait)
+    # Ours is still there when a step has failed, and so has no end.
+    _holds = before in (signal.default_int_handler, _wait)
+    if not _holds and before is not None:  # None: a handler in C, which Python cannot put back
+        signal.signal(signal.SIGINT, before)
 
 
 def end() -> None:
@@ -28,8 +33,9 @@ def end() -> None:
     Raises:
         KeyboardInterrupt: One has come meanwhile.
     """
-    global _late
-    if signal.getsignal(signal.SIGINT) is _wait:
+    global _holds, _late
+    if _holds:
+        _holds = False
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if _late is not None:
         late, _late = _late, None
@@ -39,7 +45,8 @@ def end() -> None:
 
 
 def _wait(*_: Any) -> None:
-    global _late
+    global _holds, _late
+    _holds = False
     # From here on as always: the next one strikes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main = threading.main_thread().ident
