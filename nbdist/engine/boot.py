@@ -239,7 +239,7 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine import group, keep, recovery, resize, training
+    from nbdist.engine import clone, group, keep, recovery, resize, training
     from nbdist.engine import tap as tap_module
     from nbdist.engine.layout import layout
 
@@ -273,6 +273,7 @@ def join(
     training.install(here.recorder)
     training.set_enabled(hooks)
     recovery.install()
+    clone.live_in(here.kernel.shell)
     keep.look_in(lambda: here.kernel.shell.user_ns)
     layout.tell_facts_to(here.recorder.fact)
     here.recorder.fact(torch=torch.__version__)

@@ -58,6 +58,13 @@ class _Part:
 
 
 _parts: dict[str, _Part] = {}
+_shell: Any = None
+
+
+def live_in(shell: Any) -> None:
+    """Clone the namespace of this IPython shell from now on."""
+    global _shell
+    _shell = shell
 
 
 def also(name: str, capture: Callable[[], Any], restore: Callable[[Any], None]) -> None:
@@ -120,11 +127,9 @@ class _Place:
     def of(cls, namespace: dict[str, Any] | None) -> "_Place":
         anchors = {**torch_rebuild.anchors(), "__main__": sys.modules.get("__main__")}
         if namespace is None:
-            from nbdist.engine.boot import program
-
-            shell = program().kernel.shell
-            namespace = shell.user_ns
-            anchors |= {"IPython's shell": shell, "the cells' module": shell.user_module}
+            assert _shell is not None, "a rank's program tells where its cells run"
+            namespace = _shell.user_ns
+            anchors |= {"IPython's shell": _shell, "the cells' module": _shell.user_module}
         return cls(namespace, {**anchors, "namespace": namespace})
 
     def names(self) -> dict[str, Any]:
