@@ -10,7 +10,7 @@ GOAL = 1.15
 _MEASURE = """
 import json, statistics, time, ipyparallel, nbdist
 cluster = nbdist.current()._cluster
-rc = ipyparallel.Client(cluster._folder.name + "/security/ipcontroller-nbdist-client.json")
+rc = ipyparallel.Client(str(cluster._folder.connection_file("client")))
 view = rc[:]
 shell = get_ipython()
 def bare():

@@ -122,8 +122,7 @@ def test_a_message_with_a_wrong_signature_is_refused(notebook: Notebook) -> None
     said = notebook.run(
         "import json, pathlib, threading\n"
         "from nbdist.client.ipp import Connection\n"
-        "source = next(pathlib.Path(nbdist.client.kernel._current._cluster._folder.name)"
-        ".glob('security/*client.json'))\n"
+        "source = nbdist.client.kernel._current._cluster._folder.connection_file('client')\n"
         "forged = json.loads(source.read_text()); forged['key'] = 'wrong-' * 8\n"
         "file = pathlib.Path('forged.json'); file.write_text(json.dumps(forged))\n"
         "try:\n"
