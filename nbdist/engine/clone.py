@@ -28,6 +28,7 @@ from nbdist.engine import (
     clone_unpickler,
     hook_state,
     refusals,
+    sources,
     torch_rebuild,
     torch_sharded,
 )
@@ -76,6 +77,25 @@ def also(name: str, capture: Callable[[], Any], restore: Callable[[Any], None]) 
         restore: Called on a newcomer, with that.
     """
     _parts[f"nbdist.{name}"] = _Part(capture, restore)
+
+
+def clone_each(
+    newcomers: Iterable[int], *, namespace: dict[str, Any] | None = None, step: int = 0
+) -> dict[str, Any] | None:
+    """Give each newcomer what the living rank holds that is most like it. All ranks, main threads.
+
+    Returns:
+        As `clone`: on a newcomer what it got, on others what one got; None when no rank lives.
+
+    Raises:
+        As `clone`.
+    """
+    here, told = dist.get_rank(), None
+    for source, its in sources.agree(newcomers).items():
+        answer = clone(source, its, namespace=namespace, step=step)
+        if told is None or here in its:
+            told = answer
+    return told
 
 
 def clone(
@@ -281,10 +301,12 @@ def _refuse_lost(place: _Place, answer: Mapping[str, Any], newcomers: list[int])
     """Refuse the sharded models on this rank: their other shards are gone."""
     models: dict[nn.Module, str] = {}
     for module, _ in torch_sharded.live_fsdp2_roots():
-        models[module] = type(module).__name__.removeprefix("FSDP")
+        if not torch_rebuild.holders(module).isdisjoint(newcomers):
+            models[module] = type(module).__name__.removeprefix("FSDP")
     for name in answer["lost_names"]:
         value: Any = place.namespace.get(name)
-        if torch_rebuild.is_sharded_module(value):
+        is_sharded = torch_rebuild.is_sharded_module(value)
+        if is_sharded and not torch_rebuild.holders(value).isdisjoint(newcomers):
             models[value] = name
     for module, name in models.items():
         error = ClusterError(

@@ -3,7 +3,7 @@
 A fault on one rank leaves its peers waiting inside C++. `abort` frees them, from any thread; then
 every rank, idle again, calls `reform`, and the same `ProcessGroup` objects go on with new backends:
 modules, meshes and optimizers that hold a group never notice. A killed rank's successor calls
-`join` with the generation that the survivors `reform`.
+`join` with the generation that the survivors `reform`, and makes the groups that it belongs to.
 
 Generations count from 0, the first `join`; none is ever used twice, also when it failed. All that a
 generation writes in the store lies under `nbdist/GENERATION`, so that nothing a broken one left
@@ -31,6 +31,7 @@ from nbdist.engine import (
     torch_compat,
     torch_live,
 )
+from nbdist.engine.group_spec import Spec
 from nbdist.engine.meeting import FORM_TIMEOUT_S
 from nbdist.engine.membership import GLOO_THREADS, Membership
 from nbdist.engine.patient_store import PatientStore, ReleasedError
@@ -106,9 +107,11 @@ def join(
     membership.enter(here)
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:
-        # Who joins knows the default group only. torch names the first group it makes by a number.
+        # torch names the first group it makes by a number.
         torch_compat.set_group_count(first_group)
-        plan = meeting.meet(here, ((str(first_group), tuple(range(world_size))),), FORM_TIMEOUT_S)
+        default = (str(first_group), tuple(range(world_size)))
+        known = {default: Spec(backend, timeout_s, "")}
+        plan = meeting.meet(here, known, FORM_TIMEOUT_S, is_new=True)
         dist.init_process_group(
             backend,
             store=here.place(),
@@ -116,6 +119,9 @@ def join(
             world_size=world_size,
             timeout=timedelta(seconds=timeout_s),
         )
+        for (name, ranks), spec in plan.groups.items():
+            if (name, ranks) != default and rank in ranks:
+                torch_compat.make_group(name, ranks, spec, here.place())
         torch_compat.set_group_count(max(plan.group_count, torch_compat.group_count()))
     except BaseException:
         membership.leave()
@@ -229,7 +235,8 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     try:
         live = {(g.name, g.ranks): g for g in torch_compat.live_groups()}
         held, here.held = here.held, []
-        plan = meeting.meet(here, tuple(live), timeout_s)
+        known = {key: torch_compat.spec_of(g.group) for key, g in live.items()}
+        plan = meeting.meet(here, known, timeout_s, is_new=False)
         for number in held:  # every rank has let go by now
             os.close(number)
         for key in plan.groups:

@@ -4,12 +4,14 @@ Through the store: waits end when this rank lets go, and in time. Main thread on
 """
 
 import logging
+from collections.abc import Mapping
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from nbdist.engine import announce, membership, shared_memory, tap_books, torch_compat
 from nbdist.engine.announce_store import StoreTable
+from nbdist.engine.group_spec import Spec
 from nbdist.engine.membership import Membership
 from nbdist.engine.plan import Hello, Key, Plan, make_plan
 from nbdist.engine.shared_memory import Offer, Offered
@@ -53,11 +55,11 @@ def exchange(topic: str, text: str, timeout_s: float) -> dict[int, str]:
     return {rank: bytes(text).decode() for rank, text in zip(ranks, texts, strict=True)}
 
 
-def meet(here: Membership, groups: tuple[Key, ...], timeout_s: float) -> Plan:
+def meet(here: Membership, groups: Mapping[Key, Spec], timeout_s: float, *, is_new: bool) -> Plan:
     """Tell the other ranks of this process, hear of theirs, and return what follows."""
     here.offered = _share(here)
     offer = None if here.offered is None else here.offered.offer
-    hello = Hello(here.address, groups, torch_compat.group_count(), offer)
+    hello = Hello(here.address, groups, torch_compat.group_count(), is_new, offer)
     texts = exchange("hello", hello.to_json(), timeout_s)
     hellos = {rank: Hello.from_json(text) for rank, text in texts.items()}
     here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}

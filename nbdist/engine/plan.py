@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from nbdist.engine import sockets
+from nbdist.engine.group_spec import Spec
 from nbdist.engine.shared_memory import Offer
 
 Key = tuple[str, tuple[int, ...]]  # a group's name and its global ranks
@@ -15,35 +16,46 @@ Key = tuple[str, tuple[int, ...]]  # a group's name and its global ranks
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a rank tells the others when a generation begins."""
+    """What a rank tells the others when a generation begins.
 
-    address: sockets.Address  # where its gloo device listens
-    groups: tuple[Key, ...]
-    group_count: int  # from which the next group's name is made
-    memory: Offer | None = None  # for announcements; rank 0's
+    Attributes:
+        address: Where its gloo device listens.
+        groups: Those it has.
+        group_count: From which the next group's name is made.
+        is_new: Whether its process has just come, and knows no group but the default one.
+        memory: For announcements; rank 0's.
+    """
+
+    address: sockets.Address
+    groups: Mapping[Key, Spec]
+    group_count: int
+    is_new: bool = False
+    memory: Offer | None = None
 
     def to_json(self) -> str:
         """Return the text that stands in the store."""
         memory = None if self.memory is None else asdict(self.memory)
-        return json.dumps([self.address, self.groups, self.group_count, memory])
+        groups = [(*key, asdict(spec)) for key, spec in self.groups.items()]
+        return json.dumps([self.address, groups, self.group_count, self.is_new, memory])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Hello":
         """Return what `to_json` wrote."""
-        (host, port), groups, count, memory = json.loads(text)
+        (host, port), groups, count, is_new, memory = json.loads(text)
         return cls(
             (host, port),
-            tuple((name, tuple(ranks)) for name, ranks in groups),
+            {(name, tuple(ranks)): Spec(**spec) for name, ranks, spec in groups},
             count,
+            is_new,
             None if memory is None else Offer(**memory),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a generation re-forms, in an order that is the same on every rank."""
+    """What a generation forms, in an order that is the same on every rank."""
 
-    groups: tuple[Key, ...]
+    groups: Mapping[Key, Spec]
     stale: tuple[Key, ...]  # some member no longer has them
     group_count: int
 
@@ -51,21 +63,24 @@ class Plan:
 def make_plan(hellos: Mapping[int, Hello]) -> Plan:
     """Return what ranks that said these hellos can form together.
 
-    A group lives on when each of its ranks still has it: a rank that was replaced knows only the
-    default group, and a fault in the middle of `new_group` leaves some ranks with it and some
-    without.
+    A group lives on when each of its ranks still has it, or is new and makes it. A fault in the
+    middle of `new_group` leaves some ranks with it and some without.
     """
-    order: dict[Key, None] = {}
-    for rank in sorted(hellos):
-        order.update(dict.fromkeys(hellos[rank].groups))
+    known: dict[Key, Spec] = {}
+    # Who is new knows less of the default group than the others.
+    for rank in sorted(hellos, key=lambda rank: (hellos[rank].is_new, rank)):
+        known = dict(hellos[rank].groups) | known
 
     def lives(key: Key) -> bool:
-        return all(rank in hellos and key in hellos[rank].groups for rank in key[1])
+        return all(
+            rank in hellos and (hellos[rank].is_new or key in hellos[rank].groups)
+            for rank in key[1]
+        )
 
-    # Larger groups first, the default one among them; any order will do that all ranks share.
-    ordered = sorted(order, key=lambda key: (-len(key[1]), len(key[0]), key))
+    # Larger groups first, the default one before all; any order will do that all ranks share.
+    ordered = sorted(known, key=lambda key: (-len(key[1]), len(key[0]), key))
     return Plan(
-        groups=tuple(key for key in ordered if lives(key)),
+        groups={key: known[key] for key in ordered if lives(key)},
         stale=tuple(key for key in ordered if not lives(key)),
         group_count=max(hello.group_count for hello in hellos.values()),
     )

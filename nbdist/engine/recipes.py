@@ -201,12 +201,6 @@ def _keep_until_loaded(target: Any) -> None:
     afterwards(lambda held=target: None)  # type: ignore[misc]
 
 
-def _reduce_mesh(mesh: Any) -> tuple[Any, ...]:
-    state = dict(vars(mesh))
-    state.pop("_pg_registry", None)
-    return make_bare, (type(mesh),), state, None, None, torch_rebuild.rebuild_mesh
-
-
 def _refuse_work(_work: Any) -> tuple[Any, ...]:
     raise pickle.PicklingError("it is an operation of the process group that was")
 
@@ -224,7 +218,7 @@ _BY_TYPE: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
     DataLoader: _reduce_dataloader,
     data._Loop: _refuse_loop,
     weakref.ref: _reduce_weakref,
-    dist.device_mesh.DeviceMesh: _reduce_mesh,
+    dist.device_mesh.DeviceMesh: torch_rebuild.reduce_mesh,
     dist.ProcessGroup: _refuse_group,
     dist.Work: _refuse_work,
     nn.parallel.DistributedDataParallel: torch_rebuild.reduce_ddp,

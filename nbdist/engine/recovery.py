@@ -10,8 +10,6 @@ midst of it raises and leaves the group aborted: it is begun again with a higher
 from collections.abc import Iterable
 from typing import Any
 
-import torch.distributed as dist
-
 from nbdist.engine import (
     boundary,
     clone,
@@ -26,6 +24,7 @@ from nbdist.engine import (
     training,
     units,
 )
+from nbdist.engine.layout import layout
 
 
 def install() -> None:
@@ -38,6 +37,7 @@ def install() -> None:
     clone.also("steps", boundary.here().hand_over, boundary.here().take_over)
     clone.also("loaders", data.hand_over, data.take_over)
     clone.also("kept", keep.kept, keep.take_over)
+    clone.also("meshes", layout.hand_over, layout.take_over)
 
 
 def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
@@ -75,10 +75,9 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         healed = heal.heal()
         newcomers = sorted(newcomers)
         decisions = reconcile.reconcile(newcomers)
-        living = set(range(dist.get_world_size())) - set(newcomers)
         cloned = None
-        if newcomers and living:
-            cloned = clone.clone(min(living), newcomers, step=training.current_step())
+        if newcomers:
+            cloned = clone.clone_each(newcomers, step=training.current_step())
         # What was sent in between is no cell's.
         tap.reset_counts()
         return {

@@ -25,6 +25,8 @@ from torch._C._distributed_c10d import _ProcessGroupWrapper, _register_process_g
 from torch.distributed import c10d_logger
 from torch.distributed.rendezvous import _rendezvous_handlers
 
+from nbdist.engine.group_spec import Spec
+
 
 def check() -> list[str]:
     """Return what this torch lacks of what we use, in words; empty when all is there."""
@@ -75,6 +77,44 @@ def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
     """Return a group's global ranks, in its order; empty for one that torch has no books of."""
     members = c10d._world.pg_group_ranks.get(group, {})
     return tuple(sorted(members, key=members.__getitem__))
+
+
+def spec_of(group: dist.ProcessGroup) -> Spec:
+    """Return with what a group of this process was made."""
+    world = c10d._world
+    backend = backends_of(group)[0][1]
+    if isinstance(backend, _ProcessGroupWrapper):
+        backend = backend.wrapped_pg
+    tag = str(world.pg_to_tag.get(group, ""))
+    return Spec(
+        str(world.pg_map[group][0]),
+        backend.options._timeout.total_seconds(),
+        group.group_desc,
+        tag.removeprefix(_USERS_TAG) if tag.startswith(_USERS_TAG) else "",
+    )
+
+
+_USERS_TAG = "user:"
+
+
+def make_group(name: str, ranks: tuple[int, ...], spec: Spec, store: Store) -> None:
+    """Make, on this rank alone, a group that the other members have already.
+
+    It lies in the same place of the store as the new backends that they give theirs at the same
+    time, and is found by its name and ranks. Waits for them.
+    """
+    group, _ = c10d._new_process_group_helper(
+        len(ranks),
+        ranks.index(dist.get_rank()),
+        list(ranks),
+        dist.Backend(spec.backend),
+        store,
+        name,  # type: ignore[arg-type]
+        timeout=timedelta(seconds=spec.timeout_s),
+        pg_tag=spec.tag or None,
+        group_desc=spec.description,
+    )
+    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
 
 
 def backends_of(group: dist.ProcessGroup) -> list[tuple[list[torch.device], Any]]:
@@ -380,10 +420,10 @@ _native_env_rendezvous = _rendezvous_handlers["env"]
 
 
 def _broken() -> list[str]:
-    broken = lacking(c10d, ["_world", "ProcessGroupGloo", "default_pg_timeout"], "c10d")
-    broken += lacking(
-        c10d._world, ["pg_map", "pg_names", "pg_group_ranks", "group_count"], "_world"
-    )
+    used = ["_world", "ProcessGroupGloo", "default_pg_timeout", "_new_process_group_helper"]
+    broken = lacking(c10d, used, "c10d")
+    books = ["pg_map", "pg_names", "pg_group_ranks", "pg_to_tag", "group_count"]
+    broken += lacking(c10d._world, books, "_world")
     broken += lacking(c10d_logger, ["_get_msg_dict"], "c10d_logger")
     broken += lacking(
         dist.ProcessGroup, ["_register_backend", "_get_backend", "_device_types"], "ProcessGroup"

@@ -89,56 +89,90 @@ def is_sharded_module(value: object) -> bool:
     )
 
 
+def holders(module: nn.Module) -> set[int]:
+    """Return the global ranks that hold a part of a sharded module."""
+    found: set[int] = set()
+    for parameter in module.parameters():
+        if is_dtensor(parameter):
+            mesh = parameter.device_mesh  # type: ignore[attr-defined]
+            found.update(mesh.mesh.flatten().tolist())
+    home = sys.modules.get("torch.distributed.fsdp")
+    for part in module.modules():
+        if home is not None and isinstance(part, home.FullyShardedDataParallel):
+            found.update(torch_compat.ranks_of(part.process_group))
+    return found
+
+
 def _is_fsdp(module: nn.Module) -> bool:
     home = sys.modules.get("torch.distributed.fsdp")
     return home is not None and isinstance(module, (home.FSDPModule, home.FullyShardedDataParallel))
 
 
-def rebuild_mesh(mesh: Any, state: dict[str, Any]) -> None:
+def reduce_mesh(mesh: Any) -> tuple[Any, ...]:
+    """Reduce a DeviceMesh to its attributes and what this rank's group of each dim is."""
+    state = dict(vars(mesh))
+    state.pop("_pg_registry", None)
+    live = {group.name: group for group in torch_compat.live_groups()}
+    dims = [
+        (name, live[name].ranks, live[name].group.group_desc) if name in live else (name, (), "")
+        for name in state.get("_dim_group_names", ())
+    ]
+    return _make_mesh, (type(mesh),), (state, dims), None, None, _fill_mesh
+
+
+def _make_mesh(kind: type) -> Any:
+    return object.__new__(kind)
+
+
+_Dim = tuple[str, tuple[int, ...], str]  # a dim's group elsewhere: name, ranks, description
+
+
+def _fill_mesh(mesh: Any, contents: tuple[dict[str, Any], list[_Dim]]) -> None:
     """Give a DeviceMesh of a living rank this rank's place in it, and this rank's groups.
 
     Raises:
-        LookupError: This rank has no group of one of the mesh's dims.
+        LookupError: This rank is not in the mesh, or has no group of one of its dims.
     """
+    state, dims = contents
     mesh.__dict__.update(state)
     mesh._rank = dist.get_rank()
     mesh._hash = None
     mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    mesh._pg_registry = {}
-    names = state.get("_dim_group_names")
-    if names is not None:
-        mesh._dim_group_names = [
-            _own_group(mesh, dim, name).group_name for dim, name in enumerate(names)
-        ]
+    mesh.__dict__.setdefault("_pg_registry", {})  # a part of it may have been here first
+    if dims and mesh._coordinate_on_dim is None:
+        raise LookupError("this rank is not in the mesh")
+    if "_dim_group_names" in state:
+        groups = [_own_group(mesh, dim, there) for dim, there in enumerate(dims)]
+        mesh._dim_group_names = [live.name for live in groups]
         root = mesh._root_mesh or mesh
-        for name in mesh._dim_group_names:
-            root.__dict__.setdefault("_pg_registry", {})[name] = _group_named(name)
+        registry = root.__dict__.setdefault("_pg_registry", {})
+        registry.update({live.name: live.group for live in groups})
 
 
-def _own_group(mesh: Any, dim: int, name_elsewhere: str) -> dist.ProcessGroup:
+def _own_group(mesh: Any, dim: int, there: _Dim) -> torch_compat.LiveGroup:
     """Return this rank's group of a mesh's dim: the ranks that differ from it in that place only.
 
-    Several groups may have these ranks; a mesh makes those of one dim one after the other, so the
-    right one has the name nearest to that which another rank has.
+    Several groups may have these ranks. A mesh describes those of one dim alike, and makes them one
+    after the other in the order of their ranks.
     """
-    assert mesh._coordinate_on_dim is not None, "a newcomer is in every mesh that is cloned for it"
+    name_there, ranks_there, description = there
     place = list(mesh._coordinate_on_dim)
     index: list[Any] = [*place[:dim], slice(None), *place[dim + 1 :]]
     ranks = tuple(mesh.mesh[tuple(index)].tolist())
     found = [live for live in torch_compat.live_groups() if live.ranks == ranks]
     if not found:
         raise LookupError(f"this rank has no process group of ranks {ranks}")
-    return min(found, key=lambda live: _distance(live.name, name_elsewhere)).group
 
+    def strangeness(live: torch_compat.LiveGroup) -> tuple[bool, bool, float]:
+        is_other_kind = live.group.group_desc != description
+        if live.name == name_there:
+            return is_other_kind, False, -1
+        if not (live.name.isdigit() and name_there.isdigit()):
+            return is_other_kind, False, float("inf")
+        apart = int(live.name) - int(name_there)
+        return is_other_kind, (apart > 0) != (ranks > ranks_there), abs(apart)
 
-def _distance(name: str, other: str) -> float:
-    if name == other:
-        return -1
-    return abs(int(name) - int(other)) if name.isdigit() and other.isdigit() else float("inf")
-
-
-def _group_named(name: str) -> dist.ProcessGroup:
-    return next(live.group for live in torch_compat.live_groups() if live.name == name)
+    return min(found, key=strangeness)
 
 
 # ---- DistributedDataParallel -----------------------------------------------------------------

@@ -10,7 +10,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import nbdist
 from nbdist.engine import clone as clone_module
-from nbdist.engine import clone_pickler, group, heal, hook_state, tap, torch_rebuild
+from nbdist.engine import (
+    clone_pickler,
+    group,
+    heal,
+    hook_state,
+    tap,
+    torch_compat,
+    torch_rebuild,
+)
 
 namespace: dict[str, Any] = {"__name__": "__main__", "torch": torch, "dist": dist, "nbdist": nbdist}
 
@@ -173,8 +181,13 @@ def tensors_of_optimizer() -> str:
     )
 
 
-def recover(generation: int, source: int, newcomers: list[int], step: int = 0) -> dict[str, Any]:
-    """Do what a rank does after a death; newcomers have joined with this generation."""
+def recover(
+    generation: int, source: int | None, newcomers: list[int], step: int = 0
+) -> dict[str, Any]:
+    """Do what a rank does after a death; newcomers have joined with this generation.
+
+    Without a `source` each newcomer gets the one that is most like it.
+    """
     rank = dist.get_rank()
     namespace["rank"] = rank
     if rank not in newcomers:
@@ -182,7 +195,10 @@ def recover(generation: int, source: int, newcomers: list[int], step: int = 0) -
     healed = heal.heal()
     tap.reset_counts()
     began = time.monotonic()
-    cloned = clone_module.clone(source, newcomers, namespace=namespace, step=step)
+    if source is None:
+        cloned = clone_module.clone_each(newcomers, namespace=namespace, step=step)
+    else:
+        cloned = clone_module.clone(source, newcomers, namespace=namespace, step=step)
     return {"healed": healed, "cloned": cloned, "seconds": time.monotonic() - began}
 
 
@@ -216,3 +232,24 @@ def part() -> list[Any]:
 def what_broke() -> list[str]:
     """Return what the rooms for private parts miss in what is installed."""
     return [*torch_rebuild.check(), *clone_pickler.check()]
+
+
+def group_count() -> int:
+    """Return the number that the next group's name is made of."""
+    return torch_compat.group_count()
+
+
+def spec_of(description: str) -> tuple[Any, ...] | None:
+    """Return name, ranks, timeout and description of the group described so, if there is one."""
+    for live in torch_compat.live_groups():
+        if live.group.group_desc == description:
+            spec = torch_compat.spec_of(live.group)
+            return live.name, live.ranks, spec.timeout_s, spec.description
+    return None
+
+
+def sum_over(group: str) -> float:
+    """Return 2 ** rank summed over the ranks of a group, given by an expression."""
+    total = torch.tensor(2.0 ** dist.get_rank())
+    dist.all_reduce(total, group=value(group))
+    return total.item()

@@ -6,7 +6,7 @@ from tests.group import faults, strategies
 from tests.group.engines import cluster
 
 
-def test_a_killed_rank_is_replaced_and_groups_it_did_not_know_are_named() -> None:
+def test_a_killed_rank_is_replaced_in_every_group_that_it_was_in() -> None:
     with cluster(3) as ranks:
         ranks.run(faults.make_group, "survivors", [0, 1])
         ranks.run(faults.make_group, "with the dead", [1, 2])
@@ -24,8 +24,8 @@ def test_a_killed_rank_is_replaced_and_groups_it_did_not_know_are_named() -> Non
         results = ranks.results()
         ranks.engines[2].result()
 
-        assert results[0]["stale"] == []
-        assert results[1]["stale"] == ["group 2 (ranks 1-2)"]
+        assert [result["stale"] for result in results[:2]] == [[], []]
+        assert [result["groups"] for result in results[:2]] == [2, 3]
         assert ranks.run(faults.sum_of_ranks) == [3.0, 3.0, 3.0]
         for rank in (0, 1):
             ranks.engines[rank].post(faults.sum_of_ranks, "survivors")

@@ -212,6 +212,17 @@ def live_layouts() -> list[Layout]:
     return list(_live)
 
 
+def hand_over() -> dict[Any, DeviceMesh]:
+    """Return the meshes that layouts share: a newcomer makes no new groups where others do not."""
+    return dict(_meshes.get(_world(), {}))
+
+
+def take_over(meshes: dict[Any, DeviceMesh]) -> None:
+    """Share, on a newcomer, the meshes that `hand_over` returned."""
+    whole = {key: made for key, made in meshes.items() if isinstance(made, DeviceMesh)}
+    _meshes.setdefault(_world(), {}).update(whole)
+
+
 def layout_of(model: nn.Module) -> Layout | None:
     """Return the layout that `parallelize` gave to a model, if it did."""
     known: Layout | None = model.__dict__.get(_KEY)
@@ -312,15 +323,19 @@ def _device_type(model: nn.Module) -> tuple[str, str]:
 
 def _device_mesh(device_type: str, shape: MeshShape) -> DeviceMesh:
     """Return the mesh, one a shape and process group: each new one would make new groups."""
-    world = dist.group.WORLD
-    assert world is not None
-    made = _meshes.setdefault(world, {})
+    made = _meshes.setdefault(_world(), {})
     key = (device_type, tuple(shape.axes.items()))
     if key not in made:
         made[key] = init_device_mesh(
             device_type, tuple(shape.axes.values()), mesh_dim_names=tuple(shape.axes)
         )
     return made[key]
+
+
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None
+    return world
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:
