@@ -268,7 +268,7 @@ def join(
     )
     here.variables.update(environment.group_variables(store_host, store_port))
     environment.restore(here.variables)
-    device = _device(here.device.type, here.rank)
+    device = _device(here.device.type)
     tap_module.install(tap)
     training.install(here.recorder)
     training.set_enabled(hooks)
@@ -315,7 +315,7 @@ def resend(first: int, next: int) -> list[dict[str, Any]]:
     return program().recorder.resend(first, next)
 
 
-def _device(kind: str, rank: int) -> torch.device:
+def _device(kind: str) -> torch.device:
     if kind != "cuda":
         return torch.device(kind)
     # Over gloo, ranks may share a GPU.

@@ -34,11 +34,6 @@ def allow(module: nn.Module) -> None:
         handle.remove()
 
 
-def refusal_of(module: nn.Module) -> NBDistError | None:
-    """Return the error that `module` raises, if it is refused."""
-    return _refused.get(module, (None, None))[0]
-
-
 def refused() -> list[tuple[nn.Module, NBDistError]]:
     """Return every refused module that is alive, with its error."""
     return [(module, error) for module, (error, _) in list(_refused.items())]
