@@ -95,7 +95,11 @@ def dist_parser() -> argparse.ArgumentParser:
         + "; ".join(f"{kind}, {text}" for kind, text in FAULTS.items()),
     )
     chaos.add_argument(
-        "--every", type=_seconds, default=5.0, metavar="SECONDS", help="of running cells between faults; 5"
+        "--every",
+        type=_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="of running cells between faults; 5",
     )
     end = chaos.add_mutually_exclusive_group()
     end.add_argument(

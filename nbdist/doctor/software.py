@@ -18,7 +18,7 @@ _MINIMUM_PYTHON = (3, 11)
 
 # Each has a `check()` that names what is gone of the private parts it uses.
 ROOMS = (
-    *("kernel", "torch_compat", "torch_hooks", "torch_modules", "torch_rebuild"),
+    *("kernel", "shell", "torch_compat", "torch_hooks", "torch_modules", "torch_rebuild"),
     *("torch_sharded", "torch_pipeline", "clone_pickler"),
 )
 

@@ -33,6 +33,7 @@ from nbdist.engine import (
     modes,
     progress,
     reserve,
+    shell,
     where,
 )
 from nbdist.engine.output import Output
@@ -70,13 +71,7 @@ class Program:
         engine_log = LogStream(self.output.original(2))
         kernel.log_to(rank_kernel.log, engine_log)
         _log_to(engine_log)
-        kernel.flush_before_display(rank_kernel, self.output.flush)
-        kernel.hide_interactive_prompt()
-        kernel.name_cells_alike(rank_kernel)
-        kernel.refuse_input(rank_kernel)
-        kernel.refuse_exit(rank_kernel)
-        kernel.shorten_tracebacks(rank_kernel)
-        kernel.repeat_lost_interrupts()
+        shell.install(rank_kernel, self.output.flush)
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""

@@ -1,4 +1,4 @@
-"""The one room that touches private parts of ipykernel, IPython and ipyparallel's engine.
+"""The room that touches private parts of ipykernel and of ipyparallel's engine.
 
 Tried with ipykernel 7.4, IPython 9.18, ipyparallel 9.2. `check()` says what broke when one of
 them moves. What is touched, and what for:
@@ -9,37 +9,29 @@ them moves. What is touched, and what for:
 - `Kernel.shell_handlers` and `control_handlers`: requests of our own;
 - `Kernel.session.send` on `iopub_socket`: messages of our own;
 - `pre_handler_hook` and `saved_sigint_handler`: when an interrupt may strike;
-- `_cancel_on_sigint`, which handles an interrupt of a cell that awaits;
-- `InteractiveTB.get_records`, which makes a traceback's frames: seconds for a deep recursion;
-- `shell.ask_exit`, which `exit()` calls;
-- `sys.ps1`, which IPython sets and by which Lightning refuses to run.
+- `_cancel_on_sigint`, which handles an interrupt of a cell that awaits.
+
+How its shell behaves is `shell.py`'s.
 """
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-import os
 import signal
 import sys
-import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
-from types import TracebackType
 from typing import Any, Protocol
 
 import ipyparallel.engine.app
-from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.ipkernel import IPythonKernel
-from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
+from ipykernel.zmqshell import ZMQInteractiveShell
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.kernel import IPythonParallelKernel
-from IPython.core.ultratb import VerboseTB
 
 from nbdist import wire
-from nbdist.engine import where
 from nbdist.engine.output_files import LogStream
 
 log = logging.getLogger(__name__)
@@ -251,134 +243,11 @@ def _nothing() -> None:
     """Be called by an event loop, which wakes up for it."""
 
 
-def hide_interactive_prompt() -> None:
-    """Remove `sys.ps1`: Lightning refuses its DDP strategies where it finds one."""
-    with contextlib.suppress(AttributeError):
-        del sys.ps1
-
-
 def log_to(application_log: logging.Logger, stream: LogStream) -> None:
     """Send the engine's own log to `stream`: standard error belongs to the user's code."""
     for handler in application_log.handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(stream)
-
-
-def name_cells_alike(rank_kernel: RankKernel) -> None:
-    """Give a cell the same file name on every rank; ipykernel's holds the process id.
-
-    Warnings and logs show it: with the same name, what all ranks say appears once.
-    """
-
-    def name(raw_code: str, transformed_code: str, number: int) -> str:
-        digest = hashlib.sha1(raw_code.encode(), usedforsecurity=False).hexdigest()[:10]
-        file = os.path.join(tempfile.gettempdir(), "ipykernel_nbdist", f"{digest}.py")
-        where.name_cell(file, number)
-        return file
-
-    rank_kernel.shell.compile.get_code_name = name
-
-
-def flush_before_display(rank_kernel: RankKernel, flush: Callable[[], None]) -> None:
-    """Call `flush` before a display or a value is published, so that the order is kept.
-
-    ipykernel flushes `sys.stdout` there, which on a rank does not wait.
-    """
-
-    def hook(message: dict[str, Any]) -> dict[str, Any]:
-        flush()
-        return message
-
-    rank_kernel.shell.display_pub.register_hook(hook)
-    rank_kernel.shell.displayhook.register_hook(hook)
-
-
-def refuse_input(rank_kernel: RankKernel) -> None:
-    """Make `input()` and `getpass()` on a rank say what to do instead."""
-
-    def refuse(prompt: str = "", *_: Any, **__: Any) -> str:
-        raise RuntimeError(
-            "input() cannot ask from a rank: several ranks would ask at once. Ask in an ordinary "
-            "cell of the notebook, then send the answer with %dist push NAME."
-        )
-
-    rank_kernel.raw_input = refuse
-    rank_kernel.getpass = refuse
-
-
-def refuse_exit(rank_kernel: RankKernel) -> None:
-    """Make `exit()` and `quit()` say what to do instead of stopping the engine's event loop."""
-
-    def refuse() -> None:
-        raise RuntimeError(
-            "exit() would end this rank and lose its variables. To leave a cell early raise an "
-            "exception; to end all ranks use %dist stop."
-        )
-
-    rank_kernel.shell.ask_exit = refuse
-
-
-def shorten_tracebacks(rank_kernel: RankKernel, first: int = 10, last: int = 30) -> None:
-    """Leave out the middle of very deep tracebacks.
-
-    IPython looks up the module and the source of every frame: 3000 frames of a recursion took
-    14 s with torch imported, and nobody reads them.
-
-    Args:
-        rank_kernel: Whose tracebacks.
-        first: Outermost frames that stay.
-        last: Innermost frames that stay.
-    """
-    formatter = rank_kernel.shell.InteractiveTB
-    get_records = formatter.get_records
-
-    def get_few_records(etb: TracebackType, context: int, tb_offset: int) -> Any:
-        links = list(_links(etb))
-        left_out = len(links) - first - last
-        if left_out <= 0:
-            return get_records(etb, context, tb_offset)
-        from IPython.core.tbtools import FrameInfo
-        from stack_data.core import RepeatedFrames
-
-        outer: TracebackType | None = None
-        for link in reversed(links[:first]):
-            outer = TracebackType(outer, link.tb_frame, link.tb_lasti, link.tb_lineno)
-        assert outer is not None
-        text = f"{left_out} frames of {len(links)}"
-        between = FrameInfo(text, "", 0, None, None, sd=RepeatedFrames([], []))
-        return [
-            *get_records(outer, context, tb_offset),
-            between,
-            *get_records(links[-last], context, 0),
-        ]
-
-    formatter.get_records = get_few_records
-
-
-def repeat_lost_interrupts() -> None:
-    """Interrupt again when Python has dropped a KeyboardInterrupt.
-
-    One that is raised in a finaliser, or in a hook around `fork` (a DataLoader starting its
-    workers), is printed as "Exception ignored in" and forgotten: the cell would run on.
-    """
-    show = sys.unraisablehook
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def hook(lost: Any) -> None:
-        if lost.exc_type is not None and issubclass(lost.exc_type, KeyboardInterrupt):
-            # A little later: now, it would be raised in here and dropped once more.
-            threading.Timer(0.02, signal.pthread_kill, (main, signal.SIGINT)).start()
-        else:
-            show(lost)
-
-    sys.unraisablehook = hook
-
-
-def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 def check() -> list[str]:
@@ -393,16 +262,13 @@ def check() -> list[str]:
             (
                 *("do_execute", "get_parent", "_topic", "_cancel_on_sigint", "iopub_socket"),
                 *("pre_handler_hook", "post_handler_hook"),
-                *("_supports_kernel_subshells", "shell_channel_thread", "raw_input", "getpass"),
+                *("_supports_kernel_subshells", "shell_channel_thread"),
             ),
         ),
         (
             ZMQInteractiveShell,
-            ("ask_exit", "user_ns", "execution_count"),
+            ("user_ns", "execution_count"),
         ),
-        (VerboseTB, ("get_records",)),
-        (ZMQDisplayPublisher, ("register_hook",)),
-        (ZMQShellDisplayHook, ("register_hook",)),
     ]
     versions = ", ".join(f"{name} {version(name)}" for name in TRIED)
     return broken + [

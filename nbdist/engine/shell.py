@@ -1,0 +1,188 @@
+"""How IPython's shell behaves on a rank: no questions, no exit, cells named alike on all ranks.
+
+A compat room, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What is touched:
+
+- `shell.compile.get_code_name`, which names a cell's file;
+- `display_pub` and `displayhook`: their hooks;
+- `raw_input` and `getpass` of the kernel, `shell.ask_exit`, which `exit()` calls;
+- `InteractiveTB.get_records`, which makes a traceback's frames: seconds for a deep recursion;
+- `sys.ps1`, which IPython sets and by which Lightning refuses to run.
+"""
+
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from types import TracebackType
+from typing import Any
+
+from ipykernel.displayhook import ZMQShellDisplayHook
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
+from IPython.core.ultratb import VerboseTB
+
+from nbdist.engine import where
+
+TRIED = {"ipykernel": "7.4", "IPython": "9.18"}
+
+
+def install(kernel: Any, flush: Callable[[], None]) -> None:
+    """Let the shell of this rank's kernel behave as said above.
+
+    Args:
+        kernel: The kernel.
+        flush: Publishes what was printed so far.
+    """
+    _flush_before_display(kernel, flush)
+    _hide_interactive_prompt()
+    _name_cells_alike(kernel)
+    _refuse_input(kernel)
+    _refuse_exit(kernel)
+    _shorten_tracebacks(kernel)
+    _repeat_lost_interrupts()
+
+
+def _hide_interactive_prompt() -> None:
+    """Remove `sys.ps1`: Lightning refuses its DDP strategies where it finds one."""
+    with contextlib.suppress(AttributeError):
+        del sys.ps1
+
+
+def _name_cells_alike(kernel: Any) -> None:
+    """Give a cell the same file name on every rank; ipykernel's holds the process id.
+
+    Warnings and logs show it: with the same name, what all ranks say appears once.
+    """
+
+    def name(raw_code: str, transformed_code: str, number: int) -> str:
+        digest = hashlib.sha1(raw_code.encode(), usedforsecurity=False).hexdigest()[:10]
+        file = os.path.join(tempfile.gettempdir(), "ipykernel_nbdist", f"{digest}.py")
+        where.name_cell(file, number)
+        return file
+
+    kernel.shell.compile.get_code_name = name
+
+
+def _flush_before_display(kernel: Any, flush: Callable[[], None]) -> None:
+    """Call `flush` before a display or a value is published, so that the order is kept.
+
+    ipykernel flushes `sys.stdout` there, which on a rank does not wait.
+    """
+
+    def hook(message: dict[str, Any]) -> dict[str, Any]:
+        flush()
+        return message
+
+    kernel.shell.display_pub.register_hook(hook)
+    kernel.shell.displayhook.register_hook(hook)
+
+
+def _refuse_input(kernel: Any) -> None:
+    """Make `input()` and `getpass()` on a rank say what to do instead."""
+
+    def refuse(prompt: str = "", *_: Any, **__: Any) -> str:
+        raise RuntimeError(
+            "input() cannot ask from a rank: several ranks would ask at once. Ask in an ordinary "
+            "cell of the notebook, then send the answer with %dist push NAME."
+        )
+
+    kernel.raw_input = refuse
+    kernel.getpass = refuse
+
+
+def _refuse_exit(kernel: Any) -> None:
+    """Make `exit()` and `quit()` say what to do instead of stopping the engine's event loop."""
+
+    def refuse() -> None:
+        raise RuntimeError(
+            "exit() would end this rank and lose its variables. To leave a cell early raise an "
+            "exception; to end all ranks use %dist stop."
+        )
+
+    kernel.shell.ask_exit = refuse
+
+
+def _shorten_tracebacks(kernel: Any, first: int = 10, last: int = 30) -> None:
+    """Leave out the middle of very deep tracebacks.
+
+    IPython looks up the module and the source of every frame: 3000 frames of a recursion took
+    14 s with torch imported, and nobody reads them.
+
+    Args:
+        kernel: Whose tracebacks.
+        first: Outermost frames that stay.
+        last: Innermost frames that stay.
+    """
+    formatter = kernel.shell.InteractiveTB
+    get_records = formatter.get_records
+
+    def get_few_records(etb: TracebackType, context: int, tb_offset: int) -> Any:
+        links = list(_links(etb))
+        left_out = len(links) - first - last
+        if left_out <= 0:
+            return get_records(etb, context, tb_offset)
+        from IPython.core.tbtools import FrameInfo
+        from stack_data.core import RepeatedFrames
+
+        outer: TracebackType | None = None
+        for link in reversed(links[:first]):
+            outer = TracebackType(outer, link.tb_frame, link.tb_lasti, link.tb_lineno)
+        assert outer is not None
+        text = f"{left_out} frames of {len(links)}"
+        between = FrameInfo(text, "", 0, None, None, sd=RepeatedFrames([], []))
+        return [
+            *get_records(outer, context, tb_offset),
+            between,
+            *get_records(links[-last], context, 0),
+        ]
+
+    formatter.get_records = get_few_records
+
+
+def _repeat_lost_interrupts() -> None:
+    """Interrupt again when Python has dropped a KeyboardInterrupt.
+
+    One that is raised in a finaliser, or in a hook around `fork` (a DataLoader starting its
+    workers), is printed as "Exception ignored in" and forgotten: the cell would run on.
+    """
+    show = sys.unraisablehook
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def hook(lost: Any) -> None:
+        if lost.exc_type is not None and issubclass(lost.exc_type, KeyboardInterrupt):
+            # A little later: now, it would be raised in here and dropped once more.
+            threading.Timer(0.02, signal.pthread_kill, (main, signal.SIGINT)).start()
+        else:
+            show(lost)
+
+    sys.unraisablehook = hook
+
+
+def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def check() -> list[str]:
+    """Return what no longer fits the installed versions; empty when all is well."""
+    wanted: list[tuple[Any, tuple[str, ...]]] = [
+        (IPythonKernel, ("raw_input", "getpass")),
+        (ZMQInteractiveShell, ("ask_exit",)),
+        (VerboseTB, ("get_records",)),
+        (ZMQDisplayPublisher, ("register_hook",)),
+        (ZMQShellDisplayHook, ("register_hook",)),
+    ]
+    versions = ", ".join(f"{name} {version(name)}" for name in TRIED)
+    return [
+        f"{versions}: {owner.__name__}.{name} is gone"
+        for owner, names in wanted
+        for name in names
+        if not hasattr(owner, name)
+    ]
