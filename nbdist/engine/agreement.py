@@ -55,6 +55,7 @@ class Decision:
         behind: Who copies.
         line: What is said of it; also the reason when refused.
         lost: Steps that had been made and must be made again.
+        is_level: Whether the ranks that live all stand at the same whole step.
     """
 
     places: Mapping[int, int]
@@ -64,6 +65,7 @@ class Decision:
     source: int = -1
     behind: tuple[int, ...] = field(default=())
     lost: int = 0
+    is_level: bool = False
 
 
 def to_json(reports: Sequence[Report]) -> str:
@@ -192,7 +194,8 @@ def _refuse_lost(
     newest = max((report.steps for report in of_unit.values()), key=sum)
     name = next(iter(of_unit.values())).name
     line = f"{begin_with_ranks(lost)} died with a part of {name}, of which there is no second copy."
-    return Decision(places, "refuse", newest, line, lost=_number(newest))
+    level = _is_equal(of_unit)
+    return Decision(places, "refuse", newest, line, lost=_number(newest), is_level=level)
 
 
 def _number(steps: Steps) -> int:

@@ -211,12 +211,13 @@ class Boundary:
         return self._goes_on
 
     def hand_over(self) -> dict[str, Any]:
-        """Return what a newcomer must know, the optimizers of whole parameters among it."""
+        """Return what a newcomer must know, among it the optimizers that each rank has whole."""
+        inner = {id(getattr(optimizer, "optim", None)) for optimizer in self.steps}
         return {
             "steps": [
                 (optimizer, steps.whole)
                 for optimizer, steps in self.steps.items()
-                if not any(hasattr(p, "device_mesh") for p in optimizer.param_groups[0]["params"])
+                if not (id(optimizer) in inner or _is_cut(optimizer))
             ],
             "has_stepped": self._has_stepped,
             "goes_on": self._goes_on,
@@ -292,6 +293,12 @@ def _no_buffers(_optimizer: Optimizer) -> Iterable[NamedTensor]:
 
 def _do_nothing(_optimizer: Optimizer, _steps: int) -> None:
     """Stand for what follows a boundary."""
+
+
+def _is_cut(optimizer: Optimizer) -> bool:
+    """Return whether each rank has a part: of DTensors, or (ZeroRedundancyOptimizer) of states."""
+    is_zero = hasattr(optimizer, "consolidate_state_dict")
+    return is_zero or any(hasattr(p, "device_mesh") for p in optimizer.param_groups[0]["params"])
 
 
 def _set_rng(mark: Mark) -> None:

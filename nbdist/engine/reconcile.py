@@ -100,7 +100,19 @@ def _copy(unit: units.Unit, decision: Decision, rank: int) -> bool:
 
 
 def _refuse(unit: units.Unit, decision: Decision) -> None:
-    """Let the unit's next forward and step raise, until it has been given a whole state."""
+    """Let the unit's next forward and step raise, until it has been given a whole state.
+
+    A model of which each rank has the whole may go on, with another optimizer, where all are level.
+    """
+    if unit.is_cut_in_states_only and decision.is_level:
+        error = ClusterError(
+            f"{unit.name[0].upper()}{unit.name[1:]} cannot step: its states are not whole.",
+            why=decision.line,
+            do="make it again on every rank; the model itself is whole",
+        )
+        for optimizer in unit.optimizers:
+            _refuse_steps(optimizer, error)
+        return
     error = ClusterError(
         f"{unit.name} cannot be trained on: its state is not whole.",
         why=decision.line,

@@ -46,6 +46,7 @@ class Unit:
         optimizers: Those that hold its parameters, the newest first.
         schedulers: Those of its optimizers, the newest first.
         is_alike: Whether parameters have the same shapes on all ranks: not in pipelines.
+        is_cut_in_states_only: Whether each rank has all parameters (ZeroRedundancyOptimizer).
     """
 
     kind: Kind
@@ -56,6 +57,7 @@ class Unit:
     optimizers: list[Optimizer]
     schedulers: list[Any] = field(default_factory=list)
     is_alike: bool = True
+    is_cut_in_states_only: bool = False
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -172,9 +174,8 @@ def _sharding(optimizer: Optimizer, stages: list[Any]) -> tuple[tuple[int, ...],
     if meshes:
         ranks = {int(rank) for mesh in meshes.values() for rank in mesh.mesh.flatten()}
         return (tuple(sorted(ranks)), True) if len(ranks) > 1 else None
-    group = getattr(optimizer, "process_group", None)  # ZeroRedundancyOptimizer
-    if isinstance(group, dist.ProcessGroup):
-        return _ranks(group), True
+    if _is_cut_in_states_only(optimizer):
+        return _ranks(optimizer.process_group), True  # type: ignore[attr-defined]
     wanted = {id(p) for p in parameters}
     parts = [(stage.submod, stage.group or dist.group.WORLD) for stage in stages]
     parts += [(module, module.process_group) for module in torch_sharded.live_fsdp1()]
@@ -191,9 +192,22 @@ def _sharded_unit(
     wanted = {id(p) for p in parameters}
     modules = {id(m): m for m in called if any(id(p) in wanted for p in m.parameters())}
     name = _name(next(iter(modules.values()))) if modules else f"the model of {_kind(optimizer)}"
+    states_only = _is_cut_in_states_only(optimizer)
     return Unit(
-        "sharded", name, ranks, parameters, list(modules.values()), [optimizer], is_alike=is_alike
+        "sharded",
+        f"the optimizer of {name}" if states_only else name,
+        ranks,
+        parameters,
+        list(modules.values()),
+        [optimizer],
+        is_alike=is_alike,
+        is_cut_in_states_only=states_only,
     )
+
+
+def _is_cut_in_states_only(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer is a ZeroRedundancyOptimizer."""
+    return isinstance(getattr(optimizer, "process_group", None), dist.ProcessGroup)
 
 
 def _replicated_unit(ddp: DistributedDataParallel, optimizers: list[Optimizer]) -> Unit | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist import Session
+from nbdist import RankError, Session
 
 BEGIN = """
 import os, pathlib, signal
@@ -90,3 +90,96 @@ def test_a_rank_killed_in_mid_step_changes_no_bit_of_the_result(
     broken = train(trio, tmp_path / "broken", wrap, optimizer, (where, 5))
     assert (tmp_path / "broken").exists(), "the rank was never killed"
     assert broken == unbroken
+
+
+PAIRS = """
+import os, pathlib, signal
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel as DDP
+FLAG = pathlib.Path({flag!r})
+pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+mine = pairs[rank // 2]
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+torch.manual_seed(rank // 2)
+model = DDP(torch.nn.Linear(3, 3), process_group=mine)
+opt = torch.optim.Adam(model.parameters(), lr=0.1)
+step = 0
+def whole():
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+def summed(group):
+    total = torch.tensor(2.0 ** rank)
+    dist.all_reduce(total, group=group)
+    return total.item()
+"""
+PAIRS_LOOP = """
+while step < 4:
+    if rank == 3 and step == {dies} and not FLAG.exists():
+        FLAG.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    model(torch.randn(2, 3, generator=generator)).pow(2).mean().backward()
+    opt.step()
+    opt.zero_grad()
+    step += 1
+dist.barrier()
+"""
+
+
+def test_a_model_on_a_group_of_two_and_a_mesh_come_back_with_a_killed_rank(
+    session: Session, tmp_path: Path
+) -> None:
+    session.scale(4)
+    begin = PAIRS.format(flag=str(tmp_path / "killed"))
+    session.run(begin + PAIRS_LOOP.format(dies=-1), track=False)
+    unbroken = session.run("whole()").value_list
+    session.run(begin)
+    session.run(PAIRS_LOOP.format(dies=2), retry=1, track=False, timeout_s=60)
+    assert (tmp_path / "killed").exists(), "the rank was never killed"
+    assert session.run("whole()").value_list == unbroken
+    assert unbroken[1] != unbroken[2]
+    expected = {
+        "mine": [3.0, 3.0, 12.0, 12.0],
+        "mesh.get_group('tp')": [3.0, 3.0, 12.0, 12.0],
+        "mesh['dp'].get_group()": [5.0, 10.0, 5.0, 10.0],
+    }
+    for group, sums in expected.items():
+        assert session.run(f"summed({group})").value_list == sums
+    session.scale(2)
+
+
+ZERO = """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+torch.manual_seed(0)
+model = DDP(torch.nn.Linear(3, 3))
+opt = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+plain = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+def train():
+    model(torch.ones(2, 3)).pow(2).mean().backward()
+    opt.step()
+train()
+plain.step()
+"""
+
+
+def test_the_lost_states_of_zero_are_said_and_its_step_is_refused_on_every_rank(
+    session: Session,
+) -> None:
+    session.run(ZERO, track=False)
+    with pytest.raises(RankError) as killed:
+        session.run("import os\nif rank: os.kill(os.getpid(), 9)\ndist.barrier()")
+    told = str(killed.value)
+    assert "the shards of `opt` that rank 1 held are lost" in told
+    assert "Rank 1 died with a part of the optimizer of Linear" in told
+
+    with pytest.raises(RankError) as refused:
+        session.run("train()", track=False)
+    told = str(refused.value)
+    assert "The optimizer of Linear cannot step: its states are not whole." in told
+    assert "placeholder for torch.distributed.optim" in told
+    # The model is whole, and so is what other optimizers have counted.
+    session.run("opt = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)\ntrain()")
+    first, second = session.run("[p.tolist() for p in model.parameters()]").value_list
+    assert first == second
+    counts = "from nbdist.engine import boundary\nboundary.here().steps[plain].whole"
+    assert session.run(counts).value_list == [1, 1]
