@@ -11,13 +11,13 @@ a repair that is left half done would leave ranks that wait for each other.
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nbdist.client.cluster import Cluster
 from nbdist.errors import NBDistError, StartError
-from nbdist.ranks import begin_with_ranks
+from nbdist.ranks import begin_with_ranks, name_ranks
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ MOST_ROUNDS = 3
 MOST_DEATHS = 2  # of one rank's new processes; a third would die of the same
 _NO_NEW_ROUND_S = 60.0
 _FEW_REFORMS = 10
+_MOST_NAMES = 12  # of those that differ between ranks
 _MOST_CHARS = 120  # of why a name was not cloned
 
 
@@ -160,7 +161,26 @@ def describe_newcomers(
     came = "was replaced by a new process" if replaced else "is new"
     for rank in sorted(set(pids) - set(bare)):
         lines += _cloned(f"Rank {rank} {came} (pid {pids[rank]})", rank, answers[rank]["cloned"])
-    return lines
+    return [*lines, *_differing({rank: answers[rank]["cloned"] for rank in set(pids) - set(bare)})]
+
+
+def _differing(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Return what newcomers have of another rank's that was most likely made from its number."""
+    alike: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    for rank, told in sorted(cloned.items()):
+        if names := told.get("differ"):
+            alike.setdefault((told["source"], tuple(names)), []).append(rank)
+    return [
+        f"These differ between ranks, and {name_ranks(ranks)} "
+        f"{'has' if len(ranks) == 1 else 'have'} rank {source}'s: {_listed(names)}. Make them again there: "
+        f"%%distributed -r {','.join(map(str, ranks))}."
+        for (source, names), ranks in alike.items()
+    ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _cloned(came: str, rank: int, cloned: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ refuses the models whose state died with a rank.
 Main thread only, on all ranks at once, after `group.reform` and `heal.heal`.
 """
 
+import json
 import os
 import random
 import re
@@ -26,7 +27,9 @@ from torch import nn
 from nbdist.engine import (
     clone_pickler,
     clone_unpickler,
+    fingerprint,
     hook_state,
+    meeting,
     refusals,
     sources,
     torch_rebuild,
@@ -86,16 +89,29 @@ def clone_each(
 
     Returns:
         As `clone`: on a newcomer what it got, on others what one got; None when no rank lives.
+        In it `differ`: names that came, and whose values are not the same on all living ranks.
 
     Raises:
         As `clone`.
     """
+    newcomers = sorted(newcomers)
     here, told = dist.get_rank(), None
+    marks = _compare(newcomers, namespace)
     for source, its in sources.agree(newcomers).items():
         answer = clone(source, its, namespace=namespace, step=step)
         if told is None or here in its:
-            told = answer
+            said = {*answer["placeholders"], *answer["lost"]}
+            differ = [name for name in fingerprint.differing(marks, source) if name not in said]
+            told = {**answer, "differ": differ}
     return told
+
+
+def _compare(newcomers: list[int], namespace: dict[str, Any] | None) -> dict[int, dict[str, str]]:
+    """Return the fingerprints of every living rank's names, by rank."""
+    is_new = dist.get_rank() in newcomers
+    mine = {} if is_new else fingerprint.of_names(_Place.of(namespace).names())
+    heard = meeting.exchange("names", json.dumps(mine), meeting.FORM_TIMEOUT_S)
+    return {rank: json.loads(text) for rank, text in heard.items() if rank not in newcomers}
 
 
 def clone(

@@ -8,6 +8,7 @@ Main thread only.
 """
 
 import pickle
+import types
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
@@ -29,6 +30,7 @@ def recipes() -> list[Recipe]:
         _recipe_by_type,
         _Storages().reduce,
         torch_rebuild.reduce_replicated,
+        _reduce_sampler,
     ]
 
 
@@ -173,6 +175,42 @@ def _fill_dataloader(loader: DataLoader[Any], state: dict[str, Any]) -> None:
         loader.__setstate__(state)  # from now on a retried cell makes it go on, as on its peers
     else:
         vars(loader).update(state)
+
+
+def stands_at_own_rank(value: Any) -> bool:
+    """Return whether a sampler takes this rank's part, one of as many as there are ranks.
+
+    Known by the attributes of torch's DistributedSampler, which others have taken over.
+    """
+    own = getattr(value, "__dict__", None)
+    return (
+        type(own) is dict
+        and "num_replicas" in own
+        and not isinstance(value, types.ModuleType)
+        and dist.is_initialized()
+        and (own.get("rank"), own["num_replicas"]) == (dist.get_rank(), dist.get_world_size())
+    )
+
+
+def _reduce_sampler(sampler: Any) -> tuple[Any, ...] | None:
+    """A newcomer's sampler takes the newcomer's part."""
+    if not stands_at_own_rank(sampler):
+        return None
+    reduction = sampler.__reduce_ex__(5)
+    if isinstance(reduction, str):
+        return None
+    function, args, state, items, pairs, set_state = (*reduction, *(None,) * 4)[:6]
+    if type(state) is not dict or set_state is not None:
+        return None
+    return function, args, state, items, pairs, _fill_sampler
+
+
+def _fill_sampler(sampler: Any, state: dict[str, Any]) -> None:
+    if hasattr(sampler, "__setstate__"):
+        sampler.__setstate__(state)
+    else:
+        vars(sampler).update(state)
+    sampler.rank = dist.get_rank()
 
 
 def _refuse_loop(_loop: Any) -> tuple[Any, ...]:

@@ -133,6 +133,42 @@ a = torch.arange(6.0); view = a[2:]
     assert len(set(states)) > 1
 
 
+def test_what_was_made_from_a_ranks_number_is_told_and_a_sampler_takes_the_newcomers_part(
+    ranks: Cluster,
+) -> None:
+    ranks.run(
+        clone_ranks.cell,
+        """
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+me = dist.get_rank()
+is_main, ckpt, mine = me == 0, f"ck{me}.pt", Subset(DATA, range(me, 60, 3))
+alike = {"lr": 0.1, "names": ["a", "b"], "data": DATA, "where": torch.device("cpu")}
+lock = __import__("threading").Lock()
+sampler = DistributedSampler(DATA)
+sampled = DataLoader(DATA, batch_size=4, sampler=sampler)
+fitted = nbdist.loader(DATA, global_batch=12)
+two = DistributedSampler(DATA, num_replicas=2, rank=0)
+""",
+    )
+    ranks.engines[1].kill()
+    generation = next(_generations)
+    ranks.post_join(ranks.replace(1), generation)
+    ranks.post(clone_ranks.recover, generation, None, [1])
+    ranks.engines[1].result()
+
+    answers = ranks.results()
+
+    for answer in answers:
+        differ = set(answer["cloned"]["differ"])
+        assert {"me", "is_main", "ckpt", "mine"} <= differ
+        assert not {"alike", "DATA", "lock", "sampler", "sampled", "fitted", "two"} & differ
+    assert ranks.run(clone_ranks.value, "(me, ckpt)")[:2] == [(0, "ck0.pt")] * 2
+    expression = "(sampler.rank, sampled.sampler is sampler, two.rank)"
+    assert ranks.run(clone_ranks.value, expression) == [(rank, True, 0) for rank in range(3)]
+    taken = ranks.run(clone_ranks.value, "list(sampler)")
+    assert sorted(i for part in taken for i in part) == list(range(60))
+
+
 def test_what_belongs_to_no_name_travels_too(ranks: Cluster) -> None:
     ranks.run(clone_ranks.cell, "import collections; things = [1]")
     ranks.run(clone_ranks.register_part)

@@ -134,6 +134,19 @@ def test_what_is_lost_makes_a_repair_no_longer_whole() -> None:
     assert "The shards of model are lost: build it again." in done.lines
 
 
+def test_names_that_differ_between_ranks_are_told_once_for_all_newcomers() -> None:
+    differ = CLONED | {"differ": ["ckpt", "is_main"]}
+    answers = {rank: PLAIN | {"cloned": differ} for rank in (1, 2)}
+    lines = describe({0: PLAIN, **answers}, {1: 8, 2: 9}).lines
+    assert lines.count(
+        "These differ between ranks, and ranks 1-2 have rank 0's: ckpt, is_main. "
+        "Make them again there: %%distributed -r 1,2."
+    )
+    many = CLONED | {"differ": [f"n{i}" for i in range(14)]}
+    lines = describe({0: PLAIN, 1: PLAIN | {"cloned": many}}, {1: 8}).lines
+    assert any("rank 1 has rank 0's: n0," in line and "n11 and 2 more." in line for line in lines)
+
+
 def test_what_several_ranks_say_alike_is_said_once() -> None:
     answer = PLAIN | {"agreed": ["ranks agree on step 41"], "stale": ["group 1 (ranks 0-1)"]}
     lines = describe({0: answer, 1: answer | {"reforms_left": 3}}, {}).lines

@@ -1,0 +1,148 @@
+"""Tell which names mean different things on different ranks, by small fingerprints of values.
+
+A newcomer gets the values of one rank. What differs between those that live was most likely made
+from the rank's number (`checkpoint = f"{rank}.pt"`), and the newcomer has another rank's now.
+
+Only what is cheap to tell is looked at: numbers, texts, containers and the public attributes of
+plain objects, a bounded part of each. Of tensors and arrays shape and dtype count, of models,
+optimizers and all that belongs to a process its type alone. Main thread only.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from itertools import islice
+from pathlib import PurePath
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+from nbdist.engine import data
+from nbdist.engine.recipes import stands_at_own_rank
+
+log = logging.getLogger(__name__)
+
+_MOST_PARTS = 5000  # of one value
+_MOST_ITEMS = 200  # of one container
+_MOST_DEPTH = 6
+_MOST_CHARS = 4096  # of one text
+
+# Told apart by their types: they are a process's own, or equal by other means.
+_OPAQUE = (
+    *(nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.device, torch.Generator),
+    *(dist.ProcessGroup, dist.device_mesh.DeviceMesh, data.Loader),
+    *(type, ModuleType, FunctionType, MethodType),
+)
+
+
+def of_names(names: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fingerprint of each value; an empty one where none can be taken."""
+    marks = {}
+    for name, value in names.items():
+        try:
+            marks[name] = fingerprint(value)
+        except Exception as error:  # a thread of the user's may change what is read
+            log.debug("No fingerprint of %s: %s", name, error)
+            marks[name] = ""
+    return marks
+
+
+def fingerprint(value: Any) -> str:
+    """Return a short text, equal on ranks where the value is."""
+    text = _Reader().read(value, 0)
+    return blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+
+
+def differing(marks: Mapping[int, Mapping[str, str]], source: int) -> list[str]:
+    """Return the source's names whose values are not the same on all ranks, or not on all.
+
+    Args:
+        marks: Of every rank that lives, as of `of_names`.
+        source: One of them.
+    """
+    return [
+        name
+        for name, mark in marks[source].items()
+        if mark and any(other.get(name) not in ("", mark) for other in marks.values())
+    ]
+
+
+class _Reader:
+    """Reads one value, a bounded number of its parts."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_PARTS
+        self._around: list[int] = []  # ids of what is being read, the outermost first
+
+    def read(self, value: Any, depth: int) -> str:
+        self._left -= 1
+        kind = type(value)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if isinstance(value, _OPAQUE) or self._left < 0 or depth > _MOST_DEPTH:
+            return name
+        plain = _plain(value)
+        if plain is not None:
+            return f"{name} {plain}"
+        if id(value) in self._around:
+            return f"again {self._around.index(id(value))}"
+        self._around.append(id(value))
+        try:
+            if isinstance(value, (dict, list, tuple, deque, set, frozenset)):
+                return f"{name} {len(value)} {self._read_items(value, depth + 1)}"
+            return f"{name} {self._read_pairs(_attributes(value), depth + 1)}"
+        finally:
+            self._around.pop()
+
+    def _read_items(self, value: Any, depth: int) -> str:
+        if isinstance(value, dict):
+            return self._read_pairs(dict.items(value), depth)
+        if isinstance(value, (set, frozenset)):  # their order is another one in each process
+            is_small = len(value) <= _MOST_ITEMS
+            return " ".join(sorted(self.read(item, depth) for item in value)) if is_small else ""
+        return "[" + ", ".join(self.read(item, depth) for item in islice(value, _MOST_ITEMS)) + "]"
+
+    def _read_pairs(self, pairs: Iterable[tuple[Any, Any]], depth: int) -> str:
+        read = (
+            f"{self.read(key, depth)}: {self.read(value, depth)}"
+            for key, value in islice(pairs, _MOST_ITEMS)
+        )
+        return "{" + ", ".join(read) + "}"
+
+
+def _plain(value: Any) -> str | None:
+    """Return what tells a value apart that has no parts; None for others."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return f"{tuple(value.shape)} {value.dtype}"
+    if isinstance(value, str):
+        return _bounded(str.__str__(value))
+    if isinstance(value, (bytes, bytearray)):
+        return _bounded(bytes(value[:_MOST_CHARS]).hex()) + f" {len(value)}"
+    if isinstance(value, int):
+        return str(int.__hash__(value))  # of any size
+    if value is None or isinstance(value, (float, complex, range, slice, np.generic)):
+        return repr(value)
+    return str(value) if isinstance(value, PurePath) else None
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]} {len(text)}"
+
+
+def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return an object's own public attributes: private ones are caches and counters."""
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return []
+    left_out = set()
+    if isinstance(value, DataLoader):  # its workers' things are the process's own
+        left_out = own.keys() - {"dataset", "sampler", "batch_sampler", "batch_size"}
+    if stands_at_own_rank(value):
+        left_out = {"rank"}
+    return [(k, v) for k, v in own.items() if not str(k).startswith("_") and k not in left_out]

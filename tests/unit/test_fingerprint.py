@@ -1,0 +1,77 @@
+"""Names that mean different things on different ranks are found, and what is alike is not."""
+
+import functools
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from nbdist.engine.fingerprint import differing, fingerprint, of_names  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    "of_rank",
+    [
+        lambda rank: rank,
+        lambda rank: rank == 0,
+        lambda rank: f"ck{rank}.pt",
+        lambda rank: Path(f"ck{rank}.pt"),
+        lambda rank: range(rank, 600, 3),
+        lambda rank: list(range(rank, 100_000, 3)),
+        lambda rank: {"a": ({"b", rank},)},
+        lambda rank: torch.utils.data.Subset([0] * 9, [rank]),
+        lambda rank: SimpleNamespace(inner=SimpleNamespace(rank=rank)),
+        lambda rank: torch.zeros(rank + 1),
+        lambda rank: np.int64(rank),
+        lambda rank: 10 ** (6000 + rank),
+        lambda rank: "\ud800" * (rank + 1),
+        lambda rank: None if rank else threading.Lock(),
+    ],
+)
+def test_values_made_from_a_ranks_number_differ(of_rank: Any) -> None:
+    assert fingerprint(of_rank(0)) != fingerprint(of_rank(1))
+    assert fingerprint(of_rank(1)) == fingerprint(of_rank(1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        object,
+        threading.Lock,
+        lambda: torch.rand(3),
+        lambda: torch.nn.Linear(2, 2),
+        lambda: torch.Generator().manual_seed(np.random.randint(99)),
+        lambda: SimpleNamespace(_cache=np.random.rand()),
+        lambda: {"f": lambda: 1, "nan": float("nan")},
+        lambda: functools.reduce(lambda inner, _: [inner], range(500), []),
+        lambda: {"one", "two", "three"},
+    ],
+)
+def test_what_two_processes_make_alike_does_not(make: Any) -> None:
+    assert fingerprint(make()) == fingerprint(make())
+
+
+def test_a_loop_of_references_ends() -> None:
+    loop: list[Any] = [1]
+    loop.append(loop)
+    assert fingerprint(loop) == fingerprint(loop)
+
+
+def test_the_sources_names_that_not_all_living_ranks_hold_alike_are_named() -> None:
+    marks = {0: {"a": "1", "b": "1", "only": "1", "odd": ""}, 2: {"a": "1", "b": "2", "odd": "3"}}
+    assert differing(marks, 0) == ["b", "only"]
+    assert differing({0: marks[0]}, 0) == []
+
+
+def test_a_value_that_cannot_be_read_says_nothing() -> None:
+    class Odd:
+        @property
+        def __class__(self) -> type:
+            raise RuntimeError("no")
+
+    assert of_names({"odd": Odd(), "one": 1}) == {"odd": "", "one": fingerprint(1)}
