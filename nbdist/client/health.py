@@ -5,7 +5,7 @@ from pathlib import Path
 from nbdist.client.status import Status
 from nbdist.doctor.findings import Finding
 
-_SILENT = "not answering"
+_SILENT = "not answering"  # why may follow
 
 
 def judge(status: Status, broken: str | None, events: Path) -> list[Finding]:
@@ -17,7 +17,7 @@ def judge(status: Status, broken: str | None, events: Path) -> list[Finding]:
         events: The file of its events.
     """
     dead = [line for line in status.ranks if line.state.startswith("dead")]
-    silent = [line.rank for line in status.ranks if line.state == _SILENT]
+    silent = [line.rank for line in status.ranks if line.state.startswith(_SILENT)]
     found = []
     if broken:
         found.append(Finding("cluster", broken, True, "%dist restart"))

@@ -17,7 +17,8 @@ def test_a_cluster_whose_ranks_answer_is_well_and_its_log_is_named() -> None:
 
 
 def test_dead_ranks_silent_ones_and_a_broken_cluster_are_told_with_the_mend() -> None:
-    status = Status("", (line(0, "dead: killed by SIGKILL"), line(1, "not answering")))
+    silent_line = line(1, "not answering: stopped (SIGSTOP?)")
+    status = Status("", (line(0, "dead: killed by SIGKILL"), silent_line))
     broken, dead, silent, _ = judge(status, "The store has ended.", EVENTS)
     assert (broken.says, broken.mend) == ("The store has ended.", "%dist restart")
     assert dead.says == "rank 0 is dead: killed by SIGKILL"
