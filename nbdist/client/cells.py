@@ -12,23 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nbdist import plain, wire
-from nbdist.client import failures
+from nbdist.client import failures, verdict
 from nbdist.client.cluster import Cluster
-from nbdist.client.collect import Collector, Failure
-from nbdist.client.doing import Gone
+from nbdist.client.collect import Collector
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.last_words import LastWords
 from nbdist.client.live import LiveText
 from nbdist.client.repair import Repaired
 from nbdist.client.requests import RankDiedError
 from nbdist.client.rescue import Rescue
-from nbdist.client.result import CellResult, RankResult
+from nbdist.client.result import CellResult
 from nbdist.client.slots import Slots
 from nbdist.client.telemetry import Telemetry
-from nbdist.client.terminal import RankOutput
-from nbdist.client.transcript import Shown
-from nbdist.errors import ClusterError, Interrupted, RankError
-from nbdist.ranks import name_ranks
+from nbdist.errors import ClusterError, Interrupted
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +75,7 @@ class Outcome:
         """Return what the ranks gave."""
         outputs = self.text.outputs
         return CellResult(
-            {rank: _rank_result(c, outputs[rank]) for rank, c in self.collectors.items()}
+            {rank: verdict.result(c, outputs[rank]) for rank, c in self.collectors.items()}
         )
 
 
@@ -180,26 +176,6 @@ class CellRun:
     def _running(self) -> list[int]:
         return [rank for rank, c in self._collectors.items() if not c.settled]
 
-    def _gone(self) -> dict[int, Gone]:
-        """Return the ranks that launch nothing more in this cell, and why."""
-        _, _, asked = name_ranks(self._request.ranks).partition(" ")
-        gone = {}
-        for rank, state in self._cluster.ranks.items():
-            collector = self._collectors.get(rank)
-            if collector is None and state.alive:
-                gone[rank] = Gone("absent", f"-r {asked.replace(' ', '')}")
-            elif collector is None:
-                gone[rank] = Gone("dead", state.cause)
-            elif collector.death is not None:
-                gone[rank] = Gone("died", collector.death)
-            elif collector.failure is not None:
-                failure = _failure(rank, collector.failure)
-                parts = (failure.ename, failures.place_of(failure))
-                gone[rank] = Gone("failed", ", ".join(filter(None, parts)))
-            elif collector.replied:
-                gone[rank] = Gone("finished")
-        return gone
-
     def _wait(self, began: float) -> None:
         """Wait until every rank has replied or died."""
         passed_on = 0
@@ -210,7 +186,7 @@ class CellRun:
             if self._interrupts.count > passed_on:
                 passed_on += 1
                 self._rescue.interrupt(running)
-            gone = self._gone()
+            gone = verdict.gone(self._cluster.ranks, self._collectors)
             heard_at = {rank: self._collectors[rank].heard_at for rank in running}
             self._rescue.attend(running, gone, heard_at)
             self._on_tick()
@@ -227,7 +203,7 @@ class CellRun:
         for rank, collector in self._collectors.items():
             if collector.failure is not None and rank not in self._noted:
                 self._noted.add(rank)
-                failure = _failure(rank, collector.failure)
+                failure = verdict.failure(rank, collector.failure)
                 self._cluster.events.note(
                     "rank failed", failure.ename, rank=rank, place=failures.place_of(failure)
                 )
@@ -274,56 +250,23 @@ class CellRun:
         if self._rescue.interrupted or self._interrupts.count:
             return Interrupted(" ".join(["All ranks have stopped.", *repaired.lines]))
         failed = any(c.failure or c.death for c in self._collectors.values())
-        return self._rank_error(repaired) if failed or self._rescue.deadlock else None
-
-    def _rank_error(self, repaired: Repaired) -> RankError:
-        """Return the one error that tells what failed on which ranks."""
-        failed = [
-            _failure(rank, c.failure)
-            for rank, c in self._collectors.items()
-            if c.failure is not None
-        ]
-        deaths = [
-            failures.Death(rank, c.death, c.died_at, self._last_words.of(rank))
-            for rank, c in self._collectors.items()
-            if c.death is not None
-        ]
+        if not failed and self._rescue.deadlock is None:
+            return None
         deadlock = self._rescue.deadlock
-        do = deadlock.do if deadlock else ""
-        if self._cluster.broken:
-            do = self._cluster.broken_error().do
-        elif repaired.replaced:
-            again = "%dist retry runs the cell again from there."
-            lost = "run the cells again that make what is lost, then %dist retry."
-            do = again if repaired.is_whole else lost
-        return failures.rank_error(
-            failed,
-            asked=list(self._collectors),
-            deaths=deaths,
-            where={rank: f"{s.host}, {s.device}" for rank, s in self._cluster.ranks.items()},
+        return verdict.rank_error(
+            self._collectors,
+            self._cluster.ranks,
+            last_words=self._last_words.of,
             notes=repaired.lines,
             because=deadlock.text if deadlock else "",
-            do=do,
+            do=self._advice(repaired),
         )
 
-
-def _rank_result(collector: Collector, output: RankOutput) -> RankResult:
-    summary = collector.summary
-    value = summary.value_repr if summary.value_repr is not None else plain.decode(summary.value)
-    error = None
-    if collector.failure:
-        error = (collector.failure.ename, collector.failure.evalue)
-    elif collector.death:
-        error = ("Died", collector.death)
-    return RankResult(
-        rank=collector.rank,
-        value=value,
-        text=output.text(),
-        displays=tuple(item.display for item in output.items() if isinstance(item, Shown)),
-        error=error,
-        seconds=summary.seconds,
-    )
-
-
-def _failure(rank: int, told: Failure) -> failures.Failure:
-    return failures.Failure(rank, told.ename, told.evalue, told.traceback, told.at)
+    def _advice(self, repaired: Repaired) -> str:
+        if self._cluster.broken:
+            return self._cluster.broken_error().do
+        if repaired.replaced:
+            again = "%dist retry runs the cell again from there."
+            lost = "run the cells again that make what is lost, then %dist retry."
+            return again if repaired.is_whole else lost
+        return self._rescue.deadlock.do if self._rescue.deadlock else ""

@@ -1,0 +1,101 @@
+"""What the end of a cell means: which ranks launch nothing more, and what is raised.
+
+Pure: what the ranks have told goes in.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from nbdist import plain
+from nbdist.client import failures
+from nbdist.client.collect import Collector, Failure
+from nbdist.client.doing import Gone
+from nbdist.client.result import RankResult
+from nbdist.client.roster import RankState
+from nbdist.client.terminal import RankOutput
+from nbdist.client.transcript import Shown
+from nbdist.errors import RankError
+from nbdist.ranks import name_ranks
+
+
+def gone(ranks: Mapping[int, RankState], collectors: Mapping[int, Collector]) -> dict[int, Gone]:
+    """Return the ranks that launch nothing more in a cell, and why.
+
+    Args:
+        ranks: All of the cluster.
+        collectors: Of the ranks that were asked to run it.
+    """
+    _, _, asked = name_ranks(collectors).partition(" ")
+    found = {}
+    for rank, state in ranks.items():
+        collector = collectors.get(rank)
+        if collector is None and state.alive:
+            found[rank] = Gone("absent", f"-r {asked.replace(' ', '')}")
+        elif collector is None:
+            found[rank] = Gone("dead", state.cause)
+        elif collector.death is not None:
+            found[rank] = Gone("died", collector.death)
+        elif collector.failure is not None:
+            failed = failure(rank, collector.failure)
+            parts = (failed.ename, failures.place_of(failed))
+            found[rank] = Gone("failed", ", ".join(filter(None, parts)))
+        elif collector.replied:
+            found[rank] = Gone("finished")
+    return found
+
+
+def rank_error(
+    collectors: Mapping[int, Collector],
+    ranks: Mapping[int, RankState],
+    *,
+    last_words: Callable[[int], tuple[str, ...]],
+    notes: Sequence[str],
+    because: str,
+    do: str,
+) -> RankError:
+    """Return the one error that tells what failed on which ranks.
+
+    Args:
+        collectors: Of the ranks that ran the cell.
+        ranks: All of the cluster.
+        last_words: Returns what a rank that died wrote last.
+        notes: What was done about it.
+        because: Why ranks could never go on, where that was it.
+        do: What to do about it.
+    """
+    return failures.rank_error(
+        [failure(rank, c.failure) for rank, c in collectors.items() if c.failure is not None],
+        asked=list(collectors),
+        deaths=[
+            failures.Death(rank, c.death, c.died_at, last_words(rank))
+            for rank, c in collectors.items()
+            if c.death is not None
+        ],
+        where={rank: f"{state.host}, {state.device}" for rank, state in ranks.items()},
+        notes=notes,
+        because=because,
+        do=do,
+    )
+
+
+def result(collector: Collector, output: RankOutput) -> RankResult:
+    """Return what one rank gave."""
+    summary = collector.summary
+    value = summary.value_repr if summary.value_repr is not None else plain.decode(summary.value)
+    error = None
+    if collector.failure:
+        error = (collector.failure.ename, collector.failure.evalue)
+    elif collector.death:
+        error = ("Died", collector.death)
+    return RankResult(
+        rank=collector.rank,
+        value=value,
+        text=output.text(),
+        displays=tuple(item.display for item in output.items() if isinstance(item, Shown)),
+        error=error,
+        seconds=summary.seconds,
+    )
+
+
+def failure(rank: int, told: Failure) -> failures.Failure:
+    """Return a rank's error as `failures` takes it."""
+    return failures.Failure(rank, told.ename, told.evalue, told.traceback, told.at)
