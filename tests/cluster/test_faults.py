@@ -229,7 +229,8 @@ def test_a_timeout_ends_the_cell_and_nothing_else(session: Session) -> None:
     with pytest.raises(ClusterError, match=r"longer than its --timeout of 0.5 s"):
         session.run("import time\nwhile True: time.sleep(0.01)", timeout_s=0.5)
     with pytest.raises(ClusterError, match=r"--timeout"):
-        session.run("dist.barrier() if rank else None", timeout_s=0.5)
+        # Rank 0 goes on: that rank 1 waits for ever is no finding that could come first.
+        session.run("import time\ndist.barrier() if rank else time.sleep(60)", timeout_s=0.5)
     assert session.run("held").value_list == [0, 1]
     assert_usable(session)
 
