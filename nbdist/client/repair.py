@@ -172,8 +172,8 @@ def _differing(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
             alike.setdefault((told["source"], tuple(names)), []).append(rank)
     return [
         f"These differ between ranks, and {name_ranks(ranks)} "
-        f"{'has' if len(ranks) == 1 else 'have'} rank {source}'s: {_listed(names)}. Make them again there: "
-        f"%%distributed -r {','.join(map(str, ranks))}."
+        f"{'has' if len(ranks) == 1 else 'have'} rank {source}'s: {_listed(names)}. "
+        f"Make them again there: %%distributed -r {','.join(map(str, ranks))}."
         for (source, names), ranks in alike.items()
     ]
 
@@ -191,7 +191,7 @@ def _cloned(came: str, rank: int, cloned: Mapping[str, Any]) -> list[str]:
     if missing := cloned["placeholders"]:
         named = "; ".join(f"{name} ({_short(why)})" for name, why in missing.items())
         lines.append(f"Not cloned to rank {rank}, make again where needed: {named}.")
-    return [*lines, *cloned["lost"]]
+    return [*lines, *cloned["lost"], *cloned.get("inexact", ())]
 
 
 def _short(why: str) -> str:

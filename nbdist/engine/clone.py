@@ -40,8 +40,9 @@ from nbdist.engine.clone_wire import Channel
 from nbdist.engine.data import Loader
 from nbdist.engine.placeholder import Placeholder
 from nbdist.engine.recipes import recipes
+from nbdist.engine.torch_compat import ranks_of
 from nbdist.errors import ClusterError
-from nbdist.ranks import name_ranks
+from nbdist.ranks import begin_with_ranks, name_ranks
 
 # Each rank's own, put in place by `boot`.
 _OF_THE_RANK = frozenset(
@@ -131,7 +132,8 @@ def clone(
 
     Returns:
         On every rank `source`, `names` (that came), `placeholders` (names and why these did not
-        come whole), `lost` (sentences about state that died), `random` (a sentence).
+        come whole), `lost` (sentences about state that died), `random` (a sentence), `inexact`
+        (sentences about what the newcomer trains on with, and is not what its predecessor had).
 
     Raises:
         RuntimeError: A rank let go meanwhile. Newcomers have taken nothing over.
@@ -149,7 +151,8 @@ def clone(
     if here not in newcomers:
         torch_rebuild.restart_static_graphs(newcomers)
     _refuse_lost(place, answer, newcomers)
-    return {key: answer[key] for key in ("source", "names", "placeholders", "lost", "random")}
+    told = ("source", "names", "placeholders", "lost", "random", "inexact")
+    return {key: answer[key] for key in told}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +246,7 @@ def _answer(
         "placeholders": placeholders,
         "lost": [_say_lost(name, newcomers) for name in parcel.lost if name not in _parts],
         "random": f"its random state was derived anew from {' and '.join(states)}",
+        "inexact": _say_inexact(newcomers),
         "seed": seed,
         "step": step,
         "lost_names": list(parcel.lost),
@@ -254,6 +258,18 @@ def _say_lost(name: str, newcomers: list[int]) -> str:
         f"the shards of `{name}` that {name_ranks(newcomers)} held are lost: "
         "build it again or restore a checkpoint"
     )
+
+
+def _say_inexact(newcomers: list[int]) -> list[str]:
+    """Return what newcomers train on with that is not what their predecessors had, in sentences."""
+    members = {rank for ddp in hook_state.differs_by_rank() for rank in ranks_of(ddp.process_group)}
+    its = members & set(newcomers)
+    said = (
+        f"{begin_with_ranks(its)} went on with rank {dist.get_rank()}'s error feedback of "
+        "PowerSGD, for what it had is lost: training is sound, but not bit-equal to an unbroken "
+        "run."
+    )
+    return [said] if its else []
 
 
 # ---- A newcomer ------------------------------------------------------------------------------

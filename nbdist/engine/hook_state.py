@@ -94,6 +94,18 @@ def restore(ddp: DistributedDataParallel) -> list[str]:
     return done
 
 
+def differs_by_rank() -> list[DistributedDataParallel]:
+    """Return the living modules whose hook remembers what only this rank has: PowerSGD's errors."""
+    return [
+        ddp
+        for ddp in torch_modules.live_ddps()
+        if any(
+            type(state).__name__ == "PowerSGDState" and state.use_error_feedback
+            for _, state in torch_modules.comm_hooks_of(ddp)
+        )
+    ]
+
+
 def _refuse_buckets(ddp: DistributedDataParallel) -> None:
     size_mb, cap_mb = torch_modules.first_bucket_mb(ddp)
     if size_mb <= cap_mb or "gloo" not in dist.get_backend(ddp.process_group):

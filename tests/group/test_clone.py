@@ -228,5 +228,28 @@ def test_a_model_on_a_group_that_the_newcomer_is_not_in_is_a_placeholder_as_the_
     assert "its process group is not on this rank: make both again" in missing["m"]
 
 
+def test_what_powersgd_knew_on_the_dead_rank_alone_is_said_to_be_lost(ranks: Cluster) -> None:
+    ranks.run(
+        clone_ranks.cell,
+        """
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+def compressed(net):
+    net = DDP(net)
+    state = power_sgd.PowerSGDState(None, 1, start_powerSGD_iter=2, min_compression_rate=1)
+    net.register_comm_hook(state, power_sgd.powerSGD_hook)
+    return net
+prepare(compressed, "sgd")
+train(4)
+""",
+    )
+    ranks.engines[2].kill()
+
+    (said,) = replace_and_clone(ranks, dead=2, source=1)[2]["cloned"]["inexact"]
+
+    assert said.startswith("Rank 2 went on with rank 1's error feedback of PowerSGD")
+    ranks.run(clone_ranks.cell, "train(6)")
+    assert len(set(ranks.run(clone_ranks.fingerprint))) == 1
+
+
 def test_nothing_of_torchs_private_parts_has_moved(ranks: Cluster) -> None:
     assert ranks.run(clone_ranks.what_broke) == [[]] * 3

@@ -147,6 +147,13 @@ def test_names_that_differ_between_ranks_are_told_once_for_all_newcomers() -> No
     assert any("rank 1 has rank 0's: n0," in line and "n11 and 2 more." in line for line in lines)
 
 
+def test_what_a_newcomer_trains_on_with_and_is_not_its_own_is_said() -> None:
+    inexact = CLONED | {"inexact": ["Rank 1 went on with errors of rank 0."]}
+    done = describe({0: PLAIN, 1: PLAIN | {"cloned": inexact}}, {1: 8})
+    assert done.is_whole
+    assert "Rank 1 went on with errors of rank 0." in done.lines
+
+
 def test_what_several_ranks_say_alike_is_said_once() -> None:
     answer = PLAIN | {"agreed": ["ranks agree on step 41"], "stale": ["group 1 (ranks 0-1)"]}
     lines = describe({0: answer, 1: answer | {"reforms_left": 3}}, {}).lines
