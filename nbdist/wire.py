@@ -95,6 +95,7 @@ class Summary:
     group was formed, `sent` and `received` its messages by "group/peer's global rank" (a receive
     from any source under "group/any"); ranks that disagree must re-form. `value` is the cell's
     value, in the JSON form of `nbdist.plain`, when it is plain, `value_repr` its repr otherwise.
+    `in_group` tells whether the rank still has a default group: a program may destroy it.
     `notices` are sentences for people, each said once.
     `cut_bytes` of output were not sent and are kept, whole, in `output_file` on the rank's host.
     """
@@ -111,6 +112,7 @@ class Summary:
     cut_bytes: int = 0
     output_file: str | None = None
     seconds: float = 0.0
+    in_group: bool = True
 
     @classmethod
     def from_wire(cls, content: dict[str, Any]) -> "Summary":

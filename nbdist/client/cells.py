@@ -231,7 +231,8 @@ class CellRun:
 
     def _recover(self) -> Repaired:
         failed = any(c.failure or c.death for c in self._collectors.values())
-        if not failed and not self._rescue.cut:
+        is_destroyed = any(not c.summary.in_group for c in self._collectors.values())
+        if not failed and not self._rescue.cut and not is_destroyed:
             return Repaired()
         return self._rescue.finish(
             {rank: c.summary for rank, c in self._collectors.items() if c.replied}

@@ -27,6 +27,10 @@ _NO_NEW_ROUND_S = 60.0
 _FEW_REFORMS = 10
 _MOST_NAMES = 12  # of those that differ between ranks
 _MOST_CHARS = 120  # of why a name was not cloned
+_DESTROYED = (
+    "The cell destroyed the process group; it was formed anew. Models wrapped before belong to the "
+    "old one: wrap them again."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,9 @@ def describe(
         is_news: Whether to say that the group was formed anew.
     """
     lines = describe_newcomers(answers, pids, replaced=True)
-    if is_news:
+    if any(answer.get("is_anew") for answer in answers.values()):
+        lines.append(_DESTROYED)
+    elif is_news:
         lines.append("The process group was formed anew.")
     lines += _each_once(answers, "agreed")
     if (stale := _each_once(answers, "stale")) and is_news:

@@ -231,9 +231,14 @@ class ShownCell:
 
 
 def _notices(outcome: Outcome) -> list[wire.Display]:
-    """Return what ranks have to say to the person, once: they say the same in other numbers."""
-    said = (c.summary.notices for c in outcome.collectors.values())
-    return [wire.Display({"text/plain": line}) for line in next(filter(None, said), ())]
+    """Return what there is to say beside the output.
+
+    What ranks say, once, for they say the same in other numbers; and what was repaired after a
+    cell that went well: an error tells it itself.
+    """
+    said = next(filter(None, (c.summary.notices for c in outcome.collectors.values())), ())
+    mended = outcome.repaired.lines if outcome.error is None else ()
+    return [wire.Display({"text/plain": line}) for line in (*said, *mended)]
 
 
 def _short_path(path: str) -> str:

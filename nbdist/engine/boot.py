@@ -120,6 +120,7 @@ class Program:
             cut_bytes=cut_bytes,
             output_file=None if file is None else str(file),
             seconds=time.perf_counter() - self._began,
+            in_group=not self.joined or torch.distributed.is_initialized(),
         )
         where.running = None
         leftovers.release_frames(getattr(result, "error_in_exec", None))

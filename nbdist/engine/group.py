@@ -41,8 +41,6 @@ from nbdist.errors import ClusterError
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
 _ABORTED = "this rank let go of its peers, because another rank failed or the cell was interrupted"
 
-_made = 0  # groups that this process had made when it left them
-
 
 def join(
     rank: int,
@@ -102,25 +100,19 @@ def join(
         device, GLOO_THREADS, lambda wanted: min(wanted, here.form_limit or wanted)
     )
     torch_compat.answer_env_rendezvous(lambda: prepare.answer_env(here, store_host, store_port))
+    torch_compat.watch_names()
     torch_live.watch()
     hook_state.watch()
     membership.enter(here)
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:
-        # torch names the first group it makes by a number.
         torch_compat.set_group_count(first_group)
         default = (str(first_group), tuple(range(world_size)))
         known = {default: Spec(backend, timeout_s, "")}
-        plan = meeting.meet(here, known, FORM_TIMEOUT_S, is_new=True)
-        dist.init_process_group(
-            backend,
-            store=here.place(),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        plan = meeting.meet(here, known, FORM_TIMEOUT_S, default=default[0], is_new=True)
+        _make_default(here, plan.default)
         for (name, ranks), spec in plan.groups.items():
-            if (name, ranks) != default and rank in ranks:
+            if name != plan.default and rank in ranks:
                 torch_compat.make_group(name, ranks, spec, here.place())
         torch_compat.set_group_count(max(plan.group_count, torch_compat.group_count()))
     except BaseException:
@@ -131,6 +123,18 @@ def join(
         meeting.share_no_more(here)
 
 
+def _make_default(here: Membership, name: str) -> None:
+    # torch names the first group it makes by a number.
+    torch_compat.set_group_count(int(name))
+    dist.init_process_group(
+        here.backend,
+        store=here.place(),
+        rank=here.rank,
+        world_size=here.world_size,
+        timeout=timedelta(seconds=here.timeout_s),
+    )
+
+
 def leave() -> int:
     """Leave every group, so that the ranks can `join` as another number. Main threads idle.
 
@@ -139,19 +143,24 @@ def leave() -> int:
     Returns:
         The first number that no group has had for its name.
     """
-    global _made
-    groups = torch_compat.live_groups()
-    _made = max(_made, torch_compat.group_count())
-    if dist.is_initialized():
-        torch_compat.destroy_groups()
+    made = torch_compat.group_count()
+    _destroy()
     here = membership.leave()
     if here is not None:
         for number in here.held:
             os.close(number)
         if here.offered is not None:
             here.offered.close()
+    tap_books.begin_generation(None)
+    return made
+
+
+def _destroy() -> None:
+    """Destroy all groups of this process, and refuse what they are still asked to do."""
+    groups = torch_compat.live_groups()
+    if dist.is_initialized():
+        torch_compat.destroy_groups()
     tap_books.close(live.group for live in groups)
-    return _made
 
 
 def abort(generation: int | None = None) -> int:
@@ -199,13 +208,16 @@ def _cut(here: Membership) -> int:
 def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]:
     """Give every group a new backend. All ranks at the same time, main threads idle.
 
+    Where the program has destroyed the default group of a rank, all ranks make a new one, and
+    what they had is no more.
+
     Args:
         generation: Higher than any before, the same on all ranks.
         timeout_s: Longest wait for the other ranks.
 
     Returns:
         `generation`, `groups` (how many were re-formed), `stale` (names of those that could not
-        be), `reforms_left`.
+        be), `reforms_left`, `is_anew` (a new default group was made).
 
     Raises:
         ClusterError: A rank did not arrive in time, or no re-form is left.
@@ -236,15 +248,19 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         live = {(g.name, g.ranks): g for g in torch_compat.live_groups()}
         held, here.held = here.held, []
         known = {key: torch_compat.spec_of(g.group) for key, g in live.items()}
-        plan = meeting.meet(here, known, timeout_s, is_new=False)
+        plan = meeting.meet(here, known, timeout_s, default=torch_compat.default_name())
         for number in held:  # every rank has let go by now
             os.close(number)
-        for key in plan.groups:
-            if key in live:
-                renewal.renew(here, live[key])
-        if dist.is_initialized():
+        if plan.is_anew:
+            _destroy()
+            live = {}
+            _make_default(here, plan.default)
+        else:
+            for key in plan.groups:
+                if key in live:
+                    renewal.renew(here, live[key])
             torch_compat.default_group_store(here.place())
-        torch_compat.set_group_count(plan.group_count)
+            torch_compat.set_group_count(plan.group_count)
     except BaseException:
         # Half of the groups may live: no collective must pass until all do.
         abort(generation)
@@ -257,9 +273,10 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     here.stale = tuple(key for key in plan.stale if key in live)
     return {
         "generation": generation,
-        "groups": len(live) - len(here.stale),
+        "groups": len(torch_compat.live_groups()) - len(here.stale),
         "stale": membership.stale_groups(),
         "reforms_left": membership.reforms_left(),
+        "is_anew": plan.is_anew,
     }
 
 

@@ -55,11 +55,19 @@ def exchange(topic: str, text: str, timeout_s: float) -> dict[int, str]:
     return {rank: bytes(text).decode() for rank, text in zip(ranks, texts, strict=True)}
 
 
-def meet(here: Membership, groups: Mapping[Key, Spec], timeout_s: float, *, is_new: bool) -> Plan:
+def meet(
+    here: Membership,
+    groups: Mapping[Key, Spec],
+    timeout_s: float,
+    *,
+    default: str,
+    is_new: bool = False,
+) -> Plan:
     """Tell the other ranks of this process, hear of theirs, and return what follows."""
     here.offered = _share(here)
     offer = None if here.offered is None else here.offered.offer
-    hello = Hello(here.address, groups, torch_compat.group_count(), is_new, offer)
+    count = torch_compat.group_count()
+    hello = Hello(here.address, groups, count, is_new, default, offer)
     texts = exchange("hello", hello.to_json(), timeout_s)
     hellos = {rank: Hello.from_json(text) for rank, text in texts.items()}
     here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}

@@ -23,6 +23,7 @@ class Hello:
         groups: Those it has.
         group_count: From which the next group's name is made.
         is_new: Whether its process has just come, and knows no group but the default one.
+        default: The name of its default group; empty when the program has destroyed it.
         memory: For announcements; rank 0's.
     """
 
@@ -30,41 +31,56 @@ class Hello:
     groups: Mapping[Key, Spec]
     group_count: int
     is_new: bool = False
+    default: str = "0"
     memory: Offer | None = None
 
     def to_json(self) -> str:
         """Return the text that stands in the store."""
         memory = None if self.memory is None else asdict(self.memory)
         groups = [(*key, asdict(spec)) for key, spec in self.groups.items()]
-        return json.dumps([self.address, groups, self.group_count, self.is_new, memory])
+        return json.dumps(
+            [self.address, groups, self.group_count, self.is_new, self.default, memory]
+        )
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Hello":
         """Return what `to_json` wrote."""
-        (host, port), groups, count, is_new, memory = json.loads(text)
+        (host, port), groups, count, is_new, default, memory = json.loads(text)
         return cls(
             (host, port),
             {(name, tuple(ranks)): Spec(**spec) for name, ranks, spec in groups},
             count,
             is_new,
+            default,
             None if memory is None else Offer(**memory),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a generation forms, in an order that is the same on every rank."""
+    """What a generation forms, in an order that is the same on every rank.
+
+    Attributes:
+        groups: Which, the default one among them.
+        stale: Those that some member no longer has.
+        group_count: From which the next group's name is made.
+        default: The name of the default group.
+        is_anew: A rank has none any more: all leave what they have, and make this one.
+    """
 
     groups: Mapping[Key, Spec]
-    stale: tuple[Key, ...]  # some member no longer has them
+    stale: tuple[Key, ...]
     group_count: int
+    default: str
+    is_anew: bool = False
 
 
 def make_plan(hellos: Mapping[int, Hello]) -> Plan:
     """Return what ranks that said these hellos can form together.
 
     A group lives on when each of its ranks still has it, or is new and makes it. A fault in the
-    middle of `new_group` leaves some ranks with it and some without.
+    middle of `new_group` leaves some ranks with it and some without. Where a rank has no default
+    group, or another one, no group lives on: all are made from the default one.
     """
     known: dict[Key, Spec] = {}
     # Who is new knows less of the default group than the others.
@@ -77,10 +93,18 @@ def make_plan(hellos: Mapping[int, Hello]) -> Plan:
             for rank in key[1]
         )
 
+    count = max(hello.group_count for hello in hellos.values())
+    everyone = tuple(sorted(hellos))
+    asked = [hello for hello in hellos.values() if not hello.is_new] or list(hellos.values())
+    default = asked[0].default
+    if any(hello.default != default for hello in asked) or not lives((default, everyone)):
+        return Plan({}, (), count, str(count), is_anew=True)
+
     # Larger groups first, the default one before all; any order will do that all ranks share.
     ordered = sorted(known, key=lambda key: (-len(key[1]), len(key[0]), key))
     return Plan(
         groups={key: known[key] for key in ordered if lives(key)},
         stale=tuple(key for key in ordered if not lives(key)),
-        group_count=max(hello.group_count for hello in hellos.values()),
+        group_count=count,
+        default=default,
     )

@@ -19,6 +19,7 @@ from nbdist.engine import (
     hook_state,
     keep,
     reconcile,
+    resize,
     snapshot,
     tap,
     training,
@@ -50,7 +51,8 @@ def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
     Returns:
         `healed` (one line a module), `agreed` (lines for people), `steps_lost` (made before, to be
         made again), `cloned` (what newcomers got, or None), `stale` (groups that could not be
-        formed), `reforms_left` (None: no limit).
+        formed), `reforms_left` (None: no limit), `is_anew` (the program had destroyed the default
+        group).
 
     Raises:
         ClusterError: A rank did not arrive in time.
@@ -58,10 +60,12 @@ def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
             the next generation.
     """
     formed = group.reform(generation)
+    resize.after_destroy(is_anew=formed["is_anew"])
     return {
         **settle(generation, newcomers),
         "stale": formed["stale"],
         "reforms_left": formed["reforms_left"],
+        "is_anew": formed["is_anew"],
     }
 
 

@@ -1,4 +1,4 @@
-"""Go on with another number of ranks: leave the groups, join new ones, and what can follow does.
+"""Go on when the groups are no more: join new ones; what can follow does, all else is refused.
 
 A changed size means new groups: a module, mesh or group of the old ones would wait for ranks that
 are not there, or leave some out. Models that `parallelize` has spread with dp alone follow, with
@@ -17,12 +17,22 @@ from weakref import WeakValueDictionary
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbdist.engine import group, refusals, torch_live, torch_modules, torch_sharded
+from nbdist.engine import (
+    group,
+    refusals,
+    torch_compat,
+    torch_live,
+    torch_modules,
+    torch_sharded,
+)
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.errors import ClusterError
 
+_SCALED = "%dist scale has changed the number of ranks; only layouts with dp alone follow."
+_DESTROYED = "the program destroyed it; only layouts with dp alone follow to the one formed since."
 # What was named before, by its id: what it stands on is gone for long.
 _named: "WeakValueDictionary[int, Any]" = WeakValueDictionary()
 
@@ -38,11 +48,19 @@ def leave(user_ns: Mapping[str, Any]) -> dict[str, Any]:
     """
     stale = _stale_modules()
     named = _name_stale(user_ns, {id(module) for module in stale})
-    for module in stale:
-        refusals.refuse(module, _refusal(module))
-        torch_live.forget(module)
-    _forget_optimizers(stale)
+    _refuse(stale, _SCALED, "make it again, from a plain model.")
     return {"groups": group.leave(), "stale": named}
+
+
+def after_destroy(*, is_anew: bool) -> None:
+    """Refuse what stands on groups that the program has destroyed. After `group.reform`.
+
+    Args:
+        is_anew: Whether no group that this rank had lives on.
+    """
+    stale = [module for module in _stale_modules() if is_anew or _is_orphan(module)]
+    _refuse(stale, _DESTROYED, "wrap the model inside it again.")
+    follow()
 
 
 def follow() -> None:
@@ -60,6 +78,22 @@ def _stale_modules() -> list[nn.Module]:
         *torch_sharded.live_sharded(),
         *(ddp for ddp in torch_modules.live_ddps() if id(ddp) not in following),
     ]
+
+
+def _is_orphan(module: nn.Module) -> bool:
+    """Return whether torch has no books any more of the group that `module` works in."""
+    if isinstance(module, DistributedDataParallel):
+        home = module.process_group
+    else:
+        home = torch_sharded.group_of(module)
+    return home is not None and not torch_compat.ranks_of(home)
+
+
+def _refuse(stale: list[nn.Module], why: str, do: str) -> None:
+    for module in stale:
+        refusals.refuse(module, _refusal(module, why, do))
+        torch_live.forget(module)
+    _forget_optimizers(stale)
 
 
 def _forget_optimizers(stale: list[nn.Module]) -> None:
@@ -98,11 +132,11 @@ def _kind(value: object, stale: set[int]) -> str:
     return ""
 
 
-def _refusal(module: nn.Module) -> ClusterError:
+def _refusal(module: nn.Module, why: str, do: str) -> ClusterError:
     layout = layout_of(module)
     name = type(module).__name__ if layout is None else f'model with the layout "{layout.name}"'
     return ClusterError(
         f"This {name} stands on a process group that is no more.",
-        why="%dist scale has changed the number of ranks; only layouts with dp alone follow.",
-        do="make it again, from a plain model.",
+        why=why,
+        do=do,
     )

@@ -78,7 +78,8 @@ def _open(group: dist.ProcessGroup) -> Book:
     if group in _books.closed:
         raise ClusterError(
             f"This process group ({_title(group, name)}) is no more.",
-            why="the number of ranks was changed by %dist scale, and its ranks have left it.",
+            why="the program destroyed the default group, or %dist scale changed the number of "
+            "ranks, and its ranks have left it.",
             do="make it, and what was made with it, again.",
         )
     ranks = torch_compat.ranks_of(group)
@@ -106,7 +107,6 @@ def _title(group: dist.ProcessGroup, name: str) -> str:
 def close(groups: Iterable[dist.ProcessGroup]) -> None:
     """Refuse whatever these groups, which their ranks have left, are still asked to do."""
     _books.closed.update(groups)
-    begin_generation(None)
 
 
 def begin_generation(table: AnyTable | None) -> None:

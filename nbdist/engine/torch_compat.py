@@ -355,6 +355,13 @@ def default_group_store(store: Store) -> None:
     world.pg_map[group] = (world.pg_map[group][0], PrefixStore(f"{name}/", store))
 
 
+def default_name() -> str:
+    """Return the default group's name; empty when there is none."""
+    if not dist.is_initialized():
+        return ""
+    return str(c10d._world.pg_names[c10d._get_default_group()])
+
+
 def destroy_groups() -> None:
     """Destroy all groups of this process. What somebody still holds keeps its name.
 
@@ -382,12 +389,34 @@ _native_describe_call: Callable[..., dict[str, Any]] = c10d_logger._get_msg_dict
 
 
 def group_count() -> int:
-    """Return the number from which the next group's name is made; ranks must agree on it."""
-    return int(c10d._world.group_count)
+    """Return the first number that no group has had for its name; ranks must agree on it."""
+    return max(_highest + 1, int(c10d._world.group_count))
+
+
+def watch_names() -> None:
+    """Remember the numbers of groups: torch begins at 0 again when all have been destroyed.
+
+    What still knows one of those by its name must not find another.
+    """
+    c10d._process_group_name = _name_and_remember
+
+
+def _name_and_remember(*args: Any, **kwargs: Any) -> Any:
+    global _highest
+    name = _native_group_name(*args, **kwargs)
+    if name.isdecimal():
+        _highest = max(_highest, int(name))
+    return name
+
+
+_highest = -1
+_native_group_name = c10d._process_group_name
 
 
 def set_group_count(count: int) -> None:
     """Set the number from which the next group's name is made."""
+    global _highest
+    _highest = max(_highest, count - 1)
     c10d._world.group_count = count
 
 
@@ -420,7 +449,8 @@ _native_env_rendezvous = _rendezvous_handlers["env"]
 
 
 def _broken() -> list[str]:
-    used = ["_world", "ProcessGroupGloo", "default_pg_timeout", "_new_process_group_helper"]
+    used = ["_world", "ProcessGroupGloo", "default_pg_timeout"]
+    used += ["_new_process_group_helper", "_process_group_name"]
     broken = lacking(c10d, used, "c10d")
     books = ["pg_map", "pg_names", "pg_group_ranks", "pg_to_tag", "group_count"]
     broken += lacking(c10d._world, books, "_world")

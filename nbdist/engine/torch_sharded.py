@@ -52,6 +52,15 @@ def live_sharded() -> list[nn.Module]:
     return [*(module for module, _ in _fsdp2_states()), *live_fsdp1()]
 
 
+def group_of(module: nn.Module) -> Any:
+    """Return the group that a module under FSDP2 or FSDP1 gathers its shards in, if it has one."""
+    if isinstance(module, FullyShardedDataParallel):
+        return module.process_group
+    states = [state for under, state in _fsdp2_states() if under is module]
+    groups = [g.mesh_info for state in states for g in _groups_of_state(state)]
+    return next((getattr(info, "shard_process_group", None) for info in groups), None)
+
+
 def _fsdp2_states() -> list[tuple[nn.Module, Any]]:
     composable = sys.modules.get("torch.distributed._composable_state")
     table = composable._module_state_mapping if composable else {}
