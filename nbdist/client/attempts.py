@@ -179,7 +179,8 @@ class Attempts:
 
 def announcement(attempt: int, of: int, error: RankError, repaired: tuple[str, ...]) -> str:
     """Return what is said above an attempt that follows a failed one."""
-    return " ".join([f"Attempt {attempt} of {of}, after: {'; '.join(error.causes)}.", *repaired])
+    causes = "; ".join(error.causes).rstrip(".")
+    return " ".join([f"Attempt {attempt} of {of}, after: {causes}.", *repaired])
 
 
 def _why_not_again(done: _Before, before: _Before | None, attempt: int, retries: int) -> str:

@@ -184,18 +184,19 @@ class CellRun:
                 raise self._cluster.broken_error()
             self._note_failures()
             if self._interrupts.count > passed_on:
-                passed_on += 1
+                passed_on = self._interrupts.count
                 self._rescue.interrupt(running)
             gone = verdict.gone(self._cluster.ranks, self._collectors)
             heard_at = {rank: self._collectors[rank].heard_at for rank in running}
             self._rescue.attend(running, gone, heard_at)
             self._on_tick()
             limit_s = self._request.timeout_s or float("inf")
-            if self._timed_out is None and time.monotonic() - began > limit_s:
+            if not self._rescue.interrupted and time.monotonic() - began > limit_s:
                 self._timed_out = self._rescue.what_they_do(running, gone)
                 self._rescue.interrupt(running)
             self._news.wait(self._rescue.next_due())
             self._news.clear()
+        self._rescue.settled()
         self._note_failures()
 
     def _note_failures(self) -> None:
@@ -267,7 +268,7 @@ class CellRun:
         if self._cluster.broken:
             return self._cluster.broken_error().do
         if repaired.replaced:
-            again = "%dist retry runs the cell again from there."
+            again = "%dist retry runs the cell again; loaders go on where they stood."
             lost = "run the cells again that make what is lost, then %dist retry."
             return again if repaired.is_whole else lost
         return self._rescue.deadlock.do if self._rescue.deadlock else ""

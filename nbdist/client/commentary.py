@@ -13,8 +13,9 @@ from nbdist.client.cluster import Cluster
 from nbdist.client.doing import Gone
 from nbdist.client.live import LiveText
 from nbdist.client.watch import Watch
+from nbdist.ranks import begin_with_ranks
 
-_LONG_CALL_S = 3.0  # after an interrupt
+_LONG_CALL_S = 1.5  # after an interrupt
 _STILL_COMPUTES_S = 0.5  # after another rank's failure
 
 
@@ -23,10 +24,25 @@ class Commentary:
 
     def __init__(self, live: LiveText, cluster: Cluster) -> None:
         """Begin with nothing said."""
-        self.say = live.say
         self._live = live
         self._cluster = cluster
-        self._told: set[str] = set()
+        self._warning: str | None = None
+        self._has_warned = False
+        self._killed: list[int] = []
+
+    @property
+    def has_warned(self) -> bool:
+        """Whether what another interrupt does has been on the screen."""
+        self._note_shown()
+        return self._has_warned
+
+    def _note_shown(self) -> None:
+        if self._warning is not None and self._live.has_shown(self._warning):
+            self._has_warned = True
+
+    def killed(self, ranks: list[int]) -> None:
+        """Show from now on that these ranks were killed."""
+        self._killed = ranks
 
     def attend(
         self,
@@ -51,11 +67,26 @@ class Commentary:
             interrupted_at: When the person interrupted the cell.
         """
         now = time.monotonic()
-        if self._is_first("long call", interrupted_at, _LONG_CALL_S, now):
-            self.say(explain.not_stopped(watch.last.said, running))
-        if interrupted_at is None and self._is_first("computes", failed_at, _STILL_COMPUTES_S, now):
-            self.say(explain.after_failure(culprits, running))
-        self._live.note(self._quiet_note(watch, running, gone, quiet_since, now))
+        said = watch.last.said
+        computing = [rank for rank in running if rank in said and said[rank].wait is None]
+        note = None
+        if self._killed:
+            note = f"{begin_with_ranks(self._killed)} did not stop: killed."
+        elif interrupted_at is not None:
+            if now > interrupted_at + _LONG_CALL_S:
+                self._note_shown()  # before there is another text
+                self._warning = explain.not_stopped(said, running)
+            note = self._warning
+        elif failed_at is not None:
+            if now > failed_at + _STILL_COMPUTES_S and computing:
+                note = explain.after_failure(culprits, computing)
+        else:
+            note = self._quiet_note(watch, running, gone, quiet_since, now)
+        self._live.note(note)
+
+    def end(self) -> None:
+        """Show nothing any more: what was said of running ranks is over."""
+        self._live.note(None)
 
     def _quiet_note(
         self,
@@ -75,13 +106,6 @@ class Commentary:
         if not silent and not any(said[rank].wait for rank in running if rank in said):
             return None
         return explain.quiet_note(for_s, said, running, gone, silent)
-
-    def _is_first(self, what: str, began: float | None, after_s: float, now: float) -> bool:
-        """Return True once, when this has gone on for so long."""
-        if began is None or now < began + after_s or what in self._told:
-            return False
-        self._told.add(what)
-        return True
 
 
 def silent_ranks(watch: Watch, cluster: Cluster, now: float) -> dict[int, str]:

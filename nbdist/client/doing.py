@@ -109,20 +109,23 @@ class Doing:
 class Gone:
     """Why a rank launches nothing more in this cell; `detail` is said in brackets.
 
-    `dead` are ranks that were so before the cell began, and are not in it.
+    `dead` are ranks that were so before the cell began, and are not in it. `freed` are ranks whose
+    error only says that another is gone; `detail` is then what they waited in.
     """
 
-    why: Literal["finished", "absent", "failed", "died", "dead"]
+    why: Literal["finished", "absent", "failed", "freed", "died", "dead"]
     detail: str = ""
 
     @property
     def is_fault(self) -> bool:
         """Whether something went wrong there in this cell."""
-        return self.why in ("failed", "died")
+        return self.why in ("failed", "freed", "died")
 
     def predicate(self, count: int) -> str:
         """Return what is said of so many ranks: `has finished the cell`."""
-        has, is_ = ("has", "is") if count == 1 else ("have", "are")
+        has, is_, was = ("has", "is", "was") if count == 1 else ("have", "are", "were")
+        if self.why == "freed":
+            return f"{was} freed while waiting in {self.detail}"
         said = {
             "finished": f"{has} finished the cell",
             "absent": f"{is_} not in this cell",

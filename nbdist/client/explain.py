@@ -110,14 +110,12 @@ def not_stopped(said: Mapping[int, Doing], running: Sequence[int]) -> str:
     places: dict[str, list[int]] = {}
     for rank in running:
         place = said[rank].place if rank in said else ""
-        places.setdefault(place or " inside one long call", []).append(rank)
-    told = [
-        f"{begin_with_ranks(ranks, be=True)} still{' busy' if place[:4] == ' in ' else ''}{place}."
-        for place, ranks in places.items()
-    ]
+        places.setdefault(f"busy{place}" if place else "inside one long call", []).append(rank)
+    told = [f"{begin_with_ranks(ranks, be=True)} still {place}." for place, ranks in places.items()]
+    it = "it" if len(running) == 1 else "them"
     return (
-        f"{' '.join(told)} The interrupt waits for the end of that. Interrupt again to kill "
-        "instead: variables there are lost then."
+        f"{' '.join(told)} Wait, or interrupt again to kill {it}: variables that no other rank "
+        "holds are lost then."
     )
 
 

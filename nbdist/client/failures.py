@@ -229,7 +229,7 @@ def rank_error(
         "\n".join(lines),
         do=advice,
         failures=table,
-        causes=tuple(summary.strip() for summary in summaries),
+        causes=tuple(summary.strip() for summary in summaries) or (because,),
     )
 
 

@@ -34,8 +34,8 @@ class LiveText:
         """Gather from now on; the thread starts with the first text."""
         self.outputs = {rank: RankOutput() for rank in ranks}
         self._slots = slots
-        self._notes: list[str] = []
         self._note: str | None = None
+        self._drawn_note: str | None = None
         self._slot: Slot | None = None
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -68,18 +68,20 @@ class LiveText:
             self.outputs[rank].clear(wait=wait)
         self._touch()
 
-    def say(self, note: str) -> None:
-        """Show one line under the live text; it is not part of what the cell leaves behind."""
-        with self._lock:
-            self._notes.append(note)
-        self._touch()
-
     def note(self, note: str | None) -> None:
-        """Show this block below everything, in place of the one before; None takes it away."""
+        """Show this block below everything, in place of the one before; None takes it away.
+
+        It is not part of what the cell leaves behind.
+        """
         if note != self._note:
             with self._lock:
                 self._note = note
             self._touch()
+
+    def has_shown(self, note: str) -> bool:
+        """Return whether this note was the last one drawn; True where none ever is."""
+        is_drawing = self._thread is not None and self._thread.is_alive()
+        return not self._slots.live or note == self._drawn_note or not is_drawing
 
     def items(self) -> dict[int, list[Item]]:
         """Return all that has been shown, for `transcript.render`."""
@@ -127,12 +129,13 @@ class LiveText:
     def _draw(self) -> None:
         with self._lock:
             tails = {rank: _tail(output) for rank, output in self.outputs.items()}
-            notes = [*self._notes, *([self._note] if self._note else [])]
+            note = self._note
         shown = render(tails, max_lines=TAIL_LINES * 4)
-        if not shown and not notes and self._slot is None:
+        if not shown and note is None and self._slot is None:
             return
         text = [page.data["text/plain"] for page in shown[:1]]
-        display = Display({"text/plain": "\n".join([*text, *notes])})
+        display = Display({"text/plain": "\n".join([*text, *([note] if note else [])])})
+        self._drawn_note = note  # before it is seen, for who sees it may act on it at once
         if self._slot is None:
             self._slot = self._slots.open(display)
         else:

@@ -8,7 +8,7 @@
    fault like any other.
 3. Interrupt: SIGINT to every rank that runs. What does not settle waits in a collective, and is
    freed as above. A rank that still does not settle is inside one long C++ call: it is waited for,
-   with a message, and a second interrupt ends it.
+   with a message, and an interrupt after that message ends it.
 
 While all ranks are heard of nobody is asked anything. What is merely slow is explained after a
 quiet time, and goes on.
@@ -31,7 +31,6 @@ from nbdist.client.doing import Gone
 from nbdist.client.live import LiveText
 from nbdist.client.repair import Repaired, repair
 from nbdist.client.watch import Watch
-from nbdist.ranks import begin_with_ranks
 from nbdist.wire import Summary
 
 log = logging.getLogger(__name__)
@@ -39,7 +38,6 @@ log = logging.getLogger(__name__)
 GRACE_S = 0.1  # ranks that fail together reply within a few milliseconds of each other
 INTERRUPT_GRACE_S = 0.25  # Python code stops within this after SIGINT
 _CHILDREN_AFTER_S = 0.4  # a rank that has not stopped by then may wait for a command it started
-_SECOND_THOUGHT_S = 1.0
 _TIMEOUT_ASK_S = 0.5
 # A wait that no rank can name (an operator the tap does not see, the tap switched off) is cut
 # after this. A rank in Python is unharmed by that.
@@ -66,7 +64,6 @@ class Rescue:
         self._watch = Watch(lambda rank: cluster.requests.ask(rank, "control.state", busy=True))
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
-        self._culprits: dict[int, Gone] = {}
         self._passed_on: set[int] = set()  # ranks whose children were interrupted
         self._commentary = Commentary(live, cluster)
         self._cuts: list[Future[Any]] = []
@@ -77,7 +74,7 @@ class Rescue:
         return self._interrupted_at is not None
 
     def interrupt(self, running: Iterable[int]) -> None:
-        """Pass an interrupt on to the ranks that run; a second one ends those that are stuck."""
+        """Pass an interrupt on to the ranks that run; one after the warning ends those left."""
         running = list(running)
         if self._interrupted_at is None:
             self._interrupted_at = time.monotonic()
@@ -86,10 +83,10 @@ class Rescue:
                 self._cluster.signal(rank, signal.SIGCONT)  # a stopped process hears nothing else
                 self._cluster.signal(rank, signal.SIGINT)
             return
-        if time.monotonic() - self._interrupted_at < _SECOND_THOUGHT_S:
+        if not self._commentary.has_warned:
             return  # a double click, not a decision to lose what these ranks hold
         self._cluster.events.note("killed", "a second interrupt", ranks=running)
-        self._commentary.say(f"{begin_with_ranks(running)} did not stop: killed.")
+        self._commentary.killed(running)
         for rank in running:
             self._cluster.kill(rank)
 
@@ -107,8 +104,6 @@ class Rescue:
         faults = {rank: how for rank, how in gone.items() if how.is_fault}
         if faults and self._failed_at is None:
             self._failed_at = now
-        if not self.cut:
-            self._culprits = faults  # who fails later was freed
         every_s = self._interval(gone, heard_at, now)
         if self._watch.attend(self._cluster.living(), gone, every_s, now):
             self._conclude()
@@ -125,10 +120,14 @@ class Rescue:
             gone,
             # After a cut whoever waited is on its way.
             quiet_since=None if self.cut or self.interrupted else max(heard_at.values()),
-            culprits=self._culprits,
+            culprits={rank: how for rank, how in faults.items() if how.why != "freed"} or faults,
             failed_at=self._failed_at,
             interrupted_at=self._interrupted_at,
         )
+
+    def settled(self) -> None:
+        """No rank runs the cell any more: what was said of those that did is over."""
+        self._commentary.end()
 
     def next_due(self) -> float:
         """Return in how many seconds `attend` should be called again at the latest."""

@@ -164,7 +164,7 @@ while True:
         print("ignored")
 """
     # The first interrupt shows, after a while, what a second one would do.
-    ran = notebook.cell(code, interrupt_after=["in", "Interrupt again"])
+    ran = notebook.cell(code, interrupt_after=["in", "interrupt again"])
     assert ran.error is not None
     assert "replaced by new processes" in ran.error[1]
     assert_usable(notebook)

@@ -67,10 +67,17 @@ def test_after_a_failure_the_ranks_that_still_compute_are_named_with_what_ends_t
 
 def test_what_an_interrupt_has_not_stopped_is_named_with_what_a_second_one_costs() -> None:
     text = explain.not_stopped({0: LOADS, 1: Doing("computing")}, [0, 1])
-    assert text.startswith(
-        "Rank 0 is still busy in load_batch (line 3). Rank 1 is still inside one long call."
+    assert text == (
+        "Rank 0 is still busy in load_batch (line 3). Rank 1 is still inside one long call. "
+        "Wait, or interrupt again to kill them: variables that no other rank holds are lost then."
     )
-    assert "Interrupt again to kill" in text
+
+
+def test_a_rank_of_which_only_the_line_is_known_has_a_whole_sentence_too() -> None:
+    text = explain.not_stopped(
+        {0: Doing("computing", line=2), 1: Doing("computing", line=2)}, [0, 1]
+    )
+    assert text.startswith("Ranks 0-1 are still busy (line 2). Wait, or ")
 
 
 @pytest.mark.parametrize(

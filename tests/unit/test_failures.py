@@ -283,3 +283,9 @@ def test_the_advice_of_our_own_errors_is_given_once_and_last() -> None:
     assert told.count("make it smaller") == 1
     assert told.count("It does not fit.") == 1
     assert told.endswith("Do:  make it smaller")
+
+
+def test_a_deadlock_is_a_cause_too() -> None:
+    freed = Failure(0, "RuntimeError", "this rank let go of its peers")
+    error = rank_error([freed], asked=[0, 1], because="rank 1 has finished the cell; rank 0 waits.")
+    assert error.causes == ("rank 1 has finished the cell; rank 0 waits.",)

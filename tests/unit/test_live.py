@@ -113,3 +113,22 @@ def test_in_static_mode_no_note_is_shown() -> None:
     live.note("Nothing has moved for 10 s.")
     live.close()
     assert slots.shown == []
+
+
+def test_a_note_takes_the_place_of_the_one_before_and_counts_as_shown_once_drawn() -> None:
+    slots = Seen()
+    live = LiveText(slots, [0])
+    live.note("Rank 0 computes.")
+    slots.wait_for("Rank 0 computes.")
+    live.note("Rank 0 waits.")
+    slots.wait_for("Rank 0 waits.")
+    assert "computes" not in slots.shown[-1]
+    assert live.has_shown("Rank 0 waits.")
+    assert not live.has_shown("Rank 0 computes.")
+    live.note(None)
+    slots.wait_for("")
+    live.close()
+
+
+def test_where_no_note_is_ever_drawn_none_is_waited_for() -> None:
+    assert LiveText(Seen(live=False), [0]).has_shown("Rank 0 computes.")
