@@ -2,6 +2,7 @@
 
     NBDistError
     ├── ClusterError        no engines, wrong state, engines that died
+    │   └── LostStateError  something used whose state was lost, such as shards of a dead rank
     ├── StartError          a cluster that could not be started
     ├── UsageError          a wrong word on a magic's line
     ├── CellSyntaxError     a cell that does not compile
@@ -54,6 +55,10 @@ def _rebuild(cls: type[NBDistError], what: str, why: str, do: str) -> NBDistErro
 
 class ClusterError(NBDistError):
     """No engines are running, or they are in no state for what was asked."""
+
+
+class LostStateError(ClusterError):
+    """Something is used whose state died with a rank, or is no longer whole."""
 
 
 class StartError(NBDistError):

@@ -13,6 +13,7 @@ from typing import Any
 
 from nbdist.client.cells import CellRequest, CellRun, Outcome
 from nbdist.client.cluster import Cluster
+from nbdist.client.failures import uses_what_is_lost
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.repair import repair
 from nbdist.client.result import CellResult
@@ -190,6 +191,10 @@ def _why_not_again(done: _Before, before: _Before | None, attempt: int, retries:
     if not done.outcome.repaired.is_cloned:
         return "what the ranks held could not be brought back, so it was not tried again."
     error = done.outcome.error
+    if isinstance(error, RankError) and any(
+        uses_what_is_lost(ename) for ename, _ in error.failures.values()
+    ):
+        return "it uses what was lost with a rank, and no attempt brings that back."
     if before is not None and isinstance(error, RankError):
         earlier = before.outcome.error
         alike = isinstance(earlier, RankError) and earlier.causes == error.causes

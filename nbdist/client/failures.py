@@ -108,6 +108,11 @@ class Group:
     ranks: list[int] = field(default_factory=list)
 
 
+def uses_what_is_lost(ename: str) -> bool:
+    """Return whether an exception says that its cell uses what was lost with a rank."""
+    return ename.rpartition(".")[2] in ("LostStateError", "PlaceholderError")
+
+
 def is_consequence(failure: Failure) -> bool:
     """Return whether this error only says that a peer, the group or the store went away."""
     name = failure.ename.rpartition(".")[2]
@@ -318,6 +323,11 @@ def _short(text: str, most: int) -> str:
 def _advice(groups: Sequence[Group]) -> str:
     """Return what to do next, from what failed."""
     causes = [group.first for group in groups]
+    if any(isinstance(c, Failure) and uses_what_is_lost(c.ename) for c in causes):
+        return (
+            "run the cells again that make what is lost, then this one; "
+            "all other variables are kept."
+        )
     if len(groups) == 1 and isinstance(causes[0], Failure) and hasattr(errors, causes[0].ename):
         own = [line for line in causes[0].evalue.split("\n") if line.startswith(_DO)]
         if own:

@@ -167,13 +167,25 @@ def describe_newcomers(
     came = "was replaced by a new process" if replaced else "is new"
     for rank in sorted(set(pids) - set(bare)):
         lines += _cloned(f"Rank {rank} {came} (pid {pids[rank]})", rank, answers[rank]["cloned"])
-    return [*lines, *_differing({rank: answers[rank]["cloned"] for rank in set(pids) - set(bare)})]
+    cloned = {rank: answers[rank]["cloned"] for rank in sorted(set(pids) - set(bare))}
+    inexact = [line for told in cloned.values() for line in told.get("inexact", ())]
+    return [*lines, *_lost(cloned), *dict.fromkeys(inexact), *_differing(cloned)]
+
+
+def _lost(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Return which sharded models cannot be used any more, in one sentence for all newcomers."""
+    names = list(dict.fromkeys(name for told in cloned.values() for name in told["lost"]))
+    if not names:
+        return []
+    held = [rank for rank, told in cloned.items() if told["lost"]]
+    what = f"The shards of {', '.join(names)} that {name_ranks(held)} held are lost"
+    return [f"{what}: build {'it' if len(names) == 1 else 'them'} again or restore a checkpoint."]
 
 
 def _differing(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Return what newcomers have of another rank's that was most likely made from its number."""
     alike: dict[tuple[int, tuple[str, ...]], list[int]] = {}
-    for rank, told in sorted(cloned.items()):
+    for rank, told in cloned.items():
         if names := told.get("differ"):
             alike.setdefault((told["source"], tuple(names)), []).append(rank)
     return [
@@ -192,12 +204,13 @@ def _listed(names: Sequence[str]) -> str:
 def _cloned(came: str, rank: int, cloned: Mapping[str, Any]) -> list[str]:
     names = len(cloned["names"])
     line = f"{came}: {names} name{'' if names == 1 else 's'} cloned from rank {cloned['source']}"
-    random = cloned.get("random", "").rstrip(".")
-    lines = [f"{line}; {random}." if random else f"{line}."]
+    random = cloned["random"]
+    state = f"(seed {random['seed']}, rank {rank}, step {random['step']})"
+    lines = [f"{line}; its random state was derived anew from {state}."]
     if missing := cloned["placeholders"]:
         named = "; ".join(f"{name} ({_short(why)})" for name, why in missing.items())
         lines.append(f"Not cloned to rank {rank}, make again where needed: {named}.")
-    return [*lines, *cloned["lost"], *cloned.get("inexact", ())]
+    return lines
 
 
 def _short(why: str) -> str:

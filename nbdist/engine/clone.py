@@ -41,7 +41,7 @@ from nbdist.engine.data import Loader
 from nbdist.engine.placeholder import Placeholder
 from nbdist.engine.recipes import recipes
 from nbdist.engine.torch_compat import ranks_of
-from nbdist.errors import ClusterError
+from nbdist.errors import ClusterError, LostStateError
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 # Each rank's own, put in place by `boot`.
@@ -132,8 +132,9 @@ def clone(
 
     Returns:
         On every rank `source`, `names` (that came), `placeholders` (names and why these did not
-        come whole), `lost` (sentences about state that died), `random` (a sentence), `inexact`
-        (sentences about what the newcomer trains on with, and is not what its predecessor had).
+        come whole), `lost` (names whose state died), `random` (`seed` and `step`: with its rank
+        they make each newcomer's random state), `inexact` (sentences about what the newcomer
+        trains on with, and is not what its predecessor had).
 
     Raises:
         RuntimeError: A rank let go meanwhile. Newcomers have taken nothing over.
@@ -239,25 +240,14 @@ def _answer(
     parcel: clone_pickler.Parcel, newcomers: list[int], seed: int, step: int
 ) -> dict[str, Any]:
     placeholders = {name: why for name, why in parcel.placeholders.items() if name not in _parts}
-    states = [f"(seed {seed}, rank {rank}, step {step})" for rank in newcomers]
     return {
         "source": dist.get_rank(),
         "names": [name for name in parcel.names if name not in {*_parts, *parcel.lost}],
         "placeholders": placeholders,
-        "lost": [_say_lost(name, newcomers) for name in parcel.lost if name not in _parts],
-        "random": f"its random state was derived anew from {' and '.join(states)}",
+        "lost": [name for name in parcel.lost if name not in _parts],
+        "random": {"seed": seed, "step": step},
         "inexact": _say_inexact(newcomers),
-        "seed": seed,
-        "step": step,
-        "lost_names": list(parcel.lost),
     }
-
-
-def _say_lost(name: str, newcomers: list[int]) -> str:
-    return (
-        f"the shards of `{name}` that {name_ranks(newcomers)} held are lost: "
-        "build it again or restore a checkpoint"
-    )
 
 
 def _say_inexact(newcomers: list[int]) -> list[str]:
@@ -285,7 +275,7 @@ def _take(place: _Place, source: int, here: int) -> dict[str, Any]:
             part.restore(captured)
     place.namespace.update(values)
     hook_state.snapshot()  # the source's hooks stand at a boundary
-    _seed_anew(mix(answer["seed"], here, answer["step"]))
+    _seed_anew(mix(answer["random"]["seed"], here, answer["random"]["step"]))
     return answer
 
 
@@ -335,13 +325,13 @@ def _refuse_lost(place: _Place, answer: Mapping[str, Any], newcomers: list[int])
     for module, _ in torch_sharded.live_fsdp2_roots():
         if not torch_rebuild.holders(module).isdisjoint(newcomers):
             models[module] = type(module).__name__.removeprefix("FSDP")
-    for name in answer["lost_names"]:
+    for name in answer["lost"]:
         value: Any = place.namespace.get(name)
         is_sharded = torch_rebuild.is_sharded_module(value)
         if is_sharded and not torch_rebuild.holders(value).isdisjoint(newcomers):
             models[value] = name
     for module, name in models.items():
-        error = ClusterError(
+        error = LostStateError(
             f"The shards of `{name}` that {name_ranks(newcomers)} held are lost.",
             why="each rank held a part of its parameters, and that process died",
             do="build it again in a cell, or restore a checkpoint",

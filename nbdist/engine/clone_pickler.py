@@ -25,6 +25,7 @@ from typing import Any
 
 import cloudpickle
 
+from nbdist.engine import placeholder
 from nbdist.engine.clone_unpickler import (
     Failure,
     fill,
@@ -37,6 +38,11 @@ from nbdist.engine.placeholder import Placeholder, describe, first_line
 
 Recipe = Callable[[Any], tuple[Any, ...] | None]  # a reduction as of `__reduce__`; None: not mine
 
+# The pickler has ways of its own for them.
+_WITHOUT_REDUCTION = (
+    *(type(None), bool, int, float, complex, str, bytes, bytearray),
+    *(tuple, list, dict, set, frozenset),
+)
 _DEPTH = 10_000  # of nested objects; C frames of some hundred bytes each
 
 
@@ -109,7 +115,7 @@ def _dump_all(
         streams.append(stream)
         if name in gone and name not in lost:
             placeholders[name] = f"{describe(value)}: {gone[name]}"
-        elif pickler.placed:
+        elif pickler.placed and name not in lost:
             placeholders[name] = _say_placed(value, pickler.placed)
     return Parcel(
         list(namespace),
@@ -176,6 +182,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return Placeholder, (describe(value), why)
         if reduction is NotImplemented:
             return NotImplemented  # by its name
+        if type(value) is Placeholder:
+            self.placed.append((value, placeholder.why(value)))
         self.objects.append(value)
         function, args, state, items, pairs, set_state = (*reduction, *(None,) * 4)[:6]
         contents = None
@@ -199,7 +207,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduction = known(value) if known is not None else value.__reduce_ex__(5)
         if isinstance(reduction, str):
             return _by_name(value, reduction)
+        if hasattr(kind, "__del__"):
+            self._check_parts(reduction)
         return reduction
+
+    def _check_parts(self, reduction: tuple[Any, ...]) -> None:
+        """Raise what an object's attributes raise: with placeholders its `__del__` would fail."""
+        state = reduction[2] if len(reduction) > 2 else None
+        for part in state.values() if type(state) is dict else ():
+            if type(part) is Placeholder:
+                raise pickle.PicklingError(placeholder.why(part))
+            if type(part) not in _WITHOUT_REDUCTION:
+                self._reduce(part)
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
         if function.__globals__ is self._user_globals:

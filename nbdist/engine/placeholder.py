@@ -50,8 +50,17 @@ class Placeholder:
 def describe(value: object) -> str:
     """Return the name of a value's type as people know it: `threading.Lock`, `open file`."""
     kind = type(value)
+    if isinstance(value, Placeholder):
+        return str(value._what)
+    if kind.__bases__[:1] and kind.__bases__[0].__name__ == "FSDPModule":
+        kind = kind.__bases__[-1]  # of the user's: torch makes a class for each that it shards
     name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     return _KNOWN_AS.get(name, name.removeprefix("__main__."))
+
+
+def why(value: Placeholder) -> str:
+    """Return why what it stands for did not come."""
+    return str(value._why)
 
 
 def first_line(text: str) -> str:

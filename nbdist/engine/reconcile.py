@@ -22,7 +22,7 @@ from nbdist.engine import (
     units,
 )
 from nbdist.engine.agreement import Decision, Report
-from nbdist.errors import ClusterError
+from nbdist.errors import ClusterError, LostStateError
 
 TIMEOUT_S = 20.0  # for the ranks to hear of each other
 
@@ -105,7 +105,7 @@ def _refuse(unit: units.Unit, decision: Decision) -> None:
     A model of which each rank has the whole may go on, with another optimizer, where all are level.
     """
     if unit.is_cut_in_states_only and decision.is_level:
-        error = ClusterError(
+        error = LostStateError(
             f"{unit.name[0].upper()}{unit.name[1:]} cannot step: its states are not whole.",
             why=decision.line,
             do="make it again on every rank; the model itself is whole",
@@ -113,7 +113,7 @@ def _refuse(unit: units.Unit, decision: Decision) -> None:
         for optimizer in unit.optimizers:
             _refuse_steps(optimizer, error)
         return
-    error = ClusterError(
+    error = LostStateError(
         f"{unit.name} cannot be trained on: its state is not whole.",
         why=decision.line,
         do="build it again, or load a checkpoint into it on every rank",

@@ -124,7 +124,7 @@ a = torch.arange(6.0); view = a[2:]
     assert cloned["placeholders"]["lock"].startswith("threading.Lock: ")
     assert "goes on where it stood" in cloned["placeholders"]["taken"]
     assert cloned["lost"] == []
-    assert f"(seed 3, rank 2, step {KILL_AT})" in cloned["random"]
+    assert cloned["random"] == {"seed": 3, "step": KILL_AT}
     assert ranks.run(clone_ranks.value, "who()") == [(rank, "hello") for rank in range(3)]
     ranks.run(clone_ranks.cell, "view[0] = 9")
     assert ranks.run(clone_ranks.value, "(float(a[2]), data.consumed)") == [(9.0, 24)] * 3
@@ -203,15 +203,13 @@ plain = nn.Linear(2, 2)
 
     answers = replace_and_clone(ranks, dead=1, source=0)
 
-    sentence = (
-        "the shards of `net` that rank 1 held are lost: build it again or restore a checkpoint"
-    )
-    assert sentence in answers[0]["cloned"]["lost"]
+    assert "net" in answers[0]["cloned"]["lost"]
     assert "plain" in answers[0]["cloned"]["names"]
     assert "net" not in answers[0]["cloned"]["names"]
     tried = ranks.run(clone_ranks.try_only, "net(torch.ones(1, WIDTH))")
-    assert [error for error, _ in tried] == ["ClusterError", "PlaceholderError", "ClusterError"]
+    assert [error for error, _ in tried] == ["LostStateError", "PlaceholderError", "LostStateError"]
     assert "The shards of `net` that rank 1 held are lost." in tried[0][1]
+    assert "This is a placeholder for torch.nn.modules.linear.Linear" in tried[1][1]
     assert ranks.run(clone_ranks.try_only, "plain(torch.ones(1, 2))") == [None] * 3
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import socket
 import sys
 import threading
@@ -301,3 +302,35 @@ def test_weak_references_hold_what_travels_with_them() -> None:
     _, placeholders = clone("", more={"node": node, "ref": weakref.ref(node), "s": socket.AF_INET})
 
     assert list(placeholders) == ["ref"]  # without the recipe for it
+
+
+def test_an_object_that_would_fail_at_its_end_without_its_parts_is_a_placeholder_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    there, placeholders = clone(
+        """
+import subprocess, sys, tempfile
+child = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+child.communicate()
+kept = tempfile.NamedTemporaryFile()
+class Plain:
+    def __init__(self): self.parts = [1]
+    def __del__(self): self.parts.append(2)
+plain = Plain()
+"""
+    )
+    assert type(there["child"]) is Placeholder
+    assert placeholders["child"].startswith("subprocess.Popen: ")
+    assert there["plain"].parts == [1]
+    there.clear()
+    gc.collect()
+    assert ignored == []
+
+
+def test_a_placeholder_that_travels_on_is_told_again_with_its_reason() -> None:
+    standing = Placeholder("threading.Lock", "cannot pickle it")
+    there, placeholders = clone("held = {'lock': lock}", more={"lock": standing})
+    assert placeholders["lock"] == "threading.Lock: cannot pickle it"
+    assert type(there["lock"]) is Placeholder

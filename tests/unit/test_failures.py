@@ -150,6 +150,13 @@ def test_a_rank_that_called_exit_is_said_in_words() -> None:
     assert "---->" not in shown
 
 
+def test_advice_on_what_was_lost_does_not_say_that_it_is_kept() -> None:
+    failures = [raised(0, "shards", name="LostStateError"), raised(1, "x", name="PlaceholderError")]
+    error = rank_error(failures, asked=[0, 1])
+    assert error.do.startswith("run the cells again that make what is lost, then this one")
+    assert "every rank" not in text(error)
+
+
 def test_a_dead_rank_is_the_cause_and_its_last_words_are_told() -> None:
     death = Death(1, "killed by SIGSEGV", words=("Fatal Python error: Segmentation fault",))
     error = rank_error([freed(0), freed(2)], asked=range(3), deaths=[death], do="%dist retry")

@@ -16,7 +16,7 @@ CLONED = {
     "names": ["model", "opt"],
     "placeholders": {"file": "an open file"},
     "lost": [],
-    "random": "its random state was derived anew from (seed 0, rank 1, step 41).",
+    "random": {"seed": 0, "step": 41},
 }
 
 
@@ -128,10 +128,19 @@ def test_ranks_that_nobody_could_clone_are_told_in_one_line() -> None:
 
 
 def test_what_is_lost_makes_a_repair_no_longer_whole() -> None:
-    lost = CLONED | {"lost": ["The shards of model are lost: build it again."]}
-    done = describe({0: PLAIN, 1: PLAIN | {"cloned": lost}}, {1: 8})
+    lost = PLAIN | {"cloned": CLONED | {"lost": ["model", "opt"]}}
+    done = describe({0: PLAIN, 1: lost, 2: lost}, {1: 8, 2: 9})
     assert not done.is_whole
-    assert "The shards of model are lost: build it again." in done.lines
+    assert done.lines.count(
+        "The shards of model, opt that ranks 1-2 held are lost: "
+        "build them again or restore a checkpoint."
+    )
+
+
+def test_each_newcomers_random_state_is_told_with_its_own_rank_alone() -> None:
+    answer = PLAIN | {"cloned": CLONED}
+    lines = describe({0: PLAIN, 1: answer, 2: answer}, {1: 8, 2: 9}).lines
+    assert [line.count("(seed 0, rank 2, step 41)") for line in lines if "seed" in line] == [0, 1]
 
 
 def test_names_that_differ_between_ranks_are_told_once_for_all_newcomers() -> None:
