@@ -28,6 +28,7 @@ from nbdist.engine import (
     clone_pickler,
     clone_unpickler,
     fingerprint,
+    group_names,
     hook_state,
     meeting,
     refusals,
@@ -98,9 +99,13 @@ def clone_each(
     newcomers = sorted(newcomers)
     here, told = dist.get_rank(), None
     marks = _compare(newcomers, namespace)
+    names = _group_names(newcomers, namespace)
     for source, its in sources.agree(newcomers).items():
         answer = clone(source, its, namespace=namespace, step=step)
         if told is None or here in its:
+            if here in its:
+                for name in group_names.restore(_Place.of(namespace).namespace, names):
+                    answer["placeholders"].pop(name, None)
             said = {*answer["placeholders"], *answer["lost"]}
             differ = [name for name in fingerprint.differing(marks, source) if name not in said]
             told = {**answer, "differ": differ}
@@ -113,6 +118,14 @@ def _compare(newcomers: list[int], namespace: dict[str, Any] | None) -> dict[int
     mine = {} if is_new else fingerprint.of_names(_Place.of(namespace).names())
     heard = meeting.exchange("names", json.dumps(mine), meeting.FORM_TIMEOUT_S)
     return {rank: json.loads(text) for rank, text in heard.items() if rank not in newcomers}
+
+
+def _group_names(newcomers: list[int], namespace: dict[str, Any] | None) -> list[group_names.Names]:
+    """Return what the cells of every living rank call its process groups."""
+    is_new = dist.get_rank() in newcomers
+    mine = {} if is_new else group_names.given(_Place.of(namespace).names())
+    heard = meeting.exchange("group names", json.dumps(mine), meeting.FORM_TIMEOUT_S)
+    return [json.loads(text) for text in heard.values()]
 
 
 def clone(

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbdist.engine import data
+from nbdist.engine import data, group_names
 from nbdist.engine.recipes import stands_at_own_rank
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _MOST_CHARS = 4096  # of one text
 # Told apart by their types: they are a process's own, or equal by other means.
 _OPAQUE = (
     *(nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.device, torch.Generator),
-    *(dist.ProcessGroup, dist.device_mesh.DeviceMesh, data.Loader),
+    *(dist.device_mesh.DeviceMesh, data.Loader),
     *(type, ModuleType, FunctionType, MethodType),
 )
 
@@ -83,6 +83,8 @@ class _Reader:
     def read(self, value: Any, depth: int) -> str:
         self._left -= 1
         kind = type(value)
+        if isinstance(value, dist.ProcessGroup) or group_names.is_mark(value):
+            return "process group"  # each rank has its own, see `group_names`
         name = f"{kind.__module__}.{kind.__qualname__}"
         if isinstance(value, _OPAQUE) or self._left < 0 or depth > _MOST_DEPTH:
             return name

@@ -134,6 +134,30 @@ whole = distribute_tensor(torch.arange(8.0).view(4, 2), mesh, [Shard(0), Shard(1
     assert ranks.run(clone_ranks.value, "whole.sum().item()") == [28.0] * 4
 
 
+def test_groups_that_are_called_alike_on_all_ranks_are_the_newcomers_own(ranks: Cluster) -> None:
+    ranks.run(
+        clone_ranks.cell,
+        """
+rows = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+row, column, minus = rows[dist.get_rank() // 2], columns[dist.get_rank() % 2], -100
+""",
+    )
+    for dead in (3, 0):
+        ranks.engines[dead].kill()
+        cloned = replace(ranks, dead)[dead]["cloned"]
+
+        names = {"row", "rows", "column", "columns", "far"}
+        assert not names & {*cloned["placeholders"], *cloned["differ"]}
+        assert ranks.run(clone_ranks.value, "columns[1 - dist.get_rank() % 2]") == [-100] * 4
+        assert sums(ranks, "row") == [3.0, 3.0, 12.0, 12.0]
+        assert sums(ranks, "column") == [5.0, 10.0, 5.0, 10.0]
+        assert sums(ranks, "rows[dist.get_rank() // 2]") == [3.0, 3.0, 12.0, 12.0]
+        assert sums(ranks, "columns[dist.get_rank() % 2]") == [5.0, 10.0, 5.0, 10.0]
+        assert sums(ranks, "far", (0, 3)) == [9.0, 9.0]
+        assert ranks.run(clone_ranks.value, "minus") == [-100] * 4
+
+
 def test_two_newcomers_of_different_groups_have_sources_of_their_own(ranks: Cluster) -> None:
     ranks.run(clone_ranks.cell, "pair = dist.get_rank() // 2")
     for rank in (1, 2):
