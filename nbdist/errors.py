@@ -54,7 +54,7 @@ def _rebuild(cls: type[NBDistError], what: str, why: str, do: str) -> NBDistErro
 
 
 class ClusterError(NBDistError):
-    """No engines are running, or they are in no state for what was asked."""
+    """No ranks are running, or they are in no state for what was asked."""
 
 
 class LostStateError(ClusterError):

@@ -13,8 +13,10 @@ COMMANDS = {
     "start": "start the ranks and form their process group",
     "status": "every rank: host, device, pid, state, step, memory, last collective",
     "stop": "end all ranks; what they hold is gone",
-    "restart": "new processes for these ranks (all by default)",
-    "scale": "more or fewer ranks; those that remain keep what they hold",
+    "restart": "new processes: with -r for these ranks, which get what a living rank holds, except "
+    "shards; without it for all, and no variable is kept",
+    "scale": "more or fewer ranks; variables are kept, but sharded models, groups and meshes must "
+    "be made anew",
     "retry": "repair the ranks, and run the cell again that failed last",
     "push": "notebook -> ranks",
     "pull": "ranks -> notebook: NAME becomes a list, one entry a rank",

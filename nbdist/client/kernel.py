@@ -49,7 +49,7 @@ def current() -> Session:
     """
     if _current is None:
         raise ClusterError(
-            "No engines are running, so this ran nowhere.",
+            "No ranks are running, so this ran nowhere.",
             why="no cluster has been started in this notebook.",
             do="%dist start, then run the cell again.",
         )

@@ -146,7 +146,7 @@ class NBDist(Magics):
         session = current()
         lines = session.restart(asked.ranks)
         chosen = parse_ranks(asked.ranks, session.world_size)
-        print("\n".join(lines) or f"New processes for {name_ranks(chosen)}.")
+        print("\n".join(lines) or f"New processes for {name_ranks(chosen)}, without variables.")
 
     def _scale(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.kernel import current

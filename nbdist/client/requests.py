@@ -201,7 +201,11 @@ def gather(pending: Mapping[int, "Future[Any]"], call: str, timeout_s: float) ->
 
 
 def _died(rank: int, how: str) -> RankDiedError:
-    return RankDiedError(f"rank {rank} ended: {how}.")
+    return RankDiedError(
+        f"Rank {rank} has ended, so it did not answer.",
+        why=f"its process: {how}.",
+        do=f"%dist restart -r {rank}    (or run a cell: it replaces the rank first)",
+    )
 
 
 # A reply and a death may come at the same moment, on two threads: the first one counts.

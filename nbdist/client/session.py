@@ -280,7 +280,7 @@ class Session:
     def _require_running(self) -> None:
         if not self.is_running:
             raise ClusterError(
-                "No engines are running, so this ran nowhere.",
+                "No ranks are running, so this ran nowhere.",
                 why=self._stopped_text(),
                 do="%dist start, then run the cell again.",
             )

@@ -51,7 +51,7 @@ class Status:
     @classmethod
     def stopped(cls, why: str) -> "Status":
         """Return the status of a cluster that is not running."""
-        return cls(f"No engines are running: {why}")
+        return cls(f"No ranks are running: {why}")
 
     @classmethod
     def ask(cls, cluster: Cluster, describe: str) -> "Status":

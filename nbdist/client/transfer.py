@@ -11,6 +11,7 @@ from typing import Any
 from nbdist import payload
 from nbdist.client.cluster import Cluster
 from nbdist.errors import ClusterError, Interrupted, NBDistError, TransferError, UsageError
+from nbdist.ranks import begin_with_ranks
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +59,16 @@ def _wait(cluster: Cluster, futures: _Futures, what: str) -> dict[int, Any]:
     except KeyboardInterrupt:
         for rank, future in futures.items():
             if not future.done():
+                cluster.signal(rank, signal.SIGCONT)  # a stopped process hears nothing else
                 cluster.signal(rank, signal.SIGINT)
         try:
             _answers(futures, what, _INTERRUPT_TIMEOUT_S)
         except NBDistError as error:
             log.info("%s", error)
-        raise Interrupted(f"The {what} was stopped.") from None
+        # Of what is still on its way nobody knows: a large push may arrive after all.
+        late = [rank for rank, future in futures.items() if not future.done()]
+        still = f" {begin_with_ranks(late)} may still finish it." if late else ""
+        raise Interrupted(f"The {what} was stopped.{still}") from None
 
 
 def _answers(futures: _Futures, what: str, timeout_s: float) -> dict[int, Any]:
@@ -74,7 +79,8 @@ def _answers(futures: _Futures, what: str, timeout_s: float) -> dict[int, Any]:
             answers[rank] = future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError:
             raise TransferError(
-                f"rank {rank} did not answer the {what} in {timeout_s:.0f} s."
+                f"Rank {rank} did not answer the {what} in {timeout_s:.0f} s.",
+                do="%dist stacks shows what it does.",
             ) from None
         except ClusterError:
             raise

@@ -35,12 +35,16 @@ def gone(ranks: Mapping[int, RankState], collectors: Mapping[int, Collector]) ->
         elif collector.death is not None:
             found[rank] = Gone("died", collector.death)
         elif collector.failure is not None:
-            failed = failure(rank, collector.failure)
-            parts = (failed.ename, failures.place_of(failed))
-            found[rank] = Gone("failed", ", ".join(filter(None, parts)))
+            found[rank] = _gone_by(failure(rank, collector.failure))
         elif collector.replied:
             found[rank] = Gone("finished")
     return found
+
+
+def _gone_by(failed: failures.Failure) -> Gone:
+    if failures.is_consequence(failed):
+        return Gone("freed", failures.collective_of(failed))
+    return Gone("failed", ", ".join(filter(None, (failed.ename, failures.place_of(failed)))))
 
 
 def rank_error(

@@ -218,6 +218,11 @@ class RankEngine(IPEngine):
 
     rank: Rank
 
+    def init_signal(self) -> None:
+        """Let SIGTERM end the process as such, so that its exit status names the signal."""
+        super().init_signal()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
     def redirect_output(self, iopub_socket: Any) -> None:
         """Install this rank instead of ipykernel's streams; called once, before serving."""
         self.kernel.rank = self.rank
@@ -256,7 +261,7 @@ def check() -> list[str]:
     if ipyparallel.engine.app.Kernel not in (IPythonParallelKernel, RankKernel):
         broken.append("ipyparallel.engine.app.Kernel is no longer the engine's kernel class")
     wanted: list[tuple[Any, tuple[str, ...]]] = [
-        (IPEngine, ("redirect_output", "initialize", "start")),
+        (IPEngine, ("redirect_output", "init_signal", "initialize", "start")),
         (
             IPythonKernel,
             (

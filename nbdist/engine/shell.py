@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from types import TracebackType
@@ -97,6 +98,8 @@ def _refuse_input(kernel: Any) -> None:
 
 def _refuse_exit(kernel: Any) -> None:
     """Make `exit()` and `quit()` say what to do instead of stopping the engine's event loop."""
+    # After sys.exit() IPython tells to use exit(), which is refused here.
+    warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
 
     def refuse() -> None:
         raise RuntimeError(

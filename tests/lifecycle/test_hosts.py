@@ -41,7 +41,7 @@ def test_stop_ends_ranks_store_and_controller_and_nothing_listens(notebook: Note
     assert listening(left) == []
     assert notebook.keys == []
     said = notebook.on_ranks("1")
-    assert "No engines are running" in said
+    assert "No ranks are running" in said
     assert "%dist start" in said
 
 

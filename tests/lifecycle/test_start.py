@@ -64,7 +64,7 @@ def test_a_rank_that_crashes_while_starting_is_one_error_and_nothing_is_left(
         assert "Do:  %dist doctor" in said
         assert "Traceback" not in said
         assert_only_parent_left(notebook)
-        assert "No engines are running" in notebook.run("%dist status")
+        assert "No ranks are running" in notebook.run("%dist status")
 
 
 @pytest.mark.parametrize("after", ["at once", "controller", "ranks"])
@@ -79,7 +79,7 @@ def test_an_interrupt_while_starting_leaves_nothing_and_the_next_start_works(
         wait_for(lambda: len(kernel.children(recursive=True)) >= most, f"{most} processes")
         notebook.manager.interrupt_kernel()
         said = notebook.run("%dist status")
-        assert "No engines are running" in said
+        assert "No ranks are running" in said
         assert_only_parent_left(notebook)
         assert "Started" in notebook.run("%dist start -n 2 --device cpu")
         assert "3.0" in notebook.on_ranks(SUM)

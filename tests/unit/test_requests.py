@@ -61,7 +61,9 @@ def test_a_death_fails_what_was_asked_and_what_is_asked_after_it(requests: Reque
     # Its id stays registered for a moment: a message would be sent, and never be answered.
     after = requests.ask(1, "control.state")
     for future in (before, after):
-        with pytest.raises(RankDiedError, match="rank 1 ended: killed by SIGKILL"):
+        with pytest.raises(
+            RankDiedError, match=r"Rank 1 has ended.*\nWhy: its process: killed by SIGKILL"
+        ):
             future.result(0)
     with pytest.raises(RankDiedError, match="killed by SIGKILL"):
         requests.execute(1, "pass", {}, lambda message: None)

@@ -36,7 +36,7 @@ def test_stacks_print_what_a_rank_does_and_its_main_thread_with_cells_named_as_s
 
 def test_without_ranks_there_is_one_sentence() -> None:
     assert str(Status.stopped("nothing was started.")) == (
-        "No engines are running: nothing was started."
+        "No ranks are running: nothing was started."
     )
 
 

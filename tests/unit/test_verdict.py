@@ -1,0 +1,24 @@
+"""What ranks told of a cell, and what that means for those that still run it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from nbdist.client.collect import Collector
+from nbdist.client.collect import Failure as Told
+from nbdist.client.doing import Gone
+from nbdist.client.live import LiveText
+from nbdist.client.slots import Slots
+from nbdist.client.verdict import gone
+
+
+def test_a_rank_whose_peer_went_away_was_freed_and_has_not_failed() -> None:
+    closed = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
+    collectors = {
+        rank: Collector(rank, LiveText(Slots(False), [rank]), print, print) for rank in (0, 1)
+    }
+    collectors[0].failure = Told("RuntimeError", closed, (), 1.0)
+    collectors[1].failure = Told("ValueError", "no", (), 1.0)
+    ranks: Any = {rank: SimpleNamespace(alive=True) for rank in (0, 1)}
+    found = gone(ranks, collectors)
+    assert found == {0: Gone("freed", "a collective"), 1: Gone("failed", "ValueError")}
+    assert found[0].predicate(1) == "was freed while waiting in a collective"
