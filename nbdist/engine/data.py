@@ -122,7 +122,14 @@ class Loader(DataLoader[T]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that runs, or that the next `for` begins or goes on with; from 0."""
+        """The epoch that runs, or that the next `for` begins or goes on with; from 0.
+
+        In a cell that is run again it begins where it began the first time, though passes that are
+        done get nothing: a loop over `range(loader.epoch, n)` must come as far as before.
+        """
+        for ahead, planned in enumerate(self._plan):
+            if planned is not None:
+                return max(0, planned.epoch - ahead)
         return self._batches.epoch
 
     @property

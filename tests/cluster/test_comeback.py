@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbdist import RankError, Session
+from tests.cluster.test_faults import fail
 
 BEGIN = """
 import os, pathlib, signal
@@ -185,3 +186,26 @@ def test_the_lost_states_of_zero_are_said_and_its_step_is_refused_on_every_rank(
     assert first == second
     counts = "from nbdist.engine import boundary\nboundary.here().steps[plain].whole"
     assert session.run(counts).value_list == [1, 1]
+
+
+def test_a_loop_that_counts_from_the_loaders_epoch_comes_as_far_as_it_would_have(
+    session: Session,
+) -> None:
+    session.run(
+        "torch.manual_seed(0); model = torch.nn.Linear(1, 1); nbdist.parallelize(model, 'ddp')\n"
+        "opt = torch.optim.SGD(model.parameters(), 0.1); broken = [1]; seen = []\n"
+        "data = nbdist.loader(torch.arange(8.).reshape(8, 1), global_batch=4, shuffle=False)"
+    )
+    loop = """
+for epoch in range(data.epoch, 2):
+    for i, x in enumerate(data):
+        model(x).sum().backward()
+        if rank and epoch and i and broken: raise ValueError(broken.pop())
+        opt.step(); opt.zero_grad(); seen.append((data.epoch, i))
+"""
+    fail(session, loop)
+    session.retry()
+    state = "[int(s) for s in (data.epoch, data.consumed)], model.weight.item()"
+    first, second = session.run(state).value_list
+    assert first == second
+    assert first[0] == [2, 0]
