@@ -58,7 +58,12 @@ def last_lines(file: Path, count: int = 5) -> str:
         text = file.read_text(errors="replace").strip().splitlines()
     except OSError:
         return f"no log at {file}"
-    return "\n     ".join(text[-count:]) or f"its log {file} is empty"
+    telling = [line for line in text if not any(noise in line for noise in _NOISE)]
+    return "\n     ".join(telling[-count:]) or f"its log {file} tells nothing"
+
+
+# What every healthy rank logs as well.
+_NOISE = ("CurveZMQ", "debugpy_stream")
 
 
 def mend_start(why: str) -> str:

@@ -56,8 +56,8 @@ def _start(cluster: Cluster, new: Sequence[int], n: int) -> None:
             raise
         raise StartError(
             f"{name_ranks(new).capitalize()} did not come up; the cluster is what it was.",
-            why=str(error),
-            do="%dist doctor",
+            why=" ".join(filter(None, (error.what, error.why))),
+            do=error.do or "%dist doctor",
         ) from error
 
 
