@@ -85,7 +85,7 @@ class Attempts:
             raise ClusterError(
                 "There is nothing to retry.",
                 why="no cell of this session has failed or was interrupted, or it went well since.",
-                do="run a %%distributed cell.",
+                do="run the %%distributed cell itself, also when it had run nowhere.",
             )
         asked, before = self._failed
         return self._run(asked, before, 0)

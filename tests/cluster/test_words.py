@@ -7,7 +7,7 @@ from nbdist import RankError, Session
 
 def test_a_rank_ended_by_sigterm_says_so(session: Session) -> None:
     code = "import os, signal\nif rank: os.kill(os.getpid(), signal.SIGTERM)\ndist.barrier()"
-    with pytest.raises(RankError, match="rank 1 .* died: killed by SIGTERM"):
+    with pytest.raises(RankError, match=r"rank 1 .* died: killed by SIGTERM"):
         session.run(code)
 
 
