@@ -203,7 +203,7 @@ class Cluster:
             process = future.result(_START_TIMEOUT_S)
             self._roster.came(rank, process.pid, self._launcher.host)
         connection = self._require_connection()
-        if not connection.wait_for(chosen, _START_TIMEOUT_S, self._check_alive):
+        if not connection.wait_for(chosen, _START_TIMEOUT_S, lambda: self._check_alive(chosen)):
             missing = sorted(set(chosen) - set(connection.engines()))
             raise StartError(
                 f"{begin_with_ranks(missing)} did not register within {_START_TIMEOUT_S:.0f} s.",
@@ -269,16 +269,18 @@ class Cluster:
             time.sleep(0.01)
         return facts
 
-    def _check_alive(self) -> None:
-        """Raise when a process has ended that the start is waiting for."""
+    def _check_alive(self, starting: Sequence[int] | None = None) -> None:
+        """Raise when a process has ended that a start needs; `starting`: by default all ranks."""
         if self.broken:
             file = self.logs / ("store.log" if self.reachable else "controller.log")
             why = last_lines(file)
             raise StartError(self.broken, why=why, do=mend_start(why))
         dead = [rank for rank, state in self.ranks.items() if not state.alive]
         if dead:
+            is_new = starting is None or set(dead) <= set(starting)
+            when = "starting" if is_new else f"{name_ranks(starting or ())} started"
             raise StartError(
-                f"{begin_with_ranks(dead)} ended while starting.",
+                f"{begin_with_ranks(dead)} ended while {when}.",
                 why=(why := last_lines(self.logs / f"rank-{dead[0]}.log")),
                 do=mend_start(why),
             )

@@ -84,6 +84,7 @@ def repair(cluster: Cluster, anew: Iterable[int] = (), *, is_news: bool = True) 
         else:
             pids = {rank: cluster.ranks[rank].pid for rank in new}
             return describe(answers, pids, is_news=is_news or bool(new))
+    new |= set(cluster.dead())
     _break(cluster, new, why)
     return Repaired((cluster.broken or "",), tuple(sorted(new)), is_whole=False, is_cloned=False)
 
