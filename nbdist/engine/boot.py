@@ -75,7 +75,7 @@ class Program:
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
-        from nbdist.engine import boundary, data, training
+        from nbdist.engine import boundary, data, snapshot, training
 
         self._began = time.perf_counter()
         self.output.begin_cell(options["cell"])
@@ -89,6 +89,7 @@ class Program:
             options["cell"], failed=options.get("failed"), is_retry=bool(options.get("retry"))
         )
         boundary.begin_cell()
+        snapshot.forget_kinds()
         chaos.begin_cell()
         where.running = options["cell"]
         if line and self.rank == 0:
@@ -116,7 +117,7 @@ class Program:
             steps=steps,
             value=plain.encode(value) if is_plain else None,
             value_repr=None if is_plain else _short_repr(value),
-            notices=snapshot.take_notices(),
+            notices=(*snapshot.take_notices(), *boundary.here().take_notices()),
             cut_bytes=cut_bytes,
             output_file=None if file is None else str(file),
             seconds=time.perf_counter() - self._began,

@@ -9,7 +9,7 @@ numpy's generators are left out: reading them costs more than all the rest.
 It also counts the steps of every optimizer, which is how ranks find out that one has lost a step.
 
 Hooks on `torch.optim.Optimizer.step`, on whatever thread calls it; the rest on the main thread. A
-hook that fails is taken out and logged, and training goes on: `status` says so.
+hook that fails is taken out and logged, and training goes on: a notice says so.
 """
 
 import logging
@@ -89,7 +89,7 @@ class Boundary:
         self.cell_began: Mark | None = None
         # Called once, when the next step begins: what follows a step, a scheduler's, is done then.
         self.before_next_step: Callable[[], None] | None = None
-        self.broken: str | None = None
+        self._notices: list[str] = []
         self._others: list[tuple[Take, Restore]] = []
         self._before_cell: WeakSet[Optimizer] = WeakSet()
         self._stepped: WeakSet[Optimizer] = WeakSet()
@@ -158,7 +158,10 @@ class Boundary:
             self.last = self.take()
             self._after(optimizer, steps.whole)
         except Exception as error:
-            self.broken = f"{type(error).__name__}: {error}"
+            self._notices.append(
+                "What a lost step spoils is not kept any more: a cell that is run again may come "
+                f"out otherwise ({type(error).__name__}: {error})."
+            )
             _log.exception("Boundaries are not kept any more")
             self.remove()
         whole_steps.end()
@@ -175,6 +178,11 @@ class Boundary:
         for undo in self._undo:
             undo()
         self._undo = []
+
+    def take_notices(self) -> tuple[str, ...]:
+        """Return sentences for people, each once."""
+        taken, self._notices = tuple(self._notices), []
+        return taken
 
     # -- boundaries
 

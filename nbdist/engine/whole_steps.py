@@ -9,17 +9,25 @@ Main thread, in a cell, where an interrupt raises KeyboardInterrupt; elsewhere n
 
 import signal
 import threading
-from typing import Any
+import time
+from collections import deque
+from queue import SimpleQueue
 
 LONGEST_S = 0.2
 
 _holds = False  # the handler is ours
-_late: threading.Timer | None = None  # interrupts again, when the step has not ended by then
+_held: deque[int] = deque()  # the interrupt that waits, if any; who takes it out lets it strike
+_arrived: SimpleQueue[int] = SimpleQueue()  # a signal handler may put; most others would lock up
+_count = 0
+_watch: threading.Thread | None = None
 
 
 def begin() -> None:
     """A step begins."""
-    global _holds
+    global _holds, _watch
+    if _watch is None or not _watch.is_alive():  # a fork has none
+        _watch = threading.Thread(target=_strike_late, name="nbdist-interrupt", daemon=True)
+        _watch.start()
     before = signal.signal(signal.SIGINT, _wait)
     # Ours is still there when a step has failed, and so has no end.
     _holds = before in (signal.default_int_handler, _wait)
@@ -33,25 +41,42 @@ def end() -> None:
     Raises:
         KeyboardInterrupt: One has come meanwhile.
     """
-    global _holds, _late
+    global _holds
     if _holds:
         _holds = False
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if _late is not None:
-        late, _late = _late, None
-        if late.is_alive():
-            late.cancel()
-            raise KeyboardInterrupt
+    try:
+        _held.popleft()
+    except IndexError:
+        return
+    raise KeyboardInterrupt
 
 
-def _wait(*_: Any) -> None:
-    global _holds, _late
+def _wait(*_: object) -> None:
+    global _holds, _count
     _holds = False
     # From here on as always: the next one strikes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _count += 1
+    _held.append(_count)
+    _arrived.put(_count)
+
+
+def _strike_late() -> None:
+    """Interrupt a step that has not ended in time; a thread of its own."""
     main = threading.main_thread().ident
     assert main is not None
-    _late = threading.Timer(LONGEST_S, signal.pthread_kill, (main, signal.SIGINT))
-    _late.name = "nbdist-interrupt"
-    _late.daemon = True
-    _late.start()
+    while True:
+        number = _arrived.get()
+        time.sleep(LONGEST_S)
+        if _take(number):
+            signal.pthread_kill(main, signal.SIGINT)
+
+
+def _take(number: int) -> bool:
+    """Take the interrupt out, unless the other thread has."""
+    try:
+        _held.remove(number)
+    except (ValueError, IndexError):  # IndexError: taken out at this very moment
+        return False
+    return True
