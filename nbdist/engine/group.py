@@ -244,13 +244,13 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     here.aborted = False
     here.store.resume()
     here.form_limit = timedelta(seconds=timeout_s)
+    held, here.held = here.held, []  # an `abort` from here on holds those of this generation
     try:
         live = {(g.name, g.ranks): g for g in torch_compat.live_groups()}
-        held, here.held = here.held, []
         known = {key: torch_compat.spec_of(g.group) for key, g in live.items()}
         plan = meeting.meet(here, known, timeout_s, default=torch_compat.default_name())
-        for number in held:  # every rank has let go by now
-            os.close(number)
+        while held:  # every rank has let go by now
+            os.close(held.pop())
         if plan.is_anew:
             _destroy()
             live = {}
@@ -262,6 +262,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
             torch_compat.default_group_store(here.place())
             torch_compat.set_group_count(plan.group_count)
     except BaseException:
+        here.held += held
         # Half of the groups may live: no collective must pass until all do.
         abort(generation)
         raise

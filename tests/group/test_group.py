@@ -85,6 +85,8 @@ def test_a_generation_is_never_used_twice(ranks: Cluster) -> None:
 
 
 def test_a_reform_without_one_rank_names_it_and_the_next_one_succeeds(ranks: Cluster) -> None:
+    reform(ranks)
+    before = ranks.run(faults.usage)
     generation = ranks.now(faults.status)[0]["generation"] + 1
     for rank in (0, 1):
         ranks.engines[rank].post(faults.reform_in, generation, 0.5)
@@ -95,6 +97,8 @@ def test_a_reform_without_one_rank_names_it_and_the_next_one_succeeds(ranks: Clu
     reform(ranks)
 
     assert ranks.run(faults.sum_of_ranks) == [3.0, 3.0, 3.0]
+    after = ranks.run(faults.usage)
+    assert [rank["fds"] for rank in after] == [rank["fds"] for rank in before]
 
 
 def test_abort_ends_a_reform_that_waits_for_a_rank(ranks: Cluster) -> None:
