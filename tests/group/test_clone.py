@@ -66,7 +66,13 @@ def check_training(ranks: Cluster, wrap: str, kind: str, place: str, dead: int, 
     assert ranks.run(clone_ranks.value, "step") == [at] * 3
     ranks.run(clone_ranks.cell, f"train({STEPS})")
 
-    assert outcome(ranks)[:2] == unbroken, (wrap, kind, place)
+    ended = outcome(ranks)[:2]
+    if (wrap, at) == ("ddp, static graph", 1):
+        # DDP lays its buckets in the third step. A new reducer learns the graph in the second one,
+        # and lays them in the fourth: the third is summed in another order.
+        assert [len(set(hashes)) for hashes in ended] == [1, 1]
+    else:
+        assert ended == unbroken, (wrap, kind, place)
     kept = (
         "same[0] is model and same[1] is opt and "
         "all(same[2][n] is p for n, p in model.named_parameters())"
