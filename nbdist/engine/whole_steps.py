@@ -3,6 +3,7 @@
 Between the tensors of a step Python runs, and an interrupt would strike there: a part of the
 parameters has then made the step, and the others have not. A step takes milliseconds. One that
 takes longer than `LONGEST_S` is interrupted all the same, and so is one that is interrupted twice.
+After the step an interrupt waits `SETTLE_S` more, in which a scheduler makes its own.
 
 Main thread, in a cell, where an interrupt raises KeyboardInterrupt; elsewhere nothing is done.
 """
@@ -10,15 +11,16 @@ Main thread, in a cell, where an interrupt raises KeyboardInterrupt; elsewhere n
 import signal
 import threading
 import time
-from collections import deque
 from queue import SimpleQueue
 
 LONGEST_S = 0.2
+SETTLE_S = 0.002
+_LOOK_S = 0.001
 
 _holds = False  # the handler is ours
-_held: deque[int] = deque()  # the interrupt that waits, if any; who takes it out lets it strike
 _arrived: SimpleQueue[int] = SimpleQueue()  # a signal handler may put; most others would lock up
-_count = 0
+_count = 0  # interrupts that have had to wait
+_over = 0  # how many of them came in steps that have ended
 _watch: threading.Thread | None = None
 
 
@@ -36,20 +38,12 @@ def begin() -> None:
 
 
 def end() -> None:
-    """The step is whole.
-
-    Raises:
-        KeyboardInterrupt: One has come meanwhile.
-    """
-    global _holds
+    """The step is whole: an interrupt that has come meanwhile strikes soon."""
+    global _holds, _over
     if _holds:
         _holds = False
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        _held.popleft()
-    except IndexError:
-        return
-    raise KeyboardInterrupt
+    _over = _count
 
 
 def _wait(*_: object) -> None:
@@ -58,25 +52,17 @@ def _wait(*_: object) -> None:
     # From here on as always: the next one strikes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _count += 1
-    _held.append(_count)
     _arrived.put(_count)
 
 
 def _strike_late() -> None:
-    """Interrupt a step that has not ended in time; a thread of its own."""
+    """Interrupt when the step has ended, or has not ended in time; a thread of its own."""
     main = threading.main_thread().ident
     assert main is not None
     while True:
         number = _arrived.get()
-        time.sleep(LONGEST_S)
-        if _take(number):
-            signal.pthread_kill(main, signal.SIGINT)
-
-
-def _take(number: int) -> bool:
-    """Take the interrupt out, unless the other thread has."""
-    try:
-        _held.remove(number)
-    except (ValueError, IndexError):  # IndexError: taken out at this very moment
-        return False
-    return True
+        deadline = time.monotonic() + LONGEST_S
+        while number > _over and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        time.sleep(SETTLE_S)
+        signal.pthread_kill(main, signal.SIGINT)
