@@ -15,7 +15,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -353,6 +353,7 @@ class _Cell:
     # A loader that only its loop held would go with the exception, and its position with it.
     newest: "deque[Loader[Any]]" = field(default_factory=lambda: deque(maxlen=16))
     taken_over: _Again | None = None  # in a newcomer, which has not run it
+    repeats: _Again | None = None  # as which this cell was begun
 
     def add(self, new: Loader[Any]) -> None:
         """Note a loader that this cell makes; run again, the cell makes it go on."""
@@ -366,6 +367,9 @@ class _Cell:
         """Return how it would be run again."""
         if self.taken_over is not None:
             return self.taken_over
+        if self.repeats is not None and not boundary.has_stepped():
+            # It came to nothing: what held before it still does.
+            return replace(self.repeats, number=self.number)
         return _Again(
             self.number,
             boundary.goes_on(),
@@ -395,7 +399,7 @@ def begin_cell(number: int, *, failed: int | None, is_retry: bool) -> str | None
     if _again is None or _again.number != failed:
         _again = _cell.again() if _cell.number == failed else None
     again = _again if is_retry else None
-    _cell = _Cell(number)
+    _cell = _Cell(number, repeats=again)
     for live in list(_live):
         live._plan.clear()
     line = None if again is None else _prepare(again)

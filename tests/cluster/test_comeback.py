@@ -209,3 +209,29 @@ for epoch in range(data.epoch, 2):
     first, second = session.run(state).value_list
     assert first == second
     assert first[0] == [2, 0]
+
+
+def test_a_retry_that_comes_to_nothing_leaves_the_next_one_where_it_stood(
+    session: Session, tmp_path: Path
+) -> None:
+    begin = BEGIN.format(flag=str(tmp_path / "flag"), wrap=OURS, optimizer=ADAM, dies=None)
+    loop = (
+        "if when == 'before the loop': raise ValueError(when)\n"
+        "while data.epoch < 2:\n"
+        "    for x in data:\n"
+        "        if when == 'within' and data.consumed == 30: raise ValueError(when)\n"
+        "        model(x).pow(2).mean().backward(); opt.step(); opt.zero_grad()\n"
+        "        losses.append(data.consumed)\n"
+        "whole(), len(losses)"
+    )
+    session.run(f"{begin}\nwhen = ''")
+    unbroken = session.run(loop, track=False).value_list
+
+    session.run(f"{begin}\nwhen = 'within'")
+    fail(session, loop)
+    session.push({"when": "before the loop"})
+    for _ in range(2):
+        with pytest.raises(RankError, match="before the loop"):
+            session.retry()
+    session.push({"when": ""})
+    assert session.retry().value_list == unbroken
