@@ -65,11 +65,12 @@ def test_training_on_a_group_of_two_is_bit_equal_to_an_unbroken_run(
     ranks.run(clone_ranks.cell, prepare)
     ranks.engines[dead].post(clone_ranks.cell, f"armed = ({KILL_AT}, 'backward')")
     ranks.engines[dead].result()
-    # The other pair stops at the same step: nobody but the fault keeps ranks apart.
-    run_until_killed(ranks, f"train({KILL_AT})\ndist.barrier()\ntrain({STEPS})", dead)
+    # The other pair waits at the same step: how far it would come is a matter of luck.
+    pair = f"dist.get_rank() // 2 == {dead // 2}"
+    run_until_killed(ranks, f"train({KILL_AT})\ndist.barrier()\nif {pair}: train({STEPS})", dead)
     for rank in {0, 1, 2, 3} - {dead, dead ^ 1}:
         ranks.engines[rank].post(clone_ranks.value, "step")
-        assert ranks.engines[rank].result() in (KILL_AT, STEPS)
+        assert ranks.engines[rank].result() == KILL_AT
     answers = replace(ranks, dead)
 
     assert answers[dead]["cloned"]["source"] == dead ^ 1
