@@ -44,11 +44,6 @@ def _broken() -> list[str]:
     )
     if "_per_optimizer_states" not in vars(torch.amp.GradScaler("cpu")):
         broken.append("GradScaler._per_optimizer_states is gone")
-    broken += lacking(
-        DistributedDataParallel,
-        ("_build_params_for_reducer", "_build_debug_param_to_name_mapping", "_ddp_init_helper"),
-        "DistributedDataParallel",
-    )
     broken += lacking(dist, ("_broadcast_coalesced", "_register_comm_hook"), "torch.distributed")
     try:
         from torch.distributed._composable.contract import _get_registry  # noqa: F401

@@ -30,14 +30,7 @@ def check() -> list[str]:
 
     broken = lacking(Reducer, ["_get_zeros_like_grad_buckets", "_set_static_graph"], "the reducer")
     broken += lacking(
-        DistributedDataParallel,
-        [
-            "_build_params_for_reducer",
-            "_build_debug_param_to_name_mapping",
-            "_ddp_init_helper",
-            "_get_ddp_logging_data",
-        ],
-        "DistributedDataParallel",
+        DistributedDataParallel, ["_build_params_for_reducer"], "DistributedDataParallel"
     )
     broken += lacking(dist, ["_compute_bucket_assignment_by_size"], "torch.distributed")
     try:
