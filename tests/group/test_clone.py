@@ -67,17 +67,13 @@ def check_training(ranks: Cluster, wrap: str, kind: str, place: str, dead: int, 
     ranks.run(clone_ranks.cell, f"train({STEPS})")
 
     ended = outcome(ranks)[:2]
-    if (wrap, at) == ("ddp, static graph", 1):
-        # DDP lays its buckets in the third step. A new reducer learns the graph in the second one,
-        # and lays them in the fourth: the third is summed in another order.
-        assert [len(set(hashes)) for hashes in ended] == [1, 1]
-    else:
-        assert ended == unbroken, (wrap, kind, place)
+    assert [len(set(hashes)) for hashes in ended] == [1, 1], "ranks differ"
     kept = (
         "same[0] is model and same[1] is opt and "
         "all(same[2][n] is p for n, p in model.named_parameters())"
     )
     assert ranks.run(clone_ranks.value, kept) == [True] * 3
+    assert ended == unbroken, (wrap, kind, place)
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
@@ -103,8 +99,13 @@ def test_so_it_is_with_other_optimizers_ranks_and_steps_after_a_kill_in_forward(
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw fused"])
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_so_it_is_wherever_a_rank_is_killed(
-    ranks: Cluster, wrap: str, kind: str, place: str, at: int
+    ranks: Cluster, request: pytest.FixtureRequest, wrap: str, kind: str, place: str, at: int
 ) -> None:
+    if (wrap, at) == ("ddp, static graph", 1):
+        # DDP lays its buckets in the third step. A new reducer learns the graph in the second one,
+        # and lays them in the fourth: the third is summed in another order.
+        why = "equal on all ranks, and not to the unbroken run"
+        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
     check_training(ranks, wrap, kind, place, dead=(at + len(kind)) % 3, at=at)
 
 
@@ -114,6 +115,7 @@ def test_a_newcomer_keeps_what_is_its_own_and_learns_what_did_not_come(ranks: Cl
         """
 import threading
 lock, rank, text = threading.Lock(), dist.get_rank(), "hello"
+loader = None  # an earlier test's
 def who(): return (rank, text)
 data = nbdist.loader(DATA, global_batch=12, seed=5)
 taken = iter(data)
@@ -130,8 +132,7 @@ a = torch.arange(6.0); view = a[2:]
     assert cloned["placeholders"]["lock"].startswith("threading.Lock: ")
     assert "goes on where it stood" in cloned["placeholders"]["taken"]
     assert cloned["lost"] == []
-    # The seed of the first loader: that of an earlier test's training, or this one's.
-    assert cloned["random"]["seed"] in (3, 5)
+    assert cloned["random"] == {"seed": 5, "step": KILL_AT}
     assert ranks.run(clone_ranks.value, "who()") == [(rank, "hello") for rank in range(3)]
     ranks.run(clone_ranks.cell, "view[0] = 9")
     assert ranks.run(clone_ranks.value, "(float(a[2]), data.consumed)") == [(9.0, 24)] * 3
