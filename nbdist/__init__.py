@@ -23,7 +23,7 @@ _PLACES = {
     "parallelize": "nbdist.engine.layout.layout",
     "Layout": "nbdist.engine.layout.layout",
     "loader": "nbdist.engine.data",
-    "log": "nbdist.engine.training",
+    "log": "nbdist.engine.training.training",
     "keep": "nbdist.engine.keep",
     # on both sides
     "NBDistError": "nbdist.errors",

@@ -18,8 +18,9 @@ _MINIMUM_PYTHON = (3, 11)
 
 # Each has a `check()` that names what is gone of the private parts it uses.
 ROOMS = (
-    *("kernel", "shell", "torch_compat", "torch_hooks", "torch_modules", "torch_rebuild"),
-    *("torch_sharded", "torch_pipeline", "clone_pickler"),
+    *("kernel", "shell", "clone.torch_rebuild", "clone.pickler"),
+    *("compat.torch_compat", "compat.torch_hooks", "compat.torch_modules"),
+    *("compat.torch_sharded", "compat.torch_pipeline"),
 )
 
 # What is broken in them comes last: what they import may raise.

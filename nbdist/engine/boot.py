@@ -75,7 +75,8 @@ class Program:
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
-        from nbdist.engine import boundary, data, snapshot, training
+        from nbdist.engine import boundary, data, snapshot
+        from nbdist.engine.training import training
 
         self._began = time.perf_counter()
         self.output.begin_cell(options["cell"])
@@ -97,7 +98,9 @@ class Program:
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine import boundary, snapshot, tap, training
+        from nbdist.engine import boundary, snapshot
+        from nbdist.engine.tap import tap
+        from nbdist.engine.training import training
 
         chaos.end_cell()
         if result is None or not result.success:
@@ -236,9 +239,11 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine import clone, group, keep, recovery, resize, training
-    from nbdist.engine import tap as tap_module
+    from nbdist.engine import group, keep, recovery, resize
+    from nbdist.engine.clone import clone
     from nbdist.engine.layout import layout
+    from nbdist.engine.tap import tap as tap_module
+    from nbdist.engine.training import training
 
     if version != wire.VERSION:
         raise RuntimeError(

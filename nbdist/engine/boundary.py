@@ -21,7 +21,8 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
-from nbdist.engine import torch_hooks, torch_live, whole_steps
+from nbdist.engine import whole_steps
+from nbdist.engine.compat import torch_hooks, torch_live
 
 BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum
 

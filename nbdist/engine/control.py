@@ -27,7 +27,9 @@ def state() -> dict[str, Any]:
     How far, since the groups were formed: `counts` (collectives by group), `sent` and `received`
     (messages by "group/peer's global rank").
     """
-    from nbdist.engine import membership, snapshot, tap, training
+    from nbdist.engine import membership, snapshot
+    from nbdist.engine.tap import tap
+    from nbdist.engine.training import training
 
     torch = sys.modules["torch"]
     cuda = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0

@@ -20,22 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist.engine import (
-    hook_state,
-    meeting,
-    membership,
-    prepare,
-    renewal,
-    sockets,
-    tap_books,
-    torch_compat,
-    torch_live,
-)
+from nbdist.engine import hook_state, meeting, membership, prepare, renewal, sockets
+from nbdist.engine.compat import torch_compat, torch_live
+from nbdist.engine.compat.torch_compat import TCPStore
 from nbdist.engine.group_spec import Spec
 from nbdist.engine.meeting import FORM_TIMEOUT_S
 from nbdist.engine.membership import GLOO_THREADS, Membership
 from nbdist.engine.patient_store import PatientStore, ReleasedError
-from nbdist.engine.torch_compat import TCPStore
+from nbdist.engine.tap import books
 from nbdist.errors import ClusterError
 
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
@@ -151,7 +143,7 @@ def leave() -> int:
             os.close(number)
         if here.offered is not None:
             here.offered.close()
-    tap_books.begin_generation(None)
+    books.begin_generation(None)
     return made
 
 
@@ -160,7 +152,7 @@ def _destroy() -> None:
     groups = torch_compat.live_groups()
     if dist.is_initialized():
         torch_compat.destroy_groups()
-    tap_books.close(live.group for live in groups)
+    books.close(live.group for live in groups)
 
 
 def abort(generation: int | None = None) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.engine import torch_compat
+from nbdist.engine.compat import torch_compat
 from nbdist.engine.placeholder import Placeholder
 
 Names = dict[str, list[Any]]  # "mine" or "pairs[1]": the group's name and its ranks

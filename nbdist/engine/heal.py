@@ -12,15 +12,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from nbdist.engine import (
-    hook_state,
-    meeting,
-    reducers,
-    torch_live,
-    torch_modules,
-    torch_pipeline,
-    torch_sharded,
-)
+from nbdist.engine import hook_state, meeting, reducers
+from nbdist.engine.compat import torch_live, torch_modules, torch_pipeline, torch_sharded
 
 
 def heal() -> list[str]:

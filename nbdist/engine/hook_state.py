@@ -23,7 +23,8 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine import reducers, torch_live, torch_modules
+from nbdist.engine import reducers
+from nbdist.engine.compat import torch_live, torch_modules
 from nbdist.errors import LayoutError
 
 # Of each kind of state: the fields that a step changes. p_memory_dict's tensors are written before

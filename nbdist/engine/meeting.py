@@ -9,13 +9,15 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from nbdist.engine import announce, membership, shared_memory, tap_books, torch_compat
-from nbdist.engine.announce_store import StoreTable
+from nbdist.engine import membership, shared_memory
+from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat.torch_compat import PrefixStore
 from nbdist.engine.group_spec import Spec
 from nbdist.engine.membership import Membership
 from nbdist.engine.plan import Hello, Key, Plan, make_plan
 from nbdist.engine.shared_memory import Offer, Offered
-from nbdist.engine.torch_compat import PrefixStore
+from nbdist.engine.tap import announce, books
+from nbdist.engine.tap.announce_store import StoreTable
 from nbdist.errors import ClusterError
 from nbdist.ranks import name_ranks
 
@@ -71,7 +73,7 @@ def meet(
     texts = exchange("hello", hello.to_json(), timeout_s)
     hellos = {rank: Hello.from_json(text) for rank, text in texts.items()}
     here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}
-    tap_books.begin_generation(_announcements(here, hellos[0].memory))
+    books.begin_generation(_announcements(here, hellos[0].memory))
     return make_plan(hellos)
 
 

@@ -11,12 +11,13 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from nbdist.engine import sockets, torch_compat, where
+from nbdist.engine import sockets, where
+from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat.torch_compat import PrefixStore, Store, TCPStore
 from nbdist.engine.patient_store import PatientStore
 from nbdist.engine.plan import Key
 from nbdist.engine.shared_memory import Offered
-from nbdist.engine.tap_ledger import Waiting
-from nbdist.engine.torch_compat import PrefixStore, Store, TCPStore
+from nbdist.engine.tap.ledger import Waiting
 from nbdist.errors import ClusterError
 from nbdist.ranks import name_ranks
 

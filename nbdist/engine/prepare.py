@@ -7,8 +7,8 @@ import psutil
 import torch.distributed as dist
 
 from nbdist.engine import sockets
+from nbdist.engine.compat.torch_compat import PrefixStore, Store
 from nbdist.engine.membership import Membership
-from nbdist.engine.torch_compat import PrefixStore, Store
 from nbdist.errors import ClusterError
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from nbdist.engine import (
     boundary,
-    clone,
     data,
     group,
     heal,
@@ -21,11 +20,12 @@ from nbdist.engine import (
     reconcile,
     resize,
     snapshot,
-    tap,
-    training,
     units,
 )
+from nbdist.engine.clone import clone
 from nbdist.engine.layout import layout
+from nbdist.engine.tap import tap
+from nbdist.engine.training import training
 
 
 def install() -> None:

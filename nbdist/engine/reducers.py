@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine import torch_compat, torch_live, torch_modules
+from nbdist.engine.compat import torch_compat, torch_live, torch_modules
 
 Exchange = Callable[[str], dict[int, str]]  # a text of this rank: what each rank has told
 

@@ -4,9 +4,9 @@ import logging
 import threading
 from typing import Any
 
-from nbdist.engine import torch_compat
+from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat.torch_compat import PrefixStore
 from nbdist.engine.membership import Membership
-from nbdist.engine.torch_compat import PrefixStore
 
 log = logging.getLogger(__name__)
 

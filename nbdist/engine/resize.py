@@ -20,14 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbdist.engine import (
-    group,
-    refusals,
-    torch_compat,
-    torch_live,
-    torch_modules,
-    torch_sharded,
-)
+from nbdist.engine import group, refusals
+from nbdist.engine.compat import torch_compat, torch_live, torch_modules, torch_sharded
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.errors import ClusterError
 

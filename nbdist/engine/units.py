@@ -19,16 +19,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from nbdist.engine import (
-    boundary,
-    keep,
+from nbdist.engine import boundary, keep
+from nbdist.engine.agreement import Kind, Report, Steps
+from nbdist.engine.compat import (
     torch_compat,
     torch_live,
     torch_modules,
     torch_pipeline,
     torch_sharded,
 )
-from nbdist.engine.agreement import Kind, Report, Steps
 
 Optimizer = torch.optim.Optimizer
 

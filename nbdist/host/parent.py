@@ -46,7 +46,7 @@ _WARM_MODULES = (
     "ipyparallel.engine.app",
     "nbdist.engine.boot",
     "nbdist.engine.group",
-    "nbdist.engine.training",
+    "nbdist.engine.training.training",
     "nbdist.host.store",
 )
 

@@ -25,14 +25,14 @@ def measure() -> dict[str, dict[str, float]]:
     import torch
     import torch.distributed as dist
 
-    from nbdist.engine import announce, tap, tap_books
+    from nbdist.engine.tap import announce, books, tap
 
     _share_one_core()
     memory = memoryview(bytearray(announce.size_bytes(4)))
     world = dist.group.WORLD
     assert world is not None
     channel = announce.Table(memory, 0).channel("0", "the default group", range(4), 1)
-    tap_books.book_of(world).channel = channel
+    books.book_of(world).channel = channel
     x = torch.ones(1)
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(x),

@@ -9,16 +9,11 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import nbdist
-from nbdist.engine import clone as clone_module
-from nbdist.engine import (
-    clone_pickler,
-    group,
-    heal,
-    hook_state,
-    tap,
-    torch_compat,
-    torch_rebuild,
-)
+from nbdist.engine import group, heal, hook_state
+from nbdist.engine.clone import clone as clone_module
+from nbdist.engine.clone import pickler, torch_rebuild
+from nbdist.engine.compat import torch_compat
+from nbdist.engine.tap import tap
 
 namespace: dict[str, Any] = {"__name__": "__main__", "torch": torch, "dist": dist, "nbdist": nbdist}
 
@@ -231,7 +226,7 @@ def part() -> list[Any]:
 
 def what_broke() -> list[str]:
     """Return what the rooms for private parts miss in what is installed."""
-    return [*torch_rebuild.check(), *clone_pickler.check()]
+    return [*torch_rebuild.check(), *pickler.check()]
 
 
 def group_count() -> int:

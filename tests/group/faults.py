@@ -9,15 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist.engine import (
-    group,
-    heal,
-    membership,
-    torch_compat,
-    torch_modules,
-    torch_pipeline,
-    torch_sharded,
-)
+from nbdist.engine import group, heal, membership
+from nbdist.engine.compat import torch_compat, torch_modules, torch_pipeline, torch_sharded
 
 held: dict[str, Any] = {}  # what a rank keeps from one posted function to the next
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.tensor import DTensor
 
-from nbdist.engine import torch_modules
+from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.layout import Layout, parallelize, tell_facts_to
 from nbdist.errors import LayoutError
 from tests.group import models

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine import group, membership, tap
+from nbdist.engine import group, membership
+from nbdist.engine.tap import tap
 from nbdist.errors import MismatchError
 from tests.group.faults import held
 
@@ -207,7 +208,7 @@ def make_worker_write() -> list[list[int]]:
     dist.barrier()
     child = os.fork()
     if child == 0:
-        from nbdist.engine.tap_books import book_of
+        from nbdist.engine.tap.books import book_of
 
         world = dist.group.WORLD
         assert world is not None

@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from nbdist.engine import control, tap, training, where
+from nbdist.engine import control, where
 from nbdist.engine.records import Recorder
+from nbdist.engine.tap import tap
+from nbdist.engine.training import training
 from tests.group.faults import held
 
 

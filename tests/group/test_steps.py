@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from nbdist.engine.steps import StepRule, samples_in, steps_in_pass, take_samples
+from nbdist.engine.training.steps import StepRule, samples_in, steps_in_pass, take_samples
 
 
 def closed(calls: str) -> str:

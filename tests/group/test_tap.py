@@ -10,7 +10,7 @@ from tests.group.harness import run_ranks, try_ranks
 
 
 def _tap(level: str = "full") -> Any:
-    from nbdist.engine import tap
+    from nbdist.engine.tap import tap
 
     tap.install(level)
     return tap
@@ -139,9 +139,9 @@ def test_every_collective_gives_the_same_with_the_tap(level: str) -> None:
 def _unnamed() -> list[str]:
     import torch.distributed as dist
 
-    from nbdist.engine import announce
-    from nbdist.engine.tap_ops import OPS
-    from nbdist.engine.torch_hooks import check, collective_ops
+    from nbdist.engine.compat.torch_hooks import check, collective_ops
+    from nbdist.engine.tap import announce
+    from nbdist.engine.tap.ops import OPS
 
     assert check() == []
     for number, name in enumerate(announce.REDUCTIONS):

@@ -15,8 +15,9 @@ class Watch:
     """The hooks in place in this process, and the rows they record."""
 
     def __init__(self, level: str = "full") -> None:
-        from nbdist.engine import tap, training
         from nbdist.engine.records import Recorder
+        from nbdist.engine.tap import tap
+        from nbdist.engine.training import training
         from nbdist.wire import Batch
 
         self.records: list[Any] = []
@@ -34,7 +35,7 @@ class Watch:
 
     def rows(self, kind: str = "step") -> list[dict[str, float]]:
         """Return the values of the cell's records, which ends here."""
-        from nbdist.engine import training
+        from nbdist.engine.training import training
 
         training.end_cell()
         self.recorder.flush()
@@ -135,7 +136,7 @@ def _several_optimizers() -> Any:
     watch = Watch()
 
     def loop(name: str, body: Callable[[], None]) -> None:
-        from nbdist.engine import training
+        from nbdist.engine.training import training
 
         training.begin_cell()
         for _ in range(6):
@@ -259,7 +260,7 @@ def test_waiting_for_a_batch_is_data_time_and_validation_is_no_sample(workers: i
 def _broken_hook() -> Any:
     import torch
 
-    from nbdist.engine import steps
+    from nbdist.engine.training import steps
 
     watch = Watch()
     model = _model()
@@ -272,7 +273,7 @@ def _broken_hook() -> Any:
     for _ in range(3):
         model(torch.ones(2, 4)).mean().backward()
         optimizer.step()
-    from nbdist.engine import training
+    from nbdist.engine.training import training
 
     training.log(x=1)
     return watch.rows(), watch.rows("log"), watch.facts
@@ -301,7 +302,8 @@ def _switched_off() -> Any:
         ]
 
     before = places()
-    from nbdist.engine import tap, training
+    from nbdist.engine.tap import tap
+    from nbdist.engine.training import training
 
     Watch()
     during = places()
@@ -442,7 +444,7 @@ def _against_profiler() -> tuple[float, float]:
     from torch.nn.parallel import DistributedDataParallel
     from torch.profiler import ProfilerActivity, profile
 
-    from nbdist.engine.intervals import union
+    from nbdist.engine.tap.intervals import union
 
     watch = Watch("full")
     model = DistributedDataParallel(

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from nbdist.engine.announce import (
+from nbdist.engine.tap.announce import (
     CUDA,
     DTYPES,
     ENTRIES,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist.engine import clone_pickler, clone_unpickler
+from nbdist.engine.clone import pickler, unpickler
 from nbdist.engine.placeholder import Placeholder, PlaceholderError
 
 
@@ -29,13 +29,9 @@ def clone(
     sent = {name: value for name, value in here.items() if not name.startswith("__")}
     refused: dict[int, str] = {}
     for _ in range(3):
-        parcel = clone_pickler.dump(
-            sent, {id(here): "globals"}, (), user_globals=here, refused=refused
-        )
+        parcel = pickler.dump(sent, {id(here): "globals"}, (), user_globals=here, refused=refused)
         buffers = [bytearray(buffer) for buffer in parcel.buffers]
-        loaded = clone_unpickler.load(
-            parcel.names, parcel.streams, buffers, {"globals": there}, there
-        )
+        loaded = unpickler.load(parcel.names, parcel.streams, buffers, {"globals": there}, there)
         failures = loaded.failures
         if not failures:
             there.update(loaded.values)
@@ -213,24 +209,24 @@ def test_a_class_that_the_other_side_cannot_import_is_a_placeholder() -> None:
     exec("class Thing: pass", vars(module))
     try:
         here = {"thing": module.Thing(), "good": 1}
-        parcel = clone_pickler.dump(here, {}, (), user_globals=here)
+        parcel = pickler.dump(here, {}, (), user_globals=here)
         del sys.modules["only_here"]
-        loaded = clone_unpickler.load(parcel.names, parcel.streams, [], {}, {})
+        loaded = unpickler.load(parcel.names, parcel.streams, [], {}, {})
     finally:
         sys.modules.pop("only_here", None)
 
     assert loaded.values["good"] == 1
     assert "only_here" in loaded.failures[0].why
-    assert list(clone_pickler.names_of(parcel, loaded.failures)) == ["thing"]
+    assert list(pickler.names_of(parcel, loaded.failures)) == ["thing"]
 
 
 def test_large_arrays_travel_out_of_band_and_are_writable() -> None:
     array = np.arange(100_000, dtype=np.float64)
     here: dict[str, Any] = {"x": array, "y": {"again": array}}
-    parcel = clone_pickler.dump(here, {}, (), user_globals=here)
+    parcel = pickler.dump(here, {}, (), user_globals=here)
 
     buffers = [bytearray(buffer) for buffer in parcel.buffers]
-    values = clone_unpickler.load(parcel.names, parcel.streams, buffers, {}, {}).values
+    values = unpickler.load(parcel.names, parcel.streams, buffers, {}, {}).values
 
     assert sum(map(len, parcel.streams)) < 1000
     assert values["x"] is values["y"]["again"]
@@ -280,9 +276,9 @@ after = 1
 def test_what_the_other_process_lacks_is_named() -> None:
     group = object()
     here = {"group": group, "holder": [group], "good": 1}
-    parcel = clone_pickler.dump(here, {id(group): "process group 7"}, (), user_globals=here)
+    parcel = pickler.dump(here, {id(group): "process group 7"}, (), user_globals=here)
 
-    loaded = clone_unpickler.load(parcel.names, parcel.streams, [], {}, {})
+    loaded = unpickler.load(parcel.names, parcel.streams, [], {}, {})
 
     assert list(loaded.missing) == ["group", "holder"]
     assert loaded.missing["group"] == "process group 7: this process has none"
@@ -290,7 +286,7 @@ def test_what_the_other_process_lacks_is_named() -> None:
 
 
 def test_nothing_private_has_moved() -> None:
-    assert clone_pickler.check() == []
+    assert pickler.check() == []
 
 
 def test_weak_references_hold_what_travels_with_them() -> None:

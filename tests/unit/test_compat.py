@@ -36,5 +36,9 @@ def test_the_engines_rooms_have_every_private_part_that_we_use() -> None:
 
 def test_the_doctor_asks_every_room_of_the_engine_that_has_a_check() -> None:
     folder = Path(software.__file__).parents[1] / "engine"
-    rooms = {p.stem for p in folder.glob("*.py") if "\ndef check() -> list[str]" in p.read_text()}
+    rooms = {
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+        if "\ndef check() -> list[str]" in path.read_text()
+    }
     assert rooms == set(software.ROOMS)

@@ -11,7 +11,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from nbdist.engine.fingerprint import differing, fingerprint, of_names  # noqa: E402
+from nbdist.engine.clone.fingerprint import differing, fingerprint, of_names  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.engine.intervals import union
+from nbdist.engine.tap.intervals import union
 
 
 def test_overlap_counts_once_and_gaps_do_not_count() -> None:

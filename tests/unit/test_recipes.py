@@ -7,15 +7,15 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from nbdist.engine import clone_pickler, clone_unpickler  # noqa: E402
-from nbdist.engine.clone_wire import over  # noqa: E402
-from nbdist.engine.recipes import recipes  # noqa: E402
+from nbdist.engine.clone import pickler, unpickler  # noqa: E402
+from nbdist.engine.clone.parcels import over  # noqa: E402
+from nbdist.engine.clone.recipes import recipes  # noqa: E402
 
 
 def clone(**names: Any) -> dict[str, Any]:
-    parcel = clone_pickler.dump(names, {}, recipes(), user_globals={})
+    parcel = pickler.dump(names, {}, recipes(), user_globals={})
     buffers = [over(torch.tensor(list(part), dtype=torch.uint8)) for part in parcel.buffers]
-    loaded = clone_unpickler.load(parcel.names, parcel.streams, buffers, {}, {})
+    loaded = unpickler.load(parcel.names, parcel.streams, buffers, {}, {})
     assert (loaded.failures, parcel.placeholders, parcel.lost) == ([], {}, {})
     return loaded.values
 

@@ -1,6 +1,6 @@
 """From whom newcomers are cloned."""
 
-from nbdist.engine.sources import Ties, choose
+from nbdist.engine.clone.sources import Ties, choose
 
 ALL = (0, 1, 2, 3)
 NOTHING = Ties((), (ALL,))

@@ -7,7 +7,7 @@ parameters, `state_dict` keys and the object stay what they were, and communicat
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine import torch_modules
+from nbdist.engine.compat import torch_modules
 from nbdist.errors import LayoutError
 
 

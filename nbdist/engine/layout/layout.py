@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from nbdist.engine import torch_modules
+from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout import cost, ddp, fsdp, mesh, weights
 from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.mesh import MeshShape

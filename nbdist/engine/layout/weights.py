@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine import torch_modules
+from nbdist.engine.compat import torch_modules
 from nbdist.errors import LayoutError
 
 _SOURCE = 0  # the rank whose weights count

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine import torch_compat, torch_modules
-from nbdist.engine.clone_pickler import LostState
-from nbdist.engine.clone_unpickler import afterwards
-from nbdist.engine.torch_compat import lacking
+from nbdist.engine.clone.pickler import LostState
+from nbdist.engine.clone.unpickler import afterwards
+from nbdist.engine.compat import torch_compat, torch_modules
+from nbdist.engine.compat.torch_compat import lacking
 
 
 def check() -> list[str]:

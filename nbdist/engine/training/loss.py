@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nbdist.engine.torch_hooks import local_scalar, unscaled
+from nbdist.engine.compat.torch_hooks import local_scalar, unscaled
 
 
 @dataclass(slots=True)

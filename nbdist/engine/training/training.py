@@ -31,10 +31,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from nbdist.engine import tap, torch_hooks
-from nbdist.engine.loss import PendingLoss
+from nbdist.engine.compat import torch_hooks
 from nbdist.engine.records import Recorder
-from nbdist.engine.steps import StepRule, samples_in, steps_in_pass, take_samples
+from nbdist.engine.tap import tap
+from nbdist.engine.training.loss import PendingLoss
+from nbdist.engine.training.steps import StepRule, samples_in, steps_in_pass, take_samples
 from nbdist.errors import UsageError
 
 MAX_HELD = 64  # steps whose loss has not come back from the GPU

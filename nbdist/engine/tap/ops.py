@@ -21,8 +21,8 @@ from typing import Any, Literal
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from nbdist.engine import announce
-from nbdist.engine.torch_hooks import reduce_op
+from nbdist.engine.compat.torch_hooks import reduce_op
+from nbdist.engine.tap import announce
 
 Returns = Literal["outputs and work", "work", "nothing"]
 # What must be the same on all ranks, beside kind, root and reduction.

@@ -6,7 +6,7 @@ by value; such a function has the other rank's namespace as its globals, not a c
 
 What cannot be pickled becomes a `Placeholder`, wherever it stands:
 - `dump` computes every reduction itself, and puts a placeholder where one raises;
-- each object is built on the other side (`clone_unpickler`), which reports what raises there.
+- each object is built on the other side (`unpickler`), which reports what raises there.
   The caller dumps again with these objects refused, so no object is ever half built.
 A recipe that raises LostState gives up the whole name: of a sharded model no part is worth having.
 
@@ -26,7 +26,7 @@ from typing import Any
 import cloudpickle
 
 from nbdist.engine import placeholder
-from nbdist.engine.clone_unpickler import (
+from nbdist.engine.clone.unpickler import (
     Failure,
     fill,
     fill_function,

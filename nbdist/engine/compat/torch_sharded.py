@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from nbdist.engine import torch_live
-from nbdist.engine.torch_compat import lacking
+from nbdist.engine.compat import torch_live
+from nbdist.engine.compat.torch_compat import lacking
 
 
 def check() -> list[str]:

@@ -1,7 +1,7 @@
 """See every collective of this rank: count it, time it, tell which one the main thread waits in.
 
 The tap puts Python functions in the place of torch's kernels of the `c10d` operators
-(`tap_ops.py`), below DDP's reducer, FSDP, DTensor and the Python API alike. Each asks the process
+(`ops.py`), below DDP's reducer, FSDP, DTensor and the Python API alike. Each asks the process
 group for its backend anew, for a fault may have put another one there.
 
 Levels: "off" takes everything out, native speed. "counts": number, bytes and kind, and the time
@@ -39,9 +39,10 @@ from typing import Any
 
 import torch
 
-from nbdist.engine import announce, torch_hooks
-from nbdist.engine.tap_books import Book, book_of, counts, received, sent
-from nbdist.engine.tap_ledger import (
+from nbdist.engine.compat import torch_hooks
+from nbdist.engine.tap import announce
+from nbdist.engine.tap.books import Book, book_of, counts, received, sent
+from nbdist.engine.tap.ledger import (
     Launch,
     Level,
     Traffic,
@@ -56,7 +57,7 @@ from nbdist.engine.tap_ledger import (
     take,
     waiting,
 )
-from nbdist.engine.tap_ops import OPS, Op, describer, size_bytes
+from nbdist.engine.tap.ops import OPS, Op, describer, size_bytes
 from nbdist.engine.where import cell_place, prompt_of
 from nbdist.errors import MismatchError
 

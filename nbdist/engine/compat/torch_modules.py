@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine import torch_live
-from nbdist.engine.torch_compat import lacking
+from nbdist.engine.compat import torch_live
+from nbdist.engine.compat.torch_compat import lacking
 
 _dist: Any = dist  # for names that its types do not tell
 

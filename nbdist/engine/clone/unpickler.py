@@ -1,4 +1,4 @@
-"""Build what `clone_pickler` has pickled, and note each object that cannot be built.
+"""Build what `pickler` has pickled, and note each object that cannot be built.
 
 Pickles name the functions here (`make`, `fill`, ...): they run while `load` reads, on the other
 side. Main thread only.

@@ -12,9 +12,9 @@ from weakref import WeakSet, ref
 
 import torch.distributed as dist
 
-from nbdist.engine import torch_compat
-from nbdist.engine.announce import Channel, Table
-from nbdist.engine.announce_store import StoreChannel, StoreTable
+from nbdist.engine.compat import torch_compat
+from nbdist.engine.tap.announce import Channel, Table
+from nbdist.engine.tap.announce_store import StoreChannel, StoreTable
 from nbdist.errors import ClusterError
 
 MAX_BOOKS = 1024  # beyond it, those of groups that are gone are dropped

@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from nbdist.engine import meeting, torch_compat, torch_modules
+from nbdist.engine import meeting
+from nbdist.engine.compat import torch_compat, torch_modules
 
 Ranks = tuple[int, ...]  # global
 

@@ -11,8 +11,10 @@ from typing import Any, Literal
 
 import torch
 
-from nbdist.engine import intervals, tap_books, torch_hooks, where
-from nbdist.engine.tap_books import Book
+from nbdist.engine import where
+from nbdist.engine.compat import torch_hooks
+from nbdist.engine.tap import books, intervals
+from nbdist.engine.tap.books import Book
 
 Level = Literal["off", "counts", "full"]
 
@@ -140,7 +142,7 @@ _held: deque[Launch] = deque()
 
 def reset_counts() -> None:
     """Begin to count at zero: the groups have been formed anew."""
-    tap_books.reset()
+    books.reset()
     state.under_way.clear()
 
 

@@ -24,24 +24,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine import (
-    clone_pickler,
-    clone_unpickler,
-    fingerprint,
-    group_names,
-    hook_state,
-    meeting,
-    refusals,
-    sources,
-    torch_rebuild,
-    torch_sharded,
-)
+from nbdist.engine import group_names, hook_state, meeting, refusals
 from nbdist.engine.batches import mix
-from nbdist.engine.clone_wire import Channel
+from nbdist.engine.clone import fingerprint, pickler, sources, torch_rebuild, unpickler
+from nbdist.engine.clone.parcels import Channel
+from nbdist.engine.clone.recipes import recipes
+from nbdist.engine.compat import torch_sharded
+from nbdist.engine.compat.torch_compat import ranks_of
 from nbdist.engine.data import Loader
 from nbdist.engine.placeholder import Placeholder
-from nbdist.engine.recipes import recipes
-from nbdist.engine.torch_compat import ranks_of
 from nbdist.errors import ClusterError, LostStateError
 from nbdist.ranks import begin_with_ranks, name_ranks
 
@@ -203,7 +194,7 @@ def _give(place: _Place, newcomers: list[int], step: int) -> dict[str, Any]:
     anchors = {id(value): key for key, value in place.anchors.items()}
     refused, excluded = dict[int, str](), dict[str, str]()
     for attempt in range(_MOST_ROUNDS):
-        parcel = clone_pickler.dump(
+        parcel = pickler.dump(
             sent,
             anchors,
             recipes(),
@@ -223,7 +214,7 @@ def _give(place: _Place, newcomers: list[int], step: int) -> dict[str, Any]:
         if attempt == 0:
             refused |= {id(parcel.objects[failure.serial]): failure.why for failure in failures}
         else:  # an object that is made for the pickle alone is another one each time
-            excluded |= clone_pickler.names_of(parcel, failures)
+            excluded |= pickler.names_of(parcel, failures)
     else:
         raise ClusterError(
             f"{name_ranks(newcomers)} cannot build what rank {dist.get_rank()} holds.",
@@ -237,7 +228,7 @@ def _give(place: _Place, newcomers: list[int], step: int) -> dict[str, Any]:
     return answer
 
 
-def _header(parcel: clone_pickler.Parcel) -> dict[str, Any]:
+def _header(parcel: pickler.Parcel) -> dict[str, Any]:
     # Code that cells run may have changed both, and modules are imported by their names.
     return {"names": parcel.names, "path": sys.path, "folder": os.getcwd()}
 
@@ -249,9 +240,7 @@ def _seed(sent: Mapping[str, Any]) -> int:
     return torch.initial_seed() if loader is None else int(loader.state_dict()["seed"])
 
 
-def _answer(
-    parcel: clone_pickler.Parcel, newcomers: list[int], seed: int, step: int
-) -> dict[str, Any]:
+def _answer(parcel: pickler.Parcel, newcomers: list[int], seed: int, step: int) -> dict[str, Any]:
     placeholders = {name: why for name, why in parcel.placeholders.items() if name not in _parts}
     return {
         "source": dist.get_rank(),
@@ -299,7 +288,7 @@ def _load_from(channel: Channel, place: _Place) -> dict[str, Any]:
         _follow(header)
         names = header["names"]
         streams = [bytes(buffer) for buffer in buffers[: len(names)]]
-        loaded = clone_unpickler.load(
+        loaded = unpickler.load(
             names, streams, buffers[len(names) :], place.anchors, place.namespace
         )
         del buffers

@@ -8,7 +8,7 @@ sends nothing; who came first and waits is freed by the rescue that follows. Wha
 ranks come in, the last of two has seen the other.
 
 Compared are kind, type, size, root and reduction, as far as ranks must agree on them
-(`tap_ops.py`). Not seen: sizes of `all_to_all`, point to point messages, a peer that is over a
+(`ops.py`). Not seen: sizes of `all_to_all`, point to point messages, a peer that is over a
 thousand collectives ahead, and operators the tap does not see. Ranks on another host than rank 0
 are not compared here; `announce_store` does that, slowly, where it is asked for.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdist.engine.torch_compat import lacking
+from nbdist.engine.compat.torch_compat import lacking
 
 # A schedule's flags for "my stages know what they send and receive", by kind of schedule.
 _READY_FLAGS = (

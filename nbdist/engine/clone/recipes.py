@@ -19,9 +19,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbdist.engine import data, torch_live, torch_rebuild
-from nbdist.engine.clone_pickler import LostState, Recipe
-from nbdist.engine.clone_unpickler import afterwards
+from nbdist.engine import data
+from nbdist.engine.clone import torch_rebuild
+from nbdist.engine.clone.pickler import LostState, Recipe
+from nbdist.engine.clone.unpickler import afterwards
+from nbdist.engine.compat import torch_live
 
 
 def recipes() -> list[Recipe]:

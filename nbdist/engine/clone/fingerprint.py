@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from nbdist.engine import data, group_names
-from nbdist.engine.recipes import stands_at_own_rank
+from nbdist.engine.clone.recipes import stands_at_own_rank
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nbdist.engine import torch_compat
+from nbdist.engine.compat import torch_compat
 
 _TAG = 0x636C  # of our messages, beside a user's own
 _MESSAGE_BYTES = 64 << 20
