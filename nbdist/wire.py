@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-VERSION = 1  # rises when a message changes; both sides compare it at the start
+from nbdist.packed import Calls
+
+VERSION = 2  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/output.py`
@@ -21,7 +23,9 @@ SUMMARY_KEY = "nbdist"  # where a cell's reply carries its Summary
 STEP_KEYS = frozenset(
     {
         *("step", "loss", "step_s", "compute_s", "comm_s", "comm_total_s", "data_s"),
-        *("samples", "bytes", "collectives", "total"),
+        *("forward_s", "backward_s", "optimizer_s", "other_s", "cpu_s", "starved_s"),
+        *("samples", "tokens", "bytes", "collectives", "total"),
+        *("rss_bytes", "cuda_bytes", "cuda_reserved_bytes", "cuda_peak_bytes", "grad_share"),
     }
 )
 
@@ -30,13 +34,20 @@ STEP_KEYS = frozenset(
 class Record:
     """One row of metrics.
 
-    `kind` is "step" (one optimizer step, seen by the hooks) or "log" (`nbdist.log`).
+    `kind` is "step" (one optimizer step, seen by the hooks), "log" (`nbdist.log`), "calls" (a
+    step's collectives, in `detail`) or "links" (what the sockets to
+    other ranks tell, see `engine/links.py`).
     `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
     `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
-    `values` holds plain floats. A step row has, where known: `loss`; `step_s`, `compute_s`,
-    `comm_s` (exposed: the main thread waited), `comm_total_s` (union of all collectives'
-    intervals), `data_s`; `samples`, `bytes` (sent into collectives), `collectives` (a count),
-    `total` (steps the loop will make, when the loader knows).
+    `values` holds plain floats. A step row has, where known: `loss`; `step_s`, and what it is made
+    of: `compute_s` (forward and backward), `comm_s` (exposed: the main thread waited), `data_s`,
+    `optimizer_s`, `other_s`, which sum to it; of these `forward_s` and `backward_s` by the clock,
+    waits for communication included; `comm_total_s` (union of all collectives' intervals); `cpu_s`
+    (processor time of the main thread) and `starved_s` (it was ready to run and had no core);
+    `samples`, `tokens`, `bytes` (sent into collectives), `collectives` (a count), `total` (steps
+    the loop will make, when the loader knows); now and then `rss_bytes`, `cuda_bytes` (allocated),
+    `cuda_reserved_bytes`, `cuda_peak_bytes`; `grad_share`, this rank's share of the squared
+    gradient norm, where that is asked for: the norm is the root of the sum over all ranks.
     """
 
     rank: int
@@ -45,6 +56,7 @@ class Record:
     step: int
     time_ns: int
     values: dict[str, float]
+    detail: Calls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,7 @@ class Batch:
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON form: the first `seq`, and one compact row a record."""
         first = self.records[0].seq if self.records else 0
-        rows = [[r.kind, r.step, r.time_ns, _to_json(r.values)] for r in self.records]
+        rows = [_row(record) for record in self.records]
         return {"rank": self.rank, "first": first, "rows": rows, "facts": self.facts}
 
     @classmethod
@@ -70,10 +82,23 @@ class Batch:
         """Return the batch that `to_wire` wrote."""
         rank, first = content["rank"], content["first"]
         records = tuple(
-            Record(rank, first + i, kind, step, time_ns, _from_json(values))
-            for i, (kind, step, time_ns, values) in enumerate(content["rows"])
+            Record(
+                rank,
+                first + i,
+                kind,
+                step,
+                time_ns,
+                _from_json(values),
+                *map(Calls.from_wire, detail),
+            )
+            for i, (kind, step, time_ns, values, *detail) in enumerate(content["rows"])
         )
         return cls(rank, records, content["facts"])
+
+
+def _row(record: Record) -> list[Any]:
+    row = [record.kind, record.step, record.time_ns, _to_json(record.values)]
+    return row if record.detail is None else [*row, record.detail.to_wire()]
 
 
 def _to_json(values: dict[str, float]) -> dict[str, float | str]:

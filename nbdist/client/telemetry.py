@@ -145,6 +145,8 @@ class Telemetry:
         columns: dict[str, list[tuple[int, float]]] = {}
         latest = dict(self.latest.get(rank, {}))
         for record in records:
+            if record.kind not in ("step", "log"):
+                continue
             values = {series_key(record.kind, key): v for key, v in record.values.items()}
             for key, value in values.items():
                 columns.setdefault(key, []).append((record.step, value))

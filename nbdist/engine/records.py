@@ -26,6 +26,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+from nbdist.packed import Calls
 from nbdist.wire import Batch, Record
 
 INTERVAL_S = 0.25  # a message costs a rank about a millisecond, however little is in it
@@ -72,18 +73,21 @@ class Recorder:
         """How many records left the ring before they were published."""
         return self._lost
 
-    def add(self, kind: str, step: int, values: dict[str, float]) -> None:
+    def add(
+        self, kind: str, step: int, values: dict[str, float], detail: Calls | None = None
+    ) -> None:
         """Make one record; `values` now belongs to the recorder. Costs a few microseconds."""
         if self._is_forked:
             return
         now_ns = time.time_ns()
         with self._lock:
-            self._ring.append(Record(self._rank, self._next_seq, kind, step, now_ns, values))
+            record = Record(self._rank, self._next_seq, kind, step, now_ns, values, detail)
+            self._ring.append(record)
             self._next_seq += 1
-            self._points += len(values) or 1
+            self._points += _size(record)
             while self._points > RING_POINTS and len(self._ring) > 1:
                 oldest = self._ring.popleft()
-                self._points -= len(oldest.values) or 1
+                self._points -= _size(oldest)
                 if oldest.seq >= self._sent:
                     self._sent = oldest.seq + 1
                     self._lost += 1
@@ -178,6 +182,12 @@ class Recorder:
         thread = threading.Thread(target=self._run, name="nbdist-records", daemon=True)
         thread.start()
         return thread
+
+
+def _size(record: Record) -> int:
+    """Return how many values a record counts for; one takes some 64 bytes, a packed one 4."""
+    packed = 0 if record.detail is None else len(record.detail.calls) + len(record.detail.waits)
+    return len(record.values) + packed // 16 or 1
 
 
 def _after_fork(recorder: Recorder | None) -> None:

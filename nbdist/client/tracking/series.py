@@ -92,7 +92,7 @@ class Series:
         for record in records:
             if record.kind == "step":
                 points += self._add_step(record)
-            else:
+            elif record.kind == "log":
                 points += self._add_log(record)
         points += self._close_old()
         return points
