@@ -17,6 +17,7 @@ from nbdist.client import transcript
 from nbdist.client.board import Board
 from nbdist.client.cells import CellRequest, Outcome
 from nbdist.client.cluster import Cluster
+from nbdist.client.insight.insight import Insight
 from nbdist.client.slots import Slots
 from nbdist.client.telemetry import Telemetry
 from nbdist.errors import ClusterError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 2.0
+_EXPLAIN_TIMEOUT_S = 2.0
 
 
 class Showing:
@@ -110,8 +112,10 @@ class Showing:
             {r: seq for r, (pid, seq) in self._heard.items() if pids.get(r) == pid}
         )
         self._pids = pids
-        run = self._tracking().follow(info, telemetry) if track else None
-        return ShownCell(self, info, telemetry, run, above, show=show, theme=self._theme)
+        insight = Insight(info)
+        telemetry.subscribe(insight.receive)
+        run = self._tracking().follow(info, telemetry, insight) if track else None
+        return ShownCell(self, info, telemetry, insight, run, above, show=show, theme=self._theme)
 
     def _tracking(self) -> "Tracker":
         from nbdist.client.tracking import Tracker
@@ -135,13 +139,14 @@ atexit.register(_close_trackers)
 
 
 class ShownCell:
-    """One cell's slots, telemetry, board and run. Main thread only."""
+    """One cell's slots, telemetry, insight, board and run. Main thread only."""
 
     def __init__(
         self,
         showing: Showing,
         info: wire.CellInfo,
         telemetry: Telemetry,
+        insight: Insight,
         run: "TrackedRun | None",
         above: Sequence[wire.Display],
         *,
@@ -154,12 +159,14 @@ class ShownCell:
             showing: What it shares with the session's other cells.
             info: The cell.
             telemetry: Gets its records.
+            insight: Explains them.
             run: Its run, which begins with the first record; None when it is not tracked.
             above: What the notebook's cell shows already.
             show: Whether to show anything; a script reads the result instead.
             theme: For the board.
         """
         self.telemetry = telemetry
+        self.insight = insight
         self.left = list(above)  # all that stays in the notebook's cell
         self.run_key: str | None = None
         self.slots = Slots(None if show else False, self.left)
@@ -167,7 +174,7 @@ class ShownCell:
         self._run = run
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
-        self._board = Board(info, telemetry, self.slots, static, theme)
+        self._board = Board(info, telemetry, self.slots, static, theme, insight=insight)
 
     def say(self, notice: str) -> None:
         """Show a line that stays, before the cell itself shows anything; an empty one is none."""
@@ -182,6 +189,7 @@ class ShownCell:
     def end(self, outcome: Outcome) -> None:
         """Put what stays into the cell's output: board, text, a line about the run."""
         self._showing.remember_records(outcome)
+        self.insight.finish(_EXPLAIN_TIMEOUT_S)  # board and run end with what it has found
         try:
             board = self._board.finish(outcome.word)
             self._showing.remember_board(board)

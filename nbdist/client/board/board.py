@@ -16,6 +16,7 @@ from nbdist.client.board.live import Live, Slots
 from nbdist.wire import CellInfo, Display
 
 if TYPE_CHECKING:
+    from nbdist.client.insight.insight import Insight
     from nbdist.client.telemetry import Telemetry
 
 Outcome = Literal["finished", "failed", "interrupted"]
@@ -37,6 +38,7 @@ class Board:
         theme: "light" or "dark" paint that background; "auto" is readable on both.
         pictures: Whether the front end shows pictures and widgets; found out when None. Without
             them (a terminal) the board is its caption.
+        insight: What explains the cell's steps and collectives.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class Board:
         theme: str = "auto",
         *,
         pictures: bool | None = None,
+        insight: "Insight | None" = None,
     ) -> None:
         self._info, self._telemetry, self._slots = info, telemetry, slots
+        self._insight = insight
         self._theme = palette.theme_named(theme)
         self._pictures = _in_a_kernel() if pictures is None else pictures
         self._is_live = self._pictures and not static

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from nbdist.client.insight.insight import Insight
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.names import (
@@ -101,13 +102,15 @@ class Tracker:
         self.shipping = ShippingProcess(self.folder)
         self._current: TrackedRun | None = None
 
-    def follow(self, info: CellInfo, telemetry: Feed) -> "TrackedRun":
+    def follow(
+        self, info: CellInfo, telemetry: Feed, insight: Insight | None = None
+    ) -> "TrackedRun":
         """Return the run of a cell; it begins with the cell's first record, or never.
 
         A run that was never finished, for its cell broke in an unforeseen place, ends here.
         """
         self._end_current()
-        run = self._current = TrackedRun(self, info, telemetry)
+        run = self._current = TrackedRun(self, info, telemetry, insight)
         if info.track:
             telemetry.subscribe(run.receive)
         return run
@@ -129,10 +132,13 @@ class Tracker:
 class TrackedRun:
     """One cell's run. Made by `Tracker.follow`."""
 
-    def __init__(self, tracker: Tracker, info: CellInfo, telemetry: Feed) -> None:
+    def __init__(
+        self, tracker: Tracker, info: CellInfo, telemetry: Feed, insight: Insight | None = None
+    ) -> None:
         self._tracker = tracker
         self._info = info
         self._telemetry = telemetry
+        self._insight = insight
         # A deque, not queue.Queue: append is atomic, and the IO thread must never wait for a
         # lock that a thread on a slow disk holds.
         self._waiting: deque[list[Record]] = deque()

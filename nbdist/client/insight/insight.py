@@ -1,0 +1,119 @@
+"""One cell's records in, what follows from them out: who waited for whom, and where time went.
+
+Threads: `receive` runs on ipyparallel's IO thread and appends to a deque; `nbdist-insight` does the
+work, from the first record that tells of a step until `finish`; `now` may be called on any thread,
+`subscribe` and `finish` on the main one.
+
+Bounds: the thread rests `REST` times as long as it has worked, so that it never takes more of a
+core; what then comes faster than it works is left out, and counted (`Analysis.left_out`).
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from nbdist.client.insight.values import Analysis, ExplainedStep
+from nbdist.wire import CellInfo, Record
+
+PERIOD_S = 0.3  # between two looks; records come every 0.25 s
+REST = 19  # 5 % of a core
+MOST_WAITING = 20_000  # records that have not been looked at
+_KINDS = frozenset({"step", "calls", "links"})
+
+_log = logging.getLogger("nbdist.insight")
+
+
+class Insight:
+    """What is known of one cell."""
+
+    def __init__(self, info: CellInfo) -> None:
+        """Begin without a thread; a cell that takes no step never gets one."""
+        self._info = info
+        # A deque, not queue.Queue: append is atomic, and the IO thread must never wait for a lock.
+        self._waiting: deque[list[Record]] = deque()
+        self._received = 0
+        self._taken = 0
+        self._lost = 0
+        self._analysis = Analysis()
+        self._subscribers: list[Callable[[list[ExplainedStep]], None]] = []
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self._has_failed = False
+
+    def receive(self, records: list[Record]) -> None:
+        """Take records; called on the IO thread, returns at once."""
+        if self._has_failed or self._ending.is_set():
+            return
+        of_steps = [record for record in records if record.kind in _KINDS]
+        if not of_steps:
+            return
+        if self._received - self._taken > MOST_WAITING:
+            self._lost += sum(len(r.detail.calls) // 5 for r in of_steps if r.detail is not None)
+            return
+        self._received += len(of_steps)
+        self._waiting.append(of_steps)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="nbdist-insight", daemon=True)
+            self._thread.start()
+
+    def now(self) -> Analysis:
+        """Return what is known by now; costs nothing."""
+        return self._analysis
+
+    def subscribe(self, callback: Callable[[list[ExplainedStep]], None]) -> None:
+        """Call `callback` with steps as they are explained, each once, in order.
+
+        It runs on `nbdist-insight`. If it raises, that is logged and it is never called again.
+        """
+        self._subscribers.append(callback)
+
+    def finish(self, timeout_s: float) -> None:
+        """Work off what has come, and end the thread; afterwards `now` has the last word."""
+        self._ending.set()
+        if self._thread is None:
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._has_failed = True
+            _log.error("The last steps were not explained within %g s", timeout_s)
+
+    def _run(self) -> None:
+        """Explain until the cell ends: the body of the thread."""
+        try:
+            # numpy takes a tenth of a second to import, and most cells need none of this.
+            from nbdist.client.insight.analyst import Analyst
+
+            analyst = Analyst(self._info.ranks)
+            is_last, rest_s = False, PERIOD_S
+            while not is_last:
+                is_last = self._ending.wait(rest_s)
+                began = time.thread_time()
+                explained = analyst.take(self._drain(), is_last=is_last)
+                analysis = analyst.analysis()
+                self._analysis = replace(analysis, left_out=analysis.left_out + self._lost)
+                if explained:
+                    self._tell(explained)
+                rest_s = max(PERIOD_S, REST * (time.thread_time() - began))
+        except Exception:
+            # Training and the cell go on; `now` keeps the last result.
+            self._has_failed = True
+            self._waiting.clear()
+            _log.exception("Steps are not explained any more in this cell")
+
+    def _drain(self) -> list[Record]:
+        records: list[Record] = []
+        while self._waiting:
+            records += self._waiting.popleft()
+        self._taken += len(records)
+        return records
+
+    def _tell(self, explained: list[ExplainedStep]) -> None:
+        for callback in list(self._subscribers):
+            try:
+                callback(explained)
+            except Exception:
+                self._subscribers.remove(callback)
+                _log.exception("A subscriber of explained steps failed and is left out")

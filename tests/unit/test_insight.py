@@ -1,0 +1,91 @@
+"""One cell's insight: a thread that explains steps and is in nobody's way."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from nbdist.client.insight.analyst import Analyst
+from nbdist.client.insight.insight import Insight
+from nbdist.client.insight.values import PARTS
+from nbdist.wire import CellInfo, Record
+
+INFO = CellInfo(1, "train()", (0, 1), 2, "gloo", ("cpu", "cpu"))
+
+
+def step(rank: int, number: int, **seconds: float) -> Record:
+    return Record(rank, number, "step", number, 0, seconds)
+
+
+def begun(thread: str) -> bool:
+    return any(t.name == thread for t in threading.enumerate())
+
+
+def test_a_cell_without_steps_gets_no_thread() -> None:
+    insight = Insight(INFO)
+    insight.receive([Record(0, 0, "log", 0, 0, {"accuracy": 0.9})])
+    assert not begun("nbdist-insight")
+    insight.finish(1)
+    assert insight.now().ranks == ()
+
+
+def test_what_came_before_the_end_is_known_after_it_and_the_thread_is_gone() -> None:
+    insight = Insight(INFO)
+    for number in range(1, 200):
+        insight.receive([step(0, number, step_s=0.010, compute_s=0.010)])
+    insight.finish(20)
+    assert [rank.step_ms for rank in insight.now().ranks] == [pytest.approx(10)]
+    assert not begun("nbdist-insight")
+
+
+def test_the_parts_of_a_step_sum_to_it_and_nobody_is_blamed_before_ranks_were_compared() -> None:
+    insight = Insight(INFO)
+    seconds = {"compute_s": 0.05, "comm_s": 0.02, "data_s": 0.01, "optimizer_s": 0.007}
+    insight.receive([step(1, 1, step_s=0.09, comm_total_s=0.05, **seconds)])
+    insight.finish(20)
+    (rank,) = insight.now().ranks
+    assert tuple(rank.parts) == PARTS
+    assert sum(rank.parts.values()) == pytest.approx(rank.step_ms)
+    assert rank.parts["hidden"] == pytest.approx(30)
+    assert rank.parts["compute"] == pytest.approx(20)
+    assert rank.parts["transfer"] == pytest.approx(20)
+    assert rank.parts["other"] == pytest.approx(3)
+    assert rank.waits_for is None
+
+
+def test_only_recent_steps_count() -> None:
+    insight = Insight(INFO)
+    insight.receive([step(0, number, step_s=1.0) for number in range(1, 51)])
+    insight.receive([step(0, number, step_s=0.002) for number in range(51, 101)])
+    insight.finish(20)
+    assert insight.now().ranks[0].step_ms == pytest.approx(2)
+
+
+def test_a_failure_is_logged_and_the_last_result_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    insight = Insight(INFO)
+    insight.receive([step(0, 1, step_s=0.01)])
+    wait_until(lambda: bool(insight.now().ranks))
+    before = insight.now()
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Analyst, "take", fail)
+    with caplog.at_level(logging.ERROR, "nbdist.insight"):
+        wait_until(lambda: not begun("nbdist-insight"))
+    assert "not explained any more" in caplog.text
+    insight.receive([step(0, 2, step_s=0.01)])
+    insight.finish(1)
+    assert insight.now() is before
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    event = threading.Event()
+    for _ in range(3000):
+        if holds():
+            return
+        event.wait(0.01)
+    raise AssertionError("it never came to be")
