@@ -76,6 +76,7 @@ class Program:
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
         from nbdist.engine import boundary, data, snapshot
+        from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 
         self._began = time.perf_counter()
@@ -85,6 +86,7 @@ class Program:
             {name: plain.decode(value) for name, value in options.get("params", {}).items()}
         )
         training.begin_cell()
+        tap.begin_cell()
         self._modes = modes.current()
         line = data.begin_cell(
             options["cell"], failed=options.get("failed"), is_retry=bool(options.get("retry"))

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -400,3 +401,286 @@ def _swap() -> list[float]:
 
 def test_collectives_go_through_a_backend_that_was_put_in_later() -> None:
     assert run_ranks(2, _swap) == [[2.0, 2.0, 2.0]] * 2
+
+
+def _rows(body: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
+    """Return the rows of one step that `body` is, and what it returned."""
+    import torch.distributed as dist
+
+    tap = _tap("full")
+    dist.barrier()
+    tap.take()
+    value = body(*args)
+    dist.barrier()
+    calls = tap.take(1).calls
+    assert calls is not None
+    return calls, value
+
+
+def _decoded(calls: Any) -> list[tuple[Any, int, int, int, int]]:
+    """Return the template, number and moments of each row, in the order of the numbers."""
+    flat = calls.calls.tolist()
+    rows = [flat[i : i + 5] for i in range(0, len(flat), 5)]
+    return sorted(((calls.new[at], *rest) for at, *rest in rows), key=lambda row: row[2])
+
+
+def _sub_groups() -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    pairs = [dist.new_group([0, 1], group_desc="low"), dist.new_group([2, 3], group_desc="high")]
+    code = "# a cell\ndist.all_reduce(torch.ones(8, dtype=torch.int32), group=group)\n"
+    exec(
+        compile(code, "/tmp/ipykernel_1/rows.py", "exec"),
+        {"dist": dist, "torch": torch, "group": pairs[rank // 2]},
+    )
+
+
+def _sub_group_rows() -> Any:
+    from nbdist.engine import where
+
+    where.name_cell("/tmp/ipykernel_1/rows.py", 7)
+    return _decoded(_rows(_sub_groups)[0])
+
+
+def test_a_row_of_a_sub_group_tells_the_group_its_ranks_and_the_line() -> None:
+    for rank, rows in enumerate(run_ranks(4, _sub_group_rows)):
+        (found,) = [row for row in rows if row[0].kind == "all_reduce"]
+        template, number, launch, begin, end = found
+        assert template.title == ("group low", "group high")[rank // 2]
+        assert template.ranks == ((0, 1), (2, 3))[rank // 2]
+        assert (template.bytes, template.dtype, template.peer) == (32, "int32", None)
+        assert template.line == "cell 7, line 2"
+        assert number == 1
+        assert launch <= begin < end
+
+
+def _messages() -> None:
+    import torch
+    import torch.distributed as dist
+
+    for _ in range(2):
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(5), dst=1)
+        else:
+            dist.recv(torch.empty(5), src=0)
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(7), dst=1).wait()
+    else:
+        dist.irecv(torch.empty(7), src=0).wait()
+
+
+def _message_rows() -> Any:
+    return _decoded(_rows(_messages)[0])
+
+
+def test_messages_are_numbered_by_peer_and_told_with_it() -> None:
+    for rank, rows in enumerate(run_ranks(2, _message_rows)):
+        found = [row for row in rows if row[0].kind != "barrier"]
+        assert [row[0].kind for row in found] == [("send", "recv")[rank]] * 3
+        assert [(row[0].bytes, row[0].peer, row[1]) for row in found] == [
+            (20, 1 - rank, 1),
+            (20, 1 - rank, 2),
+            (28, 1 - rank, 3),
+        ]
+        assert all(launch <= begin < end for _, _, launch, begin, end in found)
+
+
+def _functional_calls() -> None:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as funcol
+
+    group = dist.group.WORLD
+    assert group is not None
+    _ = funcol.all_reduce(torch.ones(4), "sum", group) + 1
+    _ = funcol.all_gather_tensor(torch.ones(4), 0, group) + 1
+    _ = funcol.reduce_scatter_tensor(torch.ones(4), "sum", 0, group) + 1
+    dist.monitored_barrier()
+
+
+def _functional_rows() -> Any:
+    return _decoded(_rows(_functional_calls)[0])
+
+
+def test_functional_collectives_and_barriers_are_told() -> None:
+    for rows in run_ranks(2, _functional_rows):
+        kinds = [(row[0].kind, row[0].bytes) for row in rows]
+        assert kinds == [
+            ("all_reduce", 16),
+            ("all_gather", 16),
+            ("reduce_scatter", 16),
+            ("monitored_barrier", 0),
+            ("barrier", 0),
+        ]
+        assert [row[1] for row in rows] == [
+            2,
+            3,
+            4,
+            5,
+            6,
+        ]  # a barrier came first
+
+
+def _blocked() -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        time.sleep(0.2)
+    dist.all_reduce(torch.ones(2))
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    time.sleep(0.1)  # stands for computing
+    work.wait()
+
+
+def _wait_rows() -> list[int]:
+    from nbdist.packed import TICK_NS
+
+    calls, _ = _rows(_blocked)
+    flat = calls.waits.tolist()
+    return [(b - a) * TICK_NS for a, b in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def test_the_times_in_which_the_main_thread_was_blocked_are_told() -> None:
+    first, _ = run_ranks(2, _wait_rows)
+    assert first[0] > 190e6
+    assert all(wait_ns < 50e6 for wait_ns in first[1:])  # what was over is no wait
+
+
+def _queueing() -> None:
+    """Four operations on one worker, while the peer keeps the first waiting."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        time.sleep(0.2)
+    works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(4)]
+    for work in works:
+        work.wait()
+
+
+def _queue_rows() -> Any:
+    return _decoded(_rows(_queueing)[0])
+
+
+def test_what_lies_between_launch_and_begin_is_queueing_for_one_of_gloos_workers() -> None:
+    rows = [row for row in run_ranks(2, _queue_rows)[0] if row[0].kind == "all_reduce"]
+    ms = [((begin - launch) / 1e4, (end - begin) / 1e4) for _, _, launch, begin, end in rows]
+    # gloo has two workers: two operations wait for the peer, two for a worker.
+    assert all(queued < 50 and ran > 150 for queued, ran in ms[:2])
+    assert all(queued > 150 and ran < 50 for queued, ran in ms[2:])
+
+
+def _across_steps() -> list[list[tuple[str, int, int]]]:
+    """An operation that is launched in one step and ends in the next."""
+    import torch
+    import torch.distributed as dist
+
+    tap = _tap("full")
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    tap.take()
+    if dist.get_rank() == 1:
+        store.wait(["taken"])
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    first = tap.take(1)
+    store.set("taken", "1")
+    work.wait()
+    second, third = tap.take(2), tap.take(3)
+    new = {**first.calls.new, **second.calls.new}
+    return [
+        [(new[at].kind, number, traffic.collectives) for at, number in _pairs(traffic.calls)]
+        for traffic in (first, second, third)
+    ]
+
+
+def _pairs(calls: Any) -> list[tuple[int, int]]:
+    flat = calls.calls.tolist()
+    return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 5)]
+
+
+def test_what_ends_after_its_step_is_told_once_with_the_next() -> None:
+    assert run_ranks(2, _across_steps)[0] == [[], [("all_reduce", 2, 0)], []]
+
+
+def _untold_steps() -> tuple[int, int, int, bool]:
+    """Run so many short steps that not all are told."""
+    import torch
+    import torch.distributed as dist
+
+    tap = _tap("full")
+    x = torch.ones(1)
+    rows = skipped = collectives = 0
+    timed = []
+    for step in range(1, 3001):
+        dist.all_reduce(x)
+        dist.all_reduce(x, async_op=True).wait()
+        traffic = tap.take(step)
+        collectives += traffic.collectives
+        timed.append((traffic.calls is not None) == (traffic.total_ns is not None))
+        if traffic.calls is not None:
+            rows += len(traffic.calls.calls) // 5
+            skipped += traffic.calls.skipped
+    return rows, skipped, collectives, all(timed)
+
+
+def test_of_many_short_steps_some_are_told_and_all_are_counted() -> None:
+    ((rows, skipped, collectives, are_timed),) = run_ranks(1, _untold_steps)
+    assert collectives == 6000
+    assert rows < 3000
+    assert collectives - 2 * 64 <= rows + skipped <= collectives
+    assert are_timed
+
+
+def _named_waits(how: str) -> Any:
+    """Rank 0 waits for the second of two launches; a thread sees which."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as funcol
+
+    tap = _tap("full")
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.group.WORLD
+    assert group is not None
+    if dist.get_rank() == 1:
+        store.wait(["seen"])
+    if how == "tensor":
+        first: Any = funcol.all_reduce(torch.ones(3), "sum", group)
+        second: Any = funcol.all_gather_tensor(torch.ones(5), 0, group)
+        third = funcol.all_reduce(torch.ones(9), "sum", group)
+    else:
+        first = dist.all_reduce(torch.ones(3), async_op=True)
+        second = dist.reduce_scatter_tensor(torch.empty(5), torch.ones(10), async_op=True)
+        third = dist.all_reduce(torch.ones(9), async_op=True)
+    if dist.get_rank() == 1:
+        return None
+    seen: list[Any] = []
+
+    def look() -> None:
+        while not seen:
+            waiting = tap.waiting()
+            if waiting is not None and waiting.seconds > 0.05:
+                seen.append((waiting.kind, waiting.bytes, waiting.seq))
+        store.set("seen", "1")
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for one in (second, first, third):
+        one.wait()
+    thread.join()
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("tensor", ("all_gather", 20, 2)),
+        ("reduce-scatter", ("reduce_scatter", 40, 2)),
+    ],
+)
+def test_the_operation_that_is_waited_for_is_named_and_not_the_oldest(
+    how: str, expected: tuple[str, int, int]
+) -> None:
+    assert run_ranks(2, _named_waits, how)[0] == expected

@@ -65,6 +65,45 @@ def place_kernels(kernels: Mapping[str, Callable[..., Any]], device: str) -> Und
     return undo
 
 
+def worker_count(group: dist.ProcessGroup) -> int:
+    """Return on how many threads the group's backend for the CPU works; 0 where it is not gloo."""
+    try:
+        backend: Any = group._get_backend(torch.device("cpu"))
+    except RuntimeError:  # none for the CPU
+        return 0
+    return int(backend.options._threads) if is_gloo(backend) else 0
+
+
+def is_gloo(backend: Any) -> bool:
+    """Return whether a backend is gloo's, and nothing is wrapped around it."""
+    return _GLOO is not None and isinstance(backend, _GLOO)
+
+
+_GLOO: Any = getattr(c10d, "ProcessGroupGloo", None)
+
+
+def future_of(work: Any) -> Any:
+    """Return a Work's future; None where its backend gives none."""
+    try:
+        return work.get_future()
+    except RuntimeError:
+        return None
+
+
+def work_after(work: Any, then: Callable[[], object]) -> Any:
+    """Return a Work that is over when `work` is and `then` has been done, on the backend's thread.
+
+    Who waits for it gets the error of `work`.
+    """
+
+    def finish(future: Any) -> Any:
+        value = future.value()
+        then()
+        return value
+
+    return _create_work(work.get_future().then(finish))
+
+
 def reduce_op(kind: int) -> Any:
     """Return the `ReduceOp` of Python from its number, as `op()` of an operator's argument gives.
 
@@ -193,4 +232,7 @@ def finished_work() -> Any:
     """
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result([])
-    return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+    return _create_work(future)
+
+
+_create_work: Any = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from weakref import WeakSet, ref
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat import torch_compat, torch_hooks
 from nbdist.engine.tap.announce import Channel, Table
 from nbdist.engine.tap.announce_store import StoreChannel, StoreTable
 from nbdist.errors import ClusterError
@@ -29,6 +29,7 @@ class Book:
 
     __slots__ = (
         *("channel", "count", "group", "is_split", "name", "ranks", "received", "sent", "title"),
+        "workers",
     )
 
     def __init__(
@@ -43,6 +44,8 @@ class Book:
         self.group = ref(group)
         # Tensors on the GPU go another way than others, and never meet them.
         self.is_split = len(torch_compat.backends_of(group)) > 1
+        # Who carry out asynchronous work one behind the other; 0 where nothing queues.
+        self.workers = torch_hooks.worker_count(group)
         self.ranks = ranks  # global, in the group's order; empty when torch does not know them
         self.channel = channel  # None: nothing is announced
         self.count = 0  # collectives

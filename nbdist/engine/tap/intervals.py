@@ -21,3 +21,34 @@ def union(intervals: Iterable[tuple[int, int]], *, since: int = 0, until: int | 
             total += end - start
             reached = end
     return total
+
+
+def merged(
+    intervals: Iterable[tuple[int, int]], *, since: int, until: int
+) -> list[tuple[int, int]]:
+    """Return the times between `since` and `until` in which at least one interval lasted."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        start, end = max(start, since), min(end, until)
+        if end <= start:
+            continue
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def without(
+    intervals: Iterable[tuple[int, int]], holes: Iterable[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return what is left of disjoint intervals when the holes are cut out."""
+    left = list(intervals)
+    for start, end in holes:
+        left = [
+            part
+            for a, b in left
+            for part in ((a, min(b, start)), (max(a, end), b))
+            if part[0] < part[1]
+        ]
+    return left

@@ -13,14 +13,19 @@ import torch
 
 from nbdist.engine import where
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.tap import books, intervals
-from nbdist.engine.tap.books import Book
+from nbdist.engine.tap import books, intervals, queue
+from nbdist.engine.tap.launch import Launch
+from nbdist.engine.tap.rows import Templates
+from nbdist.engine.tap.stride import Stride
+from nbdist.packed import Calls
 
 Level = Literal["off", "counts", "full"]
 
-MAX_INTERVALS = 65_536  # ends that nobody has collected; the oldest fall out
+MAX_ROWS = 8192  # told between two steps; what comes on top is counted and not told
+SHORT_NS = 100_000  # a wait for what is over; Python waits once more for what the operator did
 MAX_UNDER_WAY = 4096  # launches whose end has not been seen
-MAX_HELD = 64  # Works kept to ask for their end
+MAX_HELD = 64  # Works without a future kept to ask for their end
+MAX_UNTOLD = 8  # under way before those that are over are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,8 @@ class Traffic:
     """What passed since the last `take`.
 
     `exposed_ns`: the main thread waited. `total_ns`: union of the collectives' intervals, None
-    below level "full". `bytes`: what this rank put in. `untimed`: collectives whose end is not
-    known (yet).
+    below level "full" and in steps that are not told. `bytes`: what this rank put in. `untimed`:
+    collectives whose end is not known (yet). `calls`: the rows of a step that is told.
     """
 
     exposed_ns: int
@@ -65,45 +70,7 @@ class Traffic:
     bytes: int
     collectives: int
     untimed: int
-
-
-class Launch:
-    """A collective this rank has launched."""
-
-    __slots__ = (
-        "book",
-        "bytes",
-        "future",
-        "kind",
-        "outputs",
-        "peer",
-        "place",
-        "seq",
-        "start_ns",
-        "work",
-    )
-
-    def __init__(
-        self,
-        kind: str,
-        book: Book,
-        seq: int,
-        size: int,
-        start_ns: int,
-        place: where.Place | None,
-        peer: int | None,
-    ) -> None:
-        self.kind = kind
-        self.book = book
-        self.seq = seq
-        self.bytes = size
-        self.start_ns = start_ns
-        self.place = place
-        self.peer = peer
-        # Only where torch gives no future: gloo's reduce-scatter, send and recv.
-        self.work: Any = None
-        self.outputs: tuple[int, ...] = ()  # data pointers
-        self.future: Any = None
+    calls: Calls | None = None
 
 
 class State:
@@ -115,23 +82,35 @@ class State:
         self.main = threading.main_thread().ident
         self.bytes = 0  # since the last take, as the three below
         self.collectives = 0
+        self.told = 0  # those among them whose end is looked for
         self.exposed_ns = 0
-        self.ended: deque[tuple[int, int]] = deque(maxlen=MAX_INTERVALS)
-        self.under_way: dict[int, Launch] = {}  # asynchronous ones; by number of launch
+        self.under_way: dict[int, Launch] = {}  # asynchronous ones, and all told; by `number`
         self.launched = 0
         self.last: Launch | None = None
         self.blocked: tuple[Launch | None, int] | None = None  # main thread, since when (ns)
-        self.seen_until_ns = 0  # intervals up to here have been taken
         self.backward: Backward | None = None
+        self.seen_until_ns = 0  # intervals up to here have been taken
+        self.begin_telling()
+
+    def begin_telling(self) -> None:
+        """Tell the steps from here on, the first among them."""
+        self.stride = Stride()
+        self.templates = Templates()
+        self.is_telling = True  # the step that runs is told
+        self.ended: deque[Launch] = deque()  # since the last take
+        self.rows: list[Launch] = []  # ended before the last take, and not told yet
+        self.waits: deque[tuple[int, int]] = deque(maxlen=MAX_ROWS)
+        self.skipped = 0
 
 
 class Backward:
     """A backward that the main thread is in."""
 
-    __slots__ = ("exposed_ns", "first_launch", "last_launch_ns")
+    __slots__ = ("exposed_ns", "first_launch", "last", "last_launch_ns")
 
     def __init__(self, state: State) -> None:
-        self.first_launch = state.launched
+        self.first_launch = state.launched + 1
+        self.last: Launch | None = None
         self.last_launch_ns = 0
         self.exposed_ns = state.exposed_ns
 
@@ -144,6 +123,13 @@ def reset_counts() -> None:
     """Begin to count at zero: the groups have been formed anew."""
     books.reset()
     state.under_way.clear()
+
+
+def begin_cell() -> None:
+    """A cell begins: its steps are counted from 1, and told what the last one's were told."""
+    for launch in tuple(state.under_way.values()):
+        launch.is_told = False
+    state.begin_telling()
 
 
 def last_kind() -> str | None:
@@ -161,7 +147,8 @@ def waiting() -> Waiting | None:
         return None if launch is None else _describe(launch, now - since_ns, is_certain=True)
     if backward is not None:
         for number, launch in sorted(state.under_way.copy().items()):
-            if number >= backward.first_launch:
+            future = launch.future
+            if number >= backward.first_launch and not (future is not None and future.done()):
                 return _describe(launch, now - launch.start_ns, is_certain=False)
     return None
 
@@ -181,22 +168,67 @@ def _describe(launch: Launch, for_ns: int, *, is_certain: bool) -> Waiting:
     )
 
 
-def take() -> Traffic:
-    """Return what passed since the last call. On the main thread."""
+def take(step: int | None = None) -> Traffic:
+    """Return what passed since the last call. On the main thread.
+
+    Args:
+        step: The step that ends here; None outside of steps, where nothing is told one by one.
+    """
     sweep()
     ended = [state.ended.popleft() for _ in range(len(state.ended))]
-    total_ns: int | None = None
-    if state.level == "full":
-        total_ns = intervals.union(ended, since=state.seen_until_ns)
-        if ended:
-            state.seen_until_ns = max(state.seen_until_ns, max(end for _, end in ended))
+    _find_begins(ended)
+    is_timed = state.level == "full" and state.told == state.collectives
+    total_ns = _total_ns(ended) if is_timed else None
+    state.skipped += state.collectives - state.told
+    state.rows += ended
+    calls = None
+    if step is None:
+        state.skipped += len(state.rows)
+        state.rows, state.waits = [], deque(maxlen=MAX_ROWS)
+    elif state.level == "full":
+        if state.is_telling:
+            calls = _tell()
+        state.is_telling = state.stride.tells(step + 1)
     traffic = Traffic(
-        state.exposed_ns, total_ns, state.bytes, state.collectives, len(state.under_way)
+        *(state.exposed_ns, total_ns, state.bytes, state.collectives, len(state.under_way)), calls
     )
-    state.exposed_ns = state.bytes = state.collectives = 0
+    state.exposed_ns = state.bytes = state.collectives = state.told = 0
     if state.backward is not None:
         state.backward.exposed_ns = 0
     return traffic
+
+
+def _total_ns(ended: list[Launch]) -> int:
+    pairs = [(launch.begin_ns, launch.end_ns) for launch in ended]
+    total_ns = intervals.union(pairs, since=state.seen_until_ns)
+    state.seen_until_ns = max((end for _, end in pairs), default=state.seen_until_ns)
+    return total_ns
+
+
+def _find_begins(ended: list[Launch]) -> None:
+    """Find when each was taken up, those under way included."""
+    under_way = [launch for launch in tuple(state.under_way.values()) if launch.is_told]
+    by_book: dict[books.Book, list[Launch]] = {}
+    for launch in ended + under_way:
+        if launch.begin_ns == 0 and (launch.is_message or not launch.book.workers):
+            launch.begin_ns = launch.handed_ns
+        else:
+            by_book.setdefault(launch.book, []).append(launch)
+    for book, launches in by_book.items():
+        launches.sort(key=lambda launch: launch.number)
+        busy = [launch.end_ns or None for launch in launches if launch.begin_ns]
+        waiting = [launch for launch in launches if not launch.begin_ns]
+        handed = [(launch.handed_ns, launch.end_ns or None) for launch in waiting]
+        found = queue.begins(handed, book.workers, busy) if handed else []
+        for launch, begin_ns in zip(waiting, found, strict=True):
+            launch.begin_ns = begin_ns
+
+
+def _tell() -> Calls:
+    calls = state.templates.pack(state.rows, state.waits, state.skipped)
+    state.stride.told(perf_counter_ns(), len(state.rows))
+    state.rows, state.waits, state.skipped = [], deque(maxlen=MAX_ROWS), 0
+    return calls
 
 
 def backward_began() -> None:
@@ -209,74 +241,123 @@ def backward_ended() -> None:
     backward, state.backward = state.backward, None
     if backward is None or backward.last_launch_ns == 0:
         return
-    end_ns = perf_counter_ns()
+    end_ns, start_ns = perf_counter_ns(), backward.last_launch_ns
     sweep()
-    start_ns = backward.last_launch_ns
-    under_way = [pair for pair in tuple(state.ended) if pair[1] > start_ns]
-    waited_ns = intervals.union(under_way, since=start_ns, until=end_ns)
     counted_ns = state.exposed_ns - backward.exposed_ns
+    if not state.is_telling:  # ends are not looked for
+        state.exposed_ns += max(0, end_ns - start_ns - counted_ns)
+        return
+    seen = [(launch.start_ns, launch.end_ns) for launch in tuple(state.ended)]
+    waited = intervals.merged(seen, since=start_ns, until=end_ns)
     # Waits that were seen one by one after the last launch are counted already.
-    state.exposed_ns += max(0, waited_ns - counted_ns)
+    state.exposed_ns += max(0, sum(end - start for start, end in waited) - counted_ns)
+    state.waits += intervals.without(waited, [w for w in state.waits if w[1] > start_ns])
 
 
-def expect_end(launch: Launch, work: Any, outputs: Any, is_main: bool) -> None:
-    """Note the end of an asynchronous operator when it comes."""
-    number = state.launched
-    state.launched = number + 1
+def waited(start_ns: int, end_ns: int, *, is_found: bool = True) -> None:
+    """The main thread was blocked in a collective; one that is not found was most likely over."""
+    state.exposed_ns += end_ns - start_ns
+    if state.is_telling and (is_found or end_ns - start_ns > SHORT_NS):
+        state.waits.append((start_ns, end_ns))
+
+
+def tell(launch: Launch) -> bool:
+    """Return whether the moments of what has just been launched are to be known."""
+    launch.is_told = state.is_telling and state.told < MAX_ROWS
+    state.told += launch.is_told
+    return launch.is_told
+
+
+def expect_end(launch: Launch, work: Any, outputs: Any) -> None:
+    """Note the end of an operator when it comes; of one that is not told, that it is over."""
+    number = launch.number = state.launched = state.launched + 1
+    launch.work, launch.outputs = work, outputs
     state.under_way[number] = launch
     if len(state.under_way) > MAX_UNDER_WAY:
-        state.under_way.pop(next(iter(state.under_way)), None)
-    if is_main and state.backward is not None:
-        state.backward.last_launch_ns = perf_counter_ns()
-        state.backward.exposed_ns = state.exposed_ns
-
-    try:
-        future = work.get_future()
-    except RuntimeError:
-        # Its end is seen by whoever waits for it, or at the next `take`.
-        launch.work = work
-        tensors = [outputs] if isinstance(outputs, torch.Tensor) else outputs
-        launch.outputs = tuple(t.data_ptr() for t in tensors if isinstance(t, torch.Tensor))
-        _hold(launch)
+        _drop(next(iter(state.under_way)))
+    elif not launch.is_told and len(state.under_way) > MAX_UNTOLD:
+        sweep()
+    if work is None:
         return
-    launch.future = future
+    future = launch.future = None if launch.is_message else torch_hooks.future_of(work)
+    if future is None:
+        _hold(launch)  # its end is seen by whoever waits for it, or at the next `take`
+    elif launch.is_told:
+        future.add_done_callback(lambda _: _note_end(number, perf_counter_ns()))  # gloo's thread
 
-    def on_end(_: Any) -> None:  # on a thread of gloo's
-        _note_end(number, perf_counter_ns())
 
-    future.add_done_callback(on_end)
+def is_waited_as(launch: Launch, work: Any) -> None:
+    """The program gets another Work than the backend gave."""
+    launch.work = work
+    if launch.number not in state.under_way:  # its end may come at any moment, on gloo's thread
+        launch.forget()
+
+
+def launched_to_be_waited_for(launch: Launch) -> None:
+    """The main thread has launched an asynchronous operator: DDP's reducer may wait for it."""
+    if state.backward is not None:
+        state.backward.last_launch_ns = launch.handed_ns
+        state.backward.exposed_ns = state.exposed_ns
+        state.backward.last = launch
+
+
+def was_waited_for(launch: Launch) -> None:
+    """The main thread has waited for it, where the tap could see."""
+    sweep(launch)
+    backward = state.backward
+    if backward is not None and backward.last is launch and not launch.is_told:
+        backward.last_launch_ns = 0  # not DDP's, then: the rest of backward is no wait
 
 
 def _note_end(number: int, end_ns: int) -> None:
     launch = state.under_way.pop(number, None)
     if launch is not None:  # whoever comes first: the callback, or a sweep after a wait
-        state.ended.append((launch.start_ns, end_ns))
-        launch.work = launch.future = None  # they hold the tensors
+        if launch.is_told:
+            launch.end_ns = end_ns
+            state.ended.append(launch)
+        launch.forget()
+
+
+def _drop(number: int) -> None:
+    launch = state.under_way.pop(number, None)
+    if launch is not None and launch.is_told:
+        state.skipped += 1
 
 
 def _hold(launch: Launch) -> None:
     """Keep few Works alive, for they keep their tensors: older ones go on without their end."""
     _held.append(launch)
     if len(_held) > MAX_HELD:
-        _held.popleft().work = None
+        _held.popleft().forget()
 
 
-def sweep(waited_for: Any = None) -> None:
+def launch_of(target: Any) -> Launch | None:
+    """Return what a Work, or a tensor that will come out, was launched by; None if it is over."""
+    pointer = target.data_ptr() if isinstance(target, torch.Tensor) else None
+    for launch in tuple(state.under_way.values()):
+        if launch.work is target if pointer is None else pointer in _pointers(launch.outputs):
+            return launch
+    return None
+
+
+def _pointers(outputs: Any) -> list[int]:
+    if isinstance(outputs, torch.Tensor):
+        return [outputs.data_ptr()]
+    if not isinstance(outputs, list | tuple):
+        return []
+    return [pointer for part in outputs for pointer in _pointers(part)]
+
+
+def sweep(waited_for: Launch | None = None) -> None:
     """Note the end of those under way that are over.
 
-    Who waits may go on before the callback has run; and gloo's reduce-scatter has no future,
-    nor does it ever say that it is completed.
+    Who waits may go on before the callback has run; and gloo's send and recv have no future, nor
+    do they ever say that they are completed.
     """
-    for number, launch in list(state.under_way.items()):
-        if launch.future is not None:
-            is_over = launch.future.done()
-        elif launch.work is not None:
-            is_over = (
-                launch.work is waited_for
-                or waited_for in launch.outputs
-                or launch.work.is_completed()
-            )
-        else:
-            continue
+    for number, launch in tuple(state.under_way.items()):
+        future, work = launch.future, launch.work
+        is_over = launch is waited_for or (
+            future.done() if future is not None else work is not None and work.is_completed()
+        )
         if is_over:
             _note_end(number, perf_counter_ns())

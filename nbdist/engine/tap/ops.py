@@ -42,6 +42,9 @@ class Op:
     `alike` says what of the tensors at `alike_at` (by default the payload) must be the same on all
     ranks; NCCL allows different sizes where gloo does not. `root_at` and `reduction_at` are
     positions too, `peer_at` that of the other rank of a message.
+
+    `prepare(backend, *arguments)` takes gloo's operator apart on the CPU; it returns None where
+    that cannot be: then `launch` is called.
     """
 
     seen: Literal["timed", "unseen"]
@@ -57,11 +60,23 @@ class Op:
     root_at: int | None = None
     reduction_at: int | None = None
     peer_at: int | None = None
+    prepare: Callable[..., "Prepared | None"] | None = None
 
     @property
     def is_message(self) -> bool:
         """Return whether it goes from one rank to one other."""
         return self.kind in ("send", "recv")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An operator that gloo makes of another one: copies, then the operation, then copies.
+
+    `launch()` starts the operation, `finish()` copies the result out when it is over.
+    """
+
+    launch: Callable[[], Any]
+    finish: Callable[[], object]
 
 
 _DTYPES = {getattr(torch, name, None): i for i, name in enumerate(announce.DTYPES) if name}
@@ -89,12 +104,17 @@ def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tupl
             tensor = args[alike_at]
             if with_size:
                 size = payload_bytes if is_payload else size_bytes(tensor)
-            while tensor.__class__ is list and tensor:
-                tensor = tensor[0]
-            call += announce.DTYPE * _DTYPES.get(getattr(tensor, "dtype", None), 0)
+            call += announce.DTYPE * dtype_index(tensor)
         return call, size
 
     return describe
+
+
+def dtype_index(payload: Any) -> int:
+    """Return the type of a tensor, or of the first of many in lists, as its place in `DTYPES`."""
+    while payload.__class__ is list and payload:
+        payload = payload[0]
+    return _DTYPES.get(getattr(payload, "dtype", None), 0)
 
 
 def size_bytes(payload: Any) -> int:
@@ -168,6 +188,27 @@ def _reduce_scatter_base(
     return b._reduce_scatter_base(
         output, input, _set(c10d.ReduceScatterOptions(), a, t, reduceOp=reduce_op(op))
     )
+
+
+def _prepare_reduce_scatter(
+    b: Any, output: Any, input: Any, _: Any, op: Any, a: bool = True, t: int = -1
+) -> Prepared | None:
+    """Take a reduce-scatter of gloo's apart, as its own does: copy, all_reduce, copy out."""
+    n, count = b.size(), output.numel()
+    if count == 0 or input.numel() != n * count or output.dtype != input.dtype:
+        return None  # gloo finds the words
+    buffer = input.clone(memory_format=torch.contiguous_format)
+    mine = buffer.view(n, count)[b.rank()].view(output.shape)
+    options = _set(c10d.AllreduceOptions(), a, t, reduceOp=reduce_op(op))
+    return Prepared(lambda: b.allreduce([buffer], options), lambda: output.copy_(mine))
+
+
+def _prepare_reduce_scatter_pair(
+    b: Any, outputs: Any, inputs: Any, _: Any, op: Any, a: bool = True, t: int = -1
+) -> Prepared | None:
+    if len(inputs) != 1:
+        return None
+    return _prepare_reduce_scatter(b, outputs[0], inputs[0], _, op, a, t)
 
 
 def _gather(
@@ -267,10 +308,14 @@ OPS: dict[str, Op] = {
         "timed", "reduce_scatter", _reduce_scatter, OUTPUTS, 2, 4, 1, reduction_at=3
     ),
     "_reduce_scatter_base_": Op(
-        "timed", "reduce_scatter", _reduce_scatter_base, OUTPUTS, 2, 4, 1, reduction_at=3
+        *("timed", "reduce_scatter", _reduce_scatter_base, OUTPUTS, 2, 4, 1),
+        reduction_at=3,
+        prepare=_prepare_reduce_scatter,
     ),
     "reduce_scatter_tensor_coalesced_": Op(
-        "timed", "reduce_scatter", _reduce_scatter_coalesced_bases, "work", 2, 4, 1, reduction_at=3
+        *("timed", "reduce_scatter", _reduce_scatter_coalesced_bases, "work", 2, 4, 1),
+        reduction_at=3,
+        prepare=_prepare_reduce_scatter_pair,
     ),
     "gather_": Op("timed", "gather", _gather, "work", 2, 4, 1, alike=CPU, root_at=3),
     # Only the root puts something in; all take something out.

@@ -42,22 +42,29 @@ import torch
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.tap import announce
 from nbdist.engine.tap.books import Book, book_of, counts, received, sent
+from nbdist.engine.tap.launch import Launch
 from nbdist.engine.tap.ledger import (
-    Launch,
     Level,
     Traffic,
     Waiting,
     backward_began,
     backward_ended,
+    begin_cell,
     expect_end,
+    is_waited_as,
     last_kind,
+    launch_of,
+    launched_to_be_waited_for,
     reset_counts,
     state,
     sweep,
     take,
+    tell,
+    waited,
     waiting,
+    was_waited_for,
 )
-from nbdist.engine.tap.ops import OPS, Op, describer, size_bytes
+from nbdist.engine.tap.ops import OPS, Op, describer, dtype_index, size_bytes
 from nbdist.engine.where import cell_place, prompt_of
 from nbdist.errors import MismatchError
 
@@ -67,6 +74,7 @@ __all__ = [
     "Waiting",
     "backward_began",
     "backward_ended",
+    "begin_cell",
     "counts",
     "install",
     "last_kind",
@@ -113,6 +121,7 @@ def set_level(level: str) -> None:
     state.level = level
     state.main = threading.main_thread().ident  # this module may have been imported before a fork
     state.under_way.clear()
+    state.begin_telling()
     if level == "off":
         return
     known = torch_hooks.collective_ops()
@@ -134,10 +143,10 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     group_at, async_at, payload_at = op.group_at, op.async_at, op.payload_at
     is_message, reduction_at = op.is_message, op.reduction_at
     describe = describer(op, device_type)
+    prepare = op.prepare if device_type == "cpu" else None
     returns_outputs, returns_nothing = op.returns == "outputs and work", op.returns == "nothing"
     device, is_cuda = torch.device(device_type), device_type == "cuda"
-    ends_are_seen = not is_cuda
-    unbox = torch_hooks.unbox_group
+    unbox, is_gloo = torch_hooks.unbox_group, torch_hooks.is_gloo
     get_ident, now = threading.get_ident, perf_counter_ns
 
     def kernel(*args: Any) -> Any:
@@ -161,6 +170,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
         if is_main:
             state.blocked = (launch, start_ns)
         try:
+            prepared = None
             try:
                 if channel is not None:
                     call, alike = describe(args, size)
@@ -168,7 +178,11 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                         call += announce.CUDA
                     at = 0 if place is None else prompt_of(place[0]) << 32 | place[1]
                     channel.announce(seq, call, alike, size or alike, at)
-                work = launch_op(group._get_backend(device), *args)
+                backend = group._get_backend(device)
+                if prepare is not None and is_gloo(backend):
+                    prepared = prepare(backend, *args)
+                launch.handed_ns = now()
+                work = launch_op(backend, *args) if prepared is None else prepared.launch()
             except MismatchError:
                 raise
             except BaseException:  # an interrupt too: nothing was sent
@@ -185,11 +199,19 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             is_sync = returns_nothing or (
                 async_at is not None and len(args) > async_at and not args[async_at]
             )
-            if ends_are_seen:
-                if is_sync:
-                    _wait_here(work, start_ns, is_main, is_full)
-                elif is_full:
-                    expect_end(launch, work, args[0], is_main)
+            if is_full and not is_cuda:
+                if tell(launch):
+                    launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
+                if launch.is_told or not is_sync:
+                    expect_end(launch, work, args[0])
+                if is_main and not is_sync:
+                    launched_to_be_waited_for(launch)
+            finish = None if prepared is None else prepared.finish
+            if is_sync and not is_cuda:
+                _wait_here(launch, work, finish, is_main)
+            elif finish is not None:
+                work = torch_hooks.work_after(work, finish)
+                is_waited_as(launch, work)
         finally:
             if is_main:
                 state.blocked = None
@@ -212,18 +234,21 @@ def _message(book: Book, op: Op, args: tuple[Any, ...]) -> tuple[int | None, dic
     return peer, numbers, numbers.get(-1 if peer is None else peer, 0) + 1
 
 
-def _wait_here(work: Any, start_ns: int, is_main: bool, is_full: bool) -> None:
-    """Wait for a synchronous operator within it: its end is then known without a callback."""
+def _wait_here(
+    launch: Launch, work: Any, finish: Callable[[], object] | None, is_main: bool
+) -> None:
+    """Wait for a synchronous operator within it."""
     if work is not None:
         # The caller waits for the same Work next, and gets the same error from there, as without
         # the tap.
         with suppress(RuntimeError):
             torch_hooks.native_work_wait(work)
-    end_ns = perf_counter_ns()
+            if finish is not None:
+                finish()
+    if launch.is_told:
+        sweep(launch)  # where no callback has told its end
     if is_main:
-        state.exposed_ns += end_ns - start_ns
-    if is_full:
-        state.ended.append((start_ns, end_ns))
+        waited(launch.start_ns, perf_counter_ns())
 
 
 def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
@@ -236,17 +261,16 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
             return native(*args, **kwargs)
         start_ns = now()
         outer = state.blocked
-        oldest = next(iter(state.under_way.copy().values()), state.last)
-        state.blocked = (oldest, start_ns)
+        # A Work, or a tensor: of a functional collective. What is not found is over, or not seen.
+        launch = launch_of(args[0]) if args and state.under_way else None
+        state.blocked = (launch or state.last, start_ns)
         try:
             return native(*args, **kwargs)
         finally:
             state.blocked = outer
+            if launch is not None:
+                was_waited_for(launch)
             if outer is None:
-                state.exposed_ns += now() - start_ns
-            if state.under_way:
-                target = args[0] if args else None
-                # Functional collectives wait for a tensor, not for a Work.
-                sweep(target.data_ptr() if isinstance(target, torch.Tensor) else target)
+                waited(start_ns, now(), is_found=launch is not None)
 
     return wait

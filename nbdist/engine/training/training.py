@@ -175,7 +175,9 @@ class Training:
         cell = self.cell
         now_ns = perf_counter_ns()
         cell.step += 1
-        traffic = tap.take()
+        traffic = tap.take(cell.step)
+        if traffic.calls is not None:
+            self.recorder.add("calls", cell.step, {}, traffic.calls)
         values: dict[str, float] = {}
         comm_s, data_s = traffic.exposed_ns / 1e9, cell.data_ns / 1e9
         if cell.began_ns is not None and cell.is_whole:

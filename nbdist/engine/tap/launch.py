@@ -1,0 +1,59 @@
+"""One collective or message of this rank, from its launch to its end."""
+
+from typing import Any
+
+from nbdist.engine import where
+from nbdist.engine.tap.books import Book
+
+
+class Launch:
+    """A collective this rank has launched.
+
+    Attributes:
+        start_ns: The rank called it.
+        handed_ns: It was handed to the backend: what was prepared before is not the operation.
+        begin_ns: A worker of the backend took it up; 0 until that is known.
+        end_ns: The operation was over; 0 until that is known.
+        is_told: Its moments are to be known.
+        dtype: Position in `announce.DTYPES`.
+    """
+
+    __slots__ = (
+        *("begin_ns", "book", "bytes", "dtype", "end_ns", "future", "handed_ns", "is_told"),
+        *("kind", "number", "outputs", "peer", "place", "seq", "start_ns", "work"),
+    )
+
+    def __init__(
+        self,
+        kind: str,
+        book: Book,
+        seq: int,
+        size: int,
+        start_ns: int,
+        place: where.Place | None,
+        peer: int | None,
+    ) -> None:
+        self.kind = kind
+        self.book = book
+        self.seq = seq
+        self.bytes = size
+        self.start_ns = self.handed_ns = start_ns
+        self.begin_ns = self.end_ns = 0
+        self.place = place
+        self.peer = peer
+        self.is_told = False
+        self.dtype = 0
+        self.number = 0  # of all of this rank
+        # Known until its end has been seen, for they hold the tensors.
+        self.work: Any = None
+        self.future: Any = None  # None: torch gives none of a send or recv
+        self.outputs: Any = None
+
+    @property
+    def is_message(self) -> bool:
+        """Return whether it goes from one rank to one other; gloo does not queue those."""
+        return self.kind in ("send", "recv")
+
+    def forget(self) -> None:
+        """Let go of the tensors."""
+        self.work = self.future = self.outputs = None
