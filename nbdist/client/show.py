@@ -8,7 +8,7 @@ cell's own outcome comes first.
 import atexit
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from nbdist.client import transcript
 from nbdist.client.board import Board
 from nbdist.client.cells import CellRequest, Outcome
 from nbdist.client.cluster import Cluster
+from nbdist.client.insight.clocks import Clocks
 from nbdist.client.insight.insight import Insight
 from nbdist.client.slots import Slots
 from nbdist.client.telemetry import Telemetry
@@ -50,6 +51,7 @@ class Showing:
         # before a cell is no part of it, and a new process counts from zero again.
         self._heard: dict[int, tuple[int, int]] = {}
         self._pids: dict[int, int] = {}
+        self._clocks: Clocks | None = None
 
     def show_board(self) -> None:
         """Display what the board of the last training left.
@@ -112,10 +114,17 @@ class Showing:
             {r: seq for r, (pid, seq) in self._heard.items() if pids.get(r) == pid}
         )
         self._pids = pids
-        insight = Insight(info)
+        insight = Insight(info, self._clocks_of(cluster, pids))
         telemetry.subscribe(insight.receive)
         run = self._tracking().follow(info, telemetry, insight) if track else None
         return ShownCell(self, info, telemetry, insight, run, above, show=show, theme=self._theme)
+
+    def _clocks_of(self, cluster: Cluster, pids: Mapping[int, int]) -> Clocks:
+        if self._clocks is None:
+            requests = cluster.requests
+            self._clocks = Clocks(lambda rank: requests.ask(rank, "clock.read", busy=True))
+        self._clocks.begin(pids)
+        return self._clocks
 
     def _tracking(self) -> "Tracker":
         from nbdist.client.tracking import Tracker

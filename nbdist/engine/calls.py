@@ -23,6 +23,7 @@ MAIN = {
 }
 
 ANY_TIME = {
+    "clock.read": "nbdist.clock:read",
     "control.state": "nbdist.engine.control:state",
     "control.stacks": "nbdist.engine.control:stacks",
     "control.abort": "nbdist.engine.control:abort",

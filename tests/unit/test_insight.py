@@ -3,10 +3,14 @@
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
+from nbdist import clock
 from nbdist.client.insight.analyst import Analyst
+from nbdist.client.insight.clocks import Clocks
 from nbdist.client.insight.insight import Insight
 from nbdist.client.insight.values import PARTS
 from nbdist.wire import CellInfo, Record
@@ -18,12 +22,21 @@ def step(rank: int, number: int, **seconds: float) -> Record:
     return Record(rank, number, "step", number, 0, seconds)
 
 
+def clocks() -> Clocks:
+    def ask(_: int) -> "Future[dict[str, Any]]":
+        answer: Future[dict[str, Any]] = Future()
+        answer.set_result(clock.read())
+        return answer
+
+    return Clocks(ask)
+
+
 def begun(thread: str) -> bool:
     return any(t.name == thread for t in threading.enumerate())
 
 
 def test_a_cell_without_steps_gets_no_thread() -> None:
-    insight = Insight(INFO)
+    insight = Insight(INFO, clocks())
     insight.receive([Record(0, 0, "log", 0, 0, {"accuracy": 0.9})])
     assert not begun("nbdist-insight")
     insight.finish(1)
@@ -31,7 +44,7 @@ def test_a_cell_without_steps_gets_no_thread() -> None:
 
 
 def test_what_came_before_the_end_is_known_after_it_and_the_thread_is_gone() -> None:
-    insight = Insight(INFO)
+    insight = Insight(INFO, clocks())
     for number in range(1, 200):
         insight.receive([step(0, number, step_s=0.010, compute_s=0.010)])
     insight.finish(20)
@@ -40,7 +53,7 @@ def test_what_came_before_the_end_is_known_after_it_and_the_thread_is_gone() -> 
 
 
 def test_the_parts_of_a_step_sum_to_it_and_nobody_is_blamed_before_ranks_were_compared() -> None:
-    insight = Insight(INFO)
+    insight = Insight(INFO, clocks())
     seconds = {"compute_s": 0.05, "comm_s": 0.02, "data_s": 0.01, "optimizer_s": 0.007}
     insight.receive([step(1, 1, step_s=0.09, comm_total_s=0.05, **seconds)])
     insight.finish(20)
@@ -55,7 +68,7 @@ def test_the_parts_of_a_step_sum_to_it_and_nobody_is_blamed_before_ranks_were_co
 
 
 def test_only_recent_steps_count() -> None:
-    insight = Insight(INFO)
+    insight = Insight(INFO, clocks())
     insight.receive([step(0, number, step_s=1.0) for number in range(1, 51)])
     insight.receive([step(0, number, step_s=0.002) for number in range(51, 101)])
     insight.finish(20)
@@ -65,7 +78,7 @@ def test_only_recent_steps_count() -> None:
 def test_a_failure_is_logged_and_the_last_result_stays(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    insight = Insight(INFO)
+    insight = Insight(INFO, clocks())
     insight.receive([step(0, 1, step_s=0.01)])
     wait_until(lambda: bool(insight.now().ranks))
     before = insight.now()

@@ -1,20 +1,70 @@
-"""Everything that is worked out of a cell's records, on one thread: `nbdist-insight`'s."""
+"""Everything that is worked out of a cell's records, on one thread: `nbdist-insight`'s.
 
-from collections.abc import Sequence
+A step is explained when all ranks have told its collectives. A rank that does not tell it is
+waited for `LATE_S`, and not again before it tells something: records may be lost, and some ranks
+may train nothing. What it then tells of a step that was explained without it is left out.
+"""
 
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from nbdist.client.insight.match import SYMMETRIC, Meetings, arrivals, match
 from nbdist.client.insight.parts import Parts
-from nbdist.client.insight.values import Analysis, ExplainedStep
+from nbdist.client.insight.rows import Book, Rows, Waits, decode
+from nbdist.client.insight.steps import Split, split
+from nbdist.client.insight.table import Met, Table, met
+from nbdist.client.insight.timeline import STEPS, Told, time_line
+from nbdist.client.insight.values import Analysis, ExplainedStep, TimeLine
+from nbdist.packed import Calls
 from nbdist.wire import Record
+
+LATE_S = 3.0
+MOST_WAITING = 400_000  # numbers told of steps that are not explained yet
+_MS = 1e-6  # in a nanosecond
+
+
+class Clock(Protocol):
+    """The ranks' clocks, as far as they are known."""
+
+    @property
+    def error_ns(self) -> int:
+        """How far apart two ranks' moments of the same instant can be at most."""
+
+    def offset_ns(self, rank: int, moment_ns: int) -> int | None:
+        """Return what to add to a rank's moment for the common clock; None when not known."""
 
 
 class Analyst:
     """One cell's steps and collectives."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        """Know nothing yet of these ranks."""
-        self._ranks = ranks
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        clock: Clock,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Know nothing yet of these ranks; `now_s` measures who is late."""
+        self._ranks = tuple(ranks)
+        self._clock = clock
+        self._now_s = now_s
         self._parts = Parts()
+        self._book = Book()
+        self._table = Table()
+        self._line: TimeLine | None = None
         self._left_out = 0
+        self._explained_until = 0
+        self._told: dict[int, dict[int, Calls]] = {}  # steps to be explained, by rank
+        self._since: dict[int, float] = {}
+        self._silent: set[int] = set()
+        self._size = 0
+        self._lengths: dict[int, float] = {}  # seconds of the first rank's last steps
+        # Of the steps explained last: calls may end, and the line is drawn, later.
+        self._rows: list[Rows] = []
+        self._waits: list[Waits] = []
+        self._begins: dict[int, int] = {}
 
     def take(self, records: Sequence[Record], *, is_last: bool) -> list[ExplainedStep]:
         """Take records of any ranks; return the steps that are explained now, in order.
@@ -26,10 +76,135 @@ class Analyst:
         for record in records:
             if record.kind == "step":
                 self._parts.add_step(record.rank, record.values)
+                if record.rank == self._ranks[0] and "step_s" in record.values:
+                    self._lengths[record.step] = record.values["step_s"]
             elif record.detail is not None:
-                self._left_out += record.detail.skipped
-        return []
+                self._hear(record.rank, record.step, record.detail)
+        ready = self._ready(is_last)
+        return self._explain(ready) if ready else []
 
     def analysis(self) -> Analysis:
         """Return all that is known."""
-        return Analysis(ranks=self._parts.means(), left_out=self._left_out)
+        return Analysis(
+            ranks=self._parts.means(),
+            table=self._table.rows,
+            line=self._line,
+            clock_error_ms=self._clock.error_ns * _MS,
+            explained_until=self._explained_until,
+            left_out=self._left_out,
+        )
+
+    def _hear(self, rank: int, step: int, calls: Calls) -> None:
+        self._book.learn(rank, dict(calls.new))
+        self._left_out += calls.skipped
+        self._silent.discard(rank)
+        if step <= self._explained_until or rank not in self._ranks:
+            self._left_out += len(calls.calls) // 5
+            return
+        self._told.setdefault(step, {})[rank] = calls
+        self._since.setdefault(step, self._now_s())
+        self._size += len(calls.calls) + len(calls.waits)
+
+    def _ready(self, is_last: bool) -> list[int]:
+        """Return the steps to be explained now, in order; who keeps them waiting is silent."""
+        ready = []
+        now_s = self._now_s()
+        for step in sorted(self._told):
+            missing = set(self._ranks) - self._silent - set(self._told[step])
+            is_late = now_s - self._since[step] > LATE_S or self._size > MOST_WAITING
+            if missing and not is_last:
+                if not is_late:
+                    break
+                self._silent |= missing
+            ready.append(step)
+        return ready
+
+    def _explain(self, steps: list[int]) -> list[ExplainedStep]:
+        fresh_rows, fresh_waits = self._decode(steps)
+        self._rows, self._waits = [*self._rows, *fresh_rows], [*self._waits, *fresh_waits]
+        rows = Rows.concatenate(self._rows)
+        waits = Waits.concatenate(fresh_waits)
+        families = self._book.families
+        meetings = match(rows, self._book.sizes)
+        is_symmetric = np.array([f.kind in SYMMETRIC for f in families], bool)
+        n = max(self._ranks) + 1
+        pair = np.searchsorted(steps, waits.step) * n + waits.rank
+        divided = split(
+            meetings.rows, arrivals(meetings, is_symmetric), waits, pair, len(steps) * n, n
+        )
+        every = met(meetings, families)
+        is_new = every.step >= steps[0]
+        news = every.at(is_new)
+        self._table.add(steps, news, families)
+        explained = self._tell(steps, divided, news, n)
+        self._explained_until = steps[-1]
+        self._draw(meetings, every)
+        self._forget(steps)
+        return explained
+
+    def _decode(self, steps: list[int]) -> tuple[list[Rows], list[Waits]]:
+        rows, waits = [], []
+        for rank in self._ranks:
+            told = [(step, self._told[step][rank]) for step in steps if rank in self._told[step]]
+            if not told:
+                continue
+            offset_ns = self._clock.offset_ns(rank, told[-1][1].base_ns)
+            if offset_ns is None:
+                self._left_out += sum(len(calls.calls) // 5 for _, calls in told)
+                continue
+            calls, blocked, left_out = decode(rank, told, self._book, offset_ns)
+            rows.append(calls)
+            waits.append(blocked)
+            self._left_out += left_out
+            if rank == self._ranks[0] or not self._begins:
+                self._begins |= {step: calls.base_ns + offset_ns for step, calls in told}
+        return rows, waits
+
+    def _tell(self, steps: list[int], divided: Split, news: Met, n: int) -> list[ExplainedStep]:
+        whole = news.at(news.is_whole)
+        order = np.lexsort((whole.skew, whole.step))
+        # The last of each step is the one of greatest skew.
+        greatest = dict(zip(whole.step[order].tolist(), order.tolist(), strict=True))
+        explained = []
+        for i, step in enumerate(steps):
+            ranks = sorted(self._told[step])
+            at = greatest.get(step)
+            result = ExplainedStep(
+                step,
+                waiting_ms={r: float(divided.waiting[i * n + r]) * _MS for r in ranks},
+                transfer_ms={r: float(divided.transfer[i * n + r]) * _MS for r in ranks},
+                skew_ms=None if at is None else float(whole.skew[at]) * _MS,
+                last=None if at is None else int(whole.last[at]),
+            )
+            explained.append(result)
+            waited = {r: divided.waiting_for[i * n + r] for r in ranks}
+            by_peer = {
+                r: {int(peer): float(of[peer]) * _MS for peer in np.flatnonzero(of)}
+                for r, of in waited.items()
+            }
+            self._parts.add_explained(result, by_peer)
+        return explained
+
+    def _draw(self, meetings: Meetings, every: Met) -> None:
+        ends = {}
+        for step, begin in self._begins.items():
+            if step + 1 in self._begins:
+                ends[step] = self._begins[step + 1]
+            else:
+                ends[step] = begin + int(self._lengths.get(step, 0.0) * 1e9)
+        told = Told(meetings, every.family, Waits.concatenate(self._waits), self._begins, ends)
+        self._line = time_line(told, self._ranks, self._table.row_of)
+
+    def _forget(self, steps: list[int]) -> None:
+        for step in steps:
+            told = self._told.pop(step)
+            self._since.pop(step)
+            self._size -= sum(len(calls.calls) + len(calls.waits) for calls in told.values())
+        kept = sorted(self._begins)[-STEPS:]
+        self._begins = {step: self._begins[step] for step in kept}
+        first = kept[0] if kept else steps[-1]
+        self._rows = [rows.at(rows.step >= first) for rows in self._rows]
+        self._rows = [Rows.concatenate(self._rows)]
+        waits = Waits.concatenate(self._waits)
+        self._waits = [waits.at(waits.step >= first)]
+        self._lengths = {step: s for step, s in self._lengths.items() if step >= first}

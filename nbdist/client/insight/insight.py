@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from nbdist.client.insight.clocks import Clocks
 from nbdist.client.insight.values import Analysis, ExplainedStep
 from nbdist.wire import CellInfo, Record
 
@@ -29,9 +30,10 @@ _log = logging.getLogger("nbdist.insight")
 class Insight:
     """What is known of one cell."""
 
-    def __init__(self, info: CellInfo) -> None:
+    def __init__(self, info: CellInfo, clocks: Clocks) -> None:
         """Begin without a thread; a cell that takes no step never gets one."""
         self._info = info
+        self._clocks = clocks
         # A deque, not queue.Queue: append is atomic, and the IO thread must never wait for a lock.
         self._waiting: deque[list[Record]] = deque()
         self._received = 0
@@ -86,10 +88,11 @@ class Insight:
             # numpy takes a tenth of a second to import, and most cells need none of this.
             from nbdist.client.insight.analyst import Analyst
 
-            analyst = Analyst(self._info.ranks)
+            analyst = Analyst(self._info.ranks, self._clocks)
             is_last, rest_s = False, PERIOD_S
             while not is_last:
                 is_last = self._ending.wait(rest_s)
+                self._clocks.refresh(self._info.ranks)
                 began = time.thread_time()
                 explained = analyst.take(self._drain(), is_last=is_last)
                 analysis = analyst.analysis()

@@ -1,0 +1,89 @@
+"""The time line: the last steps' collectives, a lane a rank, on one clock. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nbdist.client.insight.match import Meetings
+from nbdist.client.insight.rows import Ints, Waits
+from nbdist.client.insight.values import Lane, Span, TimeLine
+
+STEPS = 3
+MOST_SPANS = 6000  # in all lanes together
+_MS = 1e-6  # in a nanosecond
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was told of some steps. `families` are those of the meetings, by `Met.family`.
+
+    `begins` and `ends` are the moments of each step, as the first rank had them.
+    """
+
+    meetings: Meetings
+    families: Ints
+    waits: Waits
+    begins: Mapping[int, int]
+    ends: Mapping[int, int]
+
+
+def time_line(told: Told, ranks: Sequence[int], row_of: Mapping[int, int]) -> TimeLine | None:
+    """Return the time line of the last steps that were told; None of none.
+
+    Args:
+        told: What is known of them.
+        ranks: Whose lanes.
+        row_of: The row of a family in the table; of others nothing is shown.
+    """
+    steps = sorted(told.begins)[-STEPS:]
+    while len(steps) > 1 and _count(told, steps) > MOST_SPANS:
+        steps = steps[1:]
+    if not steps:
+        return None
+    begin = told.begins[steps[0]]
+    lanes = tuple(_lane(told, rank, steps[0], begin, len(ranks), row_of) for rank in ranks)
+    shown = tuple(
+        (step, (told.begins[step] - begin) * _MS, (told.ends[step] - begin) * _MS) for step in steps
+    )
+    until = [end for _, _, end in shown]
+    until += [span.end_ms for lane in lanes for span in lane.spans]
+    until += [blocked[1] for lane in lanes for blocked in lane.blocked]
+    return TimeLine(max(until), shown, lanes)
+
+
+def _count(told: Told, steps: Sequence[int]) -> int:
+    return int(np.sum(told.meetings.rows.step >= steps[0]))
+
+
+def _lane(told: Told, rank: int, step: int, begin: int, n: int, row_of: Mapping[int, int]) -> Lane:
+    meetings, waits = told.meetings, told.waits
+    rows, of_row = meetings.rows, meetings.of_rows()
+    chosen = np.flatnonzero((rows.rank == rank) & (rows.step >= step))
+    chosen = chosen[np.argsort(rows.launch[chosen], kind="stable")][: MOST_SPANS // n]
+    columns = (
+        told.families[of_row[chosen]],
+        rows.launch[chosen] - begin,
+        rows.begin[chosen] - begin,
+        rows.end[chosen] - begin,
+        meetings.arrived[of_row[chosen]],
+    )
+    spans = tuple(
+        Span(
+            row_of[family],
+            launch * _MS,
+            begun * _MS,
+            end * _MS,
+            (arrived - begin) * _MS if arrived >= 0 else None,
+        )
+        for family, launch, begun, end, arrived in zip(*(c.tolist() for c in columns), strict=True)
+        if family in row_of
+    )
+    mine = np.flatnonzero((waits.rank == rank) & (waits.step >= step))[: MOST_SPANS // n]
+    blocked = tuple(
+        (a * _MS, b * _MS)
+        for a, b in zip(
+            (waits.begin[mine] - begin).tolist(), (waits.end[mine] - begin).tolist(), strict=True
+        )
+    )
+    return Lane(rank, spans, blocked)
