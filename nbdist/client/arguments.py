@@ -39,6 +39,9 @@ FAULTS = {
 }
 
 
+DEFAULT_STEPS = "3"  # of `--profile`
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse that raises one line, and asks nobody to exit."""
 
@@ -144,6 +147,14 @@ def distributed_parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="when it fails, run it again from where it stood, N times at most",
+    )
+    parser.add_argument(
+        "--profile",
+        nargs="?",
+        const=DEFAULT_STEPS,
+        metavar="STEPS",
+        help="record all ranks with torch.profiler into one trace: 5 (steps, after 2 to warm up; "
+        f"{DEFAULT_STEPS} by default), or just these: 10-14",
     )
     return parser
 

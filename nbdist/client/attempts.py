@@ -15,6 +15,8 @@ from nbdist.client.cells import CellRequest, CellRun, Outcome
 from nbdist.client.cluster import Cluster
 from nbdist.client.failures import uses_what_is_lost
 from nbdist.client.interrupts import Interrupts
+from nbdist.client.profile.chosen import Steps
+from nbdist.client.profile.gather import Profiled, folder_of, gather
 from nbdist.client.repair import repair
 from nbdist.client.result import CellResult
 from nbdist.client.show import Showing, ShownCell
@@ -35,6 +37,7 @@ class Asked:
     track: bool = True
     show: bool = False
     prompt: int | None = None
+    profile: Steps | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Attempts:
     def __init__(self, cluster: Cluster, showing: Showing) -> None:
         """Begin with no cell run."""
         self.last: CellResult | None = None
+        self.profile: Profiled | None = None
         self._cluster = cluster
         self._showing = showing
         self._count = 0
@@ -152,6 +156,7 @@ class Attempts:
             asked.params,
             failed=self._failed[1].number if self._failed else None,
             is_retry=before is not None,
+            profile=self._to_profile(asked.profile),
         )
         with Interrupts() as interrupts:
             shown = self._showing.begin(
@@ -170,12 +175,27 @@ class Attempts:
             )
             outcome = cell.run()
             self.last = outcome.result()
-            shown.end(outcome)
+            shown.end(outcome, self._profiled(asked.profile, outcome))
         if outcome.error is None and interrupts.count:
             outcome.error = Interrupted("The cell had ended; its output is whole.")
         return _Before(
             self._count, outcome, shown, shown.run_key or (before.run if before else None)
         )
+
+    def _to_profile(self, chosen: Steps | None) -> dict[str, Any] | None:
+        """Return what ranks are told of the steps to record in the newest cell."""
+        if chosen is None:
+            return None
+        folder = folder_of(self._cluster.logs, self._count) / "ranks"
+        return {"first": chosen.first, "last": chosen.last, "folder": str(folder)}
+
+    def _profiled(self, chosen: Steps | None, outcome: Outcome) -> Profiled | None:
+        if chosen is None:
+            return None
+        steps_made = {rank: c.summary.steps for rank, c in outcome.collectors.items()}
+        folder = folder_of(self._cluster.logs, self._count)
+        self.profile = gather(self._cluster, folder, chosen, steps_made)
+        return self.profile
 
 
 def announcement(attempt: int, of: int, error: RankError, repaired: tuple[str, ...]) -> str:

@@ -40,6 +40,7 @@ class CellRequest:
     tracebacks give the cell, the one the notebook shows. `params` are set on the ranks before the
     cell runs, and logged. `timeout_s` bounds the whole cell; None lets it run for ever. `is_retry`
     tells that the cell with the number `failed` is run again: loaders go on where they stood.
+    `profile` is what `engine/profile.py` is asked for.
     """
 
     code: str
@@ -50,6 +51,7 @@ class CellRequest:
     params: Mapping[str, Any] = field(default_factory=dict)
     failed: int | None = None
     is_retry: bool = False
+    profile: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -134,6 +136,7 @@ class CellRun:
                 # Also ranks on which it ended well must remember how it is run again.
                 "failed": self._request.failed,
                 "retry": self._request.is_retry,
+                "profile": self._request.profile,
             }
             for rank, collector in self._collectors.items():
                 messages.append(self._send(rank, collector, options))

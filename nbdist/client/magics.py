@@ -95,6 +95,7 @@ class NBDist(Magics):
             # IPython 9 counts a cell before it runs, IPython 8 after; this is what both show.
             prompt=max(1, self._shell.displayhook.prompt_count),
             retry=asked.retry,
+            profile=asked.profile,
         )
 
     @property

@@ -19,6 +19,8 @@ from nbdist.client.attempts import Asked, Attempts
 from nbdist.client.chaos import Chaos, Plan
 from nbdist.client.cluster import Cluster
 from nbdist.client.interrupts import Interrupts
+from nbdist.client.profile.chosen import parse_steps
+from nbdist.client.profile.gather import Profiled
 from nbdist.client.repair import restart
 from nbdist.client.result import CellResult
 from nbdist.client.scale import scale
@@ -56,6 +58,11 @@ class Session:
     def last(self) -> CellResult | None:
         """What the last cell gave; None before the first."""
         return self._attempts.last
+
+    @property
+    def profile(self) -> Profiled | None:
+        """What the last cell with `profile` recorded: `said`, `text`, and the file `trace`."""
+        return self._attempts.profile
 
     @property
     def tracking_uri(self) -> str | None:
@@ -98,6 +105,7 @@ class Session:
         show: bool = False,
         prompt: int | None = None,
         retry: int = 0,
+        profile: str | int | None = None,
     ) -> CellResult:
         """Run a cell on the ranks and wait until all have settled.
 
@@ -114,6 +122,8 @@ class Session:
                 default the number of cells this session has run.
             retry: Run the cell again after a RankError, so many times at most. Nothing is tried
                 again that failed like the time before without a step.
+            profile: Steps to record with torch.profiler on these ranks: a count, taken after two
+                steps to warm up, or a range such as `10-14`. `Session.profile` is what came of it.
 
         Returns:
             Output, value and error of each rank.
@@ -122,7 +132,7 @@ class Session:
             CellSyntaxError: The code does not compile; it ran nowhere.
             ClusterError: The session is stopped, busy or has lost a rank.
             RankError: The code failed on a rank.
-            UsageError: `ranks` names no ranks, or a parameter is not plain.
+            UsageError: `ranks` names no ranks, a parameter is not plain, or `profile` no steps.
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
         """
         self._require_usable()
@@ -134,7 +144,10 @@ class Session:
                     f"these, up to 64 KiB, not a {type(value).__name__}; %dist push takes anything."
                 )
         syntax.check(code)
-        asked = Asked(code, chosen, timeout_s, params or {}, run_name, resume, track, show, prompt)
+        steps = None if profile is None else parse_steps(str(profile))
+        asked = Asked(
+            code, chosen, timeout_s, params or {}, run_name, resume, track, show, prompt, steps
+        )
         with self._alone():
             return self._attempts.run(asked, retry)
 

@@ -6,6 +6,7 @@ cell's own outcome comes first.
 """
 
 import atexit
+import html
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,8 @@ from nbdist.client.cells import CellRequest, Outcome
 from nbdist.client.cluster import Cluster
 from nbdist.client.insight.clocks import Clocks
 from nbdist.client.insight.insight import Insight
+from nbdist.client.profile.gather import Profiled
+from nbdist.client.profile.words import HOW_TO_OPEN
 from nbdist.client.slots import Slots
 from nbdist.client.telemetry import Telemetry
 from nbdist.errors import ClusterError
@@ -195,21 +198,21 @@ class ShownCell:
         if self._board.wants_to_open:
             self._board.open()
 
-    def end(self, outcome: Outcome) -> None:
-        """Put what stays into the cell's output: board, text, a line about the run."""
+    def end(self, outcome: Outcome, profiled: Profiled | None = None) -> None:
+        """Put what stays into the cell's output: board, text, profile, a line about the run."""
         self._showing.remember_records(outcome)
         self.insight.finish(_EXPLAIN_TIMEOUT_S)  # board and run end with what it has found
         try:
             board = self._board.finish(outcome.word)
             self._showing.remember_board(board)
             if self._show:
-                finals = [*board, *self._texts(outcome), *_notices(outcome)]
+                finals = [*board, *self._texts(outcome), *_notices(outcome), *_shown(profiled)]
                 self.slots.settle(finals)
                 self.left += finals
         except Exception:
             log.exception("The cell's output could not be shown whole")
         finally:
-            self._end_run(outcome)
+            self._end_run(outcome, profiled)
 
     def _texts(self, outcome: Outcome) -> list[wire.Display]:
         collectors = outcome.collectors
@@ -227,13 +230,14 @@ class ShownCell:
             whole=places,
         )
 
-    def _end_run(self, outcome: Outcome) -> None:
+    def _end_run(self, outcome: Outcome, profiled: Profiled | None) -> None:
         if self._run is None or not self.telemetry.first_record.is_set():
             return
         link = self._run.finish(
             outcome.word,
             error=str(outcome.error) if outcome.error is not None else None,
             picture=self._board.picture(),
+            files=profiled.artifacts if profiled is not None else {},
         )
         if link is None:
             return
@@ -256,6 +260,24 @@ def _notices(outcome: Outcome) -> list[wire.Display]:
     said = next(filter(None, (c.summary.notices for c in outcome.collectors.values())), ())
     mended = outcome.repaired.lines if outcome.error is None else ()
     return [wire.Display({"text/plain": line}) for line in (*said, *mended)]
+
+
+def _shown(profiled: Profiled | None) -> list[wire.Display]:
+    """Return what stays of a profile: where the trace lies; its numbers only where all is live."""
+    if profiled is None:
+        return []
+    if profiled.trace is None:
+        return [wire.Display({"text/plain": profiled.said})]
+    if os.environ.get("NBDIST_STATIC") == "1":
+        place = _short_path(str(profiled.trace.parents[2]))
+        return [
+            wire.Display({"text/plain": f"{profiled.said} The trace is in {place}: {HOW_TO_OPEN}."})
+        ]
+    said = f"{profiled.said} The trace is {_short_path(str(profiled.trace))}: {HOW_TO_OPEN}."
+    if profiled.left_out:
+        said += f" Of its slices the {profiled.left_out:,} shortest are left out."
+    page = f"<p>{html.escape(said)}</p>{profiled.html}"
+    return [wire.Display({"text/plain": f"{said}\n\n{profiled.text}", "text/html": page})]
 
 
 def _short_path(path: str) -> str:

@@ -75,7 +75,7 @@ class Program:
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
-        from nbdist.engine import boundary, data, snapshot
+        from nbdist.engine import boundary, data, profile, snapshot
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 
@@ -97,14 +97,16 @@ class Program:
         where.running = options["cell"]
         if line and self.rank == 0:
             print(line)
+        profile.begin_cell(options.get("profile"), self.rank, cuda=self.device.type == "cuda")
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine import boundary, snapshot
+        from nbdist.engine import boundary, profile, snapshot
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 
         chaos.end_cell()
+        profile.end_cell()
         if result is None or not result.success:
             modes.restore(self._modes)
         steps = training.end_cell()

@@ -17,6 +17,7 @@ MAIN = {
     "boot.join": "nbdist.engine.boot:join",
     "group.leave": "nbdist.engine.boot:leave",
     "group.recover": "nbdist.engine.boot:recover",
+    "profile.read": "nbdist.engine.profile:read",
     "records.resend": "nbdist.engine.boot:resend",
     "transfer.push": "nbdist.engine.transfer:push",
     "transfer.pull": "nbdist.engine.transfer:pull",
@@ -31,7 +32,7 @@ ANY_TIME = {
     "chaos.fail": "nbdist.engine.chaos:fail",
 }
 
-WITH_BUFFERS = {"transfer.push", "transfer.pull"}
+WITH_BUFFERS = {"profile.read", "transfer.push", "transfer.pull"}
 
 
 def resolve(name: str, *, busy: bool) -> Callable[..., Any]:

@@ -171,7 +171,11 @@ class TrackedRun:
             self._thread.start()
 
     def finish(
-        self, outcome: Outcome, error: str | None = None, picture: bytes | None = None
+        self,
+        outcome: Outcome,
+        error: str | None = None,
+        picture: bytes | None = None,
+        files: Mapping[str, Path] | None = None,
     ) -> RunLink | None:
         """End the run; return what the cell says of it, None when no record came.
 
@@ -181,10 +185,11 @@ class TrackedRun:
             outcome: How the cell ended.
             error: The text of its error, for people.
             picture: The board's last picture, PNG.
+            files: More artifacts: where they lie, by their names in the run.
         """
         if self._thread is None:
             return None
-        self._end = _End(outcome, error, picture, time.time_ns() // 1_000_000)
+        self._end = _End(outcome, error, picture, files or {}, time.time_ns() // 1_000_000)
         self._ending.set()
         self._thread.join(FINISH_TIMEOUT_S)
         if self._thread.is_alive():
@@ -281,6 +286,8 @@ class TrackedRun:
             writer.tags({"nbdist.error": text.strip().splitlines()[0][:250] if text else ""})
         if end.picture:
             writer.file("board.png", end.picture)
+        for name, path in end.files.items():
+            writer.file(name, path.read_bytes())
         # A clock that was set back must not let a run end before it began.
         assert self._begin is not None
         writer.end(_STATUS[end.outcome], max(end.time_ms, self._begin.time_ms))
@@ -397,4 +404,5 @@ class _End:
     outcome: Outcome
     error: str | None
     picture: bytes | None
+    files: Mapping[str, Path]
     time_ms: int

@@ -192,7 +192,7 @@ class RunSender:
         if not path.exists():
             return  # removed by hand; the rest of the run still counts
         try:
-            self._client.log_artifact(state.run_id, str(path))
+            self._client.log_artifact(state.run_id, str(path), name.rpartition("/")[0] or None)
         except Exception as error:
             # Artifacts may live elsewhere than runs, behind another key or package. A server
             # that is gone is waited for; a store that fails alone must not hold up the run.

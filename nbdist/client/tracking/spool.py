@@ -131,8 +131,10 @@ class SpoolWriter:
         self._write({"op": "tags", "values": dict(values)})
 
     def file(self, name: str, content: bytes) -> None:
-        """Keep an artifact; `name` is a plain file name."""
-        write_private(self.folder / "files" / name, content)
+        """Keep an artifact; `name` is a file name, with a folder before it or none."""
+        path = self.folder / "files" / name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_private(path, content)
         self._write({"op": "file", "name": name})
 
     def end(self, status: str, time_ms: int) -> None:

@@ -35,6 +35,8 @@ def check() -> list[str]:
         (dataloader, ["_BaseDataLoaderIter"]),
         (torch.amp.GradScaler, ["scale"]),
         (torch._C, ["_dispatch_get_all_op_names"]),
+        (torch.profiler.profile, ["prepare_trace"]),
+        (torch.autograd, ["_profiler_enabled"]),
     ]
     return [
         f"torch {torch.__version__}: {getattr(owner, '__name__', owner)}.{name} is gone"
@@ -222,6 +224,16 @@ def before_optimizer_step(hook: Callable[[torch.optim.Optimizer, object], None])
         hook(optimizer, kwargs.get("closure", args[1] if len(args) > 1 else None))
 
     return register_optimizer_step_pre_hook(before).remove
+
+
+def wrap_prepare_profiler(wrapper: Wrapper) -> Undo:
+    """Put `wrapper` around what every `torch.profiler.profile` does before it records."""
+    return _replace(torch.profiler.profile, "prepare_trace", wrapper)
+
+
+def is_profiled() -> bool:
+    """Return whether a profiler records this thread."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def finished_work() -> Any:

@@ -78,6 +78,7 @@ class Training:
         self._main = threading.main_thread().ident
         self._is_inside = False  # a backward, or a loader: what they call is theirs
         self.is_loading = False  # the main thread waits for a batch
+        self.on_step: Callable[[int], None] | None = None  # what else to do when one has ended
 
     def set_enabled(self, is_enabled: bool) -> None:
         """Put the hooks in place, or take them out."""
@@ -197,6 +198,8 @@ class Training:
         cell.backwards = cell.data_ns = 0
         cell.began_ns, cell.is_whole = now_ns, True
         self._record_held(wait=False)
+        if self.on_step is not None:
+            self.on_step(cell.step)
 
     def _expected_steps(self) -> int | None:
         """Return the step that ends the pass over the loader, where its length is known."""
@@ -264,6 +267,12 @@ def set_enabled(is_enabled: bool) -> None:
     """Switch the hooks on or off; off, nothing of them is left in torch."""
     if _training is not None:
         _training.set_enabled(is_enabled)
+
+
+def at_step_end(callback: Callable[[int], None] | None) -> None:
+    """Call `callback` on the main thread with the number of each step that ends; None: no more."""
+    if _training is not None:
+        _training.on_step = callback
 
 
 def begin_cell() -> None:

@@ -1,0 +1,218 @@
+"""Fetch what the ranks recorded, and make of it the one trace and the summary.
+
+Main thread, when the cell has settled. One rank's trace is in memory at a time. Nothing here raises
+for what ranks or disk do: the cell's own outcome comes first.
+"""
+
+import gzip
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from nbdist.client.cluster import Cluster
+from nbdist.client.profile import words
+from nbdist.client.profile.chosen import Steps
+from nbdist.client.profile.merge import Event, RankTrace, merged
+from nbdist.client.profile.summary import RankSummary, summarize
+from nbdist.errors import NBDistError
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 256 * 2**20  # of one rank's trace as text; a million events, about 1 GB while read
+MOST_SLICES = 1_000_000  # of the common trace, which browsers open
+_FETCH_TIMEOUT_S = 60.0
+_ZIP_LEVEL = 3
+_OUR_FOLDERS = 4  # above that of a cell's ranks: .nbdist/profiles/<start>/cell-N
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """What stays of a cell's profile.
+
+    `said` tells what was recorded; `trace` and `summary` are files, None where there was nothing to
+    write. `text` and `html` are the tables.
+    """
+
+    said: str
+    trace: Path | None = None
+    summary: Path | None = None
+    text: str = ""
+    html: str = ""
+    left_out: int = 0
+
+    @property
+    def artifacts(self) -> dict[str, Path]:
+        """What goes into the cell's run, by its name there."""
+        files = {"profile/trace.json.gz": self.trace, "profile/summary.txt": self.summary}
+        return {name: path for name, path in files.items() if path is not None}
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is there of each rank."""
+
+    files: dict[int, Path] = field(default_factory=dict)
+    facts: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    missing: dict[int, str] = field(default_factory=dict)
+
+
+def folder_of(logs: Path, cell: int) -> Path:
+    """Return where the traces of a cell lie, given the folder of its cluster's logs."""
+    return logs.parent.parent / "profiles" / logs.name / f"cell-{cell}"
+
+
+def gather(
+    cluster: Cluster,
+    folder: Path,
+    chosen: Steps,
+    steps_made: Mapping[int, int],
+    offsets_ns: Mapping[int, int] | None = None,
+) -> Profiled:
+    """Return what the ranks of a settled cell recorded, merged and summed up.
+
+    Args:
+        cluster: Asked for traces that do not lie on this machine.
+        folder: From `folder_of`.
+        chosen: The steps that were asked for.
+        steps_made: Of each rank of the cell.
+        offsets_ns: What to add to a rank's `perf_counter_ns` to get the common clock; by default
+            all ranks are on this machine.
+    """
+    try:
+        return _gather(cluster, folder, chosen, steps_made, offsets_ns or {})
+    except Exception as error:
+        log.exception("The profile could not be put together")
+        return Profiled(f"The profile could not be put together: {type(error).__name__}: {error}.")
+
+
+def _gather(
+    cluster: Cluster,
+    folder: Path,
+    chosen: Steps,
+    steps_made: Mapping[int, int],
+    offsets_ns: Mapping[int, int],
+) -> Profiled:
+    found = _find(cluster, folder, list(steps_made))
+    recorded = {r: (facts["steps"], facts["end"]) for r, facts in found.facts.items()}
+    made = max(steps_made.values(), default=0)
+    said = words.what_was_recorded(chosen, recorded, found.missing, made)
+    if not found.files:
+        return Profiled(said)
+    traces = _traces(cluster, found, offsets_ns)
+    path, summaries, left_out = _write(folder, found, offsets_ns, traces)
+    text = words.as_text(summaries)
+    with _draft(folder / "summary.txt") as file:
+        file.write(f"{said}\n\n{text}\n".encode())
+    summary = folder / "summary.txt"
+    return Profiled(said, path, summary, text, words.as_html(summaries), left_out)
+
+
+def _find(cluster: Cluster, folder: Path, ranks: list[int]) -> _Found:
+    found = _Found()
+    for rank in ranks:
+        file = folder / "ranks" / f"rank-{rank}.json.gz"
+        try:
+            if not file.exists():
+                fetch(cluster, rank, file)
+            if _size(file) > MOST_BYTES:
+                found.missing[rank] = f"that could be merged, for it is too large: {file}"
+                continue
+            found.facts[rank] = _facts(file)
+            found.files[rank] = file
+        except (NBDistError, OSError, ValueError, EOFError) as error:
+            found.missing[rank] = str(error).splitlines()[0].rstrip(".") if str(error) else ""
+    return found
+
+
+def fetch(cluster: Cluster, rank: int, file: Path) -> None:
+    """Bring a rank's trace into `file`, piece by piece: the rank may run on another machine.
+
+    Raises:
+        NBDistError: It has none, or does not answer.
+        OSError: The disk does not take it.
+    """
+    deadline = time.monotonic() + _FETCH_TIMEOUT_S
+    make_folder(file.parent)
+    with _draft(file) as draft:
+        offset, size = 0, 1
+        while offset < size:
+            future = cluster.requests.ask(rank, "profile.read", buffers=[], offset=offset)
+            answer = future.result(max(0.1, deadline - time.monotonic()))
+            told, pieces = answer if isinstance(answer, tuple) else (answer, [])
+            if not pieces:
+                raise NBDistError(told["why"])
+            size = told["size"]
+            offset += draft.write(pieces[0])
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` and what is missing above it, for its owner alone."""
+    for part in (*reversed(folder.parents[:_OUR_FOLDERS]), folder):
+        part.mkdir(mode=0o700, exist_ok=True)
+
+
+def _size(file: Path) -> int:
+    """Return how many bytes a gzip file unpacks to (RFC 1952: its last four tell, below 4 GiB)."""
+    with file.open("rb") as stream:
+        stream.seek(-4, os.SEEK_END)
+        return int.from_bytes(stream.read(), "little")
+
+
+def _facts(file: Path) -> Mapping[str, Any]:
+    """Return what a rank says of its recording; torch writes that in front of the events."""
+    with gzip.open(file) as stream:
+        head = stream.read(2**20).decode(errors="replace")
+    facts, _ = json.JSONDecoder().raw_decode(head, head.index('"nbdist": ') + len('"nbdist": '))
+    assert isinstance(facts, dict)
+    return facts
+
+
+def _traces(cluster: Cluster, found: _Found, offsets_ns: Mapping[int, int]) -> Iterator[RankTrace]:
+    for rank, file in found.files.items():
+        with gzip.open(file) as stream:
+            content = json.loads(stream.read())
+        state = cluster.ranks.get(rank)
+        title = "gone" if state is None else f"{state.host}, {state.device}"
+        yield RankTrace(rank, title, content, offsets_ns.get(rank, 0))
+
+
+def _write(
+    folder: Path, found: _Found, offsets_ns: Mapping[int, int], traces: Iterator[RankTrace]
+) -> tuple[Path, list[RankSummary], int]:
+    """Write the common trace; return its place, each rank's summary, and slices left out."""
+    path = folder / "trace.json.gz"
+    origin_ns = min(int(f["began_ns"]) + offsets_ns.get(r, 0) for r, f in found.facts.items())
+    summaries: list[RankSummary] = []
+    left_out = 0
+    with _draft(path) as draft, gzip.open(draft, "wb", _ZIP_LEVEL) as stream:
+        stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        for trace in traces:
+            events, less = merged(trace, origin_ns, MOST_SLICES // len(found.files))
+            _write_events(stream, events, is_first=not summaries)
+            left_out += less
+            summaries.append(summarize(trace))
+        stream.write(b"\n]}\n")
+    return path, summaries, left_out
+
+
+def _write_events(stream: Any, events: list[Event], *, is_first: bool) -> None:
+    lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
+    stream.write((lines if is_first else f",\n{lines}").encode())
+
+
+@contextmanager
+def _draft(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file (0600) that appears under its name when it is whole."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+            yield file
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

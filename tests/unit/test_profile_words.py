@@ -1,0 +1,67 @@
+"""What is said of a profile."""
+
+import pytest
+
+from nbdist.client.profile.chosen import Steps
+from nbdist.client.profile.summary import KINDS, OpTotal, RankSummary
+from nbdist.client.profile.words import as_html, as_text, what_was_recorded
+
+CHOSEN = Steps(3, 5)
+
+
+def said(
+    recorded: dict[int, tuple[list[int], str]],
+    missing: dict[int, str] | None = None,
+    made: int = 20,
+) -> str:
+    return what_was_recorded(CHOSEN, recorded, missing or {}, made)
+
+
+@pytest.mark.parametrize(
+    ("steps", "end", "made", "words"),
+    [
+        ([3, 4, 5], "steps", 20, "Steps 3-5 were recorded, and took longer for it."),
+        ([3, 4], "cell", 4, "Of steps 3-5, steps 3-4 were recorded, then the cell ended."),
+        ([3], "limit", 9, "Of steps 3-5, step 3 was recorded, then recording ended, for it "),
+        ([], "cell", 2, "Step 3 was recorded until the cell ended."),
+        ([], "cell", 0, "The cell made no step, so all of it was recorded."),
+        ([], "limit", 0, "The cell made no step, so only its beginning was recorded."),
+    ],
+)
+def test_what_there_is_and_why_it_is_not_more(
+    steps: list[int], end: str, made: int, words: str
+) -> None:
+    assert said({0: (steps, end), 1: (steps, end)}, made=made).startswith(words)
+
+
+def test_ranks_without_a_trace_are_named_with_the_reason() -> None:
+    text = said({0: ([3, 4, 5], "steps")}, {1: "it has ended", 3: "it has ended", 2: ""})
+    assert "Ranks 1, 3 left no trace (it has ended)." in text
+    assert "Rank 2 left no trace." in text
+
+
+def test_nothing_at_all_is_said_with_the_reason() -> None:
+    assert said({}, {0: "", 1: ""}, made=2) == (
+        "The cell ended after 2 steps, so steps 3-5 could not be recorded."
+    )
+    assert said({}, {0: "RuntimeError: no", 1: "RuntimeError: no"}) == (
+        "Nothing was recorded: RuntimeError: no."
+    )
+
+
+def _summary(rank: int, name: str, self_us: float) -> RankSummary:
+    kinds = dict.fromkeys(KINDS, 2.0)
+    return RankSummary(rank, (3, 4), 10.0, kinds, 3.0, ops={name: OpTotal(4, self_us)})
+
+
+def test_the_tables_hold_each_rank_and_name_the_slowest_of_an_operator() -> None:
+    text = as_text([_summary(0, "aten::mm", 2000), _summary(1, "aten::mm", 6000)])
+    rank_1 = text.splitlines()[3].split()
+    assert rank_1 == ["1", "10.0", *["2.0"] * 5, "3.0"]
+    assert text.splitlines()[-1].split() == ["2.0", "2", "1", "3.0", "aten::mm"]
+
+
+def test_names_of_operators_are_text_in_html_too() -> None:
+    page = as_html([_summary(0, "<b>op</b>", 1000)])
+    assert "<b>op" not in page
+    assert "&lt;b&gt;op" in page
