@@ -19,6 +19,9 @@ class OneClock:
     def offset_ns(self, rank: int, moment_ns: int) -> int | None:
         return -self._ahead_ns.get(rank, 0)
 
+    def moment_ns(self, rank: int, wall_ns: int) -> int | None:
+        return wall_ns - self._ahead_ns.get(rank, 0)
+
 
 @dataclass
 class Rank:
@@ -35,6 +38,7 @@ class Rank:
         waits: Sequence[tuple[float, float]] = (),
         base_ms: float = 0.0,
         skipped: int = 0,
+        end_ms: float = 0.0,
     ) -> Record:
         """Return the record of a step's calls: template, number, launch, begin and end."""
         packer = Packer(int(base_ms * MS))
@@ -48,7 +52,7 @@ class Rank:
             packer.wait(round(begin * MS), round(end * MS))
         self.seq += 1
         told = Calls(packer.base_ns, new, packer.calls, packer.waits, skipped)
-        return Record(self.rank, self.seq, "calls", step, 0, {}, told)
+        return Record(self.rank, self.seq, "calls", step, round(end_ms * MS), {}, told)
 
 
 def template(

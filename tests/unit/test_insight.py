@@ -67,6 +67,18 @@ def test_the_parts_of_a_step_sum_to_it_and_nobody_is_blamed_before_ranks_were_co
     assert rank.waits_for is None
 
 
+def test_what_computing_hides_of_communication_is_known_of_told_steps_and_stands_for_all() -> None:
+    insight = Insight(INFO, clocks())
+    seconds = {"step_s": 0.05, "compute_s": 0.04, "comm_s": 0.01}
+    for number in range(1, 51):
+        told = {"comm_total_s": 0.02} if number % 8 == 0 else {}
+        insight.receive([step(0, number, **seconds, **told)])
+    insight.finish(20)
+    (rank,) = insight.now().ranks
+    assert rank.parts["hidden"] == pytest.approx(10)
+    assert rank.parts["compute"] == pytest.approx(30)
+
+
 def test_only_recent_steps_count() -> None:
     insight = Insight(INFO, clocks())
     insight.receive([step(0, number, step_s=1.0) for number in range(1, 51)])

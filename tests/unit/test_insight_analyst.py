@@ -15,8 +15,9 @@ TWO = template()
 def both(step: int, late_ms: float = 4.0) -> list[Record]:
     """Rank 1 comes `late_ms` after rank 0 to the one all_reduce of a step of 20 ms."""
     at = step * 20
+    calls = [(TWO, step, at, at, at + 10)]
     return [
-        Rank(0).tell(step, [(TWO, step, at, at, at + 10)], [(at, at + 10)], base_ms=at - 5),
+        Rank(0).tell(step, calls, [(at, at + 10)], base_ms=at - 5, end_ms=at + 15),
         Rank(1).tell(step, [(TWO, step, at + late_ms, at + late_ms, at + 10)], base_ms=at - 5),
     ]
 
@@ -24,8 +25,8 @@ def both(step: int, late_ms: float = 4.0) -> list[Record]:
 def test_a_step_is_explained_when_all_ranks_have_told_it_and_in_order() -> None:
     analyst = Analyst((0, 1), OneClock())
     (a0, a1), (b0, b1) = both(1), both(2)
-    assert analyst.take([a0, b0, b1], is_last=False) == []
-    assert [step.step for step in analyst.take([a1], is_last=False)] == [1, 2]
+    assert analyst.take([a0, b0], is_last=False) == []
+    assert [step.step for step in analyst.take([a1, b1], is_last=False)] == [1, 2]
     assert analyst.analysis().explained_until == 2
 
 
@@ -40,6 +41,13 @@ def test_a_rank_that_tells_nothing_is_waited_for_once() -> None:
     assert analyst.take([late], is_last=False) == []
     assert analyst.analysis().left_out == 1
     assert analyst.take(both(3), is_last=False) == [], "it tells again, so it is waited for"
+
+
+def test_steps_that_a_rank_has_passed_over_are_left_out() -> None:
+    analyst = Analyst((0, 1), OneClock())
+    told = [both(step)[0] for step in (1, 2, 3, 4)] + [both(step)[1] for step in (2, 4)]
+    assert [s.step for s in analyst.take(told, is_last=False)] == [2, 4]
+    assert analyst.analysis().left_out == 2
 
 
 def test_the_end_waits_for_nobody() -> None:
@@ -136,7 +144,7 @@ def test_time_in_a_queue_is_no_transfer() -> None:
 def test_the_time_line_has_a_lane_a_rank_on_one_clock_over_the_last_steps() -> None:
     analyst = Analyst((0, 1), OneClock())
     records = [record for step in range(1, 9) for record in both(step)]
-    records += [Record(0, 99, "step", 8, 0, {"step_s": 0.020})]
+    records += [Record(0, 99, "step", step, 0, {"step_s": 0.020}) for step in range(1, 9)]
     analyst.take(records, is_last=False)
     line = analyst.analysis().line
     assert line is not None
@@ -161,7 +169,7 @@ def test_what_is_kept_does_not_grow_with_the_steps() -> None:
     assert not kept["_told"]
     assert not kept["_since"]
     assert kept["_size"] == 0
-    assert len(kept["_begins"]) == 3
+    assert len(kept["_ends"]) == 3
     met = vars(kept["_table"])["_met"]
     assert len(met.step) == RECENT
 

@@ -1,8 +1,9 @@
 """Everything that is worked out of a cell's records, on one thread: `nbdist-insight`'s.
 
-A step is explained when all ranks have told its collectives. A rank that does not tell it is
-waited for `LATE_S`, and not again before it tells something: records may be lost, and some ranks
-may train nothing. What it then tells of a step that was explained without it is left out.
+A step is explained when all ranks have told its collectives. One that a rank has passed over is
+left out: ranks that have more to tell leave out more steps. A rank that tells nothing at all is
+waited for `LATE_S`, and not again before it tells something: some ranks may train nothing. What it
+then tells of a step that was explained without it is left out.
 """
 
 import time
@@ -18,7 +19,7 @@ from nbdist.client.insight.steps import Split, split
 from nbdist.client.insight.table import Met, Table, met
 from nbdist.client.insight.timeline import STEPS, Told, time_line
 from nbdist.client.insight.values import Analysis, ExplainedStep, TimeLine
-from nbdist.packed import Calls
+from nbdist.packed import CALL, Calls
 from nbdist.wire import Record
 
 LATE_S = 3.0
@@ -35,6 +36,9 @@ class Clock(Protocol):
 
     def offset_ns(self, rank: int, moment_ns: int) -> int | None:
         """Return what to add to a rank's moment for the common clock; None when not known."""
+
+    def moment_ns(self, rank: int, wall_ns: int) -> int | None:
+        """Return the common clock's moment of a rank's time; None when not known."""
 
 
 class Analyst:
@@ -58,13 +62,16 @@ class Analyst:
         self._explained_until = 0
         self._told: dict[int, dict[int, Calls]] = {}  # steps to be explained, by rank
         self._since: dict[int, float] = {}
+        self._newest: dict[int, int] = {}  # rank to the last step it has told
         self._silent: set[int] = set()
         self._size = 0
-        self._lengths: dict[int, float] = {}  # seconds of the first rank's last steps
+        # Of the first rank's last steps: how long they were, and when they were over.
+        self._lengths_ns: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
         # Of the steps explained last: calls may end, and the line is drawn, later.
+        self._recent: list[int] = []
         self._rows: list[Rows] = []
         self._waits: list[Waits] = []
-        self._begins: dict[int, int] = {}
 
     def take(self, records: Sequence[Record], *, is_last: bool) -> list[ExplainedStep]:
         """Take records of any ranks; return the steps that are explained now, in order.
@@ -77,9 +84,9 @@ class Analyst:
             if record.kind == "step":
                 self._parts.add_step(record.rank, record.values)
                 if record.rank == self._ranks[0] and "step_s" in record.values:
-                    self._lengths[record.step] = record.values["step_s"]
+                    self._lengths_ns[record.step] = round(record.values["step_s"] * 1e9)
             elif record.detail is not None:
-                self._hear(record.rank, record.step, record.detail)
+                self._hear(record, record.detail)
         ready = self._ready(is_last)
         return self._explain(ready) if ready else []
 
@@ -94,13 +101,20 @@ class Analyst:
             left_out=self._left_out,
         )
 
-    def _hear(self, rank: int, step: int, calls: Calls) -> None:
+    def _hear(self, record: Record, calls: Calls) -> None:
+        rank, step = record.rank, record.step
         self._book.learn(rank, dict(calls.new))
         self._left_out += calls.skipped
         self._silent.discard(rank)
         if step <= self._explained_until or rank not in self._ranks:
-            self._left_out += len(calls.calls) // 5
+            self._left_out += len(calls.calls) // len(CALL)
             return
+        self._newest[rank] = max(step, self._newest.get(rank, 0))
+        if rank == self._ranks[0]:
+            # The record is made when the step is over.
+            end_ns = self._clock.moment_ns(rank, record.time_ns)
+            if end_ns is not None:
+                self._ends[step] = end_ns
         self._told.setdefault(step, {})[rank] = calls
         self._since.setdefault(step, self._now_s())
         self._size += len(calls.calls) + len(calls.waits)
@@ -111,6 +125,10 @@ class Analyst:
         now_s = self._now_s()
         for step in sorted(self._told):
             missing = set(self._ranks) - self._silent - set(self._told[step])
+            if any(self._newest.get(rank, 0) > step for rank in missing):
+                told = self._drop(step)
+                self._left_out += sum(len(calls.calls) // len(CALL) for calls in told.values())
+                continue
             is_late = now_s - self._since[step] > LATE_S or self._size > MOST_WAITING
             if missing and not is_last:
                 if not is_late:
@@ -150,14 +168,12 @@ class Analyst:
                 continue
             offset_ns = self._clock.offset_ns(rank, told[-1][1].base_ns)
             if offset_ns is None:
-                self._left_out += sum(len(calls.calls) // 5 for _, calls in told)
+                self._left_out += sum(len(calls.calls) // len(CALL) for _, calls in told)
                 continue
             calls, blocked, left_out = decode(rank, told, self._book, offset_ns)
             rows.append(calls)
             waits.append(blocked)
             self._left_out += left_out
-            if rank == self._ranks[0] or not self._begins:
-                self._begins |= {step: calls.base_ns + offset_ns for step, calls in told}
         return rows, waits
 
     def _tell(self, steps: list[int], divided: Split, news: Met, n: int) -> list[ExplainedStep]:
@@ -186,25 +202,27 @@ class Analyst:
         return explained
 
     def _draw(self, meetings: Meetings, every: Met) -> None:
-        ends = {}
-        for step, begin in self._begins.items():
-            if step + 1 in self._begins:
-                ends[step] = self._begins[step + 1]
-            else:
-                ends[step] = begin + int(self._lengths.get(step, 0.0) * 1e9)
-        told = Told(meetings, every.family, Waits.concatenate(self._waits), self._begins, ends)
-        self._line = time_line(told, self._ranks, self._table.row_of)
+        steps = {
+            step: (end_ns - self._lengths_ns[step], end_ns)
+            for step, end_ns in self._ends.items()
+            if step in self._lengths_ns and step <= self._explained_until
+        }
+        told = Told(meetings, every.family, Waits.concatenate(self._waits), steps)
+        self._line = time_line(told, self._ranks, self._table.row_of) or self._line
 
     def _forget(self, steps: list[int]) -> None:
         for step in steps:
-            told = self._told.pop(step)
-            self._since.pop(step)
-            self._size -= sum(len(calls.calls) + len(calls.waits) for calls in told.values())
-        kept = sorted(self._begins)[-STEPS:]
-        self._begins = {step: self._begins[step] for step in kept}
-        first = kept[0] if kept else steps[-1]
-        self._rows = [rows.at(rows.step >= first) for rows in self._rows]
-        self._rows = [Rows.concatenate(self._rows)]
-        waits = Waits.concatenate(self._waits)
-        self._waits = [waits.at(waits.step >= first)]
-        self._lengths = {step: s for step, s in self._lengths.items() if step >= first}
+            self._drop(step)
+        self._recent = [*self._recent, *steps][-STEPS:]
+        first = self._recent[0]
+        rows, waits = Rows.concatenate(self._rows), Waits.concatenate(self._waits)
+        self._rows, self._waits = [rows.at(rows.step >= first)], [waits.at(waits.step >= first)]
+        self._lengths_ns = {step: ns for step, ns in self._lengths_ns.items() if step >= first}
+        self._ends = {step: ns for step, ns in self._ends.items() if step >= first}
+
+    def _drop(self, step: int) -> dict[int, Calls]:
+        """Take a step from those that wait to be explained."""
+        told = self._told.pop(step)
+        self._since.pop(step)
+        self._size -= sum(len(calls.calls) + len(calls.waits) for calls in told.values())
+        return told

@@ -123,6 +123,7 @@ class Clocks:
         self._own = clock.identity() if identity is None else identity
         self._pids: dict[int, int] = {}
         self._names: dict[int, str] = {}  # rank to its clock's
+        self._wall_ns: dict[int, int] = {}  # what a rank's time is ahead of its clock
         self._sightings: dict[str, list[Sighting]] = {}
         self._due_ns: dict[str, int] = {}
         self._ask_again_ns = 0
@@ -142,6 +143,17 @@ class Clocks:
             return 0
         return round(offset(self._sightings[name], moment_ns)[0])
 
+    def moment_ns(self, rank: int, wall_ns: int) -> int | None:
+        """Return the notebook's moment of a rank's time; None when not known.
+
+        Good enough to be drawn: a rank's time may be set while a cell runs.
+        """
+        if rank not in self._names:
+            return None
+        there_ns = wall_ns - self._wall_ns[rank]
+        offset_ns = self.offset_ns(rank, there_ns)
+        return None if offset_ns is None else there_ns + offset_ns
+
     def refresh(self, ranks: Sequence[int]) -> None:
         """Read the clocks that are not known, and those known for too long; seldom blocks."""
         now_ns = self._now_ns()
@@ -156,8 +168,9 @@ class Clocks:
         self.error_ns = self._error_ns({self._names[r] for r in ranks if r in self._names})
 
     def _meet(self, ranks: Sequence[int]) -> None:
-        for rank, reading in self._read(ranks).items():
-            name, ping = reading
+        for rank, (answer, ping) in self._read(ranks).items():
+            name = answer["identity"]
+            self._wall_ns[rank] = answer["wall_ns"] - answer["now_ns"]
             if name == self._own and not ping.asked_ns <= ping.there_ns <= ping.heard_ns:
                 # A copy of a virtual machine: it has the same boot's name and another clock.
                 name = f"{name} on rank {rank}"
@@ -177,7 +190,7 @@ class Clocks:
         wait_ns = min(max(age_ns, int(_AGAIN_S * 1e9)), int(REFRESH_S * 1e9))
         self._due_ns[name] = now_ns + wait_ns
 
-    def _read(self, ranks: Sequence[int]) -> dict[int, tuple[str, Ping]]:
+    def _read(self, ranks: Sequence[int]) -> dict[int, tuple[dict[str, Any], Ping]]:
         """Read the clocks of ranks at once; of those that do not answer soon nothing is said."""
         heard: dict[int, int] = {}
         asked: dict[int, tuple[int, Future[dict[str, Any]]]] = {}
@@ -196,7 +209,7 @@ class Clocks:
                 answer = future.result(max(0.0, until_s - time.monotonic()))
                 # Whoever waits for a future may go on before its callbacks have run.
                 ping = Ping(asked_ns, heard.get(rank, self._now_ns()), answer["now_ns"])
-                found[rank] = answer["identity"], ping
+                found[rank] = answer, ping
             except (NBDistError, TimeoutError) as error:
                 _log.debug("the clock of rank %d could not be read: %s", rank, error)
         return found

@@ -1,11 +1,12 @@
 """What a rank's recent steps are made of.
 
-Every step tells its times; how its exposed communication divides into waiting and transferring is
-known of the steps whose collectives were compared. Pure.
+Every step tells its times. How much of its computing hid communication is known of the steps whose
+collectives a rank has told, and how exposed communication divides into waiting and transferring of
+those that were compared: their share stands for the others. Pure.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from nbdist.client.insight.values import RECENT, ExplainedStep, RankStep
 
@@ -17,14 +18,17 @@ class Parts:
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[dict[str, float]]] = {}
-        self._splits: dict[int, deque[tuple[float, float]]] = {}  # waiting, transfer
+        self._hidden: dict[int, deque[tuple[float, float]]] = {}  # of how much computing
+        self._splits: dict[int, deque[tuple[float, float]]] = {}  # waiting of exposed
         self._waits: dict[int, deque[Mapping[int, float]]] = {}  # for whom, ms
 
     def add_step(self, rank: int, values: Mapping[str, float]) -> None:
         """Take a step's record (`wire.Record`); one without `step_s` was not seen whole."""
         if "step_s" in values:
-            recent = self._steps.setdefault(rank, deque(maxlen=RECENT))
-            recent.append(_parts(values))
+            self._steps.setdefault(rank, deque(maxlen=RECENT)).append(_parts(values))
+            if "comm_total_s" in values:
+                hidden = self._hidden.setdefault(rank, deque(maxlen=RECENT))
+                hidden.append((_hidden_ms(values), values.get("compute_s", 0.0) * _MS))
 
     def add_explained(self, step: ExplainedStep, waits: Mapping[int, Mapping[int, float]]) -> None:
         """Take a step whose exposed communication has been divided.
@@ -34,7 +38,7 @@ class Parts:
             waits: Rank to the ranks it waited for, with the milliseconds.
         """
         for rank, waiting_ms in step.waiting_ms.items():
-            split = waiting_ms, step.transfer_ms[rank]
+            split = waiting_ms, waiting_ms + step.transfer_ms[rank]
             self._splits.setdefault(rank, deque(maxlen=RECENT)).append(split)
             self._waits.setdefault(rank, deque(maxlen=RECENT)).append(waits.get(rank, {}))
 
@@ -45,13 +49,12 @@ class Parts:
     def _mean(self, rank: int, steps: deque[dict[str, float]]) -> RankStep:
         mean = {part: sum(step[part] for step in steps) / len(steps) for part in steps[0]}
         exposed_ms, step_ms = mean.pop("exposed"), mean.pop("step")
-        splits = self._splits.get(rank, ())
-        waiting, both = sum(w for w, _ in splits), sum(w + t for w, t in splits)
         # As long as nothing was compared, nobody is known to have been missing.
-        waiting_ms = exposed_ms * waiting / both if both else 0.0
+        waiting_ms = exposed_ms * _share(self._splits.get(rank, ()))
+        hidden_ms = mean["compute"] * _share(self._hidden.get(rank, ()))
         parts = {
-            "compute": mean["compute"],
-            "hidden": mean["hidden"],
+            "compute": mean["compute"] - hidden_ms,
+            "hidden": hidden_ms,
             "transfer": exposed_ms - waiting_ms,
             "waiting": waiting_ms,
             "data": mean["data"],
@@ -74,18 +77,28 @@ class Parts:
 def _parts(values: Mapping[str, float]) -> dict[str, float]:
     """Return one step in milliseconds; all but `exposed` and `step` sum to the rest of the step.
 
-    Times that were measured apart may exceed the step by their error: then the rest is less.
+    Times that were measured apart may exceed the step by their error: then `other` is negative.
     """
     step, data, optimizer = (values.get(k, 0.0) for k in ("step_s", "data_s", "optimizer_s"))
     exposed = min(values.get("comm_s", 0.0), step)
     computed = values.get("compute_s", 0.0)
-    hidden = min(max(0.0, values.get("comm_total_s", 0.0) - exposed), computed)
     return {
         "step": step * _MS,
         "exposed": exposed * _MS,
-        "compute": (computed - hidden) * _MS,
-        "hidden": hidden * _MS,
+        "compute": computed * _MS,
         "data": data * _MS,
         "optimizer": optimizer * _MS,
         "other": (step - exposed - computed - data - optimizer) * _MS,
     }
+
+
+def _hidden_ms(values: Mapping[str, float]) -> float:
+    hidden_s = max(0.0, values["comm_total_s"] - values.get("comm_s", 0.0))
+    return min(hidden_s, values.get("compute_s", 0.0)) * _MS
+
+
+def _share(pairs: Iterable[tuple[float, float]]) -> float:
+    """Return the sum of the first numbers divided by that of the second."""
+    pairs = list(pairs)
+    total = sum(whole for _, whole in pairs)
+    return sum(part for part, _ in pairs) / total if total else 0.0

@@ -54,7 +54,7 @@ def split(calls: Rows, arrivals: Arrivals, waits: Waits, pair: Ints, pairs: int,
     moving = np.maximum(calls.begin + of_call, arrived)
     blocked_from, blocked_to, pair = _disjoint(waits.begin + of_wait, waits.end + of_wait, pair)
 
-    edges = np.unique(np.concatenate((launch, arrived, moving, end, blocked_from, blocked_to)))
+    edges = np.sort(np.concatenate((launch, arrived, moving, end, blocked_from, blocked_to)))
     at, lasts = edges[:-1], np.diff(edges)
     block = np.searchsorted(blocked_from, at, "right") - 1
     is_blocked = (block >= 0) & (at < blocked_to[block])

@@ -16,16 +16,15 @@ _MS = 1e-6  # in a nanosecond
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What was told of some steps. `families` are those of the meetings, by `Met.family`.
+    """What was told of some steps. `families` are those of the meetings, as in `Met`.
 
-    `begins` and `ends` are the moments of each step, as the first rank had them.
+    `steps` are begin and end of each as the first rank had them, where they are known.
     """
 
     meetings: Meetings
     families: Ints
     waits: Waits
-    begins: Mapping[int, int]
-    ends: Mapping[int, int]
+    steps: Mapping[int, tuple[int, int]]
 
 
 def time_line(told: Told, ranks: Sequence[int], row_of: Mapping[int, int]) -> TimeLine | None:
@@ -36,16 +35,15 @@ def time_line(told: Told, ranks: Sequence[int], row_of: Mapping[int, int]) -> Ti
         ranks: Whose lanes.
         row_of: The row of a family in the table; of others nothing is shown.
     """
-    steps = sorted(told.begins)[-STEPS:]
+    steps = sorted(told.steps)[-STEPS:]
     while len(steps) > 1 and _count(told, steps) > MOST_SPANS:
         steps = steps[1:]
     if not steps:
         return None
-    begin = told.begins[steps[0]]
+    begin = told.steps[steps[0]][0]
     lanes = tuple(_lane(told, rank, steps[0], begin, len(ranks), row_of) for rank in ranks)
-    shown = tuple(
-        (step, (told.begins[step] - begin) * _MS, (told.ends[step] - begin) * _MS) for step in steps
-    )
+    moments = {step: told.steps[step] for step in steps}
+    shown = tuple((step, (a - begin) * _MS, (b - begin) * _MS) for step, (a, b) in moments.items())
     until = [end for _, _, end in shown]
     until += [span.end_ms for lane in lanes for span in lane.spans]
     until += [blocked[1] for lane in lanes for blocked in lane.blocked]
