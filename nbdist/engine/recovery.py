@@ -21,8 +21,10 @@ from nbdist.engine import (
     resize,
     snapshot,
     units,
+    whole_steps,
 )
 from nbdist.engine.clone import clone
+from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout import layout
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
@@ -34,6 +36,7 @@ def install() -> None:
         return
     boundary.install(units.buffers_of, snapshot.at_boundary)
     # `heal` puts them back.
+    torch_hooks.wrap_start_workers(whole_steps.start_workers_whole)
     boundary.also(hook_state.snapshot, lambda _: None)
     clone.also("steps", boundary.here().hand_over, boundary.here().take_over)
     clone.also("loaders", data.hand_over, data.take_over)

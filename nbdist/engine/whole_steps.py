@@ -1,32 +1,41 @@
-"""Let an interrupt wait until an optimizer's step is whole: half a step cannot be made again.
+"""Let an interrupt wait until what must not be halved is whole: a step, a DataLoader's workers.
 
-Between the tensors of a step Python runs, and an interrupt would strike there: a part of the
-parameters has then made the step, and the others have not. A step takes milliseconds. One that
-takes longer than `LONGEST_S` is interrupted all the same, and so is one that is interrupted twice.
-After the step an interrupt waits `SETTLE_S` more, in which a scheduler makes its own.
+Half an optimizer's step cannot be made again. Between the tensors of a step Python runs, and an
+interrupt would strike there: a part of the parameters has then made the step, and the others have
+not. A step takes milliseconds. One that takes longer than `LONGEST_S` is interrupted all the same,
+and so is one that is interrupted twice. After the step an interrupt waits `SETTLE_S` more, in which
+a scheduler makes its own. And a worker that a DataLoader has started and not noted yet would run on
+for ever (torch's `_MultiProcessingDataLoaderIter.__init__`).
 
 Main thread, in a cell, where an interrupt raises KeyboardInterrupt; elsewhere nothing is done.
 """
 
+import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from functools import wraps
 from queue import SimpleQueue
+from typing import Any
 
 LONGEST_S = 0.2
+LONGEST_START_S = 2.0  # of workers
 SETTLE_S = 0.002
 _LOOK_S = 0.001
 
 _holds = False  # the handler is ours
 _arrived: SimpleQueue[int] = SimpleQueue()  # a signal handler may put; most others would lock up
+_longest_s = LONGEST_S  # of what runs now
 _count = 0  # interrupts that have had to wait
 _over = 0  # how many of them came in steps that have ended
 _watch: threading.Thread | None = None
 
 
-def begin() -> None:
-    """A step begins."""
-    global _holds, _watch
+def begin(longest_s: float = LONGEST_S) -> None:
+    """A step begins, or what else must be whole."""
+    global _holds, _watch, _longest_s
+    _longest_s = longest_s
     if _watch is None or not _watch.is_alive():  # a fork has none
         _watch = threading.Thread(target=_strike_late, name="nbdist-interrupt", daemon=True)
         _watch.start()
@@ -46,6 +55,22 @@ def end() -> None:
     _over = _count
 
 
+def start_workers_whole(native: Callable[..., None]) -> Callable[..., None]:
+    """Wrap what starts a DataLoader's workers, so that it is not interrupted."""
+
+    @wraps(native)
+    def start(*args: Any, **kwargs: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return native(*args, **kwargs)
+        begin(LONGEST_START_S)
+        try:
+            native(*args, **kwargs)
+        finally:
+            end()
+
+    return start
+
+
 def _wait(*_: object) -> None:
     global _holds, _count
     _holds = False
@@ -61,8 +86,12 @@ def _strike_late() -> None:
     assert main is not None
     while True:
         number = _arrived.get()
-        deadline = time.monotonic() + LONGEST_S
+        deadline = time.monotonic() + _longest_s
         while number > _over and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         time.sleep(SETTLE_S)
         signal.pthread_kill(main, signal.SIGINT)
+
+
+# A worker has no thread that strikes late.
+os.register_at_fork(after_in_child=end)

@@ -1,5 +1,6 @@
 """A rank dies, and comes back: in a cell, between two cells; and a cell is run again."""
 
+import contextlib
 import os
 import re
 import signal
@@ -86,9 +87,12 @@ def test_a_rank_outside_a_cell_that_dies_is_replaced_too(session: Session) -> No
 
 
 def test_a_rank_that_dies_just_as_a_cell_is_sent_does_not_hang_it(session: Session) -> None:
-    os.kill(session.status().ranks[1].pid, signal.SIGKILL)
-    with pytest.raises((RankError, ClusterError)):
+    pid = session.status().ranks[1].pid
+    os.kill(pid, signal.SIGKILL)
+    # The death may be noticed before the cell, which then runs, or within it, which then fails.
+    with contextlib.suppress(RankError, ClusterError):
         session.run("dist.barrier()", timeout_s=30)
+    assert session.status().ranks[1].pid != pid
     assert_usable(session)
 
 

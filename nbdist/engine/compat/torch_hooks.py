@@ -32,7 +32,7 @@ def check() -> list[str]:
         (c10d.ProcessGroup, ["unbox", "_get_backend", "group_name"]),
         (c10d.Work, ["wait", "boxed", "get_future", "is_completed"]),
         (torch.library.Library, ["impl", "_destroy"]),
-        (dataloader, ["_BaseDataLoaderIter"]),
+        (dataloader, ["_BaseDataLoaderIter", "_MultiProcessingDataLoaderIter"]),
         (torch.amp.GradScaler, ["scale"]),
         (torch._C, ["_dispatch_get_all_op_names"]),
         (torch.profiler.profile, ["prepare_trace"]),
@@ -160,6 +160,11 @@ def wrap_backward(wrapper: Wrapper) -> Undo:
 def wrap_next_batch(wrapper: Wrapper) -> Undo:
     """Put `wrapper` around `next()` on a DataLoader's iterator, of every kind."""
     return _replace(dataloader._BaseDataLoaderIter, "__next__", wrapper)
+
+
+def wrap_start_workers(wrapper: Wrapper) -> Undo:
+    """Put `wrapper` around what makes the iterator of a DataLoader with workers."""
+    return _replace(dataloader._MultiProcessingDataLoaderIter, "__init__", wrapper)
 
 
 def batch_number(iterator: Any) -> int:
