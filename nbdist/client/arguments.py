@@ -22,12 +22,21 @@ COMMANDS = {
     "pull": "ranks -> notebook: NAME becomes a list, one entry a rank",
     "stacks": "where every rank is now: cell line, collective, peers it waits for",
     "chaos": "make ranks fail on purpose while cells run; without words, what came of it",
-    "board": "the board of the last run",
+    "board": "the board of the last run; with a VIEW, that view of it, and of cells from now on",
     "runs": "this notebook's runs, newest first",
     "ui": "start the MLflow UI and show its link",
     "doctor": "what is wrong with this machine, and the mend",
 }
 
+# What `%dist board` can show.
+VIEWS = {
+    "overview": "loss, communication, and what a step is made of",
+    "loss": "of each rank, and their mean",
+    "step": "where a step's time goes on each rank, and who waits for whom",
+    "collectives": "a table of them, and a time line of the last steps",
+    "ranks": "each rank's state, speed and memory",
+    "verdicts": "who makes the others slow, and why",
+}
 
 # What `%dist chaos` can do to a rank.
 FAULTS = {
@@ -88,6 +97,13 @@ def dist_parser() -> argparse.ArgumentParser:
         action="store_true",
         default=None,
         help="needed with an --interface that others reach: torch asks nobody who calls",
+    )
+    made["board"].add_argument(
+        "view",
+        nargs="?",
+        type=_view,
+        metavar="VIEW",
+        help="; ".join(f"{name}: {text}" for name, text in VIEWS.items()),
     )
     chaos = made["chaos"]
     chaos.add_argument(
@@ -201,6 +217,8 @@ def complete(text: str, cursor: int) -> list[str]:
         *chosen, last = last.split(",")
         kinds = [kind for kind in (*FAULTS, "off") if kind.startswith(last) and kind not in chosen]
         return [",".join([*chosen, kind]) for kind in kinds]
+    if magic == "%dist" and before == ["board"] and not last.startswith("-"):
+        return [view for view in VIEWS if view.startswith(last)]
     parser: argparse.ArgumentParser
     if magic == "%%distributed":
         parser = distributed_parser()
@@ -245,6 +263,14 @@ def _parameter(text: str) -> tuple[str, Any]:
         raise argparse.ArgumentTypeError(
             f"the value of -p {key} is a Python literal (text in quotes), not {value!r}"
         ) from None
+
+
+def _view(text: str) -> str:
+    if text not in VIEWS:
+        close = get_close_matches(text, VIEWS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(VIEWS)}"
+        raise argparse.ArgumentTypeError(f"the board has no view {text!r}; {hint}")
+    return text
 
 
 def _kinds(text: str) -> tuple[str, ...]:

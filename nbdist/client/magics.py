@@ -199,7 +199,7 @@ class NBDist(Magics):
     def _board(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.kernel import current
 
-        current().show_board()
+        current().show_board(asked.view)
 
     def _runs(self, asked: Any, names: dict[str, Any]) -> Any:
         from nbdist.client.kernel import runs, sync

@@ -208,13 +208,17 @@ class Session:
             self._chaos.stop()
         return self._chaos
 
-    def show_board(self) -> None:
-        """Display the board's picture of the last cell that trained.
+    def show_board(self, view: str | None = None) -> None:
+        """Display the board of the last cell that trained.
+
+        Args:
+            view: Which of its views, also of cells from now on: overview, loss, step, collectives,
+                ranks or verdicts. None shows the one that was chosen last.
 
         Raises:
-            ClusterError: No cell has trained yet.
+            ClusterError: No cell has trained yet, and no view was given.
         """
-        self._showing.show_board()
+        self._showing.show_board(view)
 
     def restart(self, ranks: str = "all") -> tuple[str, ...]:
         """Give these ranks new processes; the other ranks keep what they hold.

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist import wire
-from nbdist.client import transcript
-from nbdist.client.board import Board
+from nbdist.client import arguments, transcript
+from nbdist.client.board import Board, Past, show_past
 from nbdist.client.cells import CellRequest, Outcome
 from nbdist.client.cluster import Cluster
 from nbdist.client.insight.clocks import Clocks
@@ -49,27 +49,37 @@ class Showing:
         self.folder = folder
         self.tracking_uri = tracking_uri
         self._theme = theme
-        self._last_board: list[wire.Display] = []
+        self._last_board: Past | None = None
+        self._view = "overview"  # of the board; chosen by `%dist board VIEW`
         # Rank to its process and how far that one's records have come: what a rank had made
         # before a cell is no part of it, and a new process counts from zero again.
         self._heard: dict[int, tuple[int, int]] = {}
         self._pids: dict[int, int] = {}
         self._clocks: Clocks | None = None
 
-    def show_board(self) -> None:
-        """Display what the board of the last training left.
+    def show_board(self, view: str | None = None) -> None:
+        """Display the board of the last training; with buttons where they can work.
+
+        Args:
+            view: Which of the board's views, here and of cells from now on. None shows the one
+                that was chosen last.
 
         Raises:
-            ClusterError: No cell has trained yet.
+            ClusterError: No cell has trained yet, and no view was given.
         """
-        if not self._last_board:
+        if view is not None:
+            self._view = view
+        if self._last_board is None and view is not None:
+            print(f"The boards of cells from now on show {view}: {arguments.VIEWS[view]}.")
+        elif self._last_board is None:
             raise ClusterError(
                 "There is no board yet.",
                 why="a board opens when a cell takes its first optimizer step, or calls "
                 "nbdist.log.",
                 do="train something in a %%distributed cell.",
             )
-        Slots(live=False).settle(self._last_board)
+        else:
+            show_past(self._last_board, self._view, as_text=view is not None)
 
     def remember_records(self, outcome: Outcome) -> None:
         """Note how far each rank's records have come."""
@@ -77,9 +87,9 @@ class Showing:
             if collector.replied:
                 self._heard[rank] = (self._pids[rank], collector.summary.next_seq)
 
-    def remember_board(self, displays: list[wire.Display]) -> None:
-        """Keep a cell's board for `show_board`; an empty one replaces nothing."""
-        self._last_board = displays or self._last_board
+    def remember_board(self, past: Past | None) -> None:
+        """Keep a cell's board for `show_board`; a cell without one replaces nothing."""
+        self._last_board = past or self._last_board
 
     def begin(
         self,
@@ -120,7 +130,9 @@ class Showing:
         insight = Insight(info, self._clocks_of(cluster, pids))
         telemetry.subscribe(insight.receive)
         run = self._tracking().follow(info, telemetry, insight) if track else None
-        return ShownCell(self, info, telemetry, insight, run, above, show=show, theme=self._theme)
+        return ShownCell(
+            self, info, telemetry, insight, run, above, show=show, look=(self._theme, self._view)
+        )
 
     def _clocks_of(self, cluster: Cluster, pids: Mapping[int, int]) -> Clocks:
         if self._clocks is None:
@@ -163,7 +175,7 @@ class ShownCell:
         above: Sequence[wire.Display],
         *,
         show: bool,
-        theme: str,
+        look: tuple[str, str],
     ) -> None:
         """Make all of it; nothing is visible yet.
 
@@ -175,7 +187,7 @@ class ShownCell:
             run: Its run, which begins with the first record; None when it is not tracked.
             above: What the notebook's cell shows already.
             show: Whether to show anything; a script reads the result instead.
-            theme: For the board.
+            look: The board's theme and view.
         """
         self.telemetry = telemetry
         self.insight = insight
@@ -186,7 +198,8 @@ class ShownCell:
         self._run = run
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
-        self._board = Board(info, telemetry, self.slots, static, theme, insight=insight)
+        theme, view = look
+        self._board = Board(info, telemetry, self.slots, static, theme, name=view, insight=insight)
 
     def say(self, notice: str) -> None:
         """Show a line that stays, before the cell itself shows anything; an empty one is none."""
@@ -204,7 +217,7 @@ class ShownCell:
         self.insight.finish(_EXPLAIN_TIMEOUT_S)  # board and run end with what it has found
         try:
             board = self._board.finish(outcome.word)
-            self._showing.remember_board(board)
+            self._showing.remember_board(self._board.past)
             if self._show:
                 finals = [*board, *self._texts(outcome), *_notices(outcome), *_shown(profiled)]
                 self.slots.settle(finals)

@@ -19,10 +19,13 @@ from nbdist.wire import Display
 
 def is_live() -> bool:
     """Return whether displays can be updated here: in a kernel, and not `NBDIST_STATIC=1`."""
-    if os.environ.get("NBDIST_STATIC") == "1":
-        return False
+    return os.environ.get("NBDIST_STATIC") != "1" and kernel_shell() is not None
+
+
+def kernel_shell() -> Any | None:
+    """Return IPython's shell in a kernel; None in a terminal and in a plain script."""
     shell = _shell()
-    return shell is not None and hasattr(shell, "kernel")
+    return shell if hasattr(shell, "kernel") else None
 
 
 class Slot:

@@ -5,7 +5,7 @@ import time
 
 from nbdist.client.board import palette
 from nbdist.client.board.figure import Painter
-from nbdist.client.board.view import look
+from nbdist.client.board.look import look
 from tests.unit.board_data import cell_info, training
 
 GOAL_MS = 15.0  # 8 ranks x 1000 points

@@ -3,6 +3,15 @@
 import math
 import random
 
+from nbdist.client.insight.values import (
+    Analysis,
+    CollectiveRow,
+    Lane,
+    RankStep,
+    Span,
+    TimeLine,
+    Verdict,
+)
 from nbdist.client.telemetry import Telemetry
 from nbdist.wire import Batch, CellInfo, Record
 
@@ -48,6 +57,7 @@ def steps_of(
             "data_s": data,
             "step_s": compute + wait + data,
             "samples": 32.0,
+            "rss_bytes": 6.1e8 + 1e6 * rank,
         }
         if total is not None:
             values["total"] = float(total)
@@ -63,3 +73,71 @@ def training(
     for rank in range(ranks):
         telemetry.receive(steps_of(rank, ranks, steps, total=total, straggler=straggler))
     return telemetry
+
+
+def analysis_of(
+    ranks: int = 4, steps: int = 60, *, slow: int | None = None, buckets: int = 3
+) -> Analysis:
+    """Return what is known of such a training: each step sends `buckets` of gradients.
+
+    All ranks launch a bucket while backward goes on, and wait at its end for the last; with a
+    slow rank this is always the same, and there is a verdict.
+    """
+    draw = random.Random(ranks * 31 + buckets)
+    late = [0.6 * draw.random() for _ in range(ranks)]
+    if slow is not None:
+        late[slow] = 5.0
+    rows = tuple(
+        CollectiveRow(
+            "all_reduce", "group dp" if ranks > 2 else "", tuple(range(ranks)), "cell 7, line 3",
+            "float32", 25_000_000 >> i, 1.0, max(late) - min(late), 2.1 / (i + 1), 0.2, 1.4,
+            (late.index(max(late)), 0.84 if slow is not None else 0.4), 4.1e9, 6.2e9 / (i + 1),
+        )
+        for i in range(buckets)
+    )  # fmt: skip
+    lanes = tuple(_lane(rank, late, buckets, draw) for rank in range(ranks))
+    told = tuple(
+        RankStep(
+            rank,
+            15.0,
+            _parts(rank, late),
+            None
+            if late[rank] == max(late)
+            else (late.index(max(late)), 0.9 * (max(late) - late[rank])),
+        )
+        for rank in range(ranks)
+    )
+    line = TimeLine(
+        48.0, tuple((steps - 2 + i, 16.0 * i, 16.0 * i + 15.8) for i in range(3)), lanes
+    )
+    verdicts = ()
+    if slow is not None:
+        words = f"rank {slow} is 48 % slower: its data loading (5.6 ms against 0.8 ms a step)."
+        verdicts = (Verdict(slow, "data", 0.48, words, steps - 49),)
+    return Analysis(told, rows if ranks > 1 else (), line if ranks > 1 else None, verdicts, 0.02,
+                    steps, 0)  # fmt: skip
+
+
+def _parts(rank: int, late: list[float]) -> dict[str, float]:
+    waiting = max(late) - late[rank]
+    data = 0.8 + (late[rank] if late[rank] > 1 else 0.0)
+    compute = 15.0 - waiting - data - 2.0 - 1.9 - 0.6 - 0.3
+    return {
+        "compute": compute, "hidden": 2.0, "transfer": 1.9, "waiting": waiting, "data": data,
+        "optimizer": 0.6, "other": 0.3,
+    }  # fmt: skip
+
+
+def _lane(rank: int, late: list[float], buckets: int, draw: random.Random) -> Lane:
+    spans, blocked = [], []
+    for step in range(3):
+        begin = 16.0 * step
+        for bucket in range(buckets):
+            base = begin + 5.0 + 2.0 * bucket
+            launch = base + late[rank]
+            arrived = base + max(late)
+            start = launch + 0.2 + 0.1 * draw.random()
+            end = arrived + 1.6 + 0.8 * draw.random()
+            spans.append(Span(bucket, launch, start, end, arrived))
+        blocked.append((begin + 5.4 + 2.0 * (buckets - 1) + late[rank], end))
+    return Lane(rank, tuple(spans), tuple(blocked))

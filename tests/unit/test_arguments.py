@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.arguments import COMMANDS, complete, parse_dist, parse_distributed
+from nbdist.client.arguments import COMMANDS, VIEWS, complete, parse_dist, parse_distributed
 from nbdist.errors import UsageError
 
 
@@ -127,3 +127,23 @@ def test_completion(text: str, expected: list[str]) -> None:
 
 def test_completion_looks_at_the_cursor_and_not_at_the_end() -> None:
     assert complete("%dist re\nother", 8) == ["restart", "retry"]
+
+
+def test_the_board_takes_a_view_or_none() -> None:
+    bare, asked = parse_dist("board"), parse_dist("board collectives")
+    assert bare is not None
+    assert asked is not None
+    assert (bare.view, asked.view) == (None, "collectives")
+
+
+def test_a_wrong_view_is_refused_in_a_line_that_says_what_is_right() -> None:
+    with pytest.raises(UsageError, match="did you mean collectives") as close:
+        parse_dist("board colectives")
+    with pytest.raises(UsageError, match="one of overview, loss, step, ") as far:
+        parse_dist("board xyz")
+    assert "\n" not in f"{close.value}{far.value}"
+
+
+def test_views_of_the_board_complete() -> None:
+    assert complete("%dist board ", 12) == list(VIEWS)
+    assert complete("%dist board co", 14) == ["collectives"]

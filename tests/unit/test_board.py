@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
+from nbdist.client.arguments import VIEWS
 from nbdist.client.board import Board
 from nbdist.client.board import live as live_module
 from nbdist.client.board.figure import Painter
+from nbdist.client.insight.values import Analysis
 from nbdist.client.telemetry import Telemetry
 from nbdist.wire import Display
-from tests.unit.board_data import cell_info, steps_of, training
+from tests.unit.board_data import analysis_of, cell_info, steps_of, training
 
 
 class Shelf:
@@ -178,3 +180,44 @@ def test_a_cell_that_ends_before_the_board_is_ready_leaves_the_same() -> None:
 
     assert len(board.finish("finished")) == 2
     assert board_threads() == []
+
+
+class Known:
+    """An insight that knows what it was given."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+
+    def now(self) -> Analysis:
+        return self._analysis
+
+
+def test_verdicts_are_told_below_a_live_board_and_never_below_a_static_one() -> None:
+    slow, telemetry = Known(analysis_of(2, slow=1)), training(2, 60)
+    live = Board(cell_info(2), telemetry, Shelf(), pictures=True, insight=slow)
+    static = Board(cell_info(2), telemetry, Shelf(), static=True, pictures=True, insight=slow)
+
+    _, caption, verdict = live.finish("finished")
+
+    assert verdict.data["text/plain"].startswith("rank 1 is 48 % slower")
+    assert [d.data["text/plain"] for d in static.finish("finished")][1:] == [
+        caption.data["text/plain"]
+    ]
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_any_view_is_live_and_leaves_its_picture(name: str) -> None:
+    slots, known = Shelf(), Known(analysis_of(2, slow=1))
+    board = Board(cell_info(2), training(2, 60), slots, pictures=True, name=name, insight=known)
+    until_it_wants_to_open(board)
+    board.open()
+    words = [w.value for w in slots.shown[0].children if type(w).__name__ == "HTML"]
+
+    picture, caption, _ = board.finish("finished")
+
+    assert any("48 % slower" in said for said in words), "the verdict is said live"
+    assert any("<table" in said for said in words)
+    assert any('role="status"' in said for said in words)
+    assert "image/png" in picture.data
+    assert board.past is not None
+    assert caption.data["text/plain"] == board.past.caption(name)

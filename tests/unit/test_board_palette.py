@@ -1,9 +1,10 @@
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
 from nbdist.client.board import palette
+from nbdist.client.insight.values import PARTS
 
 # Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
 DEFICIENCIES = {
@@ -56,3 +57,19 @@ def test_text_on_a_known_background_is_sharp(name: str) -> None:
 
     assert theme.background is not None
     assert palette.contrast(theme.text, theme.background) > 9
+
+
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+def test_neighbours_in_a_stack_differ_in_colour_for_every_eye(deficiency: str) -> None:
+    for one, other in pairwise(PARTS):
+        colors = palette.PARTS[one][0], palette.PARTS[other][0]
+        assert np.linalg.norm(lab(colors[0], deficiency) - lab(colors[1], deficiency)) > 18
+
+
+def test_no_two_parts_of_a_step_carry_the_same_hatch() -> None:
+    assert len({palette.PARTS[part][1] for part in PARTS}) == len(PARTS)
+
+
+@pytest.mark.parametrize("background", ["#ffffff", "#111111"])
+def test_every_part_is_seen_on_light_and_on_dark(background: str) -> None:
+    assert min(palette.contrast(palette.PARTS[part][0], background) for part in PARTS) > 1.9

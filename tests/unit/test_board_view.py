@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from nbdist.client.board import text
-from nbdist.client.board.view import look
+from nbdist.client.board import sentences, tables, text
+from nbdist.client.board.look import look
 from nbdist.client.telemetry import Telemetry
 from nbdist.wire import Batch, Record
 from tests.unit.board_data import cell_info, steps_of, training
@@ -71,7 +71,7 @@ def test_a_total_that_grows_with_each_epoch_is_not_shown() -> None:
 def test_the_table_names_the_straggler_after_the_numbers() -> None:
     view = look(training(4, 60, straggler=1), cell_info(4))
 
-    rows = text.table(view).split("</tr>")
+    rows = tables.to_html(tables.table("overview", view)).split("</tr>")
     assert rows[2].endswith("◀ the others wait</td>")
     assert not any("wait" in row for row in (*rows[:2], *rows[3:]))
 
@@ -105,7 +105,7 @@ def test_a_rank_that_has_said_nothing_is_in_the_table_and_slows_nothing() -> Non
 
     assert [row.step for row in view.rows] == [5, 0]
     assert view.first_step == 5
-    assert "–" in text.table(view)
+    assert "–" in tables.to_html(tables.table("overview", view))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,9 @@ def test_the_caption_holds_no_trained_number() -> None:
 
 
 def test_the_spoken_line_names_step_loss_communication_and_straggler() -> None:
-    sentence = text.status(look(training(4, 60, total=100, straggler=1), cell_info(4)))
+    sentence = sentences.sentence(
+        "overview", look(training(4, 60, total=100, straggler=1), cell_info(4))
+    )
 
     assert sentence.startswith("Step 60 of 100, loss 1.")
     assert "% of a step in communication" in sentence
@@ -157,7 +159,9 @@ def test_a_loss_that_is_not_finite_is_said_with_its_rank() -> None:
     telemetry = training(2, 5)
     telemetry.receive(Batch(1, (Record(1, 5, "step", 6, 0, {"loss": math.nan}),)))
 
-    assert "loss not finite on rank 1" in text.status(look(telemetry, cell_info(2)))
+    assert "loss not finite on rank 1" in sentences.sentence(
+        "overview", look(telemetry, cell_info(2))
+    )
 
 
 def test_progress_reads_like_tqdm_and_names_the_last_rank() -> None:
@@ -183,7 +187,7 @@ def test_ranks_whose_reports_are_a_moment_apart_are_told_as_abreast() -> None:
 def test_names_from_outside_are_escaped_in_html() -> None:
     telemetry = logged(1, 2, **{"<script>": 1.0})
 
-    assert "<script>" not in text.table(look(telemetry, cell_info(1)))
+    assert "<script>" not in tables.to_html(tables.table("overview", look(telemetry, cell_info(1))))
 
 
 @pytest.mark.parametrize(

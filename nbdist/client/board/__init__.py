@@ -4,5 +4,7 @@ Importing this loads neither numpy, matplotlib nor ipywidgets.
 """
 
 from nbdist.client.board.board import Board, Outcome, render_png
+from nbdist.client.board.controls import show_past
+from nbdist.client.board.past import Past
 
-__all__ = ["Board", "Outcome", "render_png"]
+__all__ = ["Board", "Outcome", "Past", "render_png", "show_past"]

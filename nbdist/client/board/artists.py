@@ -1,11 +1,14 @@
 """matplotlib artists for the board: made by hand, drawn once a frame, never added to axes."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
+from matplotlib.text import Text
 
 from nbdist.client.board import palette
 from nbdist.client.board.palette import Theme
@@ -13,11 +16,6 @@ from nbdist.client.board.scales import Floats
 
 TEXT_PT, TITLE_PT = 8.0, 9.5
 BAND_ALPHAS = 0.14, 0.26  # of all ranks, and of the middle 80 % of them
-PARTS = {
-    "compute": palette.COMPUTE,
-    "communication": palette.COMM,
-    "data": palette.DATA,
-}
 
 
 def draw(artists: list[Artist], axes: Axes) -> None:
@@ -33,26 +31,31 @@ def draw(artists: list[Artist], axes: Axes) -> None:
 
 
 def boxes(at: Floats, base: Floats, height: Floats) -> Path:
-    """Return one path of a box a rank (K corners, R ranks, 2 coordinates)."""
-    left, right, top = at - 0.36, at + 0.36, base + height
-    corners_KR2 = np.stack(
+    """Return one path of a standing box a rank."""
+    return rectangles(at - 0.36, at + 0.36, base, base + height)
+
+
+def rectangles(left: Floats, right: Floats, low: Floats, high: Floats) -> Path:
+    """Return one path of many boxes (K corners, B boxes, 2 coordinates)."""
+    corners_KB2 = np.stack(
         [
-            np.stack([left, base], axis=1),
-            np.stack([left, top], axis=1),
-            np.stack([right, top], axis=1),
-            np.stack([right, base], axis=1),
-            np.stack([left, base], axis=1),
+            np.stack([left, low], axis=1),
+            np.stack([left, high], axis=1),
+            np.stack([right, high], axis=1),
+            np.stack([right, low], axis=1),
+            np.stack([left, low], axis=1),
         ]
     )
-    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(at)
-    return Path(corners_KR2.transpose(1, 0, 2).reshape(-1, 2), codes)
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(left)
+    return Path(corners_KB2.transpose(1, 0, 2).reshape(-1, 2), codes)
 
 
 def part_patch(name: str, theme: Theme, ranks: int) -> Patch:
     """Return how one part of a step looks, in bars and legend; thin bars carry no hatch."""
-    hatch = palette.HATCHES[name] if ranks <= 2 * palette.MANY else ""
+    color, hatch = palette.PARTS[name]
     over = theme.background or "#ffffff"
-    return Patch(facecolor=PARTS[name], edgecolor=over, linewidth=0, label=name, hatch=hatch)
+    hatch = hatch if ranks <= 2 * palette.MANY else ""
+    return Patch(facecolor=color, edgecolor=over, linewidth=0, label=name, hatch=hatch)
 
 
 def area(x: Floats, low: Floats, high: Floats, color: str, alpha: float) -> PathPatch:
@@ -71,6 +74,12 @@ def pen(color: str, dashes: tuple[float, ...], width: float, alpha: float) -> Li
     return line
 
 
+def note(x: float, y: float, words: str, theme: Theme, **options: Any) -> Text:
+    """Return a word in a plot, in its data's coordinates unless a transform is given."""
+    options = {"color": theme.text, "fontsize": TEXT_PT, "va": "center", **options}
+    return Text(x, y, words, **options)
+
+
 def path(
     x: Floats, y: Floats, color: str, dashes: tuple[float, ...], width: float, alpha: float
 ) -> Line2D:
@@ -83,23 +92,39 @@ def path(
 def rank_samples(ranks: tuple[int, ...], theme: Theme) -> list[Artist]:
     """Return what the legend says of the lines."""
     if len(ranks) <= palette.MANY:
-        return [_sample(f"rank {rank}", place) for place, rank in enumerate(ranks)]
+        return [
+            sample(f"rank {rank}", *palette.line_style(place)) for place, rank in enumerate(ranks)
+        ]
     all_of_them, most = BAND_ALPHAS
     return [
         Patch(facecolor=theme.text, alpha=all_of_them, label=f"all {len(ranks)} ranks"),
         Patch(facecolor=theme.text, alpha=min(1.0, all_of_them + most), label="80 % of them"),
-        Line2D([], [], color=theme.text, linewidth=1.6, label="median"),
-        _sample("highest", 0),
-        _sample("lowest", 1),
+        sample("median", theme.text, (), 1.6),
+        sample("highest", *palette.line_style(0)),
+        sample("lowest", *palette.line_style(1)),
     ]
 
 
-def _sample(label: str, place: int) -> Line2D:
-    line = pen(*palette.line_style(place), 1.8, 1.0)
+def sample(label: str, color: str, dashes: tuple[float, ...], width: float = 1.8) -> Line2D:
+    """Return a line for a legend."""
+    line = pen(color, dashes, width, 1.0)
     line.set_label(label)
     return line
 
 
-def title(axes: Axes, text: str, theme: Theme) -> None:
-    """Write a plot's title; drawn with the axes."""
-    axes.set_title(text, loc="left", fontsize=TITLE_PT, color=theme.text, fontweight="bold", pad=8)
+def nothing_yet(axes: Axes, words: str, theme: Theme) -> None:
+    """Say in an empty plot why it is empty; drawn with the axes."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.text(
+        0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", fontsize=TITLE_PT,
+        color=theme.text,
+    )  # fmt: skip
+
+
+def title(axes: Axes, text: str, theme: Theme, pad: float = 8) -> None:
+    """Write a plot's title, `pad` points above it; drawn with the axes."""
+    axes.set_title(
+        text, loc="left", fontsize=TITLE_PT, color=theme.text, fontweight="bold", pad=pad
+    )

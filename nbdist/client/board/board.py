@@ -6,23 +6,20 @@ the first record has come, by the drawing thread where there is one.
 Threads: everything here belongs to the main thread; live.py has the drawing thread.
 """
 
-import base64
 import logging
 import sys
 from typing import TYPE_CHECKING, Literal
 
 from nbdist.client.board import palette
 from nbdist.client.board.live import Live, Slots
+from nbdist.client.board.past import SHARP, WIDTH, Past, caption, picture
 from nbdist.wire import CellInfo, Display
 
 if TYPE_CHECKING:
-    from nbdist.client.insight.insight import Insight
+    from nbdist.client.board.look import Insight
     from nbdist.client.telemetry import Telemetry
 
 Outcome = Literal["finished", "failed", "interrupted"]
-
-WIDTH = 960  # CSS pixels
-SHARP = 2.0  # pixels of the lasting picture for one CSS pixel
 
 _log = logging.getLogger("nbdist.board")
 
@@ -36,9 +33,10 @@ class Board:
         slots: Where to show; used by `open`.
         static: Show nothing while the cell runs (`NBDIST_STATIC=1`).
         theme: "light" or "dark" paint that background; "auto" is readable on both.
+        name: Which of its views it shows, one of `arguments.VIEWS`.
+        insight: What is known of steps and collectives beyond the records; None without.
         pictures: Whether the front end shows pictures and widgets; found out when None. Without
             them (a terminal) the board is its caption.
-        insight: What explains the cell's steps and collectives.
     """
 
     def __init__(
@@ -49,12 +47,14 @@ class Board:
         static: bool = False,
         theme: str = "auto",
         *,
-        pictures: bool | None = None,
+        name: str = "overview",
         insight: "Insight | None" = None,
+        pictures: bool | None = None,
     ) -> None:
         self._info, self._telemetry, self._slots = info, telemetry, slots
-        self._insight = insight
+        self._name, self._insight = name, insight
         self._theme = palette.theme_named(theme)
+        self.past: Past | None = None  # once it is finished, and had records that could be read
         self._pictures = _in_a_kernel() if pictures is None else pictures
         self._is_live = self._pictures and not static
         self._live: Live | None = None
@@ -72,7 +72,8 @@ class Board:
             return False
         if self._live is None:
             if self._telemetry.first_record.is_set():
-                self._live = Live(self._telemetry, self._info, self._theme)
+                records = self._telemetry, self._info, self._insight
+                self._live = Live(*records, self._theme, self._name)
             return False
         return self._live.ready.is_set()
 
@@ -87,9 +88,10 @@ class Board:
             _log.error("The board could not be shown; training goes on", exc_info=error)
 
     def finish(self, outcome: Outcome) -> list[Display]:
-        """End the live board and return what stays: picture and caption, [] without records.
+        """End the live board and return what stays, [] without records: picture and caption.
 
-        The text is the same live and static, and the same for every run of the same cell.
+        Their text is the same live and static, and the same for every run of the same cell. A live
+        board adds the verdicts, where there are any: they hold numbers.
         """
         self._is_finished = True
         if not self._telemetry.first_record.is_set():
@@ -97,10 +99,16 @@ class Board:
         has_stopped = self._live.stop() if self._live is not None else True
         if not has_stopped:
             _log.error("The board's drawing thread did not stop; its picture is left out")
-        sentence, has_plots = self._sentence(outcome)
-        displays = [_caption(sentence)]
-        if has_plots and has_stopped and self._pictures and (png := self.picture()):
-            displays.insert(0, _picture(png, sentence))
+        self.past = self._look_back(outcome)
+        sentence = f"Training of {len(self._info.ranks)} ranks, {outcome}."
+        if self.past is not None:
+            sentence = self.past.caption(self._name)
+        displays = [caption(sentence)]
+        if has_stopped and self._pictures and (png := self.picture()):
+            displays.insert(0, picture(png, sentence))
+        if self._is_live and self.past is not None:
+            said = [verdict.sentence for verdict in self.past.view.analysis.verdicts]
+            displays += [caption(" ".join(said))] if said else []
         if self._live is not None:
             try:
                 self._live.close(displays[0])
@@ -109,29 +117,26 @@ class Board:
         return displays
 
     def picture(self) -> bytes | None:
-        """Return the lasting picture, a PNG, for a run's artifacts; None when it fails.
+        """Return the lasting picture, a PNG, for a run's artifacts; None where there is nothing.
 
-        Drawn once, at the first call, in 0.1 to 0.3 s; to be called after the cell has ended.
+        Drawn once, at the first call, in 0.1 to 0.5 s; to be called after `finish`.
         """
-        if self._png is None:
+        if self._png is None and self.past is not None and self.past.view.panels:
             try:
-                background = self._theme.background
-                self._png = render_png(self._telemetry, self._info, background=background)
+                self._png = self.past.png(self._name)
             except Exception as error:
                 _log.error("The board's picture could not be drawn", exc_info=error)
         return self._png
 
-    def _sentence(self, outcome: Outcome) -> tuple[str, bool]:
-        """Return the caption, and whether there is anything to plot."""
-        from nbdist.client.board import text
-        from nbdist.client.board.view import look
+    def _look_back(self, outcome: Outcome) -> Past | None:
+        from nbdist.client.board.look import look
 
         try:
-            view = look(self._telemetry, self._info)
-            return text.caption(view, outcome), bool(view.panels)
+            known = self._insight.now() if self._insight is not None else None
+            return Past(look(self._telemetry, self._info, known), outcome, self._theme)
         except Exception as error:
             _log.error("The board could not read the records", exc_info=error)
-            return f"Training of {len(self._info.ranks)} ranks, {outcome}.", False
+            return None
 
 
 def render_png(
@@ -142,7 +147,7 @@ def render_png(
     background: str | None = None,
     scale: float = SHARP,
 ) -> bytes:
-    """Return the picture of a run as a PNG.
+    """Return the picture of a run as a PNG: the overview.
 
     Args:
         telemetry: The run's records.
@@ -152,22 +157,10 @@ def render_png(
         scale: Pixels for one CSS pixel.
     """
     from nbdist.client.board.figure import Painter
-    from nbdist.client.board.view import look
+    from nbdist.client.board.look import look
 
     painter = Painter(palette.theme_on(background), width, scale, final=True)
     return painter.frame(look(telemetry, info))
-
-
-def _picture(png: bytes, sentence: str) -> Display:
-    data = {"image/png": base64.b64encode(png).decode("ascii"), "text/plain": sentence}
-    # "width" makes a sharp screen show it sharp; no front end reads "alt" yet, some day one may.
-    return Display(data, {"image/png": {"width": WIDTH, "alt": sentence}})
-
-
-def _caption(sentence: str) -> Display:
-    from nbdist.client.board import text
-
-    return Display({"text/markdown": text.markdown(sentence), "text/plain": sentence})
 
 
 def _in_a_kernel() -> bool:

@@ -14,12 +14,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nbdist.client.board import text
+from nbdist.client.board import sentences, tables, text
 from nbdist.wire import CellInfo, Display
 
 if TYPE_CHECKING:
+    from nbdist.client.board.look import Insight, Telemetry
     from nbdist.client.board.palette import Theme
-    from nbdist.client.board.view import Telemetry, View
+    from nbdist.client.board.view import View
 
 PERIOD_S = 0.3
 SHARE = 0.1  # most of one core that drawing may take
@@ -47,15 +48,30 @@ class Slots(Protocol):
 class Live:
     """The live board of one cell. Made when its first record has come.
 
+    Args:
+        telemetry: The cell's records.
+        info: The cell.
+        insight: What is known beyond the records; None without.
+        theme: Colours of text and background.
+        name: Which of the board's views is shown.
+
     Attributes:
         ready: Set when `show` has something to show: the first frame, or why there is none.
         failure: What stopped the drawing, None while all is well.
     """
 
-    def __init__(self, telemetry: "Telemetry", info: CellInfo, theme: "Theme") -> None:
+    def __init__(
+        self,
+        telemetry: "Telemetry",
+        info: CellInfo,
+        insight: "Insight | None",
+        theme: "Theme",
+        name: str,
+    ) -> None:
         self.ready = threading.Event()
         self.failure: Exception | None = None
-        self._telemetry, self._info, self._theme = telemetry, info, theme
+        self._telemetry, self._info, self._insight = telemetry, info, insight
+        self._theme, self._name = theme, name
         self._stop, self._shown = threading.Event(), threading.Event()
         self._began = time.monotonic()
         self._first: tuple[View, bytes] | None = None
@@ -115,15 +131,19 @@ class Live:
         import ipywidgets  # type: ignore[import-untyped]  # noqa: F401  # so that `show` is quick
 
         from nbdist.client.board.figure import Painter
-        from nbdist.client.board.view import look
+        from nbdist.client.board.look import look
 
-        self._look = look
-        self._painter = Painter(self._theme)
-        view = look(self._telemetry, self._info)
+        self._read = look
+        self._painter = Painter(self._theme, name=self._name)
+        view = self._look()
         self._first = view, self._painter.frame(view)
 
+    def _look(self) -> "View":
+        known = self._insight.now() if self._insight is not None else None
+        return self._read(self._telemetry, self._info, known)
+
     def _draw(self) -> None:
-        view = self._look(self._telemetry, self._info)
+        view = self._look()
         if view.panels or view.split is not None:
             self._widgets["image"].value = self._painter.frame(view)
         self._show_words(view)
@@ -137,10 +157,20 @@ class Live:
         self._widgets["progress"].value = text.plain(text.progress(view, now - self._began))
         if now - self._table_at >= TABLE_S:
             self._table_at = now
-            self._widgets["table"].value = text.table(view)
+            table = tables.table(self._name, view)
+            self._widgets["table"].value = tables.to_html(table) if table.rows else ""
+            said = sentences.verdicts(view)
+            is_told = view.analysis.verdicts or self._name == "verdicts"
+            self._widgets["verdicts"].value = text.plain(" ".join(said)) if is_told else ""
         if now - self._spoke_at >= SPEAK_S:
             self._spoke_at = now
-            self._widgets["status"].value = text.spoken(text.status(view))
+            self._widgets["status"].value = text.spoken(self._spoken(view))
+
+    def _spoken(self, view: "View") -> str:
+        said = [sentences.sentence(self._name, view)]
+        if self._name != "verdicts":
+            said += [verdict.sentence for verdict in view.analysis.verdicts]
+        return " ".join(said)
 
     def _step_aside(self, error: Exception) -> None:
         self.failure = error
@@ -168,18 +198,20 @@ def _make_widgets(png: bytes, width: int) -> dict[str, Any]:
     image.layout.height = "auto"
     bar = ipywidgets.IntProgress(value=0, min=0, max=1)
     bar.layout.width = "240px"
-    progress, table, status = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
+    progress, verdicts = ipywidgets.HTML(), ipywidgets.HTML()
+    table, status = ipywidgets.HTML(), ipywidgets.HTML()
     # Heard, not seen: it is told seldom, and would seem to contradict the table above it.
     status.layout.height = status.layout.margin = "0"
     status.layout.overflow = "hidden"
     row = ipywidgets.HBox([bar, progress])
     row.layout.align_items = "center"
-    box = ipywidgets.VBox([row, image, table, status])
+    box = ipywidgets.VBox([row, verdicts, image, table, status])
     return {
         "box": box,
         "row": row,
         "bar": bar,
         "progress": progress,
+        "verdicts": verdicts,
         "image": image,
         "table": table,
         "status": status,

@@ -19,8 +19,18 @@ LINE_COLORS = (
 )
 LINE_DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 1.6), (1.4, 1.4), (6.0, 1.6, 1.4, 1.6))
 
-COMPUTE, COMM, DATA = "#2a9d8f", "#e08e1b", "#8d6cab"
-HATCHES = {"compute": "", "communication": "////", "data": "\\\\\\\\"}
+# What a step is made of: colour, and the hatch that goes with it. Seven hues cannot all be told
+# apart by every eye; neighbours in a stack can, and each part has a hatch of its own.
+PARTS: dict[str, tuple[str, str]] = {
+    "compute": ("#1f8a7d", ""),
+    "hidden": ("#6ccaa5", "...."),
+    "communication": ("#e08e1b", "////"),
+    "transfer": ("#e08e1b", "////"),
+    "waiting": ("#ad214f", "xxxx"),
+    "data": ("#8d6cab", "\\\\\\\\"),
+    "optimizer": ("#5f7df0", "----"),
+    "other": ("#a3a0a0", "||||"),
+}
 
 MANY = 8  # more ranks than this are shown as a band, not as one line each
 

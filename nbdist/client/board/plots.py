@@ -17,7 +17,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from nbdist.client.board import palette
 from nbdist.client.board.artists import (
     BAND_ALPHAS,
-    PARTS,
     TEXT_PT,
     area,
     boxes,
@@ -34,6 +33,7 @@ from nbdist.client.board.scales import (
     bulk_limits,
     decimate,
     grown,
+    mean_over_ranks,
     padded,
     smooth,
     smoothing_window,
@@ -56,9 +56,12 @@ class LinePlot:
         theme: Theme,
         width_px: int,
         final: bool,
+        *,
+        with_mean: bool = False,
+        smoothing: int | None = None,
     ) -> None:
         self._axes, self._theme, self._final = axes, theme, final
-        self._key = panel.key
+        self._key, self._with_mean, self._smoothing = panel.key, with_mean, smoothing
         self._columns = max(60, width_px // 3)
         self._order = {rank: i for i, rank in enumerate(ranks)}
         self._many = len(ranks) > palette.MANY
@@ -95,6 +98,8 @@ class LinePlot:
             self._band(panel.lines, top) if self._many else self._lines(panel.lines, top)
         )
         self._artists += self._peaks(panel.lines, y[1])
+        if self._with_mean:
+            self._artists.append(self._mean(panel.lines, top))
         if self._final:
             self._note.set_text(_note(panel, view.split))
         return changed
@@ -102,6 +107,9 @@ class LinePlot:
     def draw(self) -> None:
         """Draw the lines."""
         draw(self._artists, self._axes)
+
+    def _window(self, points: int) -> int:
+        return smoothing_window(points) if self._smoothing is None else self._smoothing
 
     def _span(self, first: float, last: float, total: int | None) -> Limits:
         if self._final or last <= first:
@@ -122,7 +130,7 @@ class LinePlot:
                 self._pens[line.rank] = pen(style[0], (), 0.7, 0.32), pen(*style, 1.6, 1.0)
             raw, even = self._pens[line.rank]
             x, y = decimate(line.x, line.y, self._columns)
-            window = smoothing_window(len(line.y))
+            window = self._window(len(line.y))
             if window > 1:
                 if len(lines) <= FAINT_LINES:
                     raw.set_data(x, y)
@@ -137,6 +145,12 @@ class LinePlot:
             faint = [self._range(lines)]
         return faint + strong
 
+    def _mean(self, lines: tuple[Line, ...], top: float) -> Artist:
+        """Return the mean over the ranks that have a value, smoothed like the lines."""
+        x, mean = mean_over_ranks([(line.x, line.y) for line in lines])
+        even = smooth(np.where(mean > top, np.nan, mean), self._window(len(mean)))
+        return path(*decimate(x, even, self._columns // 2), self._theme.text, (), 2.4, 1.0)
+
     def _range(self, lines: tuple[Line, ...]) -> Artist:
         """Return the area between the lowest and the highest line."""
         x, (low, *_, high) = band([(line.x, line.y) for line in lines], self._columns)
@@ -150,7 +164,7 @@ class LinePlot:
             return []
         x, (low, low_most, middle, high_most, high) = x[seen], spread[:, seen]
         grey = self._theme.text
-        middle = smooth(np.where(middle > top, np.nan, middle), smoothing_window(len(middle)))
+        middle = smooth(np.where(middle > top, np.nan, middle), self._window(len(middle)))
         artists: list[Artist] = [
             area(x, low, high, grey, BAND_ALPHAS[0]),
             area(x, low_most, high_most, grey, BAND_ALPHAS[1]),
@@ -158,7 +172,7 @@ class LinePlot:
         ]
         for place, line in enumerate(_extremes(lines)):
             color, dashes = palette.line_style(place)
-            even = smooth(np.where(line.y > top, np.nan, line.y), smoothing_window(len(line.y)))
+            even = smooth(np.where(line.y > top, np.nan, line.y), self._window(len(line.y)))
             line_x, line_y = decimate(line.x, even, self._columns // 2)
             artists.append(path(line_x, line_y, color, dashes, 1.6, 1.0))
             word = "highest" if place == 0 else "lowest"
@@ -199,7 +213,8 @@ class SplitPlot:
         self._ranks: tuple[int, ...] = ()
         self._y: Limits | None = None
         self._artists: list[Artist] = []
-        self._parts = [part_patch(name, theme, ranks) for name in PARTS]
+        names = "compute", "communication", "data"
+        self._parts = [part_patch(name, theme, ranks) for name in names]
         title(axes, "step time, ms", theme)
         axes.set_xlabel("rank", color=theme.text, fontsize=TEXT_PT, labelpad=1)
 

@@ -144,6 +144,26 @@ def band(lines: list[tuple[Floats, Floats]], columns: int) -> tuple[Floats, Floa
     return x_C, np.stack([low_C, *_percentiles(mean_RC, (0.1, 0.5, 0.9)), high_C])
 
 
+def mean_over_ranks(lines: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Return the steps that any rank has made, and the mean of the finite values there.
+
+    nan where no rank has one. Of two values of a rank at one step the last counts.
+
+    Args:
+        lines: (x, y) a rank; x are whole numbers (steps).
+    """
+    first, last = min(x[0] for x, _ in lines), max(x[-1] for x, _ in lines)
+    dense_RN = np.full((len(lines), int(last - first) + 1), np.nan)
+    for row, (x, y) in enumerate(lines):
+        dense_RN[row, (x - first).astype(np.intp)] = y
+    finite_RN = np.isfinite(dense_RN)
+    counts = finite_RN.sum(axis=0)
+    sums = np.where(finite_RN, dense_RN, 0.0).sum(axis=0)
+    mean = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+    seen = finite_RN.any(axis=0)
+    return first + np.flatnonzero(seen), mean[seen]
+
+
 def _percentiles(y_RC: Floats, shares: tuple[float, ...]) -> list[Floats]:
     """Return percentiles over ranks, ignoring nan: np.nanpercentile takes 30 times as long."""
     ordered = np.sort(y_RC, axis=0)  # nan sorts last

@@ -1,53 +1,19 @@
-"""Say what the board shows now, as plain values; draw nothing.
+"""What the board shows now, as plain values: one `View`, whichever of its views is chosen.
 
-`look` reads a cell's telemetry into a `View`; figure.py and text.py show it. Times are in
-milliseconds from here on, as people read them.
+look.py reads it from a cell's telemetry; figure.py draws it, text.py, sentences.py and tables.py
+say it. Times are in milliseconds, as people read them.
 """
 
-from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from nbdist.client.board.scales import Floats
-from nbdist.wire import STEP_KEYS, CellInfo
+from nbdist.client.insight.values import PARTS, Analysis
 
-RECENT = 50  # steps behind every "now": rates, shares, the split of a step
-MOST_OWN = 2  # panels for numbers that the user logged
+REPORT_S = 0.25  # a rank's report may be late by so much on a busy machine
 FEWEST_STEPS = 50  # before a rank is called slow
-
-
-class Series(Protocol):
-    """One number of one rank over the steps: the first `n` points of two growing arrays."""
-
-    @property
-    def steps(self) -> "array[float]":
-        """Return the optimizer steps, not falling."""
-
-    @property
-    def values(self) -> "array[float]":
-        """Return one value a step."""
-
-    @property
-    def n(self) -> int:
-        """Return how many points there are; the arrays may have grown beyond."""
-
-
-class Telemetry(Protocol):
-    """What the board asks of `nbdist.client.telemetry.Telemetry`; any thread may ask."""
-
-    @property
-    def count(self) -> int:
-        """Return how many records have arrived."""
-
-    @property
-    def latest(self) -> Mapping[int, Mapping[str, float]]:
-        """Return each rank's newest value of each key."""
-
-    def series(self, key: str) -> Mapping[int, Series]:
-        """Return the history of one key, by rank."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +53,11 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rank in the table; None where the rank has not said."""
+    """One rank in the table; None where the rank has not said.
+
+    `memory_bytes` is the process' own, `cuda_bytes` what is allocated on its device now, and
+    `cuda_peak_bytes` the most that was.
+    """
 
     rank: int
     device: str
@@ -98,16 +68,46 @@ class Row:
     comm_pct: float | None
     data_pct: float | None
     own: Mapping[str, float]
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    memory_bytes: float | None = None
+    cuda_bytes: float | None = None
+    cuda_peak_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """What a recent step is made of: milliseconds, one entry a rank of `ranks`.
+
+    `parts` in the order in which they are stacked: the seven of `insight.values`, or compute,
+    communication and data while nothing has explained them. `waits_for` holds, of ranks that wait,
+    for whom and how long.
+    """
+
+    ranks: tuple[int, ...]
+    parts: Mapping[str, Floats]
+    waits_for: Mapping[int, tuple[int, float]]
+
+    @property
+    def whole_ms(self) -> Floats:
+        """Return the length of a step, by rank."""
+        whole: Floats = np.sum(list(self.parts.values()), axis=0)
+        return whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """All that one frame shows."""
+    """All that one frame shows, in any of the board's views.
+
+    `paces` is the time of each step, by rank; `analysis` what is known of steps and collectives.
+    """
 
     panels: tuple[Panel, ...]
     split: Split | None
     rows: tuple[Row, ...]
     total: int | None
+    paces: Panel | None = None
+    analysis: Analysis = field(default_factory=Analysis)
 
     def panel(self, key: str) -> Panel:
         """Return the plot of `key`, which must be there."""
@@ -139,6 +139,46 @@ class View:
         return min((row.steps_per_s for row in self.rows if row.steps_per_s), default=None)
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks of the cell."""
+        return tuple(row.rank for row in self.rows)
+
+    def state(self, row: Row) -> str:
+        """Return what a rank does, as far as its records tell."""
+        if row not in self.reporting:
+            return "silent"
+        if self.last_step == 0:
+            return "logs"
+        return "behind" if self.is_behind and row.step == self.first_step else "trains"
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether a rank is further behind than its reports may be late."""
+        # Ranks tell their records every 50 ms: what they report apart they may have done together.
+        return self.last_step - self.first_step > 2 + (self.steps_per_s or 0.0) * REPORT_S
+
+    @property
+    def stack(self) -> Stack | None:
+        """Return what a step is made of, as fully as it is known; None before the first step."""
+        explained = self.analysis.ranks
+        if explained:
+            parts = {
+                part: np.array([max(0.0, rank.parts.get(part, 0.0)) for rank in explained])
+                for part in PARTS
+            }
+            waits = {rank.rank: rank.waits_for for rank in explained if rank.waits_for is not None}
+            return Stack(tuple(rank.rank for rank in explained), parts, waits)
+        split = self.split
+        if split is None:
+            return None
+        parts = {
+            "compute": split.compute_ms,
+            "communication": split.comm_ms,
+            "data": split.data_ms,
+        }
+        return Stack(split.ranks, parts, {})
+
+    @property
     def straggler(self) -> int | None:
         """Return the rank that makes the others wait, None when none does.
 
@@ -147,6 +187,8 @@ class View:
         a little more work is not what the others wait for. Fewer than 50 steps are silent.
         """
         steps = min((row.step for row in self.rows), default=0)
+        if self.analysis.verdicts:
+            return self.analysis.verdicts[0].rank
         if self.split is None or len(self.split.ranks) < 2 or steps < FEWEST_STEPS:
             return None
         own = self.split.compute_ms + self.split.data_ms
@@ -156,120 +198,3 @@ class View:
         late_ms = own[worst] - others
         matters = late_ms > 0.2 * others > 0 and late_ms > 0.1 * step_ms
         return self.split.ranks[worst] if matters else None
-
-
-def look(telemetry: Telemetry, info: CellInfo) -> View:
-    """Return what there is to see now."""
-    latest = dict(telemetry.latest)  # one atomic copy: ranks are added on another thread
-    own_keys = sorted({key for values in latest.values() for key in values} - STEP_KEYS)
-    panels = [
-        _panel(telemetry, "loss", "loss"),
-        _panel(telemetry, "comm_s", "communication", "ms", scale=1e3, floor=0.0),
-    ]
-    own = [_panel(telemetry, key, key) for key in own_keys]
-    panels += [p for p in own if p and max(len(line.x) for line in p.lines) > 1][:MOST_OWN]
-    means = {key: _means(telemetry, key) for key in ("step_s", "compute_s", "comm_s", "data_s")}
-    rows = tuple(_row(info, rank, latest.get(rank, {}), means, own_keys) for rank in info.ranks)
-    total = _total(telemetry)
-    last = max((row.step for row in rows), default=0)
-    return View(
-        panels=tuple(p for p in panels if p is not None),
-        split=_split(means),
-        rows=rows,
-        total=total if total >= last and total > 0 else None,
-    )
-
-
-def _total(telemetry: Telemetry) -> int:
-    """Return the steps the loop will make; 0 when the ranks do not know.
-
-    A loader knows its own end. A loop that goes through it again has shown that this was not the
-    loop's, and what it now says is as little to be relied on.
-    """
-    known = telemetry.series("total").values()
-    if not known or any(s.values[0] != s.values[s.n - 1] for s in known if s.n):
-        return 0
-    return int(max((s.values[0] for s in known if s.n), default=0))
-
-
-def _panel(
-    telemetry: Telemetry,
-    key: str,
-    title: str,
-    unit: str = "",
-    scale: float = 1.0,
-    floor: float | None = None,
-) -> Panel | None:
-    lines, by = [], "step"
-    for rank, series in sorted(telemetry.series(key).items()):
-        n = series.n
-        if not n:
-            continue
-        # Slices: numpy must not hold the arrays themselves, or they could not grow.
-        x = np.array(series.steps[:n], dtype=np.float64)
-        y = np.array(series.values[:n], dtype=np.float64) * scale
-        if n > 1 and x[-1] == x[0]:
-            x, by = np.arange(1.0, n + 1), "record"  # logged without an optimizer
-        lines.append(Line(rank, x, y))
-    return Panel(key, title, unit, tuple(lines), floor, by) if lines else None
-
-
-def recent_mean(series: Series) -> float | None:
-    """Return the mean of the last `RECENT` finite values, None when there is none.
-
-    The first step of all is left out as soon as there is another: it opens connections and
-    compiles, and would be most of a short training.
-    """
-    begin = max(series.n - RECENT, min(1, series.n - 1))
-    tail = np.array(series.values[begin : series.n], dtype=np.float64)
-    tail = tail[np.isfinite(tail)]
-    return float(tail.mean()) if len(tail) else None
-
-
-def _means(telemetry: Telemetry, key: str) -> dict[int, float]:
-    means = {rank: recent_mean(series) for rank, series in telemetry.series(key).items()}
-    return {rank: mean for rank, mean in means.items() if mean is not None}
-
-
-def _split(means: dict[str, dict[int, float]]) -> Split | None:
-    ranks = tuple(sorted(set(means["compute_s"]) | set(means["comm_s"])))
-    if not ranks:
-        return None
-
-    def column(key: str) -> Floats:
-        return np.array([max(0.0, means[key].get(rank, 0.0)) * 1e3 for rank in ranks])
-
-    return Split(ranks, column("compute_s"), column("comm_s"), column("data_s"))
-
-
-def _row(
-    info: CellInfo,
-    rank: int,
-    latest: Mapping[str, float],
-    means: dict[str, dict[int, float]],
-    own_keys: list[str],
-) -> Row:
-    step_s = means["step_s"].get(rank)
-
-    def share(key: str) -> float | None:
-        part_s = means[key].get(rank)
-        return None if part_s is None or not step_s else min(100.0, 100.0 * part_s / step_s)
-
-    return Row(
-        rank=rank,
-        device=_device(info, rank),
-        step=int(latest.get("step", 0)),
-        loss=latest.get("loss"),
-        steps_per_s=1.0 / step_s if step_s else None,
-        step_ms=step_s * 1e3 if step_s is not None else None,
-        comm_pct=share("comm_s"),
-        data_pct=share("data_s"),
-        own={key: latest[key] for key in own_keys if key in latest},
-    )
-
-
-def _device(info: CellInfo, rank: int) -> str:
-    """Return the device's name; `devices` goes with `ranks`, or holds the whole world's."""
-    if len(info.devices) == len(info.ranks):
-        return info.devices[info.ranks.index(rank)]
-    return info.devices[rank] if rank < len(info.devices) else ""

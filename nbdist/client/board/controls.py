@@ -1,0 +1,137 @@
+"""Buttons that choose the view of a board whose cell has ended.
+
+They work between cells. While a cell runs the kernel hears no button: then the view is chosen by
+`%dist board VIEW` beforehand. A notebook that is opened on another day has no widget that lives, so
+picture and table are ordinary outputs beside the buttons, and the buttons give way to the caption
+as soon as the next cell runs. A notebook that is saved before that keeps dead buttons; its picture
+and table are whole.
+
+Threads: made and retired on the main thread; front ends may have clicks handled on another.
+"""
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nbdist.client.arguments import VIEWS
+from nbdist.client.board import past as past_module
+from nbdist.client.board.past import Past
+from nbdist.client.slots import Slots, is_live, kernel_shell
+from nbdist.wire import Display
+
+if TYPE_CHECKING:
+    from nbdist.client.board import live
+
+_log = logging.getLogger("nbdist.board")
+
+
+def show_past(past: Past, name: str, *, as_text: bool) -> None:
+    """Show one view of a board whose cell has ended.
+
+    With buttons where widgets live; else as picture and caption, the same for every run of the
+    cell, or as text where that was asked for or is all that can be shown.
+    """
+    shell = kernel_shell()
+    if shell is not None and is_live():
+        Controls(past, name, Slots(live=True), shell.events)
+    elif shell is not None and not as_text:
+        sentence = past.caption(name)
+        finals = [past_module.picture(past.png(name), sentence), past_module.caption(sentence)]
+        Slots(live=False).settle(finals)
+    else:
+        print(past.plain(name))
+
+
+class Events(Protocol):
+    """IPython's events: `get_ipython().events`."""
+
+    def register(self, event: str, function: Any) -> None:
+        """Call `function` whenever `event` happens."""
+
+    def unregister(self, event: str, function: Any) -> None:
+        """Call it no more."""
+
+
+class Controls:
+    """One shown board with its buttons.
+
+    Args:
+        past: The board.
+        name: The view that is shown first.
+        slots: Where to show.
+        events: Tells when the next cell begins.
+    """
+
+    def __init__(self, past: Past, name: str, slots: "live.Slots", events: Events) -> None:
+        import ipywidgets  # type: ignore[import-untyped]
+
+        self._past, self._name, self._events = past, name, events
+        self._lock = threading.Lock()
+        self._is_retired = False
+        self._smoothing: int | None = None
+        self._views = ipywidgets.ToggleButtons(
+            options=[(view.capitalize(), view) for view in VIEWS],
+            value=name,
+            description="View",
+            tooltips=list(VIEWS.values()),
+        )
+        self._views.style.button_width = "auto"
+        self._slider = ipywidgets.IntSlider(
+            value=0,
+            min=0,
+            max=100,
+            description="Smoothing",
+            tooltip="Steps in the running mean of the loss; 0 chooses by itself",
+            continuous_update=False,
+        )
+        self._slider.layout.display = "" if name == "loss" else "none"
+        self._box = ipywidgets.VBox([self._views, self._slider])
+        self._bar: live.Slot = slots.open(self._box)
+        self._picture: live.Slot = slots.open(self._drawn())
+        self._words: live.Slot = slots.open(past.words(name))
+        self._views.observe(self._choose, "value")
+        self._slider.observe(self._smooth, "value")
+        events.register("pre_run_cell", self._on_next_cell)
+
+    def retire(self) -> None:
+        """Put the caption in the buttons' place, and let go of the widgets."""
+        with self._lock:
+            if self._is_retired:
+                return
+            self._is_retired = True
+            self._events.unregister("pre_run_cell", self._on_next_cell)
+            self._bar.update(past_module.caption(self._past.caption(self._name)))
+            for widget in (self._views, self._slider, self._box):
+                # A widget's layout and style are widgets too, which nobody else closes.
+                for part in (getattr(widget, "style", None), widget.layout, widget):
+                    if part is not None:
+                        part.close()
+
+    def _choose(self, change: Any) -> None:
+        self._show(str(change["new"]))
+
+    def _smooth(self, change: Any) -> None:
+        self._smoothing = int(change["new"]) or None
+        self._show(self._name)
+
+    def _show(self, name: str) -> None:
+        with self._lock:
+            if self._is_retired:
+                return
+            self._name = name
+            self._slider.layout.display = "" if name == "loss" else "none"
+            try:
+                self._picture.update(self._drawn())
+                self._words.update(self._past.words(name))
+            except Exception as error:
+                _log.error("The board could not show its view %s", name, exc_info=error)
+
+    def _drawn(self) -> Display:
+        png = self._past.png(self._name, self._smoothing)
+        return past_module.picture(png, self._past.caption(self._name))
+
+    def _on_next_cell(self, info: object = None) -> None:
+        try:
+            self.retire()
+        except Exception as error:  # the user's cell comes first
+            _log.error("The board's buttons could not be put away", exc_info=error)

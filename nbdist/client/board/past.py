@@ -1,0 +1,64 @@
+"""The board of a cell that has ended: any of its views, as picture, as table, as text.
+
+It holds what was seen last and nothing of the records, so it costs what its lines cost. Drawing
+loads matplotlib, words do not. May be asked on any thread.
+"""
+
+import base64
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.client.board import sentences, tables, text
+from nbdist.client.board.palette import Theme
+from nbdist.wire import Display
+
+if TYPE_CHECKING:  # for its type alone: the view loads numpy
+    from nbdist.client.board.view import View
+
+WIDTH = 960  # CSS pixels
+SHARP = 2.0  # pixels of the lasting picture for one CSS pixel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Past:
+    """What a cell's board has come to; `outcome` is finished, failed or interrupted."""
+
+    view: "View"
+    outcome: str
+    theme: Theme
+
+    def png(self, name: str, smoothing: int | None = None) -> bytes:
+        """Draw the view called `name`; `smoothing` is the window of a loss' running mean."""
+        from nbdist.client.board.figure import Painter
+
+        painter = Painter(self.theme, WIDTH, SHARP, name=name, final=True, smoothing=smoothing)
+        return painter.frame(self.view)
+
+    def caption(self, name: str) -> str:
+        """Return the sentence below the picture, the same for every run of the same cell."""
+        return text.caption(self.view, self.outcome, name)
+
+    def plain(self, name: str) -> str:
+        """Return the view called `name` as text: a sentence, and its table where it has rows."""
+        if name == "verdicts":
+            return "\n".join(sentences.verdicts(self.view))
+        said, table = sentences.sentence(name, self.view), tables.table(name, self.view)
+        return f"{said}\n\n{tables.to_text(table)}" if table.rows else said
+
+    def words(self, name: str) -> Display:
+        """Return the view called `name` as HTML: a sentence that is spoken when it changes."""
+        said, table = sentences.sentence(name, self.view), tables.table(name, self.view)
+        html = text.spoken(said, is_seen=True) + (tables.to_html(table) if table.rows else "")
+        return Display({"text/html": html, "text/plain": self.plain(name)})
+
+
+def picture(png: bytes, sentence: str) -> Display:
+    """Return a picture with what it shows in words."""
+    data = {"image/png": base64.b64encode(png).decode("ascii"), "text/plain": sentence}
+    # "width" makes a sharp screen show it sharp; no front end reads "alt" yet, some day one may.
+    return Display(data, {"image/png": {"width": WIDTH, "alt": sentence}})
+
+
+def caption(sentence: str) -> Display:
+    """Return a line of text that front ends show as a paragraph."""
+    return Display({"text/markdown": text.markdown(sentence), "text/plain": sentence})

@@ -1,0 +1,150 @@
+"""One or a few sentences for each view: spoken by screen readers, written above a plain table.
+
+They hold the numbers of now, so they are never part of what nbval compares.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nbdist.client.board.text import counted, figure, size
+from nbdist.client.insight.values import RECENT
+from nbdist.ranks import name_ranks
+
+if TYPE_CHECKING:  # for its type alone: the view loads numpy
+    from nbdist.client.board.view import Stack, View
+
+NOT_EXPLAINED = (
+    "What ranks wait for is not known yet: their collectives have not been compared. It stays so "
+    "where collectives are not timed (%config NBDist.tap)."
+)
+
+
+def sentence(name: str, view: "View") -> str:
+    """Return what the view called `name`, one of `arguments.VIEWS`, shows."""
+    return _SENTENCES[name](view)
+
+
+def verdicts(view: "View") -> list[str]:
+    """Return the verdicts; where there is none, that none is, or why none can be."""
+    if view.analysis.verdicts:
+        return [verdict.sentence for verdict in view.analysis.verdicts]
+    if view.last_step == 0:
+        return ["No step has been made yet."]
+    if len(view.rows) == 1:
+        return ["One rank alone has nobody to be compared with."]
+    if view.first_step < RECENT:
+        furthest = min(view.reporting, key=lambda row: row.step)
+        made = counted(furthest.step, "step")
+        return [
+            f"Too early to tell: it takes {RECENT} steps, and rank {furthest.rank} made {made}."
+        ]
+    if not view.analysis.ranks:
+        return [NOT_EXPLAINED]
+    return [f"No rank stands out over the last {RECENT} steps."]
+
+
+def _overview(view: "View") -> str:
+    of = f" of {view.total:,}" if view.total else ""
+    parts = [f"Step {view.first_step:,}{of}" if view.last_step else "Logging"]
+    losses = [row.loss for row in view.rows if row.loss is not None]
+    if losses:
+        bad = [row.rank for row in view.rows if row.loss is not None and _is_odd(row.loss)]
+        mean = sum(losses) / len(losses)
+        parts.append(f"loss not finite on rank {bad[0]}" if bad else f"loss {figure(mean)}")
+    waits = [row.comm_pct for row in view.rows if row.comm_pct is not None]
+    if waits:
+        parts.append(f"{sum(waits) / len(waits):.0f} % of a step in communication")
+    if view.straggler is not None:
+        parts.append(f"rank {view.straggler} makes the others wait")
+    return ", ".join(parts) + "."
+
+
+def _loss(view: "View") -> str:
+    losses = {row.rank: row.loss for row in view.rows if row.loss is not None}
+    if not losses:
+        return "No loss has been seen yet."
+    bad = [rank for rank, loss in losses.items() if _is_odd(loss)]
+    if bad:
+        return f"Step {view.first_step:,}: the loss of {name_ranks(bad)} is not finite."
+    high, low = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
+    text = f"Step {view.first_step:,}: loss {figure(sum(losses.values()) / len(losses))}"
+    if len(losses) > 1:
+        text += (
+            f", from {figure(losses[low])} on rank {low} to {figure(losses[high])} on rank {high}"
+        )
+    return text + "."
+
+
+def _step(view: "View") -> str:
+    stack = view.stack
+    if stack is None:
+        return "No step has been made yet."
+    whole = float(stack.whole_ms.mean())
+    if not whole:
+        return "A step took no time that was measured."
+    shares = {name: 100 * float(part.mean()) / whole for name, part in stack.parts.items()}
+    told = [f"{share:.0f} % {name}" for name, share in shares.items() if share >= 0.5]
+    return f"A step takes {figure(whole)} ms: {', '.join(told)}.{_longest_wait(stack)}"
+
+
+def _longest_wait(stack: "Stack") -> str:
+    if not stack.waits_for:
+        return ""
+    waiter = max(stack.waits_for, key=lambda rank: stack.waits_for[rank][1])
+    awaited, time_ms = stack.waits_for[waiter]
+    return f" Rank {waiter} waits longest: {figure(time_ms)} ms a step for rank {awaited}."
+
+
+def _collectives(view: "View") -> str:
+    table = view.analysis.table
+    if not table:
+        return "No collective has been compared yet."
+    count = sum(row.count for row in table)
+    text = f"{figure(count)} collectives a step of {counted(len(table), 'sort')}"
+    longest = max(table, key=lambda row: row.count * (row.waiting_ms or row.transfer_ms or 0.0))
+    text += f"; most is waited in {longest.kind}"
+    text += f" of {size(longest.bytes)}" if longest.bytes else ""
+    if longest.waiting_ms is not None:
+        text += f", {figure(longest.waiting_ms)} ms each time"
+    if longest.last is not None:
+        text += f", where rank {longest.last[0]} most often comes last"
+    text += "."
+    if view.analysis.clock_error_ms:
+        text += f" Clocks of two ranks differ by at most {figure(view.analysis.clock_error_ms)} ms."
+    if view.analysis.left_out:
+        text += f" The times of {view.analysis.left_out:,} are not told, for there were too many."
+    return text
+
+
+def _ranks(view: "View") -> str:
+    if not view.reporting:
+        return "No rank has said anything yet."
+    text = f"{counted(len(view.reporting), 'rank')} at step {view.first_step:,}"
+    if view.last_step > view.first_step:
+        text += f" to {view.last_step:,}"
+    if view.steps_per_s:
+        text += f", {figure(view.steps_per_s)} steps/s"
+    memory = {row.rank: row.memory_bytes for row in view.rows if row.memory_bytes}
+    if memory:
+        most = max(memory, key=memory.__getitem__)
+        text += f"; most memory: {size(memory[most])} on rank {most}"
+    quiet = [row.rank for row in view.rows if row not in view.reporting]
+    return text + (f"; {name_ranks(quiet)} silent." if quiet else ".")
+
+
+def _verdicts(view: "View") -> str:
+    return " ".join(verdicts(view))
+
+
+_SENTENCES: dict[str, "Callable[[View], str]"] = {
+    "overview": _overview,
+    "loss": _loss,
+    "step": _step,
+    "collectives": _collectives,
+    "ranks": _ranks,
+    "verdicts": _verdicts,
+}
+
+
+def _is_odd(value: float) -> bool:
+    return value - value != 0.0  # nan and infinities

@@ -1,0 +1,108 @@
+"""Many ranks at a glance: one strip a number, one cell a rank, the extremes named.
+
+Bars of 64 ranks are a comb. A strip is shaded from nothing to its own greatest value, so what
+differs between ranks is seen, and the words beside it say how much it is and where.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.image import AxesImage
+
+from nbdist.client.board.artists import draw, note
+from nbdist.client.board.palette import Theme
+from nbdist.client.board.scales import Floats
+from nbdist.client.board.view import View
+
+HEIGHT, FAINTEST = 0.74, 0.06  # of a strip in its row; how much is seen of a zero
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strip:
+    """One number of all ranks; `values` hold nan where a rank has not said."""
+
+    name: str
+    color: str
+    values: Floats
+    write: Callable[[float], str]
+
+
+class StripsPlot:
+    """Strips below each other, ranks from left to right.
+
+    `read` returns the strips, always of the same names.
+    """
+
+    def __init__(
+        self,
+        axes: Axes,
+        theme: Theme,
+        ranks: Sequence[int],
+        names: Sequence[str],
+        read: Callable[[View], list[Strip]],
+    ) -> None:
+        self._axes, self._theme, self._ranks, self._read = axes, theme, tuple(ranks), read
+        self._artists: list[Artist] = []
+        every = 1 << max(0, int(np.ceil(np.log2(len(ranks) / 16))))
+        shown = range(0, len(ranks), every)
+        axes.set_xticks(list(shown), [str(ranks[i]) for i in shown])
+        axes.set_xlim(-0.5, len(ranks) - 0.5)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_yticks(range(len(names)), names)
+        axes.grid(False)
+        axes.spines["bottom"].set_visible(False)
+        axes.set_xlabel("rank", color=theme.text, fontsize=8, labelpad=1)
+
+    def fit(self, view: View) -> bool:
+        """Take in new data; the axes never change."""
+        self._artists = []
+        for row, strip in enumerate(self._read(view)):
+            self._artists += [self._image(row, strip), self._words(row, strip)]
+        return False
+
+    def draw(self) -> None:
+        """Draw the strips."""
+        draw(self._artists, self._axes)
+
+    def _image(self, row: int, strip: Strip) -> Artist:
+        most = float(np.nanmax(strip.values)) if np.isfinite(strip.values).any() else 0.0
+        shares = np.clip(np.nan_to_num(strip.values / most if most > 0 else strip.values), 0, 1)
+        cells = np.empty((1, len(strip.values), 4))
+        cells[0, :, :3] = to_rgb(strip.color)
+        cells[0, :, 3] = FAINTEST + (1 - FAINTEST) * shares
+        cells[0, ~np.isfinite(strip.values), 3] = 0.0
+        image = AxesImage(
+            self._axes,
+            interpolation="nearest",
+            extent=(-0.5, len(strip.values) - 0.5, row + HEIGHT / 2, row - HEIGHT / 2),
+        )
+        image.set_data(cells)
+        image.set_figure(self._axes.figure)
+        image.set_transform(self._axes.transData)
+        image.set_clip_box(self._axes.bbox)
+        return image
+
+    def _words(self, row: int, strip: Strip) -> Artist:
+        words = extremes(self._ranks, strip)
+        return note(
+            1.015, row, words, self._theme, transform=self._axes.get_yaxis_transform(),
+            clip_on=False,
+        )  # fmt: skip
+
+
+def extremes(ranks: Sequence[int], strip: Strip) -> str:
+    """Return the middle and the extremes in words, with the ranks they are on."""
+    known = np.flatnonzero(np.isfinite(strip.values))
+    if not len(known):
+        return "not known"
+    values = strip.values[known]
+    high, low = known[int(values.argmax())], known[int(values.argmin())]
+    middle = strip.write(float(np.median(values)))
+    if strip.write(float(values.max())) == strip.write(float(values.min())):
+        return f"{middle} on all"
+    most, least = strip.write(float(values.max())), strip.write(float(values.min()))
+    return f"median {middle}\nmost {most} on {ranks[high]}, least {least} on {ranks[low]}"

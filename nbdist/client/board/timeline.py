@@ -1,0 +1,259 @@
+"""The time line of the last steps: one lane a rank, one bar a collective.
+
+A bar's colour and number name its line in the table. Its shades tell what it did: faint while it
+queued, hatched while a rank was missing, solid while it moved. The line below a lane is when the
+rank's main thread was blocked.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
+
+from nbdist.client.board import palette
+from nbdist.client.board.artists import draw, note, rectangles, title
+from nbdist.client.board.palette import Theme
+from nbdist.client.board.scales import Limits, grown
+from nbdist.client.board.view import View
+from nbdist.client.insight.values import Lane, Span, TimeLine
+
+MOST_LANES = 12
+MOST_TRACKS = 4  # bars of one rank above each other, where collectives overlap
+MOST_NUMBERS = 40, 160  # in a frame, in a picture that stays: each is a text to draw
+NUMBER_PX = 9  # width of a bar that a number fits into
+QUEUE_ALPHA, WAIT_ALPHA, MOVE_ALPHA = 0.16, 0.38, 1.0
+LANE_TOP, LANE_LOW = -0.36, 0.26  # of the bars in a lane of height 1
+BLOCKED_Y = 0.36
+
+Box = tuple[float, float, float, float]  # left, right, low, high
+
+
+def telling_lanes(view: View, most: int = MOST_LANES) -> list[Lane]:
+    """Return the lanes worth showing: of many, those who came last or waited most.
+
+    Ranks of verdicts come first, then those who most often came last at a collective, then those
+    who waited longest, then the lowest; shown in the order of their numbers.
+    """
+    line = view.analysis.line
+    if line is None:
+        return []
+    if len(line.lanes) <= most:
+        return list(line.lanes)
+    analysis = view.analysis
+    wanted = [verdict.rank for verdict in analysis.verdicts]
+    late = {row.last[0]: row.last[1] for row in analysis.table if row.last is not None}
+    wanted += sorted(late, key=lambda rank: -late[rank])
+    waits = sorted(analysis.ranks, key=lambda rank: -rank.parts.get("waiting", 0.0))
+    wanted += [rank.rank for rank in waits[: most // 2]]
+    wanted += [lane.rank for lane in line.lanes]
+    chosen = set(list(dict.fromkeys(wanted))[:most])
+    return [lane for lane in line.lanes if lane.rank in chosen]
+
+
+def tracks(lanes: list[Lane]) -> list[list[int]]:
+    """Return the track of each span in each lane: those that overlap lie above each other.
+
+    Without an overlap there is one track. With few lines of the table each has its own, so that a
+    bucket is found at the same height in all lanes; else a span takes the first that is free.
+    """
+    ordered = [sorted(lane.spans, key=lambda span: span.launch_ms) for lane in lanes]
+    pairs = (pair for spans in ordered for pair in pairwise(spans))
+    if not any(later.launch_ms < earlier.end_ms for earlier, later in pairs):
+        return [[0] * len(lane.spans) for lane in lanes]
+    rows = sorted({span.row for lane in lanes for span in lane.spans})
+    if len(rows) <= MOST_TRACKS:
+        return [[rows.index(span.row) for span in lane.spans] for lane in lanes]
+    return [_packed(lane.spans) for lane in lanes]
+
+
+def _packed(spans: tuple[Span, ...]) -> list[int]:
+    """Return the first free track of each span; the one that is free soonest when none is."""
+    ends: list[float] = []
+    placed = [0] * len(spans)
+    for index in sorted(range(len(spans)), key=lambda i: spans[i].launch_ms):
+        span = spans[index]
+        free = [track for track, end in enumerate(ends) if end <= span.launch_ms]
+        if free:
+            track = free[0]
+        elif len(ends) < MOST_TRACKS:
+            ends.append(0.0)
+            track = len(ends) - 1
+        else:
+            track = ends.index(min(ends))
+        ends[track] = max(ends[track], span.end_ms)
+        placed[index] = track
+    return placed
+
+
+def phases(span: Span) -> dict[str, tuple[float, float]]:
+    """Return what a collective did when: "queueing", "waiting", "transferring"; those it did.
+
+    Where the arrival of its last rank is not known, waiting is not told from transferring.
+    """
+    arrived = span.begin_ms if span.arrived_ms is None else span.arrived_ms
+    moved = min(max(span.begin_ms, arrived), span.end_ms)
+    all_of_them = {
+        "queueing": (span.launch_ms, span.begin_ms),
+        "waiting": (span.begin_ms, moved),
+        "transferring": (moved, span.end_ms),
+    }
+    return {name: (begin, end) for name, (begin, end) in all_of_them.items() if end > begin}
+
+
+class TimeLinePlot:
+    """Lanes of ranks over milliseconds; lanes and axes are made for one set of ranks."""
+
+    def __init__(self, axes: Axes, theme: Theme, view: View, width_px: float, final: bool) -> None:
+        self._axes, self._theme, self._final, self._width_px = axes, theme, final, width_px
+        self._ranks = [lane.rank for lane in telling_lanes(view)]
+        self._x: Limits | None = None
+        self._artists: list[Artist] = []
+        title(axes, "time line of the last steps, ms", theme, pad=19)
+        axes.set_ylim(len(self._ranks) - 0.5, -0.5)
+        axes.set_yticks(range(len(self._ranks)), [f"rank {rank}" for rank in self._ranks])
+        axes.grid(False)
+        axes.grid(axis="x", color=theme.text, alpha=0.16, linewidth=0.6)
+
+    def fit(self, view: View) -> bool:
+        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        line = view.analysis.line
+        assert line is not None  # it is why there is this plot
+        x = (0.0, line.length_ms if line.length_ms > 0 else 1.0)
+        if not self._final:
+            x = grown(self._x, x)
+        changed = x != self._x
+        if changed:
+            self._x = x
+            self._axes.set_xlim(*x)
+        lanes = {lane.rank: lane for lane in line.lanes}
+        shown = [lanes.get(rank, Lane(rank, (), ())) for rank in self._ranks]
+        self._artists = [*self._bars(shown, x), self._blocked(shown), *self._steps(line)]
+        return changed
+
+    def draw(self) -> None:
+        """Draw the bars."""
+        draw(self._artists, self._axes)
+
+    def _bars(self, lanes: list[Lane], x: Limits) -> list[Artist]:
+        boxes: dict[tuple[int, str], list[Box]] = {}
+        numbers: list[tuple[float, Artist]] = []
+        px_per_ms = self._width_px / (x[1] - x[0])
+        placed_in = tracks(lanes)
+        count = 1 + max((track for placed in placed_in for track in placed), default=0)
+        height = (LANE_LOW - LANE_TOP) / count
+        for place, (lane, placed) in enumerate(zip(lanes, placed_in, strict=True)):
+            for span, track in zip(lane.spans, placed, strict=True):
+                high = place + LANE_TOP + track * height
+                low = high + 0.92 * height
+                for name, (begin, end) in phases(span).items():
+                    boxes.setdefault((span.row, name), []).append((begin, end, low, high))
+                at = _number_at(span, px_per_ms)
+                if at is not None:
+                    width_ms = span.end_ms - span.begin_ms
+                    middle, is_solid = at
+                    number = self._number(span.row, middle, (low + high) / 2, is_solid)
+                    numbers.append((width_ms, number))
+        artists: list[Artist] = []
+        hatched: list[Box] = []
+        for (row, name), found in boxes.items():
+            alpha = {"queueing": QUEUE_ALPHA, "waiting": WAIT_ALPHA}.get(name, MOVE_ALPHA)
+            artists.append(filled(found, row_color(row), alpha))
+            hatched += found if name == "waiting" else []
+        if hatched:
+            artists.append(hatch_over(hatched, self._theme))
+        numbers.sort(key=lambda item: -item[0])
+        return artists + [artist for _, artist in numbers[: MOST_NUMBERS[self._final]]]
+
+    def _number(self, row: int, x: float, y: float, is_solid: bool) -> Artist:
+        color = row_color(row)
+        number = note(
+            x, y, str(row + 1), self._theme, ha="center", va="center_baseline", fontweight="bold",
+            color=_ink(color),
+        )  # fmt: skip
+        if not is_solid:  # on a hatch only a ground of its own makes it legible
+            number.set_bbox({"facecolor": color, "edgecolor": "none", "pad": 0.6})
+        return number
+
+    def _blocked(self, lanes: list[Lane]) -> Artist:
+        x: list[float] = []
+        y: list[float] = []
+        for place, lane in enumerate(lanes):
+            for begin, end in lane.blocked:
+                x += [begin, end, np.nan]
+                y += [place + BLOCKED_Y, place + BLOCKED_Y, np.nan]
+        return Line2D(x, y, color=self._theme.text, linewidth=2.6, solid_capstyle="butt")
+
+    def _steps(self, line: TimeLine) -> list[Artist]:
+        """Return where steps begin, and their numbers above."""
+        bottom = len(self._ranks) - 0.5
+        x = [at for _, begin, _ in line.steps for at in (begin, begin, np.nan)]
+        y = [at for _ in line.steps for at in (-0.5, bottom, np.nan)]
+        rules = Line2D(x, y, color=self._theme.text, linewidth=0.9, linestyle=(0, (4, 3)))
+        names: list[Artist] = [
+            note(
+                (begin + end) / 2, 1.0, f"step {number:,}", self._theme, ha="center", va="bottom",
+                transform=self._axes.get_xaxis_transform(), clip_on=False,
+            )
+            for number, begin, end in line.steps
+        ]  # fmt: skip
+        return [rules, *names]
+
+
+def _number_at(span: Span, px_per_ms: float) -> tuple[float, bool] | None:
+    """Return where a span's number fits, and whether that is solid; None when nowhere."""
+    needed_ms = NUMBER_PX * len(str(span.row + 1)) / px_per_ms
+    begin, end = phases(span).get("transferring", (0.0, 0.0))
+    if end - begin >= needed_ms:
+        return (begin + end) / 2, True
+    if span.end_ms - span.begin_ms >= needed_ms:
+        return (span.begin_ms + span.end_ms) / 2, False
+    return None
+
+
+def legend(theme: Theme) -> list[Artist]:
+    """Return what the shades mean."""
+    color = palette.LINE_COLORS[0]
+    return [
+        Patch(facecolor=color, alpha=QUEUE_ALPHA, label="queueing"),
+        Patch(facecolor=(*_rgb(color), WAIT_ALPHA), edgecolor=theme.text, hatch="/////",
+              linewidth=0, label="waiting for the last rank"),
+        Patch(facecolor=color, label="transferring"),
+        Line2D([], [], color=theme.text, linewidth=2.6, label="main thread blocked"),
+    ]  # fmt: skip
+
+
+def row_color(row: int) -> str:
+    """Return the colour of a line of the table; its number tells those apart that share one."""
+    return palette.LINE_COLORS[row % len(palette.LINE_COLORS)]
+
+
+def filled(boxes: list[Box], color: str, alpha: float) -> PathPatch:
+    """Return boxes of one colour."""
+    return PathPatch(_path(boxes), facecolor=color, alpha=alpha, linewidth=0)
+
+
+def hatch_over(boxes: list[Box], theme: Theme) -> PathPatch:
+    """Return the hatch of boxes that are filled already: one path, for each prepares a hatch."""
+    return PathPatch(
+        _path(boxes), facecolor="none", edgecolor=theme.text, hatch="/////", linewidth=0
+    )
+
+
+def _path(boxes: list[Box]) -> Path:
+    left, right, low, high = np.array(boxes, dtype=np.float64).T
+    return rectangles(left, right, low, high)
+
+
+def _rgb(color: str) -> tuple[float, float, float]:
+    return tuple(int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))  # type: ignore[return-value]
+
+
+def _ink(color: str) -> str:
+    """Return black or white, whichever is read better on `color`."""
+    dark, light = "#111111", "#ffffff"
+    is_dark = palette.contrast(color, dark) >= palette.contrast(color, light)
+    return dark if is_dark else light

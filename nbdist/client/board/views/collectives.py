@@ -1,0 +1,117 @@
+"""Collectives: the time line of the last steps, and in a picture that stays their table.
+
+While a cell runs the table is HTML below the picture.
+"""
+
+from collections.abc import Sequence
+
+from nbdist.client.board import timeline
+from nbdist.client.board.artists import TEXT_PT, nothing_yet
+from nbdist.client.board.page import MARGIN_PX, Page, Plot
+from nbdist.client.board.tables import collective_cells
+from nbdist.client.board.timeline import TimeLinePlot, row_color, telling_lanes
+from nbdist.client.board.view import View
+
+LEGEND_PX, ABOVE_PX, BELOW_PX, NOTE_PX = 28, 46, 26, 18
+LANE_PX, FEW_LANES_PX = 42, 60
+NAMES_PX, RIGHT_PX = 56, 16
+MOST_ROWS, ROW_PX, HEADS_PX = 8, 18, 36
+LETTER_PX, COLUMN_PX = 5.7, 10
+# Two lines each, so that eleven columns fit into the width.
+HEADS = (
+    "kind", "group", "line", "a\nstep", "bytes", "skew\nms", "came last", "waiting\nms",
+    "queueing\nms", "transfer\nms", "algbw", "busbw",
+)  # fmt: skip
+LONGEST = 22  # characters of a cell
+
+
+def plan(view: View, final: bool) -> tuple[object, ...]:
+    """Return the lanes."""
+    return (tuple(lane.rank for lane in telling_lanes(view)),)
+
+
+def height(view: View, final: bool) -> int:
+    """Return the height of the page."""
+    lanes = len(telling_lanes(view))
+    line = LEGEND_PX + ABOVE_PX + _lane_px(lanes) * lanes + BELOW_PX + NOTE_PX if lanes else 90
+    rows = len(view.analysis.table) if final else 0
+    table = HEADS_PX + ROW_PX * (min(rows, MOST_ROWS) + (rows > MOST_ROWS)) + 8 if rows else 0
+    return line + table
+
+
+def compose(page: Page, view: View) -> list[Plot]:
+    """Put the lanes, and the table below them where the picture stays."""
+    lanes = len(telling_lanes(view))
+    line = view.analysis.line
+    if not lanes or line is None:
+        axes = page.axes(20, 10, page.width - 40, 70)
+        nothing_yet(axes, "No collective has been compared yet.", page.theme)
+        if page.is_final and view.analysis.table:
+            _write_table(page, view, page.top + 90)
+        return []
+    page.legend(timeline.legend(page.theme), "left")
+    width = page.width - NAMES_PX - RIGHT_PX
+    tall = _lane_px(lanes) * lanes
+    axes = page.axes(NAMES_PX, LEGEND_PX + ABOVE_PX, width, tall)
+    below = page.top + LEGEND_PX + ABOVE_PX + tall + BELOW_PX
+    page.write(MARGIN_PX, below + NOTE_PX / 2, _note(view, lanes))
+    if page.is_final and view.analysis.table:
+        _write_table(page, view, below + NOTE_PX)
+    return [TimeLinePlot(axes, page.theme, view, width, page.is_final)]
+
+
+def _note(view: View, lanes: int) -> str:
+    line = view.analysis.line
+    assert line is not None  # there are lanes
+    parts = []
+    if lanes < len(line.lanes):
+        who = "those that came last or waited most"
+        parts.append(f"{lanes} of {len(line.lanes)} ranks: {who}.")
+    if view.analysis.clock_error_ms:
+        parts.append(f"Clocks differ by at most {view.analysis.clock_error_ms:.2g} ms.")
+    parts.append("Numbers in the bars are those of the table.")
+    return " ".join(parts)
+
+
+def _write_table(page: Page, view: View, top: float) -> None:
+    rows = [
+        tuple(_short(cell) for cell in collective_cells(row))
+        for row in view.analysis.table[:MOST_ROWS]
+    ]
+    lefts = _columns([HEADS, *rows], page.width)
+    for left, head in zip(lefts, HEADS, strict=True):
+        page.write(left, top + HEADS_PX / 2, head)
+    middle = top + HEADS_PX + ROW_PX / 2
+    for number, row in enumerate(rows, start=1):
+        page.swatch(MARGIN_PX, middle, row_color(number - 1))
+        page.write(MARGIN_PX + 14, middle, str(number))
+        for left, cell in zip(lefts, row, strict=True):
+            page.write(left, middle, cell, size=TEXT_PT)
+        middle += ROW_PX
+    more = len(view.analysis.table) - len(rows)
+    if more > 0:
+        page.write(MARGIN_PX, middle, f"and {more} more")
+
+
+def _columns(lines: Sequence[Sequence[str]], width: int) -> list[float]:
+    """Return where columns begin: as wide as their longest cell, spread over the width."""
+    longest = [
+        max(len(part) for cell in column for part in cell.split("\n"))
+        for column in zip(*lines, strict=True)
+    ]
+    first = MARGIN_PX + 34
+    free = width - first - MARGIN_PX - sum(longest) * LETTER_PX
+    gap = max(COLUMN_PX / 2, min(3 * COLUMN_PX, free / (len(longest) - 1)))
+    lefts, at = [], float(first)
+    for letters in longest:
+        lefts.append(at)
+        at += letters * LETTER_PX + gap
+    return lefts
+
+
+def _short(cell: str) -> str:
+    return cell if len(cell) <= LONGEST else cell[: LONGEST - 1] + "…"
+
+
+def _lane_px(lanes: int) -> int:
+    return FEW_LANES_PX if lanes <= 4 else LANE_PX

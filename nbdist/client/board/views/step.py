@@ -1,0 +1,151 @@
+"""Where a step's time goes: a lying bar of its parts for each rank, and for whom it waits.
+
+More ranks than `MOST_BARS` are strips, one a part, with the extremes named.
+"""
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.patches import PathPatch
+
+from nbdist.client.board import palette
+from nbdist.client.board.artists import (
+    TEXT_PT,
+    draw,
+    note,
+    nothing_yet,
+    part_patch,
+    rectangles,
+    title,
+)
+from nbdist.client.board.page import Page, Plot
+from nbdist.client.board.palette import Theme
+from nbdist.client.board.scales import Floats, Limits, grown
+from nbdist.client.board.strips import Strip, StripsPlot
+from nbdist.client.board.text import figure
+from nbdist.client.board.view import Stack, View
+
+MOST_BARS = 16
+LEGEND_PX, ABOVE_PX, BELOW_PX = 30, 26, 36
+BAR_PX, STRIP_PX = 26, 34  # thick bars for few ranks, so that hatches are seen
+NAMES_PX, WORDS_PX = 70, 190  # left and right of the bars
+STRIP_NAMES_PX, STRIP_WORDS_PX = 76, 258
+
+
+def plan(view: View, final: bool) -> tuple[object, ...]:
+    """Return the ranks and the parts."""
+    stack = view.stack
+    return () if stack is None else (stack.ranks, tuple(stack.parts), bool(stack.waits_for))
+
+
+def height(view: View, final: bool) -> int:
+    """Return the height of the page."""
+    stack = view.stack
+    if stack is None:
+        return 120
+    if len(stack.ranks) > MOST_BARS:
+        return ABOVE_PX + STRIP_PX * (len(stack.parts) + 1) + BELOW_PX
+    return LEGEND_PX + ABOVE_PX + _bar_px(len(stack.ranks)) * len(stack.ranks) + BELOW_PX
+
+
+def compose(page: Page, view: View) -> list[Plot]:
+    """Put a bar for each rank, or a strip for each part."""
+    stack = view.stack
+    if stack is None:
+        axes = page.axes(20, 10, page.width - 40, 100)
+        nothing_yet(axes, "No step has been made yet.", page.theme)
+        return []
+    if len(stack.ranks) > MOST_BARS:
+        return [_strips(page, stack)]
+    words_px = WORDS_PX if stack.waits_for else 60
+    width = page.width - NAMES_PX - words_px
+    tall = _bar_px(len(stack.ranks)) * len(stack.ranks)
+    axes = page.axes(NAMES_PX, LEGEND_PX + ABOVE_PX, width, tall)
+    handles: list[Artist] = [part_patch(name, page.theme, len(stack.ranks)) for name in stack.parts]
+    page.legend(handles, "left")
+    return [LyingBars(axes, page.theme, stack, page.is_final)]
+
+
+class LyingBars:
+    """One stacked bar a rank, the first on top; its length and its wait in words behind it."""
+
+    def __init__(self, axes: Axes, theme: Theme, stack: Stack, final: bool) -> None:
+        self._axes, self._theme, self._final = axes, theme, final
+        self._x: Limits | None = None
+        self._artists: list[Artist] = []
+        count = len(stack.ranks)
+        self._patches = [part_patch(name, theme, count) for name in stack.parts]
+        title(axes, "step time, ms", theme)
+        axes.set_ylim(count - 0.5, -0.5)
+        axes.set_yticks(range(count), [f"rank {rank}" for rank in stack.ranks])
+        axes.grid(False)
+        axes.grid(axis="x", color=theme.text, alpha=0.22, linewidth=0.6)
+
+    def fit(self, view: View) -> bool:
+        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        stack = view.stack
+        assert stack is not None  # it is why there is this plot
+        whole = stack.whole_ms
+        top = float(whole.max())
+        x = (0.0, top * 1.02 if top > 0 else 1.0)
+        if not self._final:
+            x = grown(self._x, x)
+        changed = x != self._x
+        if changed:
+            self._x = x
+            self._axes.set_xlim(*x)
+        at = np.arange(len(stack.ranks), dtype=np.float64)
+        base: Floats = np.zeros(len(stack.ranks))
+        self._artists = []
+        for patch, length in zip(self._patches, stack.parts.values(), strict=True):
+            if length.any():  # Agg prepares a hatch for each path it draws (2 ms)
+                seen = length > 0
+                where = at[seen]
+                bars = PathPatch(
+                    rectangles(base[seen], (base + length)[seen], where - 0.36, where + 0.36)
+                )
+                bars.update_from(patch)
+                self._artists.append(bars)
+            base = base + length
+        self._artists += [
+            self._words(place, float(whole[place]), stack.waits_for.get(rank))
+            for place, rank in enumerate(stack.ranks)
+        ]
+        return changed
+
+    def draw(self) -> None:
+        """Draw the bars."""
+        draw(self._artists, self._axes)
+
+    def _words(self, place: int, whole_ms: float, waits: tuple[int, float] | None) -> Artist:
+        words = figure(whole_ms)
+        if waits is not None:
+            words += f", waits {figure(waits[1])} for rank {waits[0]}"
+        return note(
+            1.01, place, words, self._theme, transform=self._axes.get_yaxis_transform(),
+            clip_on=False, fontsize=TEXT_PT,
+        )  # fmt: skip
+
+
+def _strips(page: Page, stack: Stack) -> Plot:
+    def read(view: View) -> list[Strip]:
+        now = view.stack
+        assert now is not None  # it is why there is this plot
+        whole = Strip("step", page.theme.text, now.whole_ms, _write)
+        return [whole] + [
+            Strip(name, palette.PARTS[name][0], part, _write) for name, part in now.parts.items()
+        ]
+
+    names = ["step", *stack.parts]
+    width = page.width - STRIP_NAMES_PX - STRIP_WORDS_PX
+    axes = page.axes(STRIP_NAMES_PX, ABOVE_PX, width, STRIP_PX * len(names))
+    title(axes, "step time by part, shaded from 0 to its most", page.theme)
+    return StripsPlot(axes, page.theme, stack.ranks, names, read)
+
+
+def _write(value: float) -> str:
+    return f"{figure(value)} ms"
+
+
+def _bar_px(ranks: int) -> int:
+    return BAR_PX if ranks > 4 else 40

@@ -1,0 +1,131 @@
+"""Who makes the others slow: the sentences, and each rank's own work beside its peers'.
+
+Own work is a step without its waiting: what a rank would need if the others were always there.
+"""
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import PathPatch
+
+from nbdist.client.board import palette, sentences
+from nbdist.client.board.artists import TITLE_PT, boxes, draw, note, nothing_yet, title
+from nbdist.client.board.page import MARGIN_PX, Page, Plot, wrapped
+from nbdist.client.board.palette import Theme
+from nbdist.client.board.scales import Floats, Limits, grown
+from nbdist.client.board.text import figure
+from nbdist.client.board.view import Stack, View
+
+LINE_PX, ABOVE_PX, PLOT_PX, BELOW_PX = 18, 34, 180, 38
+LEFT_PX, RIGHT_PX = 44, 90
+WAITS = "waiting", "communication"  # what is not a rank's own work
+
+
+def plan(view: View, final: bool) -> tuple[object, ...]:
+    """Return the ranks, and the sentences of a picture that stays; live ones are HTML above it."""
+    stack = view.stack
+    ranks = () if stack is None else stack.ranks
+    return (ranks, *(sentences.verdicts(view) if final else ()))
+
+
+def height(view: View, final: bool) -> int:
+    """Return the height of the page."""
+    lines = len(_lines(view, 960)) if final else 0
+    return LINE_PX * lines + 8 + ABOVE_PX + PLOT_PX + BELOW_PX
+
+
+def compose(page: Page, view: View) -> list[Plot]:
+    """Write the sentences, and put a bar for each rank below them."""
+    lines = _lines(view, page.width) if page.is_final else []
+    for place, line in enumerate(lines):
+        page.write(MARGIN_PX, page.top + LINE_PX * (place + 0.6), line, size=TITLE_PT)
+    top = LINE_PX * len(lines) + 8 + ABOVE_PX
+    axes = page.axes(LEFT_PX, top, page.width - LEFT_PX - RIGHT_PX, PLOT_PX)
+    if view.stack is None:
+        nothing_yet(axes, "No step has been made yet.", page.theme)
+        return []
+    return [OwnWork(axes, page.theme, view.stack, page.is_final)]
+
+
+def own_work_ms(stack: Stack) -> Floats:
+    """Return a step without its waiting, by rank."""
+    waits = [part for name, part in stack.parts.items() if name in WAITS]
+    own: Floats = stack.whole_ms - np.sum(waits, axis=0)
+    return own
+
+
+class OwnWork:
+    """A bar a rank, those of verdicts in another colour and named, and the median as a line."""
+
+    def __init__(self, axes: Axes, theme: Theme, stack: Stack, final: bool) -> None:
+        self._axes, self._theme, self._final = axes, theme, final
+        self._y: Limits | None = None
+        self._artists: list[Artist] = []
+        count = len(stack.ranks)
+        every = 1 << max(0, int(np.ceil(np.log2(count / 16))))
+        shown = range(0, count, every)
+        axes.set_xticks(list(shown), [str(stack.ranks[i]) for i in shown])
+        air = 0.6 if count > 3 else 1.6
+        axes.set_xlim(-air, count - 1 + air)
+        axes.set_xlabel("rank", color=theme.text, fontsize=8, labelpad=1)
+        title(axes, "own work of a step, ms", theme)
+
+    def fit(self, view: View) -> bool:
+        """Take in new data; return whether the axes have changed and must be drawn anew."""
+        stack = view.stack
+        assert stack is not None  # it is why there is this plot
+        own = own_work_ms(stack)
+        top = float(own.max())
+        y = (0.0, top * 1.18 if top > 0 else 1.0)
+        if not self._final:
+            y = grown(self._y, y)
+        changed = y != self._y
+        if changed:
+            self._y = y
+            self._axes.set_ylim(*y)
+        judged = {verdict.rank: verdict for verdict in view.analysis.verdicts}
+        at = np.arange(len(stack.ranks), dtype=np.float64)
+        is_slow = np.array([rank in judged for rank in stack.ranks])
+        middle = float(np.median(own[~is_slow])) if not is_slow.all() else float(np.median(own))
+        self._artists = [self._bars(at[~is_slow], own[~is_slow], "compute")]
+        self._artists.append(self._bars(at[is_slow], own[is_slow], "waiting"))
+        if len(at) > 1:
+            self._artists += [self._rule(middle), self._median(middle)]
+        for place in np.flatnonzero(is_slow):
+            verdict = judged[stack.ranks[place]]
+            words = f"rank {verdict.rank}: +{100 * verdict.share:.0f} %, {verdict.cause}"
+            self._artists.append(self._name(float(at[place]), float(own[place]), words, len(at)))
+        return changed
+
+    def draw(self) -> None:
+        """Draw the bars."""
+        draw(self._artists, self._axes)
+
+    def _bars(self, at: Floats, height: Floats, part: str) -> Artist:
+        color, hatch = palette.PARTS[part]
+        edge = self._theme.background or "#ffffff"
+        bars = boxes(at, np.zeros(len(at)), height)
+        return PathPatch(bars, facecolor=color, edgecolor=edge, linewidth=0, hatch=hatch)
+
+    def _rule(self, middle: float) -> Artist:
+        return Line2D(
+            [0, 1], [middle, middle], color=self._theme.text, linewidth=1.2, linestyle=(0, (4, 3)),
+            transform=self._axes.get_yaxis_transform(),
+        )  # fmt: skip
+
+    def _median(self, middle: float) -> Artist:
+        return note(
+            1.01, middle, f"median {figure(middle)}", self._theme, clip_on=False,
+            transform=self._axes.get_yaxis_transform(),
+        )  # fmt: skip
+
+    def _name(self, x: float, y: float, words: str, count: int) -> Artist:
+        side = "left" if x < count / 3 else "right" if x > 2 * count / 3 else "center"
+        edge = {"left": -0.36, "right": 0.36, "center": 0.0}[side]
+        return note(x + edge, y, words, self._theme, ha=side, va="bottom", fontweight="bold")
+
+
+def _lines(view: View, width: int) -> list[str]:
+    told = sentences.verdicts(view)
+    return [line for sentence in told for line in wrapped(sentence, width)]

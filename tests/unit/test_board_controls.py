@@ -1,0 +1,136 @@
+"""The buttons of a board whose cell has ended, with the outputs and events they are given."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nbdist.client.board import palette
+from nbdist.client.board.controls import Controls, show_past
+from nbdist.client.board.look import look
+from nbdist.client.board.past import Past
+from nbdist.wire import Display
+from tests.unit.board_data import analysis_of, cell_info, training
+
+
+class Place:
+    """One output of a cell, which remembers all that was shown in it."""
+
+    def __init__(self, shown: Any) -> None:
+        self.shown = [shown]
+
+    def update(self, display: Display) -> None:
+        self.shown.append(display)
+
+
+class Places:
+    def __init__(self) -> None:
+        self.all: list[Place] = []
+
+    def open(self, shown: Any) -> Place:
+        self.all.append(Place(shown))
+        return self.all[-1]
+
+
+class Events:
+    def __init__(self) -> None:
+        self.functions: list[Callable[..., None]] = []
+
+    def register(self, event: str, function: Callable[..., None]) -> None:
+        assert event == "pre_run_cell"
+        self.functions.append(function)
+
+    def unregister(self, event: str, function: Callable[..., None]) -> None:
+        self.functions.remove(function)
+
+    def next_cell(self) -> None:
+        for function in list(self.functions):
+            function(object())
+
+
+@pytest.fixture
+def past() -> Past:
+    view = look(training(2, 60), cell_info(2), analysis_of(2, slow=1))
+    return Past(view, "finished", palette.theme_named("auto"))
+
+
+@pytest.fixture
+def shown(past: Past) -> tuple[Places, Events, Any]:
+    places, events = Places(), Events()
+    Controls(past, "overview", places, events)
+    return places, events, places.all[0].shown[0].children[0]
+
+
+def test_picture_and_table_are_plain_outputs_beside_the_buttons(
+    shown: tuple[Places, Events, Any],
+) -> None:
+    places, _, buttons = shown
+
+    assert buttons.value == "overview"
+    assert len(places.all) == 3
+    assert "image/png" in places.all[1].shown[0].data
+    assert "<table" in places.all[2].shown[0].data["text/html"]
+    assert 'role="status"' in places.all[2].shown[0].data["text/html"]
+
+
+def test_a_button_changes_picture_and_table(shown: tuple[Places, Events, Any]) -> None:
+    places, _, buttons = shown
+
+    buttons.value = "collectives"
+
+    _, picture, words = places.all
+    assert len(picture.shown) == len(words.shown) == 2
+    assert picture.shown[0] != picture.shown[1]
+    assert "all_reduce" in words.shown[1].data["text/html"]
+    assert words.shown[1].data["text/plain"].startswith("3.00 collectives a step")
+
+
+def test_every_button_says_what_it_shows(shown: tuple[Places, Events, Any]) -> None:
+    buttons = shown[2]
+
+    assert len(buttons.tooltips) == len(buttons.options) == 6
+    assert all(buttons.tooltips)
+
+
+def test_smoothing_is_there_for_the_loss_and_changes_its_picture(
+    shown: tuple[Places, Events, Any],
+) -> None:
+    places, _, buttons = shown
+    slider = places.all[0].shown[0].children[1]
+    assert slider.layout.display == "none"
+
+    buttons.value = "loss"
+    slider.value = 25
+
+    assert slider.layout.display == ""
+    pictures = places.all[1].shown
+    assert len(pictures) == 3
+    assert pictures[1] != pictures[2]
+
+
+def test_the_next_cell_puts_the_caption_in_the_place_of_the_buttons(
+    shown: tuple[Places, Events, Any],
+) -> None:
+    places, events, buttons = shown
+    buttons.value = "step"
+
+    events.next_cell()
+    events.next_cell()
+
+    bar = places.all[0].shown
+    assert len(bar) == 2
+    assert bar[1].data["text/plain"] == "Parts of a step of 2 ranks over 60 steps."
+    assert events.functions == []
+    assert buttons.comm is None, "the widget is closed"
+
+
+def test_without_a_kernel_a_view_is_text(past: Past, capsys: pytest.CaptureFixture[str]) -> None:
+    show_past(past, "collectives", as_text=False)
+
+    said = capsys.readouterr().out
+    assert "no.  kind" in said
+    assert said.count("all_reduce") >= 3
+
+
+def test_verdicts_as_text_are_their_sentences(past: Past) -> None:
+    assert past.plain("verdicts").startswith("rank 1 is 48 % slower")

@@ -1,0 +1,274 @@
+"""Every view of the board: its picture, its table, its sentence."""
+
+import io
+import math
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nbdist.client.arguments import VIEWS
+from nbdist.client.board import palette, sentences, tables, text
+from nbdist.client.board.figure import Painter
+from nbdist.client.board.look import look
+from nbdist.client.board.view import View
+from nbdist.client.board.views import SHEETS
+from nbdist.client.insight.values import Analysis
+from nbdist.client.telemetry import Telemetry
+from nbdist.wire import Batch, Record
+from tests.unit.board_data import analysis_of, cell_info, steps_of, training
+
+
+def seen(ranks: int = 4, steps: int = 60, slow: int | None = None) -> View:
+    return look(training(ranks, steps), cell_info(ranks), analysis_of(ranks, steps, slow=slow))
+
+
+def png(name: str, view: View, *, final: bool = True, theme: str = "light") -> np.ndarray:
+    painter = Painter(palette.theme_named(theme), name=name, final=final)
+    return np.asarray(Image.open(io.BytesIO(painter.frame(view))).convert("RGBA"))
+
+
+class Cells(HTMLParser):
+    """The cells of an HTML table, and how its headers are marked."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.scopes: list[str | None] = []
+        self.rows: list[list[str]] = []
+        self.captions = 0
+        self._is_cell = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.captions += tag == "caption"
+        if tag == "tr":
+            self.rows.append([])
+        if tag == "th":
+            self.scopes.append(dict(attrs).get("scope"))
+        if tag in ("th", "td"):
+            self._is_cell = True
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_cell = self._is_cell and tag not in ("th", "td")
+
+    def handle_data(self, data: str) -> None:
+        if self._is_cell:
+            self.rows[-1][-1] += data
+
+
+def test_there_is_a_sheet_for_every_view_that_can_be_asked_for() -> None:
+    assert list(SHEETS) == list(VIEWS)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 16, 64])
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_view_of_any_number_of_ranks_is_a_picture(name: str, ranks: int) -> None:
+    slow = 1 if ranks > 1 else None
+
+    image = png(name, seen(ranks, slow=slow))
+
+    assert image.shape[1] == 960
+    assert (image[..., :3] < 200).any(axis=2).mean() > 0.005
+
+
+@pytest.mark.parametrize("theme", ["dark", "auto"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_view_takes_its_background_from_the_theme(name: str, theme: str) -> None:
+    corner = png(name, seen(), theme=theme)[-1, -1]
+
+    assert corner[3] == (255 if theme == "dark" else 0)
+    assert theme == "auto" or corner[:3].max() < 0x22
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_view_says_something_before_anything_is_known(name: str) -> None:
+    telemetry = Telemetry()
+    telemetry.receive(Batch(0, (Record(0, 0, "log", 0, 0, {"reward": 1.0}),)))
+    view = look(telemetry, cell_info(2))
+
+    assert png(name, view).shape[1] == 960
+    assert sentences.sentence(name, view).endswith(".")
+    assert tables.to_text(tables.table(name, view))
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_view_bears_losses_and_times_that_are_no_numbers(name: str) -> None:
+    telemetry = training(2, 5)
+    odd = {"loss": math.nan, "step_s": math.inf, "rss_bytes": math.nan}
+    telemetry.receive(Batch(1, (Record(1, 5, "step", 6, 0, odd),)))
+    view = look(telemetry, cell_info(2), analysis_of(2, 5))
+
+    assert png(name, view).shape[1] == 960
+    assert tables.table(name, view).caption
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_draws_its_axes_once_for_the_same_numbers(name: str) -> None:
+    painter, view = Painter(palette.theme_named("auto"), name=name), seen(8)
+
+    first = painter.frame(view)
+
+    assert painter.frame(view) == first
+    assert painter.redraws == 1
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_shows_the_ranks_of_a_growing_cell(name: str) -> None:
+    telemetry, painter = Telemetry(), Painter(palette.theme_named("auto"), name=name)
+    telemetry.receive(steps_of(0, 2, 3))
+    painter.frame(look(telemetry, cell_info(2)))
+    telemetry.receive(steps_of(1, 2, 3))
+
+    assert painter.frame(look(telemetry, cell_info(2), analysis_of(2, 3)))
+
+
+@pytest.mark.parametrize("name", [name for name in VIEWS if name != "verdicts"])
+def test_a_table_in_html_has_the_cells_of_the_text_and_marked_headers(name: str) -> None:
+    table = tables.table(name, seen())
+
+    html = Cells(tables.to_html(table))
+
+    assert html.rows == [list(table.head), *(list(row) for row in table.rows)]
+    assert html.captions == 1
+    assert html.scopes == ["col"] * len(table.head) + ["row"] * len(table.rows)
+    lines = tables.to_text(table).splitlines()
+    assert lines[0] == table.caption
+    assert all(
+        cell in line for row, line in zip(table.rows, lines[2:], strict=True) for cell in row
+    )
+
+
+def test_columns_of_numbers_end_on_one_line() -> None:
+    table = tables.Table("Speed", ("rank", "name", "ms"), (("0", "a", "9.5"), ("1", "bb", "–")))
+
+    assert tables.to_text(table) == "Speed\nrank  name   ms\n   0  a     9.5\n   1  bb      –"
+
+
+def test_the_table_of_collectives_tells_who_came_last_and_how_fast_it_moved() -> None:
+    table = tables.table("collectives", seen(slow=2))
+
+    row = dict(zip(table.head, table.rows[0], strict=True))
+
+    assert row["kind"] == "all_reduce"
+    assert row["bytes"] == "25 MB float32"
+    assert row["came last"] == "rank 2, 84 %"
+    assert (row["algbw"], row["busbw"]) == ("4.10 GB/s", "6.20 GB/s")
+
+
+def test_the_table_of_steps_has_parts_that_sum_to_the_step_and_names_who_is_waited_for() -> None:
+    table = tables.table("step", seen(slow=2))
+
+    for cells in table.rows:
+        row = dict(zip(table.head, cells, strict=True))
+        parts = [float(row[part]) for part in table.head[2:-1]]
+        assert sum(parts) == pytest.approx(float(row["step"]), abs=0.05)
+        assert row["waits for"].startswith("rank 2, ") or row["rank"] == "2"
+
+
+def test_a_step_that_nothing_has_explained_has_three_parts() -> None:
+    stack = look(training(2, 20), cell_info(2)).stack
+
+    assert stack is not None
+    assert list(stack.parts) == ["compute", "communication", "data"]
+    assert stack.waits_for == {}
+
+
+def test_ranks_tell_their_rates_and_their_memory() -> None:
+    table = tables.table("ranks", look(training(2, 20), cell_info(2)))
+
+    row = dict(zip(table.head, table.rows[1], strict=True))
+    pace = float(row["steps/s"])
+
+    assert float(row["samples/s"].replace(",", "")) == pytest.approx(32 * pace, rel=0.01)
+    assert row["memory"] == "611 MB"
+    assert row["tokens/s"] == "–"
+    assert row["state"] == "trains"
+    assert "device memory" not in row
+
+
+def test_a_rank_on_a_device_tells_that_memory_too() -> None:
+    telemetry = training(1, 3)
+    values = {"cuda_bytes": 2e9, "cuda_peak_bytes": 3.5e9}
+    telemetry.receive(Batch(0, (Record(0, 3, "step", 4, 0, values),)))
+
+    table = tables.table("ranks", look(telemetry, cell_info(1, "cuda:0")))
+
+    assert table.head[-2:] == ("device memory", "its peak")
+    assert table.rows[0][-2:] == ("2.0 GB", "3.5 GB")
+
+
+def test_a_rank_that_says_nothing_and_one_that_falls_behind_are_told_apart() -> None:
+    telemetry = Telemetry()
+    telemetry.receive(steps_of(0, 3, 60))
+    telemetry.receive(steps_of(1, 3, 20))
+
+    rows = tables.table("ranks", look(telemetry, cell_info(3))).rows
+
+    assert [row[2] for row in rows] == ["trains", "behind", "silent"]
+
+
+def test_verdicts_are_told_as_they_are() -> None:
+    view = seen(slow=2)
+
+    (said,) = sentences.verdicts(view)
+
+    assert said == "rank 2 is 48 % slower: its data loading (5.6 ms against 0.8 ms a step)."
+    assert tables.table("verdicts", view).rows[0][:3] == ("2", "48 %", "data")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "analysis", "said"),
+    [
+        (4, 60, analysis_of(4), "No rank stands out over the last 50 steps."),
+        (4, 12, analysis_of(4), "Too early to tell: it takes 50 steps, and rank 0 made 12 steps."),
+        (1, 60, Analysis(), "One rank alone has nobody to be compared with."),
+        (4, 60, Analysis(), sentences.NOT_EXPLAINED),
+    ],
+)
+def test_where_there_is_no_verdict_it_says_why(
+    ranks: int, steps: int, analysis: Analysis, said: str
+) -> None:
+    view = look(training(ranks, steps), cell_info(ranks), analysis)
+
+    assert sentences.verdicts(view) == [said]
+
+
+def test_the_sentence_of_a_step_names_its_parts_and_the_longest_wait() -> None:
+    said = sentences.sentence("step", seen(slow=2))
+
+    assert said.startswith("A step takes 15.0 ms: ")
+    assert "% waiting" in said
+    assert said.endswith(" ms a step for rank 2.")
+
+
+def test_the_sentence_of_collectives_tells_what_is_left_out_and_how_true_it_is() -> None:
+    known = analysis_of()
+    left = Analysis(known.ranks, known.table, known.line, (), 0.02, 60, 1200)
+
+    said = sentences.sentence("collectives", look(training(4, 60), cell_info(4), left))
+
+    assert "at most 0.020 ms" in said
+    assert "1,200 are not told" in said
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_captions_hold_no_number_but_ranks_and_steps(name: str) -> None:
+    one = look(training(2, 30), cell_info(2), analysis_of(2, slow=1))
+    other = look(training(2, 30), cell_info(2))
+
+    assert text.caption(one, "finished", name) == text.caption(other, "finished", name)
+    assert text.caption(one, "finished", name).endswith("of 2 ranks over 30 steps.")
+
+
+def test_strips_of_many_ranks_name_the_extremes() -> None:
+    from nbdist.client.board.strips import Strip, extremes
+
+    values = np.array([3.0, math.nan, 9.0, 1.0])
+
+    assert extremes((4, 5, 6, 7), Strip("data", "#000000", values, text.figure)) == (
+        "median 3.00\nmost 9.00 on 6, least 1.00 on 7"
+    )
+    even = Strip("data", "#000000", np.array([2.0, 2.0]), text.figure)
+    assert extremes((0, 1), even) == "2.00 on all"
