@@ -25,6 +25,7 @@ _PLACES = {
     "loader": "nbdist.engine.data",
     "log": "nbdist.engine.training.training",
     "keep": "nbdist.engine.keep",
+    "emulate_link": "nbdist.engine.pacing",
     # on both sides
     "NBDistError": "nbdist.errors",
     "ClusterError": "nbdist.errors",

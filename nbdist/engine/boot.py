@@ -18,7 +18,7 @@ import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,6 +40,9 @@ from nbdist.engine.output import Output
 from nbdist.engine.output_files import LogStream
 from nbdist.engine.records import Recorder
 
+if TYPE_CHECKING:
+    from nbdist.engine.links import Links
+
 log = logging.getLogger(__name__)
 
 
@@ -54,6 +57,7 @@ class Program:
         self.variables: dict[str, str] = {}
         self.joined = False
         self._spec = spec
+        self.links: "Links | None" = None
         self._began = 0.0
         self._first_seq = 0
         self._modes = modes.current()
@@ -87,6 +91,8 @@ class Program:
         )
         training.begin_cell()
         tap.begin_cell()
+        if self.links is not None:
+            self.links.begin_cell()
         self._modes = modes.current()
         line = data.begin_cell(
             options["cell"], failed=options.get("failed"), is_retry=bool(options.get("retry"))
@@ -243,7 +249,7 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine import group, keep, recovery, resize
+    from nbdist.engine import group, keep, links, recovery, resize
     from nbdist.engine.clone import clone
     from nbdist.engine.layout import layout
     from nbdist.engine.tap import tap as tap_module
@@ -282,6 +288,8 @@ def join(
     clone.live_in(here.kernel.shell)
     keep.look_in(lambda: here.kernel.shell.user_ns)
     layout.tell_facts_to(here.recorder.fact)
+    here.links = links.Links(lambda step, values: here.recorder.add("links", step, values))
+    here.recorder.before_publishing(here.links.sample)
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(
         rank=here.rank,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist.engine import hook_state, meeting, membership, prepare, renewal, sockets
+from nbdist.engine import hook_state, meeting, membership, pacing, prepare, renewal, sockets
 from nbdist.engine.compat import torch_compat, torch_live
 from nbdist.engine.compat.torch_compat import TCPStore
 from nbdist.engine.group_spec import Spec
@@ -89,7 +89,10 @@ def join(
         check,
     )
     torch_compat.use_gloo_device(
-        device, GLOO_THREADS, lambda wanted: min(wanted, here.form_limit or wanted)
+        device,
+        GLOO_THREADS,
+        lambda wanted: min(wanted, here.form_limit or wanted),
+        pacing.apply,
     )
     torch_compat.answer_env_rendezvous(lambda: prepare.answer_env(here, store_host, store_port))
     torch_compat.watch_names()
@@ -251,6 +254,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
             for key in plan.groups:
                 if key in live:
                     renewal.renew(here, live[key])
+            pacing.apply()
             torch_compat.default_group_store(here.place())
             torch_compat.set_group_count(plan.group_count)
     except BaseException:

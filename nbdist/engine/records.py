@@ -58,10 +58,18 @@ class Recorder:
         self._news: dict[str, str] = {}  # facts that the client of this cell has not heard
         self._publish_failed = False
         self._is_forked = False
+        self._sample: Callable[[], None] | None = None
         self._make_locks()
         self._thread = self._start_thread()
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _after_fork(reference()))
+
+    def before_publishing(self, sample: Callable[[], None]) -> None:
+        """Call `sample` on the publishing thread while there are records, to add more of them.
+
+        When it raises, that is logged and it is never called again.
+        """
+        self._sample = sample
 
     @property
     def next_seq(self) -> int:
@@ -141,8 +149,18 @@ class Recorder:
             self._wake.wait()
             # Cleared before publishing: a record made meanwhile sets it again.
             self._wake.clear()
+            self._take_sample()
             self._publish_new()
             self._stop.wait(INTERVAL_S)
+
+    def _take_sample(self) -> None:
+        if self._sample is None:
+            return
+        try:
+            self._sample()
+        except Exception:
+            self._sample = None
+            _log.exception("What is sampled beside the records failed, and is left out from now on")
 
     def _publish_new(self) -> None:
         with self._publishing:

@@ -267,7 +267,10 @@ def _gloo_options(timeout: timedelta, device: Any, threads: int) -> Any:
 
 
 def use_gloo_device(
-    device: Any, threads: int, making_timeout: Callable[[timedelta], timedelta]
+    device: Any,
+    threads: int,
+    making_timeout: Callable[[timedelta], timedelta],
+    made: Callable[[], None],
 ) -> None:
     """Make every gloo backend that torch itself creates use `device` from here on.
 
@@ -279,6 +282,7 @@ def use_gloo_device(
         device: From `ProcessGroupGloo.create_device`.
         threads: Worker threads of each backend.
         making_timeout: Gives how long the making may take, from the timeout torch asked for.
+        made: Called after each.
     """
 
     class OnDevice(_Gloo, metaclass=_CountsAsGloo):  # type: ignore[misc]
@@ -293,6 +297,7 @@ def use_gloo_device(
             super().__init__(store, rank, size, _gloo_options(limit, device, threads))
             if limit != timeout:
                 self._set_default_timeout(timeout)
+            made()
 
     OnDevice.__name__ = OnDevice.__qualname__ = "ProcessGroupGloo"
     c10d.ProcessGroupGloo = OnDevice  # type: ignore[misc]

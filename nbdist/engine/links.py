@@ -1,0 +1,100 @@
+"""Tell the notebook what the kernel knows of gloo's connections: passively, and seldom.
+
+All ranks of a ring are equally slow when one link is. What tells them apart is how long each
+connection had something to send for the bytes it sent, and how long an answer took. That costs
+nobody a byte: the kernel counts it anyway.
+
+A record of kind "links" says it of the connections that carried most since the one before; its
+names are in `wire.Record`. Not on Linux, or without gloo, there is none.
+
+Threads: `sample` runs on the thread that publishes records; `begin_cell` on the main one.
+"""
+
+import time
+from collections.abc import Callable
+
+from nbdist.engine import membership, sockets, tcp_info
+from nbdist.engine.training import training
+
+INTERVAL_S = 0.5
+MOST_COST = 1e-3  # of the time, on the thread that samples
+LOOK_AGAIN_S = 5.0  # for connections of groups that were made meanwhile
+MOST_TOLD = 16  # connections in a record: of 64 ranks that exchange all with all, the busiest
+
+
+class Links:
+    """The connections of this rank, as they were at the last sample."""
+
+    def __init__(self, tell: Callable[[int, dict[str, float]], None]) -> None:
+        """Begin to sample.
+
+        Args:
+            tell: Called with a step and the values of a record.
+        """
+        self._tell = tell
+        self._pairs: list[sockets.Pair] = []
+        self._looked = 0.0
+        self._next = 0.0
+        self._step = 0
+        self._before: dict[str, tcp_info.Counts] = {}
+
+    def begin_cell(self) -> None:
+        """What passed before, such as a clone, is no cell's."""
+        self._step = 0
+        self._before = {}
+
+    def sample(self) -> None:
+        """Make a record, when a step has been made and it is time."""
+        now = time.monotonic()
+        step = training.current_step()
+        if now < self._next or step in (0, self._step):
+            return
+        before, counts = self._before, self._read(now)
+        self._before, self._step = counts, step
+        self._next = now + max(INTERVAL_S, (time.monotonic() - now) / MOST_COST)
+        values = passed(before, counts)
+        if values:
+            self._tell(step, values)
+
+    def _read(self, now: float) -> dict[str, tcp_info.Counts]:
+        here = membership.here()
+        if here is None or "gloo" not in here.backend:
+            return {}
+        if now - self._looked > LOOK_AGAIN_S or not self._before:
+            self._pairs = sockets.pairs(here.address, here.peers)
+            self._looked = now
+        counts = {}
+        for pair in self._pairs:
+            read = pair.use(tcp_info.read)
+            if read is not None:
+                counts[_name(pair)] = read
+        return counts
+
+
+def passed(
+    before: dict[str, tcp_info.Counts], after: dict[str, tcp_info.Counts]
+) -> dict[str, float]:
+    """Return a record's values: what passed between two samples, where anything did."""
+    moved = {
+        name: max(
+            now.sent_bytes - before[name].sent_bytes,
+            now.received_bytes - before[name].received_bytes,
+        )
+        for name, now in after.items()
+        if name in before
+    }
+    most = sorted((name for name in moved if moved[name] > 0), key=moved.__getitem__)[-MOST_TOLD:]
+    values: dict[str, float] = {}
+    for name in sorted(most):
+        was, now = before[name], after[name]
+        values[f"{name}.sent_bytes"] = float(now.sent_bytes - was.sent_bytes)
+        values[f"{name}.busy_s"] = now.busy_s - was.busy_s
+        values[f"{name}.resent_bytes"] = float(now.resent_bytes - was.resent_bytes)
+        values[f"{name}.rtt_s"] = now.rtt_s
+    return values
+
+
+def _name(pair: sockets.Pair) -> str:
+    host, port = pair.caller
+    peer = "" if pair.peer is None else pair.peer
+    return f"{peer}@{host}:{port}"
