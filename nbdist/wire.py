@@ -35,8 +35,8 @@ class Record:
     """One row of metrics.
 
     `kind` is "step" (one optimizer step, seen by the hooks), "log" (`nbdist.log`), "calls" (a
-    step's collectives, in `detail`) or "links" (what the sockets to
-    other ranks tell, see `engine/links.py`).
+    step's collectives, in `detail`) or "links" (what the sockets to other ranks tell, see
+    `engine/links.py`).
     `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
     `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
     `values` holds plain floats. A step row has, where known: `loss`; `step_s`, and what it is made
@@ -48,6 +48,13 @@ class Record:
     the loop will make, when the loader knows); now and then `rss_bytes`, `cuda_bytes` (allocated),
     `cuda_reserved_bytes`, `cuda_peak_bytes`; `grad_share`, this rank's share of the squared
     gradient norm, where that is asked for: the norm is the root of the sum over all ranks.
+
+    A links row has for each connection that carried much since the rank's row before, also where
+    several lead to one rank: `PEER@CALLER.sent_bytes` (that the other end has), `.busy_s` (there
+    was something to send, or to be acknowledged, and the other end had room for it),
+    `.resent_bytes`, and `.rtt_s` (the round trip now, smoothed). CALLER is the address of the end
+    that called, the same at both; PEER the other's rank where this end called, else nothing: who
+    was called learns from no address who that is, and the notebook does.
     """
 
     rank: int

@@ -57,7 +57,7 @@ class Program:
         self.variables: dict[str, str] = {}
         self.joined = False
         self._spec = spec
-        self.links: "Links | None" = None
+        self.links: Links | None = None
         self._began = 0.0
         self._first_seq = 0
         self._modes = modes.current()
@@ -288,7 +288,9 @@ def join(
     clone.live_in(here.kernel.shell)
     keep.look_in(lambda: here.kernel.shell.user_ns)
     layout.tell_facts_to(here.recorder.fact)
-    here.links = links.Links(lambda step, values: here.recorder.add("links", step, values))
+    here.links = links.Links(
+        training.current_step, lambda step, values: here.recorder.add("links", step, values)
+    )
     here.recorder.before_publishing(here.links.sample)
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(

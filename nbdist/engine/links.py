@@ -14,23 +14,28 @@ import time
 from collections.abc import Callable
 
 from nbdist.engine import membership, sockets, tcp_info
-from nbdist.engine.training import training
 
 INTERVAL_S = 0.5
-MOST_COST = 1e-3  # of the time, on the thread that samples
+LEAST_STEPS = 10  # between two samples
+MOST_COST = 1e-3  # of a core's time
 LOOK_AGAIN_S = 5.0  # for connections of groups that were made meanwhile
+SMALL = 0.01  # of the busiest connection's bytes, either way: less is not told
 MOST_TOLD = 16  # connections in a record: of 64 ranks that exchange all with all, the busiest
 
 
 class Links:
     """The connections of this rank, as they were at the last sample."""
 
-    def __init__(self, tell: Callable[[int, dict[str, float]], None]) -> None:
+    def __init__(
+        self, current_step: Callable[[], int], tell: Callable[[int, dict[str, float]], None]
+    ) -> None:
         """Begin to sample.
 
         Args:
+            current_step: Returns the steps of the cell so far.
             tell: Called with a step and the values of a record.
         """
+        self._current_step = current_step
         self._tell = tell
         self._pairs: list[sockets.Pair] = []
         self._looked = 0.0
@@ -45,13 +50,13 @@ class Links:
 
     def sample(self) -> None:
         """Make a record, when a step has been made and it is time."""
-        now = time.monotonic()
-        step = training.current_step()
-        if now < self._next or step in (0, self._step):
+        now, began = time.monotonic(), time.thread_time()
+        step = self._current_step()
+        if step == 0 or (self._before and (now < self._next or step < self._step + LEAST_STEPS)):
             return
         before, counts = self._before, self._read(now)
         self._before, self._step = counts, step
-        self._next = now + max(INTERVAL_S, (time.monotonic() - now) / MOST_COST)
+        self._next = now + max(INTERVAL_S, (time.thread_time() - began) / MOST_COST)
         values = passed(before, counts)
         if values:
             self._tell(step, values)
@@ -83,9 +88,10 @@ def passed(
         for name, now in after.items()
         if name in before
     }
-    most = sorted((name for name in moved if moved[name] > 0), key=moved.__getitem__)[-MOST_TOLD:]
+    least = max(1.0, SMALL * max(moved.values(), default=0))
+    most = sorted((name for name in moved if moved[name] >= least), key=moved.__getitem__)
     values: dict[str, float] = {}
-    for name in sorted(most):
+    for name in sorted(most[-MOST_TOLD:]):
         was, now = before[name], after[name]
         values[f"{name}.sent_bytes"] = float(now.sent_bytes - was.sent_bytes)
         values[f"{name}.busy_s"] = now.busy_s - was.busy_s

@@ -58,4 +58,6 @@ def apply() -> None:
 
 
 def _is_rate(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value >= 1
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and value >= 1

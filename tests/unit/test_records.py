@@ -152,3 +152,26 @@ def test_a_forked_child_neither_hangs_nor_publishes(recorder: Recorder, client: 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     recorder.add("step", 2, {"loss": 1.0})
     assert recorder.flush() == 2
+
+
+def test_what_is_sampled_beside_the_records_travels_with_them_and_may_fail(
+    recorder: Recorder, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = threading.Event()
+
+    def sample() -> None:
+        if asked.is_set():
+            raise OSError("gone")
+        recorder.add("links", 1, {"1@10.0.0.1:5000.sent_bytes": 8.0})
+        asked.set()
+
+    recorder.before_publishing(sample)
+    recorder.add("step", 1, {"loss": 1.0})
+    assert client.has_news.wait(10)
+    kinds = [record.kind for record in client.batches[0].records]
+    assert kinds == ["step", "links"]
+    client.has_news.clear()
+    recorder.add("step", 2, {"loss": 1.0})
+    assert client.has_news.wait(10)
+    assert client.seqs() == [0, 1, 2]
+    assert len(caplog.records) == 1

@@ -19,6 +19,7 @@ from nbdist.client.insight.steps import Split, split
 from nbdist.client.insight.table import Met, Table, met
 from nbdist.client.insight.timeline import STEPS, Told, time_line
 from nbdist.client.insight.values import Analysis, ExplainedStep, TimeLine
+from nbdist.client.insight.verdicts import Judge
 from nbdist.packed import CALL, Calls
 from nbdist.wire import Record
 
@@ -58,6 +59,7 @@ class Analyst:
         self._book = Book()
         self._table = Table()
         self._line: TimeLine | None = None
+        self._judge = Judge()
         self._left_out = 0
         self._explained_until = 0
         self._told: dict[int, dict[int, Calls]] = {}  # steps to be explained, by rank
@@ -81,6 +83,7 @@ class Analyst:
             is_last: No more will come: do not wait for a rank's.
         """
         for record in records:
+            self._judge.add(record)
             if record.kind == "step":
                 self._parts.add_step(record.rank, record.values)
                 if record.rank == self._ranks[0] and "step_s" in record.values:
@@ -94,6 +97,8 @@ class Analyst:
         """Return all that is known."""
         return Analysis(
             ranks=self._parts.means(),
+            verdicts=self._judge.verdicts(),
+            links=self._judge.rates(),
             table=self._table.rows,
             line=self._line,
             clock_error_ms=self._clock.error_ns * _MS,

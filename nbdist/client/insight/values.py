@@ -132,7 +132,8 @@ class Analysis:
     """All that is known now. `clock_error_ms` bounds the error between two ranks' moments.
 
     `explained_until` is the last step whose collectives were compared; `left_out` counts
-    collectives whose times were not told, for there were too many.
+    collectives whose times were not told, for there were too many. `links` holds, by the rank that
+    sends and the one that receives, bytes per second while there was something to send.
     """
 
     ranks: tuple[RankStep, ...] = ()
@@ -142,4 +143,4 @@ class Analysis:
     clock_error_ms: float = 0.0
     explained_until: int = 0
     left_out: int = 0
-    links: Mapping[int, Mapping[int, float]] = field(default_factory=dict)  # bytes/s, by peer
+    links: Mapping[int, Mapping[int, float]] = field(default_factory=dict)

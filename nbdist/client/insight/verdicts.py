@@ -1,0 +1,103 @@
+"""Say who is slow, and why: one sentence for each, or silence.
+
+*A rank* is slow when its own work (`work`) is 20 % above its peers' median over the last 50 steps,
+or the last second where that is more, and in each fifth of them. Peers are all ranks; in a
+pipeline, whose stages differ by nature, those that share a group with it in which it sends no
+messages, such as its data-parallel mates: without one, a stage is not judged.
+
+*A link* is slow (`links`) when it carries less than half of what the others do for the time that it
+was busy, in each of at least three samples and 50 steps, and the step would gain by a fifth.
+
+Nothing is said of load that all ranks have alike, nor of what passes sooner.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nbdist.client.insight import links, sentences, work
+from nbdist.client.insight.values import Verdict
+from nbdist.packed import Template
+from nbdist.wire import Record
+
+
+class Judge:
+    """One cell's evidence and what follows from it. One thread."""
+
+    def __init__(self) -> None:
+        self._rows = work.Rows()
+        self._links = links.Links()
+        self._traffic: dict[int, _Traffic] = {}
+        self._since: dict[tuple[int, str], int] = {}
+
+    def add(self, record: Record) -> None:
+        """Take in a record of any rank; each rank's come in their order."""
+        if record.kind == "step":
+            self._rows.add(record)
+        elif record.kind == "links":
+            self._links.add(record)
+        elif record.detail is not None:
+            traffic = self._traffic.setdefault(record.rank, _Traffic())
+            for template in record.detail.new.values():
+                traffic.add(template)
+
+    def rates(self) -> dict[int, dict[int, float]]:
+        """Return what links carry, in bytes per second, by sending and receiving rank."""
+        return self._links.rates()
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Return who is slow now, the slowest first."""
+        window = self._rows.window()
+        if window is None:
+            return ()
+        found = [self._of_work(slow) for slow in work.find(window, self._peers(window.ranks))]
+        found.append(self._of_link(window))
+        known = sorted((v for v in found if v is not None), key=lambda v: -v.share)
+        self._since = {(v.rank, v.cause): v.since_step for v in known}
+        return tuple(known)
+
+    def _of_work(self, slow: work.Slow) -> Verdict | None:
+        since = self._since.get((slow.rank, slow.cause), slow.since_step)
+        sentence = sentences.of_work(slow)
+        return Verdict(slow.rank, slow.cause, slow.share, sentence, since)
+
+    def _of_link(self, window: work.Window) -> Verdict | None:
+        slow = self._links.find()
+        if slow is None:
+            return None
+        step_s = window.median_s("step")
+        # What is hidden behind backward is waited for by nobody.
+        lost_s = min(slow.lost_s, window.median_s("comm"))
+        share = lost_s / max(step_s - lost_s, 1e-9)
+        if share < work.SLOWER:
+            return None
+        since = self._since.get((slow.rank, "link"), slow.since_step)
+        return Verdict(slow.rank, "link", share, sentences.of_link(slow), since)
+
+    def _peers(self, ranks: tuple[int, ...]) -> Mapping[int, set[int]]:
+        """Return whom each rank's work is compared with."""
+        partners = {rank: self._traffic.get(rank, _Traffic()).partners for rank in ranks}
+        if not any(partners.values()):
+            return {rank: set(ranks) for rank in ranks}
+        return {
+            rank: {
+                peer
+                for group in self._traffic.get(rank, _Traffic()).groups
+                if not partners[rank] & set(group)
+                for peer in group
+            }
+            for rank in ranks
+        }
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """With whom a rank exchanges: `partners` of messages, `groups` of collectives."""
+
+    partners: set[int] = field(default_factory=set)
+    groups: set[tuple[int, ...]] = field(default_factory=set)
+
+    def add(self, template: Template) -> None:
+        if template.peer is not None:
+            self.partners.add(template.peer)
+        else:
+            self.groups.add(template.ranks)

@@ -1,0 +1,114 @@
+"""What runs on the ranks of test_links.py."""
+
+import statistics
+import time
+from typing import Any
+
+COUNT = 250_000  # float32: a megabyte
+
+
+def all_reduce_ms(times: int, group_name: str = "") -> float:
+    """Return the median time of all_reduces of a megabyte."""
+    import torch
+    import torch.distributed as dist
+
+    group = _groups.get(group_name)
+    tensor = torch.zeros(COUNT)
+    took = []
+    for _ in range(times):
+        began = time.perf_counter()
+        dist.all_reduce(tensor, group=group)
+        took.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(took)
+
+
+_groups: dict[str, Any] = {}
+
+
+def make_group(name: str, size: int) -> None:
+    import torch.distributed as dist
+
+    _groups[name] = dist.new_group(list(range(size)))
+
+
+def emulate(bytes_per_s: float | None, rank: int) -> None:
+    import torch.distributed as dist
+
+    import nbdist
+
+    if dist.get_rank() == rank:
+        nbdist.emulate_link(bytes_per_s)
+
+
+def refusal(bytes_per_s: object) -> str:
+    import nbdist
+
+    try:
+        nbdist.emulate_link(bytes_per_s)  # type: ignore[arg-type]
+    except nbdist.UsageError as error:
+        return str(error)
+    return ""
+
+
+def connections() -> list[tuple[tuple[str, int], int | None]]:
+    from nbdist.engine import membership, sockets
+
+    here = membership.member()
+    return [(pair.caller, pair.peer) for pair in sockets.pairs(here.address, here.peers)]
+
+
+def ports() -> list[int]:
+    """Return this rank's ends of its connections."""
+    from nbdist.engine import membership, sockets
+
+    here = membership.member()
+    pairs = sockets.pairs(here.address, here.peers)
+    ports = {pair.use(lambda s: s.getsockname()[1]) for pair in pairs}
+    return sorted(port for port in ports if port is not None)
+
+
+def counts() -> dict[str, tuple[int, int]]:
+    """Return the bytes (sent, received) by connection."""
+    from nbdist.engine import membership, sockets, tcp_info
+
+    here = membership.member()
+    found = {}
+    for pair in sockets.pairs(here.address, here.peers):
+        read = pair.use(tcp_info.read)
+        assert read is not None
+        found[f"{pair.caller[0]}:{pair.caller[1]}"] = (read.sent_bytes, read.received_bytes)
+    return found
+
+
+def records_of(steps: int, a_step: int) -> list[tuple[int, dict[str, float]]]:
+    """Make steps of so many all_reduces each; return what a rank tells of its links."""
+    import torch
+    import torch.distributed as dist
+
+    from nbdist.engine import links
+
+    links.INTERVAL_S = 0.1
+    told: list[tuple[int, dict[str, float]]] = []
+    step = 0
+    sampled = links.Links(lambda: step, lambda at, values: told.append((at, values)))
+    tensor = torch.zeros(COUNT)
+    for step in range(1, steps + 1):  # noqa: B007 - `sampled` reads it
+        for _ in range(a_step):
+            dist.all_reduce(tensor)
+        sampled.sample()
+    return told
+
+
+def sample_us(times: int) -> float:
+    """Return what a sample costs."""
+    from nbdist.engine import links
+
+    links.INTERVAL_S, links.MOST_COST = 0.0, float("inf")
+    step = 0
+    sampled = links.Links(lambda: step, lambda at, values: None)
+    took = []
+    for step in range(10, 10 * times, 10):  # noqa: B007
+        began = time.perf_counter()
+        sampled.sample()
+        took.append(1e6 * (time.perf_counter() - began))
+    return statistics.median(took)

@@ -1,0 +1,338 @@
+"""Who is slow, and why: on made records, against what was put into them."""
+
+import time
+
+import numpy as np
+import pytest
+
+from nbdist.client.insight.values import Verdict
+from nbdist.client.insight.verdicts import Judge
+from nbdist.packed import Calls, Template
+from nbdist.wire import Record
+
+CLEAN = {
+    "data_s": 0.001,
+    "forward_s": 0.006,
+    "backward_own_s": 0.010,
+    "optimizer_s": 0.002,
+    "other_s": 0.001,
+    "samples": 32.0,
+}
+
+
+class Machine:
+    """Makes the records of ranks that wait for the slowest of them in each step's backward."""
+
+    def __init__(self, ranks: int, seed: int = 0) -> None:
+        self.ranks = range(ranks)
+        self.judge = Judge()
+        self.step = 0
+        self._noise = np.random.default_rng(seed)
+        self._seq = 0
+
+    def steps(
+        self,
+        count: int,
+        slow: dict[int, dict[str, float]] | None = None,
+        *,
+        noise: float = 0.02,
+        scale: float = 1.0,
+        transfer_s: float = 0.002,
+    ) -> None:
+        """Make steps; `slow` adds to a rank's parts. `noise` is the spread of a part's time."""
+        for _ in range(count):
+            self.step += 1
+            works = {
+                rank: self._work((slow or {}).get(rank, {}), noise, scale) for rank in self.ranks
+            }
+            own = {rank: sum(work.values()) for rank, work in works.items()}
+            for rank in self.ranks:
+                comm_s = max(own.values()) - own[rank] + transfer_s
+                self._tell(rank, works[rank], (slow or {}).get(rank, {}), comm_s)
+
+    def _work(self, more: dict[str, float], noise: float, scale: float) -> dict[str, float]:
+        parts = {name: s for name, s in CLEAN.items() if name.endswith("_s")}
+        return {
+            # Mostly near, at times far: as of a machine that does something else.
+            name: scale * (s + more.get(name, 0.0)) * (1 + noise * abs(self._noise.standard_t(2)))
+            for name, s in parts.items()
+        }
+
+    def _tell(
+        self, rank: int, work: dict[str, float], more: dict[str, float], comm_s: float
+    ) -> None:
+        own_s = sum(work.values())
+        values = {name: s for name, s in work.items() if name != "backward_own_s"}
+        values["backward_s"] = work["backward_own_s"] + comm_s
+        values["compute_s"] = work["forward_s"] + work["backward_own_s"]
+        values["comm_s"] = comm_s
+        values["step_s"] = own_s + comm_s
+        values["samples"] = CLEAN["samples"] + more.get("samples", 0.0)
+        values["starved_s"] = more.get("starved_s", 0.0)
+        values["cpu_s"] = own_s - values["starved_s"] - more.get("idle_s", 0.0)
+        self.add("step", rank, values)
+
+    def add(
+        self, kind: str, rank: int, values: dict[str, float], detail: Calls | None = None
+    ) -> None:
+        """Give the judge one record."""
+        self._seq += 1
+        self.judge.add(Record(rank, self._seq, kind, self.step, 0, values, detail))
+
+    def links(self, busy_s: dict[int, float], rtt_s: dict[int, float] | None = None) -> None:
+        """Tell of a ring in which each rank sent 100 MB to the next one; it called that one."""
+        for rank in self.ranks:
+            after, before = (rank + 1) % len(self.ranks), (rank - 1) % len(self.ranks)
+            ours, theirs = f"{after}@10.0.0.1:{5000 + rank}", f"@10.0.0.1:{5000 + before}"
+            rtt = (rtt_s or {}).get(rank, 1e-4)
+            told = {"sent_bytes": 1e8, "busy_s": busy_s.get(rank, 0.025), "rtt_s": rtt}
+            back = {"sent_bytes": 4e3, "busy_s": 0.3, "rtt_s": 0.005}
+            self.add(
+                "links",
+                rank,
+                {f"{ours}.{k}": v for k, v in told.items()}
+                | {f"{theirs}.{k}": v for k, v in back.items()},
+            )
+
+    def verdict(self) -> Verdict:
+        """Return the only verdict."""
+        (verdict,) = self.judge.verdicts()
+        return verdict
+
+
+@pytest.mark.parametrize(
+    ("cause", "more", "sentence"),
+    [
+        (
+            "data",
+            {"data_s": 0.030, "idle_s": 0.030},
+            "rank 2 is 1xx % slower: its data loading takes 31 ms a step, 1 ms on the others.",
+        ),
+        (
+            "optimizer",
+            {"optimizer_s": 0.010},
+            "rank 2 is 5x % slower: its optimizer takes 12 ms a step, 2 ms on the others.",
+        ),
+        (
+            "other",
+            {"other_s": 0.010},
+            (
+                "rank 2 is 5x % slower: the rest of its loop (such as logging or evaluation) takes "
+                "11 ms a step, 1 ms on the others."
+            ),
+        ),
+        (
+            "forward",
+            {"forward_s": 0.006},
+            (
+                "rank 2 computes slower than its peers: 12 ms of forward a step against 6 ms, with "
+                "as much to do (a slower or hotter core?)."
+            ),
+        ),
+        (
+            "backward",
+            {"backward_own_s": 0.010, "idle_s": 0.010},
+            (
+                "rank 2 is 5x % slower: its backward takes 20 ms a step, 10 ms on the others, "
+                "and 10 ms of it nothing ran (it slept, or waited for something that is no "
+                "communication)."
+            ),
+        ),
+        (
+            "starved",
+            {"forward_s": 0.003, "backward_own_s": 0.006, "starved_s": 0.009},
+            (
+                "rank 2 shares its core: it was ready to run and had to wait 9 ms of every 31 ms "
+                "step, 0 ms on the others."
+            ),
+        ),
+        (
+            "batch",
+            {"forward_s": 0.006, "backward_own_s": 0.010, "samples": 32.0},
+            "rank 2 gets bigger batches: 64 samples a step against 32.",
+        ),
+    ],
+)
+def test_a_slow_rank_is_named_with_its_cause_and_the_numbers(
+    cause: str, more: dict[str, float], sentence: str
+) -> None:
+    machine = Machine(4)
+    machine.steps(100, {2: more}, noise=0.0)
+    verdict = machine.verdict()
+    own = sum(s for name, s in CLEAN.items() if name.endswith("_s"))
+    added = sum(more.get(name, 0.0) for name in CLEAN if name.endswith("_s"))
+    assert (verdict.rank, verdict.cause) == (2, cause)
+    assert verdict.share == pytest.approx(added / own, rel=0.01)
+    share = f"{verdict.share:.0%}".replace("%", " %")
+    assert verdict.sentence == sentence.replace("5x %", share).replace("1xx %", share)
+
+
+def test_the_right_rank_and_cause_are_named_under_noise_whatever_is_slow() -> None:
+    wrong = []
+    for seed in range(5):
+        for part in ("data_s", "forward_s", "backward_own_s", "optimizer_s", "other_s"):
+            machine = Machine(4, seed)
+            machine.steps(120, {seed % 4: {part: 0.008, "idle_s": 0.008}}, noise=0.1)
+            found = [(v.rank, v.cause) for v in machine.judge.verdicts()]
+            if found != [(seed % 4, part.partition("_")[0])]:
+                wrong.append((seed, part, found))
+    assert not wrong
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("scale", [0.05, 1.0])  # steps of 1 ms and of 22
+def test_a_thousand_clean_steps_are_silent_however_noisy(noise: float, scale: float) -> None:
+    for seed in range(2):
+        machine = Machine(4, seed)
+        for _ in range(100):
+            machine.steps(10, noise=noise, scale=scale)
+            assert machine.judge.verdicts() == ()
+
+
+def test_fewer_than_fifty_slow_steps_are_silent_and_fifty_are_not() -> None:
+    machine = Machine(4)
+    slow = {1: {"forward_s": 0.010}}
+    machine.steps(200)
+    for made in range(2, 62, 2):
+        machine.steps(2, slow)
+        is_said = bool(machine.judge.verdicts())
+        assert not is_said or made > 40
+    assert machine.verdict().rank == 1
+
+
+@pytest.mark.parametrize("long", [1, 10, 20])
+def test_a_short_disturbance_is_silent_while_it_is_in_the_window(long: int) -> None:
+    machine = Machine(4)
+    machine.steps(60)
+    machine.steps(long, {1: {"data_s": 0.200}})
+    for _ in range(12):
+        assert machine.judge.verdicts() == ()
+        machine.steps(5)
+
+
+def test_load_that_all_ranks_have_is_silent() -> None:
+    machine = Machine(4)
+    machine.steps(60)
+    machine.steps(100, {rank: {"data_s": 0.050, "starved_s": 0.040} for rank in range(4)})
+    assert machine.judge.verdicts() == ()
+
+
+def test_a_rank_that_is_starved_like_all_others_is_slow_by_what_it_does_itself() -> None:
+    machine = Machine(4)
+    all_alike = {"forward_s": 0.008, "starved_s": 0.008}
+    slow = {rank: dict(all_alike) for rank in range(4)}
+    slow[3]["data_s"] = 0.020
+    machine.steps(100, slow)
+    assert (machine.verdict().rank, machine.verdict().cause) == (3, "data")
+
+
+def test_the_first_steps_of_a_cell_do_not_count() -> None:
+    machine = Machine(2)
+    machine.steps(2, {0: {"forward_s": 50.0}})
+    machine.steps(51, {0: {"forward_s": 0.010}})
+    assert machine.verdict().share == pytest.approx(0.5, abs=0.05)
+
+
+def test_where_communication_is_most_of_a_step_a_little_more_work_is_silent() -> None:
+    machine = Machine(4)
+    machine.steps(100, {1: {"forward_s": 0.006}}, transfer_s=0.200)
+    assert machine.judge.verdicts() == ()
+
+
+def test_a_verdict_ends_with_its_cause_and_remembers_since_when_it_held() -> None:
+    machine = Machine(4)
+    machine.steps(60)
+    for _ in range(20):
+        machine.steps(10, {1: {"forward_s": 0.010}})
+        machine.judge.verdicts()
+    assert 50 <= machine.verdict().since_step <= 80
+    machine.steps(40)
+    assert machine.judge.verdicts() == ()
+
+
+def test_two_slow_ranks_of_eight_are_both_named_the_slower_first() -> None:
+    machine = Machine(8)
+    machine.steps(100, {1: {"data_s": 0.010}, 6: {"forward_s": 0.020}})
+    assert [(v.rank, v.cause) for v in machine.judge.verdicts()] == [(6, "forward"), (1, "data")]
+
+
+def test_a_rank_that_stopped_stepping_is_not_waited_for() -> None:
+    machine = Machine(3)
+    machine.steps(60)
+    machine.ranks = range(2)
+    machine.steps(2000, {0: {"forward_s": 0.010}})
+    assert machine.verdict().rank == 0
+
+
+def template(kind: str, ranks: tuple[int, ...], peer: int | None = None) -> Template:
+    return Template(kind, "g", "group", ranks, 4, "float32", "", peer)
+
+
+def calls(*templates: Template) -> Calls:
+    from array import array
+
+    return Calls(0, dict(enumerate(templates)), array("I"), array("I"))
+
+
+def test_stages_of_a_pipeline_are_compared_with_their_data_parallel_mates_alone() -> None:
+    machine = Machine(4)  # stage 0 on ranks 0 and 1, stage 1, with more to do, on 2 and 3
+    everyone = template("barrier", (0, 1, 2, 3))
+    for rank, mate, stage in ((0, 2, (0, 1)), (1, 3, (0, 1)), (2, 0, (2, 3)), (3, 1, (2, 3))):
+        messages = template("send", (0, 1, 2, 3), mate)
+        machine.add("calls", rank, {}, calls(messages, template("all_reduce", stage), everyone))
+    second_stage: dict[int, dict[str, float]] = {rank: {"forward_s": 0.020} for rank in (2, 3)}
+    machine.steps(100, second_stage)
+    assert machine.judge.verdicts() == ()
+    machine.steps(100, {**second_stage, 1: {"data_s": 0.010}})
+    assert (machine.verdict().rank, machine.verdict().cause) == (1, "data")
+
+
+def test_a_link_that_carries_less_is_named_by_who_sends() -> None:
+    machine = Machine(4)
+    for _ in range(5):
+        machine.steps(20, transfer_s=0.1)
+        machine.links({3: 1.8})
+    verdict = machine.verdict()
+    assert (verdict.rank, verdict.cause) == (3, "link")
+    assert verdict.sentence == (
+        "the link of rank 3 is slow: 56 MB/s against 4 GB/s (from rank 3 to rank 0)."
+    )
+    assert machine.judge.rates()[3] == {0: pytest.approx(1e8 / 1.8), 2: pytest.approx(4e3 / 0.3)}
+
+
+def test_a_rank_whose_connection_delays_both_ways_is_named_and_not_its_neighbours() -> None:
+    for ranks in (3, 4):
+        machine = Machine(ranks)
+        for _ in range(5):
+            machine.steps(20, transfer_s=0.1)
+            machine.links({0: 0.9, 1: 1.0}, {0: 0.02, 1: 0.02})
+        assert machine.verdict().rank == 1
+        assert "a round trip takes 20 ms against 0.1 ms" in machine.verdict().sentence
+
+
+def test_links_are_silent_while_they_are_noisy_hidden_all_alike_or_slow_for_a_moment() -> None:
+    noise = np.random.default_rng(0)
+    machine = Machine(4)
+    for _ in range(50):
+        machine.steps(20, transfer_s=0.01)
+        machine.links({rank: 0.1 * (1 + noise.exponential()) for rank in machine.ranks})
+        assert machine.judge.verdicts() == ()
+    for _ in range(5):
+        machine.steps(20, transfer_s=0.1)
+        machine.links(dict.fromkeys(machine.ranks, 1.8))  # all alike
+    assert machine.judge.verdicts() == ()
+    for _ in range(5):
+        machine.steps(20, transfer_s=0.001)
+        machine.links({3: 0.3})  # slow, and waited for by nobody
+    assert machine.judge.verdicts() == ()
+    machine.steps(20, transfer_s=0.1)
+    machine.links({1: 1.8})
+    assert machine.judge.verdicts() == ()
+
+
+def test_the_numbers_of_64_ranks_are_judged_in_little_time() -> None:
+    machine = Machine(64)
+    machine.steps(60, {7: {"forward_s": 0.010}})
+    began = time.thread_time()
+    assert machine.verdict().rank == 7
+    assert time.thread_time() - began < 1.0  # 20 ms
