@@ -156,7 +156,8 @@ class Summary:
 class CellInfo:
     """One `%%distributed` cell, as board and tracker need to know it.
 
-    `continues` names the run (its folder in the spool) of a failed attempt that this one repeats.
+    `continues` names the run (its folder in the spool) of a failed attempt that this one repeats,
+    `study` the run under which this one is nested.
     """
 
     number: int
@@ -168,6 +169,7 @@ class CellInfo:
     run_name: str | None = None
     resume: bool = False
     continues: str | None = None
+    study: str | None = None
     track: bool = True
     params: dict[str, Any] = field(default_factory=dict)
 

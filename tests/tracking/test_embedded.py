@@ -154,9 +154,9 @@ def test_the_runs_of_a_notebook_are_listed_newest_first(notebook: Notebook) -> N
     assert "<td>ddp-w4-lr0.03</td>" in table._repr_html_()
 
 
-def test_what_was_sent_leaves_only_a_summary_behind(notebook: Notebook) -> None:
+def test_what_was_sent_leaves_only_summary_and_curves_behind(notebook: Notebook) -> None:
     names = {path.name for path in notebook.links["big"].folder.iterdir()}
-    assert names == {"state.json", "summary.json", "owner.lock", "ship.lock"}
+    assert names == {"state.json", "summary.json", "curves.json", "owner.lock", "ship.lock"}
     assert stat.S_IMODE((notebook.home / "spool").stat().st_mode) == 0o700
 
 

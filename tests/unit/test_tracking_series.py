@@ -5,7 +5,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.client.tracking.series import LAG_S, Point, Series, flat_values, spread_values
+from nbdist.client.insight.values import ExplainedStep
+from nbdist.client.tracking.flat import flat_values, skew_estimate_ms, spread
+from nbdist.client.tracking.series import LAG_S, Point, Series
 from nbdist.wire import Record
 
 MS = 1_000_000
@@ -37,12 +39,15 @@ def test_a_point_carries_the_time_of_its_rank() -> None:
 
 
 def test_skew_is_the_work_of_the_slowest_rank_beyond_the_fastest_waiting_left_out() -> None:
-    values = flat_values(
-        {0: {"step_s": 0.10, "comm_s": 0.05}, 1: {"step_s": 0.10, "comm_s": 0.01, "samples": 8}}
-    )
-    assert math.isclose(values["skew_ms"], 40)
+    by_rank = {
+        0: {"step_s": 0.10, "comm_s": 0.05},
+        1: {"step_s": 0.10, "comm_s": 0.01, "samples": 8, "tokens": 64},
+    }
+    values = flat_values(by_rank)
+    assert math.isclose(skew_estimate_ms(by_rank) or 0, 40)
     assert math.isclose(values["comm_pct"], 30)
     assert math.isclose(values["samples_per_s"], 80)
+    assert math.isclose(values["tokens_per_s"], 640)
 
 
 def test_a_rank_that_stays_silent_holds_the_others_up_only_so_long() -> None:
@@ -102,9 +107,54 @@ def test_more_than_16_ranks_become_least_median_greatest_and_who() -> None:
 
 
 def test_a_rank_whose_loss_is_no_number_is_the_one_named() -> None:
-    values = spread_values({0: {"loss": 1.0}, 1: {"loss": math.nan}, 2: {"loss": 5.0}})
+    values = spread("loss", {0: 1.0, 1: math.nan, 2: 5.0})
     assert values["rank_loss/argmax"] == 1
     assert values["rank_loss/median"] == 3
+
+
+def timed(rank: int, n: int) -> Record:
+    return step(rank, n, step_s=0.1, comm_s=0.02 * (rank + 1))
+
+
+def test_what_was_explained_takes_the_place_of_the_estimated_skew() -> None:
+    series = Series((0, 1))
+    points = series.add([timed(0, 1), timed(1, 1)], now_s=10.0)
+    assert values_of(points, "skew_ms") == []
+    explained = ExplainedStep(1, {0: 30.0, 1: 0.0}, {0: 5.0, 1: 5.0}, skew_ms=31.0, last=1)
+    found = series.add_explained([explained])
+    assert values_of(found, "skew_ms") == [(1, 31.0)]
+    assert values_of(found, "wait_pct") == [(1, 15.0)]
+    assert values_of(found, "rank_wait_s/00") == [(1, 0.03)]
+    assert values_of(series.add([timed(0, 2), timed(1, 2)], now_s=99.0), "skew_ms") == []
+    assert values_of(series.finish(), "skew_ms") == []
+
+
+def test_the_skew_is_estimated_where_nothing_is_explained() -> None:
+    series = Series((0, 1))
+    series.add([timed(0, 1), timed(1, 1)], now_s=10.0)
+    later = series.add([timed(0, 2), timed(1, 2)], now_s=10.1 + LAG_S)
+    assert [(n, round(v, 6)) for n, v in values_of(later, "skew_ms")] == [(1, 20.0)]
+    assert [(n, round(v, 6)) for n, v in values_of(series.finish(), "skew_ms")] == [(2, 20.0)]
+
+
+def test_the_gradients_norm_needs_every_ranks_share() -> None:
+    assert flat_values({0: {"grad_share": 9.0}, 1: {"grad_share": 16.0}})["grad_norm"] == 5
+    assert "grad_norm" not in flat_values({0: {"grad_share": 9.0}, 1: {"loss": 1.0}})
+
+
+def test_a_rank_without_a_loader_has_no_data_time() -> None:
+    points = Series((0, 1)).add([step(0, 1, data_s=0.0), step(1, 1, data_s=0.5)])
+    assert values_of(points, "rank_data_s/01") == [(1, 0.5)]
+    assert values_of(points, "rank_data_s/00") == []
+
+
+def test_above_16_ranks_waiting_has_extremes_too() -> None:
+    series = Series(range(64))
+    waiting = {rank: float(rank) for rank in range(64)}
+    (point,) = series.add_explained([ExplainedStep(3, waiting, waiting)])
+    assert point.values["rank_wait_s/max"] == 0.063
+    assert point.values["rank_wait_s/argmax"] == 63
+    assert len(point.values) == 4
 
 
 def test_losses_that_explode_both_ways_do_not_stop_the_run() -> None:

@@ -25,6 +25,13 @@ _SECRET_FORMS = (
     re.compile(r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}"),
     re.compile(r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)"),
 )
+# A literal given to a name that says what it is, in code, in a file of settings, or in the JSON of
+# a notebook. Not every token: tokenizers have a `pad_token`.
+_SECRET_GIVEN = re.compile(
+    r"(?i)(\b\w{0,40}(?:secret|passw|pwd|credential|api_?key|access_?key|private_?key"
+    r"|(?:hf|api|auth|access|bearer|tracking)_?token|(?<!\w)token)"
+    r"(?!iz)\w{0,40}[\\\"'\]]{0,6}\s{0,4}[=:,]\s{0,4})(\\?[\"'])(?:(?!\2)[^\n]){4,200}?\2"
+)
 HIDDEN = "(hidden)"
 
 
@@ -42,10 +49,10 @@ def rank_metric(quantity: str, rank: int) -> str:
 
 
 def hide_secrets(text: str) -> str:
-    """Return `text` without what has the form of a known token or of a password in a URL."""
+    """Return `text` without tokens of known forms, passwords in URLs, and literals named so."""
     for form in _SECRET_FORMS:
         text = form.sub(HIDDEN, text)
-    return text
+    return _SECRET_GIVEN.sub(rf"\1\2{HIDDEN}\2", text)
 
 
 def params_of(values: Mapping[str, object]) -> dict[str, str]:

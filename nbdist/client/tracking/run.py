@@ -1,75 +1,40 @@
 """Track each training cell as one MLflow run, without ever being in its way.
 
 The tracker is told of every cell and stays silent until the first record arrives. Then one thread
-writes the run into the spool (`spool`), and a process of its own sends it on (`ship`). Nothing
+writes the run into the spool (`writing`), and a process of its own sends it on (`ship`). Nothing
 that can be slow or dead (disk, server, git) is ever waited for by the cell, but for the last flush
 to the disk at its end.
 
-Threads: `_receive` runs on ipyparallel's IO thread and appends to a deque; `_write` is the run's
-own thread; `follow`, `finish` and `close` are called on the main one.
+Threads: `receive` runs on ipyparallel's IO thread and `explained` on insight's; both append to a
+deque. `_run` is the run's own thread; `follow`, `finish` and `close` are called on the main one.
 """
 
 import logging
 import os
-import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
 
 from nbdist.client.insight.insight import Insight
+from nbdist.client.insight.values import ExplainedStep
 from nbdist.client.tracking import provenance
-from nbdist.client.tracking.folder import make_private_folder
-from nbdist.client.tracking.names import (
-    RUN_NAME_LENGTH,
-    hide_secrets,
-    merge_facts,
-    params_of,
-    run_name,
-)
-from nbdist.client.tracking.series import Series
-from nbdist.client.tracking.settings import own_artifacts, shown_uri, tracking_uri
+from nbdist.client.tracking.begin import Place
+from nbdist.client.tracking.settings import shown_uri, split_password, tracking_uri
 from nbdist.client.tracking.shipper import ShippingProcess, wait_until_sent
-from nbdist.client.tracking.spool import (
-    PREPARING,
-    Begin,
-    SpooledRun,
-    SpoolWriter,
-    spool_of,
-    spooled_runs,
-)
+from nbdist.client.tracking.spool import PREPARING, SpooledRun, State, spool_of
+from nbdist.client.tracking.study import Study
+from nbdist.client.tracking.writing import End, Feed, Outcome, RunWriter
 from nbdist.errors import TrackingError
 from nbdist.wire import CellInfo, Record
 
-Outcome = Literal["finished", "failed", "interrupted"]
-
 MOST_WAITING = 200_000  # records not yet on disk, about 100 MB; a disk that hangs fills it
 PERIOD_S = 0.25  # between writes to the spool
-SUMMARY_S = 2.0
 FINISH_TIMEOUT_S = 5.0
-_STATUS: dict[Outcome, str] = {
-    "finished": "FINISHED",
-    "failed": "FAILED",
-    "interrupted": "KILLED",
-}
-# matplotlib's petroff8, which people with colour blindness can tell apart (arXiv:2107.02270).
-_COLORS = ("#1845fb", "#ff5e02", "#c91f16", "#c849a9", "#adad7d", "#86c8dd", "#578dff", "#656364")
-_TAG_FACTS = ("torch", "cuda", "nccl", "host")
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 _log = logging.getLogger("nbdist.tracking")
-
-
-class Feed(Protocol):
-    """What the tracker needs of a cell's telemetry."""
-
-    facts: dict[int, dict[str, str]]
-
-    def subscribe(self, callback: Callable[[list[Record]], None]) -> None:
-        """Call `callback` with each new record, once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +56,62 @@ class Tracker:
 
     Args:
         folder: The private folder beside the notebook (`.nbdist`); made when a run begins.
-        uri: MLflow's tracking URI; None for MLFLOW_TRACKING_URI, else a database in `folder`.
+        uri: MLflow's tracking URI; None for MLFLOW_TRACKING_URI, else a database in `folder`. A
+            password in it reaches the processes that talk to MLflow and nothing else.
         experiment: MLflow's experiment; None for the notebook's name.
     """
 
     def __init__(self, folder: Path, uri: str | None = None, experiment: str | None = None) -> None:
         self.folder = folder.absolute()
-        self.uri = tracking_uri(self.folder, uri, os.environ)
+        self.uri, self.credentials = split_password(tracking_uri(self.folder, uri, os.environ))
         self.experiment = experiment or provenance.notebook_name()
-        self.shipping = ShippingProcess(self.folder)
+        self.shipping = ShippingProcess(self.folder, self.credentials)
         self._current: TrackedRun | None = None
+        self._study: Study | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where the runs go."""
+        return Place(self.folder, self.uri, self.experiment)
 
     def follow(
-        self, info: CellInfo, telemetry: Feed, insight: Insight | None = None
+        self,
+        info: CellInfo,
+        telemetry: Feed,
+        insight: Insight | None = None,
+        cells: Sequence[CellInfo] = (),
     ) -> "TrackedRun":
         """Return the run of a cell; it begins with the cell's first record, or never.
 
         A run that was never finished, for its cell broke in an unforeseen place, ends here.
+
+        Args:
+            info: The cell.
+            telemetry: Its records.
+            insight: What is found out about them, where anything is.
+            cells: The session's cells before this one, to make the run again from.
         """
         self._end_current()
-        run = self._current = TrackedRun(self, info, telemetry, insight)
+        study = self._study if self._study is not None and info.study == self._study.key else None
+        run = self._current = TrackedRun(self, info, telemetry, insight, (*cells, info), study)
         if info.track:
             telemetry.subscribe(run.receive)
+            if insight is not None:
+                insight.subscribe(run.explained)
         return run
+
+    def begin_study(self, name: str, source: str, values: Mapping[str, Sequence[object]]) -> Study:
+        """Return a run under which those of the coming cells are nested that name its key.
+
+        It begins with the first of them, or never.
+
+        Args:
+            name: Its name.
+            source: The cell.
+            values: What is tried, by the names of the params.
+        """
+        self._study = Study(self.place, name, source, values)
+        return self._study
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until MLflow has all runs that ended; return whether it has."""
@@ -122,6 +120,8 @@ class Tracker:
     def close(self, timeout_s: float) -> None:
         """End the shipping process; what it cannot send within `timeout_s` stays in the spool."""
         self._end_current()
+        if self._study is not None:
+            self._study.finish("interrupted")
         self.shipping.close(timeout_s)
 
     def _end_current(self) -> None:
@@ -133,24 +133,32 @@ class TrackedRun:
     """One cell's run. Made by `Tracker.follow`."""
 
     def __init__(
-        self, tracker: Tracker, info: CellInfo, telemetry: Feed, insight: Insight | None = None
+        self,
+        tracker: Tracker,
+        info: CellInfo,
+        telemetry: Feed,
+        insight: Insight | None,
+        cells: Sequence[CellInfo],
+        study: Study | None,
     ) -> None:
         self._tracker = tracker
         self._info = info
         self._telemetry = telemetry
         self._insight = insight
-        # A deque, not queue.Queue: append is atomic, and the IO thread must never wait for a
+        self._cells = cells
+        self._study = study
+        # Deques, not queue.Queue: append is atomic, and the IO thread must never wait for a
         # lock that a thread on a slow disk holds.
         self._waiting: deque[list[Record]] = deque()
+        self._explained: deque[list[ExplainedStep]] = deque(maxlen=MOST_WAITING)
         self._received = 0
         self._written = 0
         self._lost = 0
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
-        self._end: _End | None = None
+        self._end: End | None = None
         self._failure: str | None = None
-        self._begin: Begin | None = None
-        self._facts_told: set[str] = set()
+        self._writer: RunWriter | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -169,6 +177,11 @@ class TrackedRun:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="nbdist-tracking", daemon=True)
             self._thread.start()
+
+    def explained(self, steps: list[ExplainedStep]) -> None:
+        """Take steps that were explained; called on insight's thread, returns at once."""
+        if self._failure is None and not self._ending.is_set():
+            self._explained.append(steps)
 
     def finish(
         self,
@@ -189,15 +202,16 @@ class TrackedRun:
         """
         if self._thread is None:
             return None
-        self._end = _End(outcome, error, picture, files or {}, time.time_ns() // 1_000_000)
+        verdicts = self._insight.now().verdicts if self._insight is not None else ()
+        now_ms = time.time_ns() // 1_000_000
+        self._end = End(outcome, error, picture, now_ms, verdicts, files or {})
         self._ending.set()
         self._thread.join(FINISH_TIMEOUT_S)
         if self._thread.is_alive():
             self._failure = f"the disk did not answer within {FINISH_TIMEOUT_S:g} s"
-        begin = self._begin
+        begin = self._writer.begin if self._writer else None
         name = begin.name if begin else self._info.run_name or "of this cell"
-        key = begin.key if begin else "unwritten"
-        folder = spool_of(self._tracker.folder) / key
+        folder = spool_of(self._tracker.folder) / (begin.key if begin else "unwritten")
         return RunLink(name, self._text(name, folder), folder)
 
     def _text(self, name: str, folder: Path) -> str:
@@ -207,16 +221,19 @@ class TrackedRun:
         lines = [f"Run {name} is tracked in MLflow: %dist runs, %dist ui"]
         if self._lost:
             lines.append(f"{self._lost} records came faster than the disk took them and are lost.")
+        state = SpooledRun(folder).state()
         if self._tracker.shipping.has_failed:
             lines.append(
                 f"It waits in {place}, for the process that sends runs has crashed (see "
                 f"{self._tracker.folder.name}/logs/tracking.log); %dist runs --sync sends it."
             )
-        elif (why := SpooledRun(folder).state().error) and why != PREPARING:
+        elif (why := state.error) and why != PREPARING:
             lines.append(
                 f"MLflow at {shown_uri(self._tracker.uri)} does not take it now ({why}); it is "
                 f"kept in {place} and sent later: %dist runs --sync tries at once."
             )
+        if self._info.resume and self._writer and self._writer.begin.continues is None:
+            lines.append(resume_text(name, state))
         return "\n".join(lines)
 
     def _run(self) -> None:
@@ -233,30 +250,21 @@ class TrackedRun:
             _log.warning("tracking stopped: %s", self._failure)
 
     def _write(self) -> None:
-        tracker, info = self._tracker, self._info
-        make_private_folder(tracker.folder)
-        before = self._continued() or (self._resumed() if info.resume else None)
-        first_step = int(before.summary().get("last_step", 0)) if before else 0
-        series = Series(info.ranks, first_step)
-        begin = self._begin = self._make_begin(before)
-        writer = SpoolWriter(spool_of(tracker.folder), begin)
+        place, info = self._tracker.place, self._info
+        time_ms = self._waiting[0][0].time_ns // 1_000_000
+        if self._study is not None:
+            self._study.begin(info, time_ms)  # before its first run: runs are sent in this order
+        writer = self._writer = RunWriter(place, info, self._cells, self._telemetry, time_ms)
         try:
-            self._write_summary(writer, series, "running")
             self._ship()
-            writer.params(self._params())
-            writer.file("cell.py", hide_secrets(info.source).encode())
-            writer.tags(provenance.git_tags(tracker.folder.parent))
-            writer.file("environment.txt", provenance.environment_text().encode())
-            summary_at = time.monotonic()
+            writer.write_story()
             while not self._ending.wait(PERIOD_S):
-                self._write_waiting(writer, series)
-                self._write_facts(writer, settled_only=True)
-                writer.flush()
-                if time.monotonic() - summary_at > SUMMARY_S:
-                    summary_at = time.monotonic()
-                    self._write_summary(writer, series, "running")
+                self._write_waiting(writer)
+                writer.tick()
                 self._ship()
-            self._write_end(writer, series)
+            self._write_waiting(writer)
+            assert self._end is not None, "finish sets the end before it wakes us"
+            writer.end(self._end)
         finally:
             writer.close()
         self._ship()
@@ -268,141 +276,22 @@ class TrackedRun:
         except OSError as error:
             _log.warning("runs are kept but not sent: %s", error)
 
-    def _write_waiting(self, writer: SpoolWriter, series: Series) -> None:
+    def _write_waiting(self, writer: RunWriter) -> None:
         while self._waiting:
             records = self._waiting.popleft()
-            writer.points(series.add(records, time.monotonic()))
+            writer.add(records)
             self._written += len(records)
+        while self._explained:
+            writer.add_explained(self._explained.popleft())
+        writer.lost = self._lost
 
-    def _write_end(self, writer: SpoolWriter, series: Series) -> None:
-        end = self._end
-        assert end is not None, "finish sets the end before it wakes us"
-        self._write_waiting(writer, series)
-        writer.points(series.finish())
-        self._write_facts(writer, settled_only=False)
-        if end.error:
-            text = hide_secrets(_ANSI.sub("", end.error))
-            writer.file("error.txt", text.encode())
-            writer.tags({"nbdist.error": text.strip().splitlines()[0][:250] if text else ""})
-        if end.picture:
-            writer.file("board.png", end.picture)
-        for name, path in end.files.items():
-            writer.file(name, path.read_bytes())
-        # A clock that was set back must not let a run end before it began.
-        assert self._begin is not None
-        writer.end(_STATUS[end.outcome], max(end.time_ms, self._begin.time_ms))
-        self._write_summary(writer, series, end.outcome)
-        writer.flush(to_disk=True)
 
-    def _make_begin(self, before: SpooledRun | None) -> Begin:
-        tracker, info = self._tracker, self._info
-        time_ms = self._waiting[0][0].time_ns // 1_000_000
-        tags = provenance.source_tags(tracker.experiment, info.number, tracker.folder.parent)
-        facts = self._facts()
-        tags |= {f"nbdist.{key}": facts[key] for key in _TAG_FACTS if key in facts}
-        # MLflow draws a run in a colour of its id, and neighbours often come out alike.
-        nth = sum(1 for _ in spooled_runs(tracker.folder))
-        tags["mlflow.runColor"] = _COLORS[nth % len(_COLORS)]
-        name = info.run_name or run_name(facts.get("layout", ""), len(info.ranks), info.params)
-        before_begin = before.summary() if before else {}
-        return Begin(
-            key=f"{time.time_ns():020d}-{os.getpid()}-{info.number}",
-            uri=tracker.uri,
-            experiment=tracker.experiment,
-            name=hide_secrets(name)[:RUN_NAME_LENGTH],
-            time_ms=int(before_begin.get("started_ms", time_ms)),
-            artifacts=own_artifacts(tracker.folder, tracker.uri, tracker.experiment),
-            continues=before.key if before else None,
-            resume=info.resume,
-            tags=tags,
+def resume_text(name: str, state: State) -> str:
+    """Return what is known of a run to go on with that this folder did not have."""
+    if state.resumed == "there":
+        return f"It goes on with the run {name} that MLflow had."
+    if state.resumed == "none":
+        return (
+            f"There was no run {name} to go on with, neither here nor in MLflow: it is a new one."
         )
-
-    def _continued(self) -> SpooledRun | None:
-        """Return the run that a failed attempt at this cell has begun."""
-        if self._info.continues is None:
-            return None
-        run = SpooledRun(spool_of(self._tracker.folder) / self._info.continues)
-        return run if run.summary() else None
-
-    def _resumed(self) -> SpooledRun | None:
-        """Return the newest run of this cell's name, as far as this folder knows one."""
-        tracker, info = self._tracker, self._info
-        facts = self._facts()
-        name = info.run_name or run_name(facts.get("layout", ""), len(info.ranks), info.params)
-        wanted = {"name": name, "experiment": tracker.experiment, "uri": tracker.uri}
-        for run in spooled_runs(tracker.folder):
-            summary = run.summary()
-            if all(summary.get(key) == value for key, value in wanted.items()):
-                return run
-        return None
-
-    def _facts(self) -> dict[str, str]:
-        # dict() copies in one step of the interpreter; the IO thread may be adding to it.
-        facts = dict(self._telemetry.facts)
-        return merge_facts(facts[rank] for rank in sorted(facts))
-
-    def _params(self) -> dict[str, str]:
-        info = self._info
-        own: Mapping[str, Any] = {
-            "world_size": len(info.ranks),
-            "backend": info.backend,
-            "devices": ", ".join(dict.fromkeys(info.devices)),
-        }
-        return params_of(own) | params_of(info.params)
-
-    def _write_facts(self, writer: SpoolWriter, settled_only: bool) -> None:
-        """Write facts as params, each once: a param that changed would be refused.
-
-        A fact is settled when every rank has told its own.
-        """
-        told = dict(self._telemetry.facts)
-        taken = {*self._params()}
-        fresh: dict[str, str] = {}
-        tags: dict[str, str] = {}
-        for key, value in self._facts().items():
-            by_all = all(key in told.get(rank, {}) for rank in self._info.ranks)
-            if key in self._facts_told or (settled_only and not by_all):
-                continue
-            self._facts_told.add(key)
-            if key in _TAG_FACTS or key in taken:
-                tags[f"nbdist.{key}"] = hide_secrets(value)
-            else:
-                fresh |= params_of({key: value})
-        if fresh:
-            writer.params(fresh)
-        if tags:
-            writer.tags(tags)
-
-    def _write_summary(self, writer: SpoolWriter, series: Series, status: str) -> None:
-        begin, info = self._begin, self._info
-        assert begin is not None
-        writer.summary(
-            {
-                "name": begin.name,
-                "experiment": begin.experiment,
-                "uri": begin.uri,
-                "status": status,
-                "cell": info.number,
-                "started_ms": begin.time_ms,
-                "updated_ms": max(begin.time_ms, time.time_ns() // 1_000_000),
-                "steps": series.steps,
-                "last_step": series.last_step,
-                "values": series.summary(),
-                "user_keys": series.user_keys,
-                "params": params_of(info.params),
-                "layout": self._facts().get("layout", ""),
-                "world_size": len(info.ranks),
-                "ranks": info.ranks,
-                "continues": begin.continues,
-                "lost": self._lost,
-            }
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    outcome: Outcome
-    error: str | None
-    picture: bytes | None
-    files: Mapping[str, Path]
-    time_ms: int
+    return f"No run {name} is known here; if MLflow has one, it goes on with that when it is sent."

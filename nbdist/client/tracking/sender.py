@@ -109,14 +109,17 @@ class RunSender:
             before = SpooledRun(self._run.folder.parent / begin.continues).state()
             if not before.run_id:
                 raise NotTaken("the run that it continues has not been sent yet")
-            state.run_id = before.run_id
-        elif begin.resume:
-            state.run_id, state.first_step = _newest_of_name(client, state, begin.name)
+            state.run_id, state.resumed = before.run_id, "here"
+            state.first_step = before.first_step
+        if begin.resume:
+            self._resume_newest()
         if state.run_id:
             if client.get_run(state.run_id).info.lifecycle_stage != "deleted":
                 client.update_run(state.run_id, status="RUNNING")
                 return
             state.run_id = ""  # what it continued is gone; it stands on its own
+        if begin.resume:
+            state.resumed = "none"
         if state.creating:
             # We asked before and the answer got lost: look whether it was done.
             found = client.search_runs(
@@ -130,10 +133,39 @@ class RunSender:
         created = client.create_run(
             state.experiment_id,
             start_time=begin.time_ms,
-            tags={**begin.tags, "nbdist.key": begin.key},
+            tags={**begin.tags, **self._nesting(), "nbdist.key": begin.key},
             run_name=begin.name,
         )
         state.run_id, state.creating = created.info.run_id, False
+
+    def _nesting(self) -> dict[str, str]:
+        """Return the tag that nests the run under its study."""
+        if self._begin.study is None:
+            return {}
+        study = SpooledRun(self._run.folder.parent / self._begin.study)
+        run_id = study.state().run_id
+        if not run_id:
+            if not study.ops.exists():
+                return {}  # removed by hand; the run stands on its own
+            raise NotTaken("the study that it belongs to has not been sent yet")
+        return {"mlflow.parentRunId": run_id}
+
+    def _resume_newest(self) -> None:
+        """Go on with the newest run of our name that MLflow has, where that is not ours.
+
+        The kernel knew the runs of its own folder alone: of a run of another folder, or of another
+        machine, the steps are moved to follow those that are there.
+        """
+        state, begin = self._state, self._begin
+        found = _newest_of_name(self._client, state.experiment_id, begin.name)
+        if found is None or found.info.run_id == state.run_id:
+            return
+        if state.run_id:
+            own = self._client.get_run(state.run_id).info
+            if own.lifecycle_stage != "deleted" and own.start_time >= found.info.start_time:
+                return
+        state.run_id, state.resumed = found.info.run_id, "there"
+        state.first_step = _last_step(self._client, found) - begin.first_step
 
     def _send_values(self, chunk: Chunk) -> None:
         from mlflow.entities import Metric, Param, RunTag
@@ -232,18 +264,20 @@ def _experiment_id(client: Any, begin: Begin) -> str:
     return str(found.experiment_id)
 
 
-def _newest_of_name(client: Any, state: State, name: str) -> tuple[str, int]:
-    """Return id and last step of the newest MLflow run called `name`; ("", 0) if there is none."""
+def _newest_of_name(client: Any, experiment_id: str, name: str) -> Any:
+    """Return the newest MLflow run called `name` that is no study; None if there is none."""
     quoted = name.replace("'", "\\'")
     found = client.search_runs(
-        [state.experiment_id],
+        [experiment_id],
         f"attributes.run_name = '{quoted}'",
         order_by=["attributes.start_time DESC"],
-        max_results=1,
+        max_results=20,
     )
-    if not found:
-        return "", 0
-    run = found[0]
+    return next((run for run in found if run.data.tags.get("nbdist.kind") != "study"), None)
+
+
+def _last_step(client: Any, run: Any) -> int:
+    """Return the last step of an MLflow run; 0 when it has none."""
     key = next((k for k in ("loss", "step_s", *run.data.metrics) if k in run.data.metrics), None)
     history = client.get_metric_history(run.info.run_id, key) if key else []
-    return run.info.run_id, max((point.step for point in history), default=0)
+    return max((point.step for point in history), default=0)

@@ -2,30 +2,40 @@
 
 Two kinds of series, named as research on MLflow's UI found readable:
 
-- *flat*, one for the whole run, to sort and compare by: `loss` (mean over ranks), `step_s` (mean),
-  `samples_per_s` (all ranks), `comm_pct` (exposed communication, share of the step), `skew_ms`
-  (how much longer the slowest rank worked than the fastest, waiting not counted), and what
-  `nbdist.log` was given, under its own name (mean over the ranks that logged it);
-- *by rank*: `rank_loss/00`, `rank_comm_s/00`, `rank_step_s/00`; above 16 ranks the charts and
-  the server would drown, and `/min`, `/median`, `/max` and `/argmax` (a rank) take their place.
+- *flat*, one for the whole run, to sort and compare by (`flat`), and what `nbdist.log` was given,
+  under its own name (mean over the ranks that logged it);
+- *by rank*: `rank_loss/00`, `rank_comm_s/00`, `rank_step_s/00`, `rank_data_s/00` and
+  `rank_wait_s/00`; above 16 ranks the charts and the server would drown, and `/min`, `/median`,
+  `/max` and `/argmax` (a rank) take their place.
+
+Waiting and skew are told by `insight`, for some of the steps and a little later. Where it says
+nothing (one rank, a tap that is off), an estimate of the skew takes its place.
 
 A flat point needs every rank's record of its step. It is made when the last one arrives, or when
 `LAG_S` have passed since the first came, or at the end. That is counted by the notebook's monotonic
 clock: ranks' wall clocks differ, and jump. A value that comes later still enters its rank's series.
 """
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from nbdist.client.insight.values import ExplainedStep
+from nbdist.client.tracking.flat import (
+    MEASURED_BY_RANK,
+    explained_values,
+    flat_values,
+    mean,
+    skew_estimate_ms,
+    spread,
+    worth_keeping,
+)
 from nbdist.client.tracking.names import metric_name, rank_metric
 from nbdist.wire import Record
 
 MOST_RANK_SERIES = 16
-BY_RANK = ("loss", "comm_s", "step_s")
-TIMINGS = ("step_s", "samples_per_s", "comm_pct", "skew_ms")
+TIMINGS = ("step_s", "samples_per_s", "tokens_per_s", "comm_pct", "wait_pct", "skew_ms")
 RECENT = 50
 LAG_S = 5.0
 _MOST_PENDING = 4096  # groups that wait for a rank, and groups remembered as done
@@ -68,6 +78,9 @@ class Series:
         self._user_keys: set[str] = set()
         self.last: dict[str, float] = {}
         self._recent: dict[str, deque[float]] = {key: deque(maxlen=RECENT) for key in TIMINGS}
+        self._step_s: dict[int, dict[int, float]] = {}  # of the newest steps, by step and rank
+        self._estimates: deque[tuple[float, Point]] | None = deque(maxlen=_MOST_PENDING)
+        self._last_ns = 0
         self.last_step = first_step
         self.steps = 0
         self.late = 0
@@ -95,6 +108,30 @@ class Series:
             elif record.kind == "log":
                 points += self._add_log(record)
         points += self._close_old()
+        points += self._due_estimates(now_s - LAG_S)
+        return points
+
+    def add_explained(self, steps: Iterable[ExplainedStep]) -> list[Point]:
+        """Take in what `insight` found of some steps; return its points.
+
+        Its waiting and skew are true: estimates that still wait are dropped. Each step is told
+        once, with the clock of the newest point before it, for it carries none of its own.
+        """
+        points = []
+        for explained in steps:
+            values = explained_values(explained, self._step_s.pop(explained.step, {}))
+            if "skew_ms" in values:
+                self._estimates = None
+            if len(self._ranks) > MOST_RANK_SERIES:
+                values |= spread("wait_s", {r: w / 1000 for r, w in explained.waiting_ms.items()})
+            else:
+                for rank, waiting_ms in explained.waiting_ms.items():
+                    values[rank_metric("wait_s", rank)] = waiting_ms / 1000
+            for name in self._user_keys & values.keys():
+                del values[name]
+            if values:
+                self._remember(values)
+                points.append(self._point(self._last_ns, explained.step, values))
         return points
 
     def finish(self) -> list[Point]:
@@ -102,16 +139,20 @@ class Series:
         points = []
         for group in list(self._pending):
             points.append(self._close(group))
-        return points
+        return points + self._due_estimates(float("inf"))
 
     def _add_step(self, record: Record) -> list[Point]:
         self.steps = max(self.steps, record.step)
         points = []
+        if "step_s" in record.values:
+            self._step_s.setdefault(record.step, {})[record.rank] = record.values["step_s"]
+            while len(self._step_s) > _MOST_PENDING:
+                del self._step_s[next(iter(self._step_s))]
         if len(self._ranks) <= MOST_RANK_SERIES:
             own = {
                 rank_metric(quantity, record.rank): record.values[quantity]
-                for quantity in BY_RANK
-                if quantity in record.values
+                for quantity in MEASURED_BY_RANK
+                if worth_keeping(quantity, record.values)
             }
             if own:
                 points.append(self._point(record.time_ns, record.step, own))
@@ -158,74 +199,52 @@ class Series:
             self._done.discard(self._done_order.popleft())
         key, step, nth = group
         if key:
-            values = {key: _mean(v[key] for v in pending.by_rank.values())}
+            values = {key: mean(v[key] for v in pending.by_rank.values())}
             # Without an optimizer all steps are 0: count the calls instead, or the curve
             # would be one vertical line.
             step = step or nth
         else:
             values = flat_values(pending.by_rank)
             if len(self._ranks) > MOST_RANK_SERIES:
-                values |= spread_values(pending.by_rank)
+                for quantity in MEASURED_BY_RANK:
+                    known = {
+                        rank: own[quantity]
+                        for rank, own in pending.by_rank.items()
+                        if worth_keeping(quantity, own)
+                    }
+                    values |= spread(quantity, known)
             for name in self._user_keys & values.keys():
                 del values[name]  # what the user logs by that name is what they mean by it
+            self._estimate_skew(pending, step)
+        self._remember(values)
+        self._last_ns = max(self._last_ns, pending.last_ns)
+        return self._point(pending.last_ns, step, values)
+
+    def _estimate_skew(self, pending: _Pending, step: int) -> None:
+        """Keep an estimate of the skew until it is known whether `insight` tells the truth."""
+        if self._estimates is None or "skew_ms" in self._user_keys:
+            return
+        estimate = skew_estimate_ms(pending.by_rank)
+        if estimate is not None:
+            point = self._point(pending.last_ns, step, {"skew_ms": estimate})
+            self._estimates.append((self._now_s, point))
+
+    def _due_estimates(self, until_s: float) -> list[Point]:
+        """Return the estimates of steps closed until `until_s`, which nobody has explained."""
+        points = []
+        while self._estimates and self._estimates[0][0] <= until_s:
+            point = self._estimates.popleft()[1]
+            self._remember(point.values)
+            points.append(point)
+        return points
+
+    def _remember(self, values: dict[str, float]) -> None:
         self.last |= values
         for key, recent in self._recent.items():
             if key in values:
                 recent.append(values[key])
-        return self._point(pending.last_ns, step, values)
 
     def _point(self, time_ns: int, step: int, values: dict[str, float]) -> Point:
         step += self._first_step
         self.last_step = max(self.last_step, step)
         return Point(time_ns // 1_000_000, step, values)
-
-
-def flat_values(by_rank: dict[int, dict[str, float]]) -> dict[str, float]:
-    """Return the flat values of one step from each rank's own; what no rank measured is absent."""
-    rows = list(by_rank.values())
-    losses = _known(rows, "loss")
-    step_s = _known(rows, "step_s")
-    samples = _known(rows, "samples")
-    timed = [r for r in rows if "step_s" in r and "comm_s" in r]
-    values: dict[str, float] = {}
-    if losses:
-        values["loss"] = _mean(losses)
-    if step_s:
-        values["step_s"] = _mean(step_s)
-    if samples and step_s and max(step_s) > 0:
-        values["samples_per_s"] = sum(samples) / max(step_s)
-    if timed and (whole := sum(r["step_s"] for r in timed)) > 0:
-        values["comm_pct"] = 100 * sum(r["comm_s"] for r in timed) / whole
-    if len(timed) > 1:
-        worked = [r["step_s"] - r["comm_s"] for r in timed]
-        values["skew_ms"] = 1000 * (max(worked) - min(worked))
-    return values
-
-
-def spread_values(by_rank: dict[int, dict[str, float]]) -> dict[str, float]:
-    """Return least, median and greatest value of each quantity, and the rank of the greatest."""
-    values: dict[str, float] = {}
-    for quantity in BY_RANK:
-        known = {r: v[quantity] for r, v in by_rank.items() if quantity in v}
-        finite = {r: v for r, v in known.items() if not math.isnan(v)}
-        # A rank whose loss is NaN is the one to look at.
-        top = max(finite or known, key=lambda r: known[r]) if known else 0
-        if len(finite) < len(known):
-            top = min(known.keys() - finite.keys())
-        if known:
-            ordered = sorted(finite.values()) or [math.nan]
-            values[f"rank_{quantity}/min"] = ordered[0]
-            values[f"rank_{quantity}/median"] = statistics.median(ordered)
-            values[f"rank_{quantity}/max"] = known[top]
-            values[f"rank_{quantity}/argmax"] = float(top)
-    return values
-
-
-def _mean(values: Iterable[float]) -> float:
-    # Not statistics.fmean: it raises when +inf meets -inf, and losses do explode.
-    known = list(values)
-    return sum(known) / len(known)
-
-
-def _known(rows: Sequence[dict[str, float]], key: str) -> list[float]:
-    return [row[key] for row in rows if key in row]

@@ -3,9 +3,11 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 DATABASE = "mlflow.db"
+# The whole URI of a database with a password, for the processes that open it; see `split_password`.
+WHOLE_URI = "NBDIST_TRACKING_URI"
 
 
 def tracking_uri(folder: Path, uri: str | None, environment: Mapping[str, str]) -> str:
@@ -49,12 +51,43 @@ def shown_uri(uri: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def mlflow_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def split_password(uri: str) -> tuple[str, dict[str, str]]:
+    """Return `uri` as it may be written down, and the environment that holds its password.
+
+    Only the processes that talk to MLflow get that environment: neither the spool, nor a log, a
+    command line or a rank ever sees it.
+    """
+    parts = urlsplit(uri)
+    if parts.password is None:
+        return uri, {}
+    if not is_server(uri):
+        user = f"{parts.username}@" if parts.username else ""
+        place = parts._replace(netloc=user + parts.netloc.rpartition("@")[2])
+        return place.geturl(), {WHOLE_URI: uri}
+    return shown_uri(uri), {
+        "MLFLOW_TRACKING_USERNAME": unquote(parts.username or ""),
+        "MLFLOW_TRACKING_PASSWORD": unquote(parts.password),
+    }
+
+
+def whole_uri(uri: str, environment: Mapping[str, str]) -> str:
+    """Return the URI to open for one that is written down: with its password, where we have it."""
+    whole = environment.get(WHOLE_URI, "")
+    return whole if whole and split_password(whole)[0] == uri else uri
+
+
+def mlflow_environment(
+    environment: Mapping[str, str], credentials: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return the environment for a process that runs MLflow: telemetry off unless turned on.
 
     The user turns it on with MLFLOW_DISABLE_TELEMETRY=false.
+
+    Args:
+        environment: The kernel's own.
+        credentials: What `split_password` found.
     """
-    own = dict(environment)
+    own = {**environment, **(credentials or {})}
     if "MLFLOW_DISABLE_TELEMETRY" not in own:
         own["MLFLOW_DISABLE_TELEMETRY"] = "true"
         own.setdefault("DO_NOT_TRACK", "true")

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.client.tracking import database, view
 from nbdist.client.tracking.folder import try_lock
 from nbdist.client.tracking.sender import Deleted, NotTaken, RunSender, calling, error_text
-from nbdist.client.tracking.settings import own_database
+from nbdist.client.tracking.settings import own_database, whole_uri
 from nbdist.client.tracking.spool import (
     MOST_POINTS,
     PREPARING,
@@ -242,7 +242,7 @@ class Shipper:
 def _connect(uri: str) -> "MlflowClient":
     from mlflow.tracking import MlflowClient
 
-    client = calling(lambda: MlflowClient(tracking_uri=uri))
+    client = calling(lambda: MlflowClient(tracking_uri=whole_uri(uri, os.environ)))
     calling(lambda: client.search_experiments(max_results=1))
     return client
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -25,8 +26,9 @@ class ShippingProcess:
     thread otherwise. None of them waits, except `close`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, credentials: Mapping[str, str] | None = None) -> None:
         self._folder = folder
+        self._credentials = credentials
         self._process: subprocess.Popen[bytes] | None = None
         self._failures = 0
 
@@ -46,7 +48,7 @@ class ShippingProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                env=mlflow_environment(os.environ),
+                env=mlflow_environment(os.environ, self._credentials),
                 # Jupyter interrupts the kernel's whole process group.
                 start_new_session=True,
             )
@@ -106,13 +108,20 @@ def wait_until_sent(folder: Path, timeout_s: float) -> bool:
     return True
 
 
-def sync(folder: Path, timeout_s: float = 300.0, *, prepare: bool = False) -> str:
+def sync(
+    folder: Path,
+    timeout_s: float = 300.0,
+    *,
+    prepare: bool = False,
+    credentials: Mapping[str, str] | None = None,
+) -> str:
     """Send what the spool still holds; return one sentence that says what came of it.
 
     Args:
         folder: The private folder.
         timeout_s: Longest wait; what is not sent by then stays in the spool.
         prepare: Make the folder's own database if there is none yet.
+        credentials: `Tracker.credentials`.
     """
     before = [run for run in unsent(folder) if not run.is_owned()]
     if not before and not prepare:
@@ -123,7 +132,7 @@ def sync(folder: Path, timeout_s: float = 300.0, *, prepare: bool = False) -> st
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            env=mlflow_environment(os.environ),
+            env=mlflow_environment(os.environ, credentials),
             start_new_session=True,
         )
     with process:

@@ -3,7 +3,8 @@
 A run is a folder `<private folder>/spool/<key>/`; keys sort by time. Two processes write into it,
 each into its own files:
 
-- the kernel appends to `ops.jsonl`, one operation a line, replaces `summary.json`, and holds
+- the kernel appends to `ops.jsonl`, one operation a line, replaces `summary.json` and at the end
+  `curves.json`, and holds
   `owner.lock` as long as the run goes on: the run of a dead kernel is one whose lock is free;
 - the shipping process replaces `state.json`: how far it has come, and in which MLflow run.
 
@@ -11,7 +12,7 @@ The first line is `begin`. Then come rows of metrics, `[time_ms, step, {key: val
 many, and objects with an `op`: `params`, `tags`, `file` (its bytes lie in `files/`), `end`. What is
 sent twice is stored once, for time, step and value are always those of the record.
 
-When all has been sent, `ops.jsonl` and `files/` go; the summary stays, for `%dist runs`.
+When all has been sent, `ops.jsonl` and `files/` go; summary and curves stay, for `%dist runs`.
 """
 
 import contextlib
@@ -45,8 +46,9 @@ class Begin:
 
     `uri` names the tracking server or database, `artifacts` the place for the experiment's files
     where the client chooses it (None: the server's business). `continues` is the key of the run in
-    this spool that this one goes on with; `resume` asks for the newest run of that name, which
-    may only be on the server.
+    this spool that this one goes on with, `first_step` what was added to its steps for that;
+    `resume` asks for the newest run of that name, which may only be on the server. `study` is the
+    key of the run under which this one is nested.
     """
 
     key: str
@@ -57,6 +59,8 @@ class Begin:
     artifacts: str | None = None
     continues: str | None = None
     resume: bool = False
+    first_step: int = 0
+    study: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -68,7 +72,8 @@ class State:
     for, so that an answer that got lost does not make a second one. `error` is why the last
     attempt failed, empty when it did not. `refused` counts points and entries MLflow will never
     take, `attempts` the failures to store the artifact that comes next. `first_step` is added to
-    steps when only the server knew the run that is continued.
+    steps when another run is continued than the kernel knew of; `resumed` says which was:
+    "here", "there" (only MLflow had it), "none" of that name, or "" as long as it is not known.
     """
 
     offset: int = 0
@@ -76,6 +81,7 @@ class State:
     experiment_id: str = ""
     creating: bool = False
     first_step: int = 0
+    resumed: str = ""
     sent: int = 0
     attempts: int = 0
     refused: int = 0
@@ -145,6 +151,10 @@ class SpoolWriter:
         """Replace what `%dist runs` shows of this run."""
         write_private(self.folder / "summary.json", json.dumps(values).encode())
 
+    def curves(self, values: Mapping[str, Any]) -> None:
+        """Keep what this run is compared with others by."""
+        write_private(self.folder / "curves.json", json.dumps(values).encode())
+
     def flush(self, to_disk: bool = False) -> None:
         """Hand what was written to the operating system, and to the disk if asked."""
         self._ops.flush()
@@ -194,6 +204,10 @@ class SpooledRun:
     def summary(self) -> dict[str, Any]:
         """Return what the kernel last told of the run; empty when it told nothing yet."""
         return read_json(self.folder / "summary.json")
+
+    def curves(self) -> dict[str, Any]:
+        """Return what this run is compared by; empty while it runs, or when its kernel died."""
+        return read_json(self.folder / "curves.json")
 
     def is_owned(self) -> bool:
         """Return whether the kernel that writes this run is alive and still writing."""

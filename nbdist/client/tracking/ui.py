@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nbdist.client.tracking import database, view
@@ -19,7 +19,9 @@ from nbdist.client.tracking.settings import (
     mlflow_environment,
     own_database,
     shown_uri,
+    split_password,
     tracking_uri,
+    whole_uri,
 )
 from nbdist.client.tracking.shipper import open_log, sync, wait_until_sent
 from nbdist.client.tracking.spool import spooled_runs
@@ -51,21 +53,22 @@ def start_ui(
     Raises:
         TrackingError: The server did not come up.
     """
-    chosen = tracking_uri(folder, uri, os.environ)
+    chosen, credentials = split_password(tracking_uri(folder, uri, os.environ))
     if is_server(chosen):
         return shown_uri(chosen) + view_page(folder, chosen, experiment), None
     make_private_folder(folder)
     deadline = time.monotonic() + timeout_s
     # What ended a moment ago (a kernel, a demo) may still be in the spool: people who open the
     # UI look for just that run.
-    sync(folder, _SEND_TIMEOUT_S, prepare=database.is_missing(folder, chosen))
+    prepare = database.is_missing(folder, chosen)
+    sync(folder, _SEND_TIMEOUT_S, prepare=prepare, credentials=credentials)
     wait_until_sent(folder, _SEND_TIMEOUT_S)
     # The server makes the tables of a new database; two processes that do so both fail.
     lock = folder / "create.lock"
     while is_locked(lock) and time.monotonic() < deadline:
         time.sleep(0.1)
     with try_lock(lock):
-        started = _start_on_free_port(folder, chosen, wrap, deadline)
+        started = _start_on_free_port(folder, chosen, credentials, wrap, deadline)
     if started is not None:
         address, process = started
         return address + view_page(folder, chosen, experiment), process
@@ -78,11 +81,15 @@ def start_ui(
 
 
 def _start_on_free_port(
-    folder: Path, uri: str, wrap: Sequence[str], deadline: float
+    folder: Path,
+    uri: str,
+    credentials: Mapping[str, str],
+    wrap: Sequence[str],
+    deadline: float,
 ) -> "tuple[str, subprocess.Popen[bytes]] | None":
     for _ in range(_ATTEMPTS):
         port = _free_port()
-        process = _start(folder, uri, port, wrap)
+        process = _start(folder, uri, credentials, port, wrap)
         if _answers(f"http://{_HOST}:{port}/health", process, deadline):
             return f"http://{_HOST}:{port}", process
         # The whole group: `wrap` may stand between us and the server.
@@ -103,12 +110,14 @@ def view_page(folder: Path, uri: str, experiment: str | None = None) -> str:
     return ""  # no run has been sent yet: MLflow's front page
 
 
-def _start(folder: Path, uri: str, port: int, wrap: Sequence[str]) -> "subprocess.Popen[bytes]":
+def _start(
+    folder: Path, uri: str, credentials: Mapping[str, str], port: int, wrap: Sequence[str]
+) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "mlflow", "server", "--host", _HOST, "--port", str(port)]
     command += ["--workers", "1"]
     environment = mlflow_environment(os.environ)
     # By the environment, not the command line: a database's URI may hold a password.
-    environment["MLFLOW_BACKEND_STORE_URI"] = uri
+    environment["MLFLOW_BACKEND_STORE_URI"] = whole_uri(uri, credentials)
     if uri == own_database(folder):
         environment["MLFLOW_ARTIFACTS_DESTINATION"] = (folder.absolute() / "artifacts").as_uri()
     # Background jobs are for evaluating language models; they cost eight processes.

@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nbdist.client.tracking.flat import BY_RANK
 from nbdist.client.tracking.names import metric_name, rank_metric
-from nbdist.client.tracking.series import BY_RANK, MOST_RANK_SERIES
+from nbdist.client.tracking.series import MOST_RANK_SERIES
 
 KEY = "nbdist"
 TAG = f"mlflow.sharedViewState.{KEY}"

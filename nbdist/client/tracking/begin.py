@@ -1,0 +1,112 @@
+"""Decide what a run is when it begins: its name, its tags, and which run it goes on with.
+
+Threads: everything here runs on a run's own thread; it reads the spool and asks git.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbdist.client.tracking import provenance
+from nbdist.client.tracking.names import RUN_NAME_LENGTH, hide_secrets, params_of, run_name
+from nbdist.client.tracking.settings import own_artifacts
+from nbdist.client.tracking.spool import Begin, SpooledRun, spool_of, spooled_runs
+from nbdist.wire import CellInfo
+
+TAG_FACTS = ("torch", "cuda", "nccl", "host")
+# matplotlib's petroff8, which people with colour blindness can tell apart (arXiv:2107.02270).
+_COLORS = ("#1845fb", "#ff5e02", "#c91f16", "#c849a9", "#adad7d", "#86c8dd", "#578dff", "#656364")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the runs of one notebook go: `uri` holds no password."""
+
+    folder: Path
+    uri: str
+    experiment: str
+
+
+def new_key(number: int) -> str:
+    """Return a key for a run of cell `number`; keys sort by time and name their kernel."""
+    return f"{time.time_ns():020d}-{os.getpid()}-{number}"
+
+
+def name_of(info: CellInfo, facts: Mapping[str, str]) -> str:
+    """Return the run's name: the one asked for, else what differs from other runs."""
+    name = info.run_name or run_name(facts.get("layout", ""), len(info.ranks), info.params)
+    return hide_secrets(name)[:RUN_NAME_LENGTH]
+
+
+def continued(place: Place, info: CellInfo, facts: Mapping[str, str]) -> SpooledRun | None:
+    """Return the run of this folder that the cell goes on with, if it goes on with any.
+
+    That is the run that a failed attempt at the same cell has begun, or with `--resume` the newest
+    of the cell's name. A newer one that only the server knows is found when the run is sent.
+    """
+    if info.continues is not None:
+        run = SpooledRun(spool_of(place.folder) / info.continues)
+        if run.summary():
+            return run
+    if not info.resume:
+        return None
+    wanted = {"name": name_of(info, facts), "experiment": place.experiment, "uri": place.uri}
+    for run in spooled_runs(place.folder):
+        summary = run.summary()
+        if summary.get("kind") != "study" and wanted.items() <= summary.items():
+            return run
+    return None
+
+
+def make_begin(
+    place: Place,
+    info: CellInfo,
+    facts: Mapping[str, str],
+    before: SpooledRun | None,
+    time_ms: int,
+) -> Begin:
+    """Return the run's first operation.
+
+    Args:
+        place: Where it goes.
+        info: The cell.
+        facts: What the ranks have told so far.
+        before: The run it goes on with.
+        time_ms: The wall clock of its first record.
+    """
+    tags = provenance.source_tags(place.experiment, info.number, place.folder.parent)
+    tags |= {f"nbdist.{key}": facts[key] for key in TAG_FACTS if key in facts}
+    # MLflow draws a run in a colour of its id, and neighbours often come out alike.
+    tags["mlflow.runColor"] = _COLORS[_count(place) % len(_COLORS)]
+    told = before.summary() if before else {}
+    return Begin(
+        key=new_key(info.number),
+        uri=place.uri,
+        experiment=place.experiment,
+        name=name_of(info, facts),
+        time_ms=int(told.get("started_ms", time_ms)),
+        artifacts=own_artifacts(place.folder, place.uri, place.experiment),
+        continues=before.key if before else None,
+        resume=info.resume,
+        first_step=int(told.get("last_step", 0)),
+        study=info.study,
+        tags=tags,
+    )
+
+
+def own_params(info: CellInfo) -> dict[str, str]:
+    """Return the params that a run has whatever the ranks tell."""
+    own: Mapping[str, Any] = {
+        "world_size": len(info.ranks),
+        "backend": info.backend,
+        "devices": ", ".join(dict.fromkeys(info.devices)),
+    }
+    return params_of(own) | params_of(info.params)
+
+
+def _count(place: Place) -> int:
+    """Return how many lines the charts have by now; studies have none."""
+    return sum(run.summary().get("kind") != "study" for run in spooled_runs(place.folder))

@@ -1,0 +1,217 @@
+"""Write one run into the spool: what it was made from, its points as they come, how it ended.
+
+Everything here runs on the run's own thread, may wait for a disk or for git, and may raise OSError
+and TrackingError: `run` answers both.
+"""
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from nbdist.client.insight.values import ExplainedStep, Verdict
+from nbdist.client.telemetry import Series as History
+from nbdist.client.tracking import provenance
+from nbdist.client.tracking.begin import TAG_FACTS, Place, continued, make_begin, own_params
+from nbdist.client.tracking.curves import curves_of, joined
+from nbdist.client.tracking.folder import make_private_folder
+from nbdist.client.tracking.machine import Machine
+from nbdist.client.tracking.names import hide_secrets, merge_facts, params_of
+from nbdist.client.tracking.series import Series
+from nbdist.client.tracking.spool import SpoolWriter, spool_of
+from nbdist.client.tracking.story import story
+from nbdist.wire import CellInfo, Record
+
+Outcome = Literal["finished", "failed", "interrupted"]
+STATUS: dict[Outcome, str] = {
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+}
+SUMMARY_S = 2.0
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Feed(Protocol):
+    """What a run needs of a cell's telemetry."""
+
+    facts: dict[int, dict[str, str]]
+
+    def subscribe(self, callback: Callable[[list[Record]], None]) -> None:
+        """Call `callback` with each new record, once."""
+
+    def series(self, key: str) -> dict[int, History]:
+        """Return the history of `key` by rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a run ended. `error` is text for people, `picture` a PNG.
+
+    `files` are more artifacts: where they lie, by their names in the run.
+    """
+
+    outcome: Outcome
+    error: str | None
+    picture: bytes | None
+    time_ms: int
+    verdicts: Sequence[Verdict] = ()
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+
+class RunWriter:
+    """One run on its way to the disk.
+
+    Args:
+        place: Where it goes.
+        info: The cell.
+        cells: The session's cells so far, this one last.
+        feed: The cell's telemetry.
+        time_ms: The wall clock of the first record.
+    """
+
+    def __init__(
+        self, place: Place, info: CellInfo, cells: Sequence[CellInfo], feed: Feed, time_ms: int
+    ) -> None:
+        make_private_folder(place.folder)
+        self._place, self._info, self._cells, self._feed = place, info, cells, feed
+        before = continued(place, info, self._facts())
+        self._curves_before = before.curves() if before else {}
+        self._machine = Machine()
+        self._facts_told: set[str] = set()
+        self._taken = {*own_params(info)}
+        self._summary_at = time.monotonic()
+        self.lost = 0  # records that the run had to leave out
+        self.begin = make_begin(place, info, self._facts(), before, time_ms)
+        self.series = Series(info.ranks, self.begin.first_step)
+        self._spool = SpoolWriter(spool_of(place.folder), self.begin)
+        try:
+            self._write_summary("running")
+        except BaseException:
+            self._spool.close()
+            raise
+
+    def write_story(self) -> None:
+        """Write what the run was made from."""
+        self._spool.params(own_params(self._info))
+        folder = self._place.folder.parent
+        self._spool.tags(provenance.git_tags(folder))
+        for name, content in story(folder, self._cells):
+            self._spool.file(name, content)
+
+    def add(self, records: list[Record]) -> None:
+        """Write the points that these records make certain."""
+        self._spool.points(self.series.add(records, time.monotonic()))
+
+    def add_explained(self, steps: Sequence[ExplainedStep]) -> None:
+        """Write the points of steps that `insight` has compared."""
+        self._spool.points(self.series.add_explained(steps))
+
+    def tick(self) -> None:
+        """Write what is due now and then, and hand all to the operating system."""
+        now_s = time.monotonic()
+        self._spool.points(self._machine.points(now_s))
+        self._write_facts(settled_only=True)
+        self._spool.flush()
+        if now_s - self._summary_at > SUMMARY_S:
+            self._summary_at = now_s
+            self._write_summary("running")
+
+    def end(self, end: End) -> None:
+        """Write the end of the run; all of it is on the disk when this returns."""
+        spool = self._spool
+        spool.points(self.series.finish())
+        spool.points(self._machine.points(time.monotonic(), is_last=True))
+        self._write_facts(settled_only=False)
+        if end.error:
+            text = hide_secrets(_ANSI.sub("", end.error))
+            spool.file("error.txt", text.encode())
+            spool.tags({"nbdist.error": text.strip().splitlines()[0][:250] if text else ""})
+        if end.verdicts:
+            said = [verdict.sentence for verdict in end.verdicts]
+            spool.tags({"nbdist.verdict": "; ".join(said)[:1000]})
+            spool.file("verdicts.txt", ("\n".join(said) + "\n").encode())
+        if end.picture:
+            spool.file("board.png", end.picture)
+        for name, path in end.files.items():
+            spool.file(name, path.read_bytes())
+        # A clock that was set back must not let a run end before it began.
+        spool.end(STATUS[end.outcome], max(end.time_ms, self.begin.time_ms))
+        spool.curves(joined(self._curves_before, self._curves()))
+        self._write_summary(end.outcome)
+        spool.flush(to_disk=True)
+
+    def close(self) -> None:
+        """Let go of the run."""
+        self._spool.close()
+
+    def _curves(self) -> dict[str, Any]:
+        return curves_of(self._feed.series, self.begin.first_step)
+
+    def _facts(self) -> dict[str, str]:
+        # dict() copies in one step of the interpreter; the IO thread may be adding to it.
+        facts = dict(self._feed.facts)
+        return merge_facts(facts[rank] for rank in sorted(facts))
+
+    def _write_facts(self, settled_only: bool) -> None:
+        """Write facts as params, each once: a param that changed would be refused.
+
+        A fact is settled when every rank has told its own.
+        """
+        told = dict(self._feed.facts)
+        fresh: dict[str, str] = {}
+        tags: dict[str, str] = {}
+        for key, value in self._facts().items():
+            by_all = all(key in told.get(rank, {}) for rank in self._info.ranks)
+            if key in self._facts_told or (settled_only and not by_all):
+                continue
+            self._facts_told.add(key)
+            if key in TAG_FACTS or key in self._taken:
+                tags[f"nbdist.{key}"] = hide_secrets(value)
+            else:
+                fresh |= params_of({key: value})
+        if fresh:
+            self._spool.params(fresh)
+        if tags:
+            self._spool.tags(tags)
+
+    def _write_summary(self, status: str) -> None:
+        self._spool.summary(self.summary(status))
+
+    def summary(self, status: str) -> Mapping[str, Any]:
+        """Return what `%dist runs` shows of this run."""
+        begin, info, series, facts = self.begin, self._info, self.series, self._facts()
+        return {
+            "name": begin.name,
+            "experiment": begin.experiment,
+            "uri": begin.uri,
+            "status": status,
+            "cell": info.number,
+            "started_ms": begin.time_ms,
+            "updated_ms": max(begin.time_ms, time.time_ns() // 1_000_000),
+            "steps": series.steps,
+            "last_step": series.last_step,
+            "values": series.summary(),
+            "user_keys": series.user_keys,
+            "params": params_of(info.params),
+            "facts": own_params(info) | params_of(facts) | _versions(begin.tags),
+            "layout": facts.get("layout", ""),
+            "world_size": len(info.ranks),
+            "ranks": info.ranks,
+            "continues": begin.continues,
+            "study": begin.study,
+            "lost": self.lost,
+        }
+
+
+def _versions(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return of a run's tags what tells one program from another."""
+    names = {
+        "mlflow.source.git.commit": "commit",
+        "nbdist.git_dirty": "changed since",
+        "nbdist.version": "nbdist",
+        "nbdist.python": "python",
+    }
+    return {name: tags[tag][:12] for tag, name in names.items() if tag in tags}
