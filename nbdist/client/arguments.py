@@ -23,7 +23,7 @@ COMMANDS = {
     "stacks": "where every rank is now: cell line, collective, peers it waits for",
     "chaos": "make ranks fail on purpose while cells run; without words, what came of it",
     "board": "the board of the last run; with a VIEW, that view of it, and of cells from now on",
-    "runs": "this notebook's runs, newest first",
+    "runs": "this notebook's runs, newest first; with names or numbers, these beside each other",
     "ui": "start the MLflow UI and show its link",
     "doctor": "what is wrong with this machine, and the mend",
 }
@@ -133,6 +133,12 @@ def dist_parser() -> argparse.ArgumentParser:
     for name in ("push", "pull"):
         made[name].add_argument("names", nargs="+", metavar="NAME")
     made["scale"].add_argument("n", type=int, metavar="N", help="number of ranks")
+    made["runs"].add_argument(
+        "chosen",
+        nargs="*",
+        metavar="RUN",
+        help="compare these: names or numbers from the list; a sweep's name stands for its runs",
+    )
     made["runs"].add_argument("--sync", action="store_true", help="send what waits in the spool")
     made["runs"].add_argument("--plain", action="store_true", help="as text")
     return parser
@@ -151,7 +157,9 @@ def distributed_parser() -> argparse.ArgumentParser:
         default=[],
         type=_parameter,
         metavar="KEY=VALUE",
-        help="a Python literal, set on the ranks before the cell runs and logged",
+        help="a Python literal, set on the ranks before the cell runs and logged; a list, as in "
+        "lr=[1e-3,3e-4], runs the cell once a value, as nested runs, and several lists once a "
+        "combination; a tuple is one value",
     )
     parser.add_argument("--no-track", action="store_true", help="no MLflow run for this cell")
     parser.add_argument(

@@ -22,11 +22,16 @@ from nbdist.client.result import CellResult
 from nbdist.client.show import Showing, ShownCell
 from nbdist.errors import ClusterError, Interrupted, RankError
 from nbdist.ranks import begin_with_ranks
+from nbdist.wire import Display
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A cell and what it was asked with; see `Session.run`."""
+    """A cell and what it was asked with; see `Session.run`.
+
+    In a sweep, `study` is the key under which its run is nested, `heading` a line above it, and
+    `above` what the notebook's cell shows already.
+    """
 
     code: str
     ranks: tuple[int, ...]
@@ -38,6 +43,9 @@ class Asked:
     show: bool = False
     prompt: int | None = None
     profile: Steps | None = None
+    study: str | None = None
+    heading: str = ""
+    above: tuple[Display, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,7 @@ class Attempts:
         """Begin with no cell run."""
         self.last: CellResult | None = None
         self.profile: Profiled | None = None
+        self.shown: ShownCell | None = None  # how the last cell is shown
         self._cluster = cluster
         self._showing = showing
         self._count = 0
@@ -92,7 +101,7 @@ class Attempts:
                 do="run the %%distributed cell itself, also when it had run nowhere.",
             )
         asked, before = self._failed
-        return self._run(asked, before, 0)
+        return self._run(replace(asked, above=()), before, 0)  # in another cell of the notebook
 
     def _run(self, asked: Asked, before: _Before | None, retries: int) -> CellResult:
         notice = self._mend()
@@ -165,11 +174,14 @@ class Attempts:
                 asked.run_name,
                 resume=asked.resume,
                 continues=before.run if before else None,
+                study=asked.study,
                 track=asked.track,
                 show=asked.show,
-                above=before.shown.left if before and follows else (),
+                above=before.shown.left if before and follows else asked.above,
             )
+            shown.say(asked.heading if not follows else "")
             shown.say(notice)
+            self.shown = shown
             cell = CellRun(
                 self._cluster, request, shown.slots, shown.telemetry, shown.tick, interrupts
             )

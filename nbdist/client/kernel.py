@@ -7,7 +7,7 @@ import atexit
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ from nbdist.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
     from nbdist.client.tracking import RunsTable, Tracker
+    from nbdist.client.tracking.compare import Comparison
     from nbdist.doctor.findings import Finding
 
 _WARM_TIMEOUT_S = 120.0
@@ -80,11 +81,25 @@ def runs() -> "RunsTable":
     return runs_table(tracker.folder, tracker.experiment)
 
 
+def compare(words: Sequence[str]) -> "Comparison":
+    """Return the runs that these names and row numbers mean, beside each other.
+
+    Raises:
+        UsageError: A word names no run.
+    """
+    from nbdist.client.tracking.runs import compare, runs, select
+
+    tracker = _tracker()
+    rows = runs(tracker.folder, tracker.experiment)
+    return compare(tracker.folder, select(rows, words))
+
+
 def sync() -> str:
     """Send what MLflow has not taken yet; return one sentence that says what came of it."""
     from nbdist.client import tracking
 
-    return tracking.sync(project_folder(_place))
+    tracker = _tracker()
+    return tracking.sync(tracker.folder, credentials=tracker.credentials)
 
 
 def open_ui() -> str:
@@ -103,7 +118,7 @@ def open_ui() -> str:
         page = tracking.view_page(tracker.folder, tracker.uri, tracker.experiment)
         return f"MLflow shows the runs at {address}{page}"
     guard = [sys.executable, "-m", "nbdist.lifeline", str(os.getpid())]
-    _ui = tracking.start_ui(tracker.folder, tracker.uri, tracker.experiment, wrap=guard)
+    _ui = tracking.start_ui(tracker.folder, tracker.whole_uri, tracker.experiment, wrap=guard)
     return f"MLflow shows the runs at {_ui[0]}"
 
 

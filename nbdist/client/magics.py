@@ -83,20 +83,29 @@ class NBDist(Magics):
             return
         from nbdist.client.kernel import current
 
-        current().run(
-            _numbered_like_the_notebook(line, cell),
-            asked.ranks,
-            timeout_s=asked.timeout,
-            params=dict(asked.params),
-            run_name=asked.run,
-            resume=asked.resume,
-            track=not asked.no_track,
-            show=True,
+        code = _numbered_like_the_notebook(line, cell)
+        params = dict(asked.params)
+        lists = {key: value for key, value in params.items() if isinstance(value, list)}
+        options = {
+            "timeout_s": asked.timeout,
+            "params": {key: value for key, value in params.items() if key not in lists},
+            "run_name": asked.run,
+            "track": not asked.no_track,
+            "show": True,
             # IPython 9 counts a cell before it runs, IPython 8 after; this is what both show.
-            prompt=max(1, self._shell.displayhook.prompt_count),
-            retry=asked.retry,
-            profile=asked.profile,
-        )
+            "prompt": max(1, self._shell.displayhook.prompt_count),
+            "retry": asked.retry,
+            "profile": asked.profile,
+        }
+        if not lists:
+            current().run(code, asked.ranks, resume=asked.resume, **options)
+        elif asked.resume:
+            raise UsageError(
+                "%%distributed --resume goes on with one run, and a list makes several: "
+                f"give -p {next(iter(lists))} one value."
+            )
+        else:
+            current().sweep(code, lists, asked.ranks, **options)
 
     @property
     def _shell(self) -> Any:
@@ -202,15 +211,24 @@ class NBDist(Magics):
         current().show_board(asked.view)
 
     def _runs(self, asked: Any, names: dict[str, Any]) -> Any:
-        from nbdist.client.kernel import runs, sync
+        from nbdist.client.kernel import compare, runs, sync
 
         if asked.sync:
             print(sync())
-        table = runs()
-        if asked.plain or not hasattr(self._shell, "kernel"):
-            print(table)
-            return None
-        return table
+        has_pictures = hasattr(self._shell, "kernel") and not asked.plain
+        table: Any
+        if asked.chosen:
+            table = compare(asked.chosen)
+            if has_pictures:
+                from nbdist.client.tracking.compare_plot import show
+
+                show(table, self.theme)
+        else:
+            table = runs()
+        if has_pictures:
+            return table
+        print(table)
+        return None
 
     def _ui(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.kernel import open_ui

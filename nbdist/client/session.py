@@ -7,7 +7,7 @@ refused. `client/kernel.py` holds the kernel's current one.
 import atexit
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ from nbdist.client.result import CellResult
 from nbdist.client.scale import scale
 from nbdist.client.show import Showing
 from nbdist.client.status import Stacks, Status
+from nbdist.client.sweep import SweepResult, combinations, sweep
 from nbdist.client.transfer import pull, push
 from nbdist.errors import (
     ClusterError,
@@ -137,12 +138,7 @@ class Session:
         """
         self._require_usable()
         chosen = parse_ranks(ranks, self.world_size)
-        for name, value in (params or {}).items():
-            if not plain.is_plain(value):
-                raise UsageError(
-                    f"-p {name} takes None, bool, numbers, text, and lists, tuples and dicts of "
-                    f"these, up to 64 KiB, not a {type(value).__name__}; %dist push takes anything."
-                )
+        _require_plain(params or {})
         syntax.check(code)
         steps = None if profile is None else parse_steps(str(profile))
         asked = Asked(
@@ -150,6 +146,52 @@ class Session:
         )
         with self._alone():
             return self._attempts.run(asked, retry)
+
+    def sweep(
+        self,
+        code: str,
+        lists: Mapping[str, Sequence[Any]],
+        ranks: str = "all",
+        *,
+        timeout_s: float | None = None,
+        params: Mapping[str, Any] | None = None,
+        run_name: str | None = None,
+        track: bool = True,
+        show: bool = False,
+        prompt: int | None = None,
+        retry: int = 0,
+    ) -> SweepResult:
+        """Run a cell once for each value of a list, or for each combination of several lists'.
+
+        In MLflow the runs are nested under one, called `run_name`; each is called by what it tries.
+
+        Args:
+            code: The cell.
+            lists: What is tried, by the names that are set on the ranks.
+            ranks: As in `run`, and so is all that follows; `timeout_s` and `retry` of each run.
+            timeout_s: Interrupt a run after so many seconds.
+            params: Names that all runs share.
+            run_name: Name of the run that holds them; by default what varies.
+            track: Whether trainings are tracked in MLflow.
+            show: Show outputs as `%%distributed` does.
+            prompt: The number that tracebacks give the cell.
+            retry: Run again what failed, so many times at most.
+
+        Returns:
+            One result a run; printed, their table.
+
+        Raises:
+            UsageError: A list is empty, or there are too many runs; else as `run`, for the run that
+                ended the sweep. The runs before it are kept.
+        """
+        self._require_usable()
+        chosen = parse_ranks(ranks, self.world_size)
+        _require_plain({**(params or {}), **lists})
+        combinations(lists)  # too many are refused before anything else happens
+        syntax.check(code)
+        asked = Asked(code, chosen, timeout_s, params or {}, run_name, False, track, show, prompt)
+        with self._alone():
+            return sweep(self._attempts, self._showing, asked, lists, retry)
 
     def retry(self) -> CellResult:
         """Run the cell again that failed or was interrupted last, as it was asked for.
@@ -341,3 +383,12 @@ class Session:
                 do=f"%dist restart -r {','.join(map(str, dead))}",
             )
         return chosen
+
+
+def _require_plain(params: Mapping[str, Any]) -> None:
+    for name, value in params.items():
+        if not plain.is_plain(value):
+            raise UsageError(
+                f"-p {name} takes None, bool, numbers, text, and lists, tuples and dicts of "
+                f"these, up to 64 KiB, not a {type(value).__name__}; %dist push takes anything."
+            )

@@ -9,9 +9,10 @@ import atexit
 import html
 import logging
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
 from nbdist.client import arguments, transcript
@@ -27,12 +28,13 @@ from nbdist.client.telemetry import Telemetry
 from nbdist.errors import ClusterError
 
 if TYPE_CHECKING:
-    from nbdist.client.tracking import TrackedRun, Tracker
+    from nbdist.client.tracking import Study, TrackedRun, Tracker
 
 log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 2.0
 _EXPLAIN_TIMEOUT_S = 2.0
+_MOST_CELLS = 500
 
 
 class Showing:
@@ -56,6 +58,7 @@ class Showing:
         self._heard: dict[int, tuple[int, int]] = {}
         self._pids: dict[int, int] = {}
         self._clocks: Clocks | None = None
+        self._cells: deque[wire.CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
 
     def show_board(self, view: str | None = None) -> None:
         """Display the board of the last training; with buttons where they can work.
@@ -99,14 +102,15 @@ class Showing:
         *,
         resume: bool,
         continues: str | None,
+        study: str | None,
         track: bool,
         show: bool,
         above: Sequence[wire.Display],
     ) -> "ShownCell":
         """Return the showing of one cell that is about to be sent.
 
-        `continues` is the `ShownCell.run_key` of the attempt that it repeats, `above` what that one
-        has left in the same cell of the notebook.
+        `continues` is the `ShownCell.run_key` of the attempt that it repeats, `study` the key of
+        what `begin_study` gave, `above` what is shown already in the same cell of the notebook.
         """
         assert cluster.options is not None
         info = wire.CellInfo(
@@ -119,6 +123,7 @@ class Showing:
             run_name=run_name,
             resume=resume,
             continues=continues,
+            study=study,
             track=track,
             params=dict(request.params),
         )
@@ -129,7 +134,9 @@ class Showing:
         self._pids = pids
         insight = Insight(info, self._clocks_of(cluster, pids))
         telemetry.subscribe(insight.receive)
-        run = self._tracking().follow(info, telemetry, insight) if track else None
+        before = tuple(self._cells)
+        run = self._tracking().follow(info, telemetry, insight, before) if track else None
+        self._cells.append(info)
         return ShownCell(
             self, info, telemetry, insight, run, above, show=show, look=(self._theme, self._view)
         )
@@ -140,6 +147,10 @@ class Showing:
             self._clocks = Clocks(lambda rank: requests.ask(rank, "clock.read", busy=True))
         self._clocks.begin(pids)
         return self._clocks
+
+    def begin_study(self, name: str, source: str, values: Mapping[str, Sequence[Any]]) -> "Study":
+        """Return the run under which those of a sweep's cells are nested; see `Tracker`."""
+        return self._tracking().begin_study(name, source, values)
 
     def _tracking(self) -> "Tracker":
         from nbdist.client.tracking import Tracker

@@ -150,7 +150,7 @@ def test_the_runs_of_a_notebook_are_listed_newest_first(notebook: Notebook) -> N
     assert all(r.is_sent and r.run_id for r in rows)
     assert runs(notebook.home, "another notebook") == ()
     table = runs_table(notebook.home)
-    assert str(table).splitlines()[0].split()[:5] == ["run", "state", "layout", "ranks", "lr"]
+    assert str(table).splitlines()[0].split()[:6] == ["#", "run", "state", "layout", "ranks", "lr"]
     assert "<td>ddp-w4-lr0.03</td>" in table._repr_html_()
 
 

@@ -1,7 +1,12 @@
 """Track training in MLflow: one run a training cell, for all its ranks.
 
     run     what the session calls: a Tracker, a TrackedRun a cell      (kernel)
-    series  records in, points out                                      (pure)
+    begin   decides what a run is; writing writes it                    (kernel)
+    story   what a run can be made again from, with provenance          (kernel)
+    machine processor, memory, disk, network, GPUs                      (kernel)
+    study   the run under which those of a sweep are nested             (kernel)
+    series  records in, points out; flat: one step as a few numbers     (pure)
+    curves  what stays of a run to compare it by                        (pure)
     spool   a run on disk, as operations                                (both processes)
     ship    sends the spool to MLflow                                   (a process of its own)
     shipper starts, watches and ends that process                       (kernel)
@@ -14,12 +19,14 @@ Only `ship` imports mlflow, so importing this package costs milliseconds.
 from nbdist.client.tracking.run import RunLink, TrackedRun, Tracker
 from nbdist.client.tracking.runs import RunRow, RunsTable, runs, runs_table
 from nbdist.client.tracking.shipper import sync, wait_until_sent
+from nbdist.client.tracking.study import Study
 from nbdist.client.tracking.ui import start_ui, view_page
 
 __all__ = [
     "RunLink",
     "RunRow",
     "RunsTable",
+    "Study",
     "TrackedRun",
     "Tracker",
     "runs",

@@ -30,7 +30,7 @@ _SECRET_FORMS = (
 _SECRET_GIVEN = re.compile(
     r"(?i)(\b\w{0,40}(?:secret|passw|pwd|credential|api_?key|access_?key|private_?key"
     r"|(?:hf|api|auth|access|bearer|tracking)_?token|(?<!\w)token)"
-    r"(?!iz)\w{0,40}[\\\"'\]]{0,6}\s{0,4}[=:,]\s{0,4})(\\?[\"'])(?:(?!\2)[^\n]){4,200}?\2"
+    r"(?!iz|s\b)\w{0,40}[\\\"'\]]{0,6}\s{0,4}[=:,]\s{0,4})(\\?[\"'])(?:(?!\2)[^\n]){4,200}?\2"
 )
 HIDDEN = "(hidden)"
 
@@ -84,8 +84,16 @@ def run_name(layout: str, world_size: int, params: Mapping[str, object]) -> str:
 
     The name is the text of the legend in MLflow's charts, so it stays short and has no spaces.
     """
-    parts = [layout.replace("=", ""), f"w{world_size}"]
-    for key, value in params_of(params).items():
-        if value != HIDDEN and len(value) <= 20:
-            parts.append(f"{key}{value}")
-    return re.sub(r"[^\w.+]+", "-", "-".join(p for p in parts if p)).strip("-")[:RUN_NAME_LENGTH]
+    parts = [layout.replace("=", ""), f"w{world_size}", run_name_of(params)]
+    return "-".join(_plain(part) for part in parts if part)[:RUN_NAME_LENGTH].strip("-")
+
+
+def run_name_of(params: Mapping[str, object]) -> str:
+    """Return a run's name that tells its params alone, as `lr0.001`; for one of a sweep's runs."""
+    told = params_of(params).items()
+    parts = [f"{key}{value}" for key, value in told if value != HIDDEN and len(value) <= 20]
+    return _plain("-".join(parts))[:RUN_NAME_LENGTH].strip("-")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^\w.+]+", "-", text).strip("-")

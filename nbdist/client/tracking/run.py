@@ -22,7 +22,7 @@ from nbdist.client.insight.insight import Insight
 from nbdist.client.insight.values import ExplainedStep
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import Place
-from nbdist.client.tracking.settings import shown_uri, split_password, tracking_uri
+from nbdist.client.tracking.settings import shown_uri, split_password, tracking_uri, whole_uri
 from nbdist.client.tracking.shipper import ShippingProcess, wait_until_sent
 from nbdist.client.tracking.spool import PREPARING, SpooledRun, State, spool_of
 from nbdist.client.tracking.study import Study
@@ -68,6 +68,11 @@ class Tracker:
         self.shipping = ShippingProcess(self.folder, self.credentials)
         self._current: TrackedRun | None = None
         self._study: Study | None = None
+
+    @property
+    def whole_uri(self) -> str:
+        """The tracking URI with the password it may hold; for a process's environment alone."""
+        return whole_uri(self.uri, self.credentials)
 
     @property
     def place(self) -> Place:

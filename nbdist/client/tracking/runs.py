@@ -1,14 +1,18 @@
 """List a notebook's runs from the spool's summaries: at once, with or without MLflow."""
 
 import html
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from nbdist.client.tracking.compare import Comparison, entry_of
 from nbdist.client.tracking.settings import shown_uri
-from nbdist.client.tracking.spool import SpooledRun, spooled_runs
+from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
+from nbdist.client.tracking.tables import html_table, number, text_table, used_columns
+from nbdist.errors import UsageError
 
 _MOST_PARAMS = 4
 _MOST_LOGGED = 3
@@ -21,6 +25,8 @@ class RunRow:
     `state` is "running", "finished", "failed", "interrupted", or "killed" when its kernel died.
     `values` are the last flat values (`loss`, `step_s`, ..., and what was logged). `is_sent` says
     whether MLflow has all of it; `waits_for` why not, if that is known. `run_id` is MLflow's.
+    `kind` is "study" for the run that holds a sweep's, `study` the key of that one in each of them.
+    `facts` are all that may tell it from other runs: params, layout, versions.
     """
 
     name: str
@@ -40,6 +46,9 @@ class RunRow:
     run_id: str
     uri: str
     key: str
+    kind: str = "run"
+    study: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +61,15 @@ class RunsTable:
         """Return a table of plain text; it begins with its header."""
         if not self.rows:
             return _NONE
-        header, body = cells(self.rows)
-        widths = [max(len(row[i]) for row in (header, *body)) for i in range(len(header))]
-        lines = [
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-            for row in (header, *body)
-        ]
-        return "\n".join([*lines, *self._notes()])
+        return "\n".join([*text_table(*cells(self.rows)), *self._notes()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         if not self.rows:
             return f"<p>{html.escape(_NONE)}</p>"
-        header, body = cells(self.rows)
-        head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in header)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
-            for row in body
-        )
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self._notes())
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"
+        return html_table(*cells(self.rows)) + notes
 
     def _notes(self) -> list[str]:
         notes = []
@@ -112,7 +109,59 @@ def runs(folder: Path, experiment: str | None = None, limit: int = 20) -> tuple[
             rows.append(_row(run, summary))
         if len(rows) == limit:
             break
-    return tuple(rows)
+    return _nested(rows)
+
+
+def select(rows: Sequence[RunRow], words: Sequence[str]) -> tuple[RunRow, ...]:
+    """Return the runs that these words name, each once, in their order.
+
+    Args:
+        rows: As `runs` returns them.
+        words: A row's number from 1, or a name: of a study all its runs, else the newest so called.
+
+    Raises:
+        UsageError: A word names no run.
+    """
+    chosen: dict[str, RunRow] = {}
+    for word in words:
+        named = [row for row in rows if row.name == word]
+        if not named and word.isdecimal() and 1 <= int(word) <= len(rows):
+            named = [rows[int(word) - 1]]
+        if not named:
+            close = get_close_matches(word, dict.fromkeys(row.name for row in rows), n=1)
+            hint = f"did you mean {close[0]}?" if close else "%dist runs numbers and names them."
+            raise UsageError(f"%dist runs knows no run {word!r}; {hint}")
+        first = named[0]
+        of_study = [row for row in rows if row.study == first.key]
+        chosen |= {row.key: row for row in (of_study if first.kind == "study" else [first])}
+    return tuple(chosen.values())
+
+
+def compare(folder: Path, rows: Sequence[RunRow]) -> Comparison:
+    """Return these runs beside each other, by what the spool in `folder` has kept of them."""
+    names = [row.name for row in rows]
+    entries = []
+    for row in rows:
+        # Runs of one name are told apart by their cells.
+        name = row.name if names.count(row.name) == 1 else f"{row.name} (cell {row.cell})"
+        facts = {**row.params, "layout": row.layout, "ranks": str(row.world_size)}
+        facts |= {k: v for k, v in row.facts.items() if k not in (*facts, "world_size")}
+        curves = SpooledRun(spool_of(folder) / row.key).curves()
+        logged = {key: row.values[key] for key in row.logged if key in row.values}
+        entries.append(entry_of(name, row.state, row.steps, facts, curves, logged))
+    return Comparison(tuple(entries))
+
+
+def _nested(rows: Sequence[RunRow]) -> tuple[RunRow, ...]:
+    """Return rows with a sweep's runs below the one that holds them, in the order they ran."""
+    studies = {row.key for row in rows if row.kind == "study"}
+    nested: list[RunRow] = []
+    for row in rows:
+        if row.study in studies:
+            continue
+        nested.append(row)
+        nested += [inner for inner in reversed(rows) if inner.study == row.key]
+    return tuple(nested)
 
 
 def runs_table(folder: Path, experiment: str | None = None, limit: int = 20) -> RunsTable:
@@ -143,6 +192,9 @@ def _row(run: SpooledRun, summary: dict[str, Any]) -> RunRow:
         run_id=state.run_id,
         uri=shown_uri(summary["uri"]),
         key=run.key,
+        kind=summary.get("kind", "run"),
+        study=summary.get("study") or "",
+        facts=summary.get("facts", {}),
     )
 
 
@@ -150,27 +202,21 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
     """Return the table's header and its rows as texts; a column nobody fills is left out."""
     params = list(dict.fromkeys(key for row in rows for key in row.params))[:_MOST_PARAMS]
     logged = list(dict.fromkeys(key for row in rows for key in row.logged if key != "loss"))
-    header = ["run", "state", "layout", "ranks", *params, "steps", "loss", *logged[:_MOST_LOGGED]]
-    header += ["step ms", "samples/s", "comm %", "seconds", "started", "in MLflow"]
+    header = ["#", "run", "state", "layout", "ranks", *params, "steps", "loss"]
+    header += [*logged[:_MOST_LOGGED], "step ms", "samples/s", "comm %", "seconds", "started"]
+    header += ["in MLflow"]
     body = []
-    for row in rows:
+    for place, row in enumerate(rows, 1):
         value = row.values.get
-        texts = [row.name, row.state, row.layout, str(row.world_size)]
-        texts += [row.params.get(key, "") for key in params]
-        texts += [str(row.steps), _number(value("loss"))]
-        texts += [_number(value(key)) for key in logged[:_MOST_LOGGED]]
+        name = f"└ {row.name}" if row.study else row.name
+        texts = [str(place), name, row.state, row.layout]
+        texts += [str(row.world_size), *(row.params.get(key, "") for key in params)]
+        texts += [str(row.steps) if row.kind == "run" else "", number(value("loss"))]
+        texts += [number(value(key)) for key in logged[:_MOST_LOGGED]]
         step_s = value("step_s")
-        texts += [_number(None if step_s is None else step_s * 1000)]
-        texts += [_number(value("samples_per_s")), _number(value("comm_pct"))]
+        texts += [number(None if step_s is None else step_s * 1000)]
+        texts += [number(value("samples_per_s")), number(value("comm_pct"))]
         texts += [f"{row.seconds:.1f}", f"{row.started:%m-%d %H:%M}"]
         texts += ["yes" if row.is_sent else "not yet"]
         body.append(texts)
-    used = [i for i, _ in enumerate(header) if any(row[i] for row in body)]
-    return [header[i] for i in used], [[row[i] for i in used] for row in body]
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    # Four digits, but no exponent before it saves room: 17,430 reads better than 1.743e+04.
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+    return used_columns(header, body)

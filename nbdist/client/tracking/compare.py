@@ -1,0 +1,186 @@
+"""Compare runs: what differs between them, and who wins, if anybody does. Pure.
+
+Error bars are two standard errors over the ranks: what a run's figure might as well have been with
+other ranks' shares of the data, or with another machine under a rank. They say nothing of another
+seed. Two runs whose bars overlap have no clear winner.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbdist.client.tracking.tables import html_table, number, text_table, used_columns
+
+_MOST_DIFFERENT = 8
+# Facts of which a run has another one each time, and which explain nothing.
+_NO_REASON = frozenset({"sample", "samples_seen"})
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of a run and its error bar, half its length; None for one rank, which has none."""
+
+    value: float
+    error: float | None
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return number(self.value)
+        return f"{number(self.value)} ± {number(float(f'{self.error:.2g}'))}"
+
+    def overlaps(self, other: "Figure") -> bool:
+        """Return whether the error bars of two figures touch."""
+        return abs(self.value - other.value) <= (self.error or 0.0) + (other.error or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run in a comparison. `facts` are all that might differ; `curve` is as in `curves`."""
+
+    name: str
+    state: str
+    steps: int
+    facts: Mapping[str, str]
+    loss: Figure | None
+    throughput: Figure | None
+    logged: Mapping[str, float] = field(default_factory=dict)
+    curve: Sequence[Sequence[Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Some runs beside each other; prints as text, shows as a table with what it says."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Who wins, in words."""
+        # What failed has lost, whatever its loss was by then.
+        stood = [entry for entry in self.entries if entry.state != "failed"]
+        losses = [(e.name, e.loss) for e in stood if e.loss is not None]
+        speeds = [(e.name, e.throughput) for e in stood if e.throughput is not None]
+        said = (
+            judge(losses, "the lowest loss", "loss", lowest=True),
+            judge(speeds, "the most samples/s", "samples/s", lowest=False),
+        )
+        return tuple(sentence for sentence in said if sentence)
+
+    def __str__(self) -> str:
+        return "\n".join([*text_table(*self.cells()), *self.sentences])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        said = "".join(f"<p>{sentence}</p>" for sentence in self.sentences)
+        return html_table(*self.cells()) + said
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Return the table's header and rows as texts."""
+        differs = what_differs([entry.facts for entry in self.entries])[:_MOST_DIFFERENT]
+        logged = list(dict.fromkeys(k for e in self.entries for k in e.logged if k != "loss"))
+        header = ["run", *differs, "state", "steps", "loss", "samples/s", *logged]
+        rows = []
+        for entry in self.entries:
+            row = [entry.name, *(entry.facts.get(key, "") for key in differs), entry.state]
+            row += [str(entry.steps or ""), *(str(f or "") for f in (entry.loss, entry.throughput))]
+            rows.append(row + [number(entry.logged.get(key)) for key in logged])
+        return used_columns(header, rows)
+
+
+def rows_of(entries: Sequence[Entry]) -> list[dict[str, object]]:
+    """Return one row a run for a program to read: facts, state, figures and their errors."""
+    rows: list[dict[str, object]] = []
+    for entry in entries:
+        row: dict[str, object] = {"run": entry.name, **entry.facts, "state": entry.state}
+        row["steps"] = entry.steps
+        for name, figure in (("loss", entry.loss), ("samples_per_s", entry.throughput)):
+            row[name] = figure.value if figure else None
+            row[f"{name}_error"] = figure.error if figure else None
+        rows.append(row)
+    return rows
+
+
+def what_differs(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the names of facts that are not the same in all runs, in the order they come."""
+    names = dict.fromkeys(name for of_run in facts for name in of_run)
+    return [
+        name
+        for name in names
+        if name not in _NO_REASON and len({of_run.get(name) for of_run in facts}) > 1
+    ]
+
+
+def mean_over_ranks(by_rank: Mapping[str, float | None]) -> Figure | None:
+    """Return the mean of the ranks' figures; None when no rank has one that is a number."""
+    known = _known(by_rank.values())
+    if not known:
+        return None
+    return Figure(statistics.fmean(known), _error(known))
+
+
+def sum_over_ranks(by_rank: Mapping[str, float | None]) -> Figure | None:
+    """Return the sum of the ranks' figures; None when no rank has one."""
+    mean = mean_over_ranks(by_rank)
+    if mean is None:
+        return None
+    n = len(_known(by_rank.values()))
+    return Figure(n * mean.value, None if mean.error is None else n * mean.error)
+
+
+def judge(figures: Sequence[tuple[str, Figure]], best: str, what: str, *, lowest: bool) -> str:
+    """Return who wins in a sentence; empty for less than two runs.
+
+    Args:
+        figures: With the runs' names.
+        best: What the winner has, such as "the lowest loss".
+        what: The figure's name.
+        lowest: Whether less is better.
+    """
+    if len(figures) < 2:
+        return ""
+    ordered = sorted(figures, key=lambda item: item[1].value, reverse=not lowest)
+    (name, first), (second_name, second) = ordered[:2]
+    unsure = [item for item in ordered[1:] if first.overlaps(item[1])]
+    if unsure:
+        told = ", ".join(f"{other} ({figure})" for other, figure in [ordered[0], *unsure][:4])
+        why = "are equal" if first.value == second.value else "have error bars that overlap"
+        return f"No clear winner in {what}: {told} {why}."
+    sentence = f"{name} has {best}: {first}, against {second} of {second_name}."
+    if first.error is None or second.error is None:
+        sentence += " One rank has no error bar: how sure that is, is not known."
+    return sentence
+
+
+def entry_of(
+    name: str,
+    state: str,
+    steps: int,
+    facts: Mapping[str, str],
+    curves: Mapping[str, Any],
+    logged: Mapping[str, float] | None = None,
+) -> Entry:
+    """Return a run's entry, made from what `curves` keeps of it."""
+    end = curves.get("end", {})
+    return Entry(
+        name,
+        state,
+        steps,
+        facts,
+        mean_over_ranks(end.get("loss", {})),
+        sum_over_ranks(end.get("samples_per_s", {})),
+        logged or {},
+        curves.get("loss", ()),
+    )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _error(known: Sequence[float]) -> float | None:
+    if len(known) < 2:
+        return None
+    return 2 * statistics.stdev(known) / math.sqrt(len(known))

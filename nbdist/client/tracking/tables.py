@@ -1,0 +1,38 @@
+"""Lay out rows of texts as a plain table, and as an HTML one. Pure."""
+
+import html
+from collections.abc import Sequence
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a plain table; the first is its header."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an HTML table."""
+    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def used_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Return the table without the columns that no row fills."""
+    used = [i for i, _ in enumerate(header) if any(row[i] for row in rows)]
+    return [header[i] for i in used], [[row[i] for i in used] for row in rows]
+
+
+def number(value: float | None) -> str:
+    """Return a number for people, empty for None."""
+    if value is None:
+        return ""
+    # Four digits, but no exponent before it saves room: 17,430 reads better than 1.743e+04.
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"

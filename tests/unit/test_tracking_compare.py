@@ -1,0 +1,135 @@
+"""What differs between runs, and who wins."""
+
+import base64
+import math
+import statistics
+from array import array
+
+import pytest
+
+from nbdist.client.board.palette import theme_named
+from nbdist.client.telemetry import Series
+from nbdist.client.tracking.compare import (
+    Comparison,
+    Entry,
+    Figure,
+    entry_of,
+    judge,
+    mean_over_ranks,
+    rows_of,
+    sum_over_ranks,
+    what_differs,
+)
+from nbdist.client.tracking.compare_plot import picture
+from nbdist.client.tracking.curves import MOST_POINTS, curves_of, joined
+
+
+def history(values: list[float], first: int = 1) -> Series:
+    steps = array("d", range(first, first + len(values)))
+    return Series(steps, array("d", values), len(values), 0, len(values), sum(values))
+
+
+def entry(name: str, loss: float, error: float | None = 0.01, state: str = "finished") -> Entry:
+    return Entry(name, state, 10, {"lr": name}, Figure(loss, error), None)
+
+
+def test_an_error_bar_is_two_standard_errors_over_the_ranks() -> None:
+    values = [1.0, 2.0, 4.0, 5.0]
+    figure = mean_over_ranks({str(rank): value for rank, value in enumerate(values)})
+    assert figure is not None
+    assert figure.value == 3
+    assert figure.error == pytest.approx(2 * statistics.stdev(values) / math.sqrt(4))
+
+
+def test_throughput_is_that_of_all_ranks_and_its_error_grows_with_them() -> None:
+    figure = sum_over_ranks({"0": 90.0, "1": 110.0})
+    assert figure is not None
+    assert figure.value == 200
+    assert figure.error == pytest.approx(2 * 2 * statistics.stdev([90, 110]) / math.sqrt(2))
+
+
+def test_a_loss_that_is_no_number_is_left_out_and_one_rank_has_no_error() -> None:
+    assert mean_over_ranks({"0": None, "1": 2.0}) == Figure(2.0, None)
+    assert mean_over_ranks({"0": None}) is None
+
+
+def test_the_winner_is_named_with_the_next_best() -> None:
+    said = Comparison((entry("a", 0.5), entry("b", 0.3), entry("c", 0.4))).sentences
+    assert said == ("b has the lowest loss: 0.3 ± 0.01, against 0.4 ± 0.01 of c.",)
+
+
+def test_runs_whose_error_bars_overlap_have_no_clear_winner() -> None:
+    figures = [("a", Figure(0.31, 0.02)), ("b", Figure(0.33, 0.02)), ("c", Figure(0.9, 0.01))]
+    assert judge(figures, "the lowest loss", "loss", lowest=True) == (
+        "No clear winner in loss: a (0.31 ± 0.02), b (0.33 ± 0.02) have error bars that overlap."
+    )
+
+
+def test_what_failed_cannot_win() -> None:
+    table = Comparison((entry("a", 0.5), entry("b", 0.4), entry("c", 0.1, state="failed")))
+    assert table.sentences[0].startswith("b has the lowest loss")
+
+
+def test_one_rank_wins_without_a_claim_of_certainty() -> None:
+    table = Comparison((entry("a", 0.5, None), entry("b", 0.4, None)))
+    assert table.sentences[0].endswith("One rank has no error bar: how sure that is, is not known.")
+
+
+def test_only_what_differs_is_shown() -> None:
+    facts = [{"lr": "1", "layout": "ddp"}, {"lr": "1", "layout": "fsdp", "torch": "2.13"}]
+    assert what_differs(facts) == ["layout", "torch"]
+
+
+def test_a_comparison_reads_as_a_table_and_as_rows_for_a_program() -> None:
+    table = Comparison((entry("0.1", 0.5), entry("0.2", 0.3)))
+    assert str(table).splitlines()[:3] == [
+        "run  lr   state     steps  loss",
+        "0.1  0.1  finished  10     0.5 ± 0.01",
+        "0.2  0.2  finished  10     0.3 ± 0.01",
+    ]
+    assert "<td>0.3 ± 0.01</td>" in table._repr_html_()
+    assert rows_of(table.entries)[1]["loss_error"] == 0.01
+
+
+def test_a_curve_keeps_the_mean_and_the_range_of_the_ranks() -> None:
+    series = {"loss": {0: history([4.0, 2.0]), 1: history([6.0, 2.0])}}
+    kept = curves_of(lambda key: series.get(key, {}), first_step=10)
+    assert kept["loss"] == [[11, 5.0, 4.0, 6.0], [12, 2.0, 2.0, 2.0]]
+    assert kept["end"]["loss"] == {"0": 2.0, "1": 2.0}
+
+
+def test_a_long_curve_is_thinned_and_its_mean_stays() -> None:
+    values = [float(i % 7) for i in range(70_000)]
+    kept = curves_of(lambda key: {0: history(values)} if key == "loss" else {})
+    assert len(kept["loss"]) <= MOST_POINTS
+    assert statistics.fmean(row[1] for row in kept["loss"]) == pytest.approx(3, abs=0.05)
+
+
+def test_a_loss_that_explodes_leaves_a_hole_and_no_number() -> None:
+    kept = curves_of(lambda key: {0: history([1.0, math.nan])} if key == "loss" else {})
+    assert kept["loss"] == [[1, 1.0, 1.0, 1.0], [2, None, None, None]]
+    assert entry_of("a", "finished", 2, {}, kept).loss is None
+
+
+def test_throughput_is_each_ranks_usual_samples_over_its_usual_step() -> None:
+    series = {"step_s": {0: history([9.0, 0.1, 0.1])}, "samples": {0: history([8.0, 8.0, 8.0])}}
+    kept = curves_of(lambda key: series.get(key, {}))
+    assert kept["end"]["samples_per_s"] == {"0": pytest.approx(80)}
+
+
+def test_a_run_that_goes_on_has_one_curve_and_its_own_end() -> None:
+    before = {"loss": [[1, 3.0, 3.0, 3.0]], "end": {"loss": {"0": 3.0}}}
+    own = {"loss": [[2, 1.0, 1.0, 1.0]], "end": {"loss": {"0": 1.0}}}
+    whole = joined(before, own)
+    assert [row[0] for row in whole["loss"]] == [1, 2]
+    assert whole["end"] == own["end"]
+
+
+@pytest.mark.parametrize("theme", ["auto", "light", "dark"])
+def test_the_picture_is_drawn_for_many_runs_and_few_figures(theme: str) -> None:
+    curve = [[1, 2.0, 1.5, 2.5], [2, None, None, None], [3, 0.001, 0.001, 0.002]]
+    with_both = Entry("a" * 40, "finished", 3, {}, Figure(1, 0.1), Figure(9, 1.0), {}, curve)
+    png = base64.b64decode(picture([with_both] * 10, theme_named(theme)))
+    assert png.startswith(b"\x89PNG")
+    only_speed = Entry("b", "finished", 3, {}, None, Figure(9, None))
+    assert base64.b64decode(picture([only_speed], theme_named(theme))).startswith(b"\x89PNG")

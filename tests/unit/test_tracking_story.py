@@ -1,0 +1,131 @@
+"""What a run can be made again from, and that nothing in it is secret."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nbdist.client.tracking import provenance
+from nbdist.client.tracking.machine import PERIOD_S, Machine, system_metrics
+from nbdist.client.tracking.names import hide_secrets
+from nbdist.client.tracking.settings import split_password, whole_uri
+from nbdist.client.tracking.story import cells_text, kept_patch, notebook_text, story
+from nbdist.wire import CellInfo
+
+
+def cell(number: int, source: str, **params: object) -> CellInfo:
+    return CellInfo(number, source, (0, 1), 4, "gloo", ("cpu", "cpu"), params=params)
+
+
+def git(folder: Path, *words: str) -> None:
+    own = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", str(folder), *own, *words], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'password = "hunter2"',
+        "-p api_token='hunter2'",
+        'os.environ["HF_TOKEN"] = "hunter2"',
+        r'"os.environ[\"MLFLOW_TRACKING_PASSWORD\"] = \"hunter2\"\n"',
+        "http://me:hunter2@example.org",
+    ],
+)
+def test_what_is_named_a_secret_is_hidden(text: str) -> None:
+    assert "hunter2" not in hide_secrets(text)
+
+
+@pytest.mark.parametrize(
+    "text", ['pad_token="<pad>"', 'tokenizer = "gpt2"', "tokens = 'abcdef'[0]"]
+)
+def test_tokenizers_are_no_secret(text: str) -> None:
+    assert hide_secrets(text) == text
+
+
+def test_the_sessions_cells_stand_in_order_with_what_they_were_given() -> None:
+    text = cells_text([cell(1, "a = 1\n", lr=0.1, api_token="xyzzy"), cell(2, "b = a")])
+    assert text == (
+        "# %% cell 1, on ranks 0-1\n# -p lr=0.1\n# -p api_token=(hidden)\na = 1\n\n"
+        "# %% cell 2, on ranks 0-1\nb = a\n"
+    )
+
+
+def test_a_long_session_keeps_its_newest_cells() -> None:
+    text = cells_text([cell(i, "x" * 300_000) for i in range(6)])
+    assert text.startswith("# (older cells are left out)")
+    assert "cell 5" in text
+    assert "cell 1" not in text
+
+
+def test_the_notebook_is_kept_as_it_is_on_the_disk_without_secrets(tmp_path: Path) -> None:
+    path = tmp_path / "nb.ipynb"
+    path.write_text('{"source": ["token = \\"hunter2\\"\\n"]}')
+    assert notebook_text(path, tmp_path) == '{"source": ["token = \\"(hidden)\\"\\n"]}'
+    assert notebook_text(Path("/elsewhere/nb.ipynb"), tmp_path) != ""
+    assert notebook_text(tmp_path / "gone.ipynb", tmp_path) == ""
+
+
+def test_a_patch_holds_tracked_changes_alone_and_none_of_secret_files(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    for name in ("model.py", ".env", "nb.ipynb"):
+        (tmp_path / name).write_text("before\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    for name in ("model.py", ".env", "nb.ipynb", "untracked.py"):
+        (tmp_path / name).write_text(f"after in {name}\n")
+    patch = provenance.changes(tmp_path, 10_000)
+    assert "+after in model.py" in patch
+    for name in (".env", "nb.ipynb", "untracked.py"):
+        assert f"after in {name}" not in patch
+    assert provenance.changes(tmp_path, 10) == ""
+    git(tmp_path, "checkout", "-q", "model.py")
+    (tmp_path / "model.py").write_text("before\n")
+    assert provenance.changes(tmp_path, 10_000) == ""
+    assert provenance.changes(tmp_path / "..", 10_000) == ""
+
+
+def test_a_patch_with_a_secret_is_left_out_whole() -> None:
+    assert kept_patch("+lr = 3\n") == "+lr = 3\n"
+    assert kept_patch('+password = "hunter2"\n') == ""
+
+
+def test_a_runs_files_begin_with_its_cell(tmp_path: Path) -> None:
+    files = dict(story(tmp_path, [cell(1, "a = 1"), cell(2, "b = 2")]))
+    assert files["cell.py"] == b"b = 2"
+    assert b"a = 1" in files["cells.py"]
+    assert b"==" in files["environment.txt"]
+
+
+def test_a_password_is_split_from_what_may_be_written_down() -> None:
+    uri, secrets = split_password("https://me:p%40ss@ml.example:5000/x")
+    assert uri == "https://ml.example:5000/x"
+    assert secrets == {"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "p@ss"}
+    uri, secrets = split_password("postgresql://me:hunter2@db/runs")
+    assert uri == "postgresql://me@db/runs"
+    assert whole_uri(uri, secrets) == "postgresql://me:hunter2@db/runs"
+    assert whole_uri("sqlite:///x.db", secrets) == "sqlite:///x.db"
+    assert split_password("http://ml:5000") == ("http://ml:5000", {})
+
+
+def test_a_host_is_measured_every_period_and_at_the_end_of_a_short_run() -> None:
+    machine = Machine()
+    assert machine.points(100.0) == []
+    assert machine.points(100.0 + PERIOD_S / 2) == []
+    (first,) = machine.points(100.0 + PERIOD_S)
+    assert machine.points(101.0 + PERIOD_S) == []
+    assert machine.points(101.0 + PERIOD_S, is_last=True) == []
+    host = f"system/{machine.host}"
+    assert 0 <= first.values[f"{host}/cpu_utilization_percentage"] <= 100
+    assert 0 < first.values[f"{host}/system_memory_usage_percentage"] <= 100
+    short = Machine()
+    assert len(short.points(1.0, is_last=True)) == 1
+
+
+def test_hosts_stand_beside_each_other_under_mlflows_names() -> None:
+    both = system_metrics("node-a", {"cpu_utilization_percentage": 12.34})
+    both |= system_metrics("node/b", {"cpu_utilization_percentage": 5})
+    assert both == {
+        "system/node-a/cpu_utilization_percentage": 12.3,
+        "system/node_b/cpu_utilization_percentage": 5,
+    }
