@@ -160,6 +160,7 @@ class Session:
         show: bool = False,
         prompt: int | None = None,
         retry: int = 0,
+        profile: str | int | None = None,
     ) -> SweepResult:
         """Run a cell once for each value of a list, or for each combination of several lists'.
 
@@ -176,6 +177,7 @@ class Session:
             show: Show outputs as `%%distributed` does.
             prompt: The number that tracebacks give the cell.
             retry: Run again what failed, so many times at most.
+            profile: Steps of each run to record.
 
         Returns:
             One result a run; printed, their table.
@@ -189,7 +191,10 @@ class Session:
         _require_plain({**(params or {}), **lists})
         combinations(lists)  # too many are refused before anything else happens
         syntax.check(code)
-        asked = Asked(code, chosen, timeout_s, params or {}, run_name, False, track, show, prompt)
+        steps = None if profile is None else parse_steps(str(profile))
+        asked = Asked(
+            code, chosen, timeout_s, params or {}, run_name, False, track, show, prompt, steps
+        )
         with self._alone():
             return sweep(self._attempts, self._showing, asked, lists, retry)
 
