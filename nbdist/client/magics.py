@@ -220,7 +220,7 @@ class NBDist(Magics):
         if asked.chosen:
             table = compare(asked.chosen)
             if has_pictures:
-                from nbdist.client.tracking.compare_plot import show
+                from nbdist.client.compare_plot import show
 
                 show(table, self.theme)
         else:

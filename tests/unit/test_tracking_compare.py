@@ -8,6 +8,7 @@ from array import array
 import pytest
 
 from nbdist.client.board.palette import theme_named
+from nbdist.client.compare_plot import picture
 from nbdist.client.telemetry import Series
 from nbdist.client.tracking.compare import (
     Comparison,
@@ -20,7 +21,6 @@ from nbdist.client.tracking.compare import (
     sum_over_ranks,
     what_differs,
 )
-from nbdist.client.tracking.compare_plot import picture
 from nbdist.client.tracking.curves import MOST_POINTS, curves_of, joined
 
 
