@@ -16,6 +16,7 @@ from nbdist.client.cluster import Cluster
 from nbdist.client.failures import uses_what_is_lost
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.profile.chosen import Steps
+from nbdist.client.profile.collectives import Heard
 from nbdist.client.profile.gather import Profiled, folder_of, gather
 from nbdist.client.repair import repair
 from nbdist.client.result import CellResult
@@ -182,12 +183,17 @@ class Attempts:
             shown.say(asked.heading if not follows else "")
             shown.say(notice)
             self.shown = shown
+            heard = None if asked.profile is None else Heard(asked.profile)
+            if heard is not None:
+                shown.telemetry.subscribe(heard.receive)
             cell = CellRun(
                 self._cluster, request, shown.slots, shown.telemetry, shown.tick, interrupts
             )
             outcome = cell.run()
             self.last = outcome.result()
-            shown.end(outcome, self._profiled(asked.profile, outcome))
+            if asked.profile is not None and heard is not None:
+                self.profile = self._profiled(asked.profile, outcome, heard, shown)
+            shown.end(outcome, self.profile if heard is not None else None)
         if outcome.error is None and interrupts.count:
             outcome.error = Interrupted("The cell had ended; its output is whole.")
         return _Before(
@@ -201,13 +207,14 @@ class Attempts:
         folder = folder_of(self._cluster.logs, self._count) / "ranks"
         return {"first": chosen.first, "last": chosen.last, "folder": str(folder)}
 
-    def _profiled(self, chosen: Steps | None, outcome: Outcome) -> Profiled | None:
-        if chosen is None:
-            return None
+    def _profiled(
+        self, chosen: Steps, outcome: Outcome, heard: Heard, shown: ShownCell
+    ) -> Profiled:
         steps_made = {rank: c.summary.steps for rank, c in outcome.collectors.items()}
         folder = folder_of(self._cluster.logs, self._count)
-        self.profile = gather(self._cluster, folder, chosen, steps_made)
-        return self.profile
+        clocks = shown.clocks_after_all()
+        told = heard.told()
+        return gather(self._cluster, folder, chosen, steps_made, told, clocks.offset_ns)
 
 
 def announcement(attempt: int, of: int, error: RankError, repaired: tuple[str, ...]) -> str:

@@ -132,13 +132,22 @@ class Showing:
             {r: seq for r, (pid, seq) in self._heard.items() if pids.get(r) == pid}
         )
         self._pids = pids
-        insight = Insight(info, self._clocks_of(cluster, pids))
+        clocks = self._clocks_of(cluster, pids)
+        insight = Insight(info, clocks)
         telemetry.subscribe(insight.receive)
         before = tuple(self._cells)
         run = self._tracking().follow(info, telemetry, insight, before) if track else None
         self._cells.append(info)
         return ShownCell(
-            self, info, telemetry, insight, run, above, show=show, look=(self._theme, self._view)
+            self,
+            info,
+            telemetry,
+            insight,
+            clocks,
+            run,
+            above,
+            show=show,
+            look=(self._theme, self._view),
         )
 
     def _clocks_of(self, cluster: Cluster, pids: Mapping[int, int]) -> Clocks:
@@ -182,6 +191,7 @@ class ShownCell:
         info: wire.CellInfo,
         telemetry: Telemetry,
         insight: Insight,
+        clocks: Clocks,
         run: "TrackedRun | None",
         above: Sequence[wire.Display],
         *,
@@ -195,6 +205,7 @@ class ShownCell:
             info: The cell.
             telemetry: Gets its records.
             insight: Explains them.
+            clocks: Of the ranks.
             run: Its run, which begins with the first record; None when it is not tracked.
             above: What the notebook's cell shows already.
             show: Whether to show anything; a script reads the result instead.
@@ -206,6 +217,8 @@ class ShownCell:
         self.run_key: str | None = None
         self.slots = Slots(None if show else False, self.left)
         self._showing = showing
+        self._ranks = info.ranks
+        self._clocks = clocks
         self._run = run
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
@@ -221,6 +234,12 @@ class ShownCell:
         """Open the board once the cell trains. Called a few times a second."""
         if self._board.wants_to_open:
             self._board.open()
+
+    def clocks_after_all(self) -> Clocks:
+        """Return the ranks' clocks as they are known when all records have been explained."""
+        self.insight.finish(_EXPLAIN_TIMEOUT_S)  # its thread reads them until then
+        self._clocks.refresh(self._ranks)
+        return self._clocks
 
     def end(self, outcome: Outcome, profiled: Profiled | None = None) -> None:
         """Put what stays into the cell's output: board, text, profile, a line about the run."""

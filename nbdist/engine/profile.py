@@ -27,21 +27,24 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.training import training
 
-WHOLE_S = 5.0  # longest recording of a cell without a step
+# An event takes 2 KB while it is recorded, and 6 more when that ends (torch 2.13).
+WHOLE_S = 1.0  # longest recording of a cell without a step: 100 000 small operators
 STEPS_S = 60.0  # longest recording of steps
+MOST_GROWTH_BYTES = 256 * 2**20  # of this process since the recording began, at the end of a step
 CHUNK_BYTES = 4 * 2**20
 _OUR_FOLDERS = 5  # .nbdist/profiles/<start>/cell-N/ranks
 _ZIP_LEVEL = 3  # twice as fast as the default, a tenth larger
 
 _log = logging.getLogger("nbdist.profile")
 
-End = Literal["steps", "cell", "limit", "own"]
+End = Literal["steps", "cell", "limit", "memory", "own"]
 
 
 class Profile:
@@ -67,6 +70,7 @@ class Profile:
         self._is_starting = False
         self._undo: torch_hooks.Undo | None = None
         self._began_ns = 0
+        self._began_bytes = 0
         self._deadline = 0.0
         self._timer: threading.Timer | None = None
 
@@ -88,6 +92,8 @@ class Profile:
                 self._steps.append(step)
                 if step == self._last:
                     self._save("steps")
+                elif _resident_bytes() - self._began_bytes > MOST_GROWTH_BYTES:
+                    self._save("memory")
                 else:
                     self._mark_step(step + 1)
             if is_due:
@@ -143,7 +149,7 @@ class Profile:
         finally:
             self._is_starting = False
         self._torch = profiler
-        self._began_ns = time.perf_counter_ns()
+        self._began_ns, self._began_bytes = time.perf_counter_ns(), _resident_bytes()
         longest_s = WHOLE_S if step is None else STEPS_S
         self._deadline = time.monotonic() + longest_s
         self._timer = threading.Timer(longest_s, _ask_main_thread)
@@ -221,6 +227,10 @@ class Profile:
             signal.signal(signal.SIGINT, before)
             if came:
                 signal.raise_signal(signal.SIGINT)
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 def _wall_minus_perf_ns() -> int:

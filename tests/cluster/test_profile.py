@@ -98,12 +98,30 @@ def test_the_trace_names_ranks_and_threads_and_every_slice_has_what_viewers_need
     for event in slices:
         assert event["ts"] >= 0
         assert event["dur"] >= 0
-    arrows = [e for e in events if e["ph"] in "sf"]
+    arrows = [e for e in events if e["ph"] in "sf" and e["cat"] == "fwdbwd"]
     by_id: dict[int, set[int]] = {}
     for event in arrows:
         by_id.setdefault(event["id"], set()).add(event["pid"])
     assert by_id
     assert all(len(pids) == 1 for pids in by_id.values())  # forward to backward, on one rank
+
+
+def test_collectives_lie_in_lanes_that_tell_who_waited_for_whom(session: Session) -> None:
+    late = "    if rank == 1:\n        import time; time.sleep(0.3)\n    nn.functional"
+    session.run(TRAIN.replace("    nn.functional", late, 1), profile="3-4", track=False)
+    events = [e for e in trace_of(session) if e.get("cat") == "nbdist"]
+    for rank in (0, 1):
+        calls = named(events, rank, "all_reduce")
+        assert [call["args"]["bytes"] for call in calls] == [577 * 4] * 2  # the parameters
+        assert all("line" in call["args"]["line"] for call in calls)
+    waits = named(events, 0, "waiting for rank 1")
+    assert len(waits) == 2
+    assert all(wait["dur"] > 200_000 for wait in waits)
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    led = [(starts[i]["pid"], ends[i]["pid"]) for i in sorted(starts)]
+    assert led == [(100, 0)] * 2
 
 
 def test_each_ranks_own_file_opens_by_itself_and_tells_its_place_among_all(
@@ -145,6 +163,31 @@ def test_a_cell_without_a_step_is_recorded_whole(session: Session) -> None:
     assert session.profile is not None
     assert session.profile.said == "The cell made no step, so all of it was recorded."
     assert len(named(trace_of(session), 1, "aten::mm")) == 5
+
+
+def test_a_long_cell_without_a_step_is_recorded_at_its_beginning_only(session: Session) -> None:
+    code = """
+import nbdist.engine.profile as _p
+x = torch.randn(300, 300)
+while not _p._current.file.exists():
+    x @ x
+"""
+    session.run(code, profile="3", track=False, timeout_s=60)
+    assert session.profile is not None
+    assert session.profile.said == "The cell made no step, so only its beginning was recorded."
+    assert len(named(trace_of(session), 0, "aten::mm")) > 1
+
+
+def test_steps_that_take_too_much_memory_to_record_are_the_last(session: Session) -> None:
+    bound = "import nbdist.engine.profile as _p\n_p.MOST_GROWTH_BYTES"
+    session.run(f"{bound}, before = -(2**40), {bound.splitlines()[1]}")
+    session.run(TRAIN, profile="3-6", track=False)
+    session.run("_p.MOST_GROWTH_BYTES = before")
+    assert session.profile is not None
+    assert session.profile.said == (
+        "Of steps 3-6, step 3 was recorded, then recording ended, for it took too much memory."
+    )
+    assert session.run(HEALTHY).value_list == [[2.0, 2.0]] * 2
 
 
 def test_only_the_ranks_of_the_cell_are_recorded(session: Session) -> None:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +18,15 @@ from typing import IO, Any
 from nbdist.client.cluster import Cluster
 from nbdist.client.profile import words
 from nbdist.client.profile.chosen import Steps
+from nbdist.client.profile.collectives import Told, lanes
 from nbdist.client.profile.merge import Event, RankTrace, merged
 from nbdist.client.profile.summary import RankSummary, summarize
 from nbdist.errors import NBDistError
+from nbdist.ranks import name_ranks
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 256 * 2**20  # of one rank's trace as text; a million events, about 1 GB while read
+MOST_BYTES = 512 * 2**20  # of one rank's trace as text; 400 000 slices, about 2 GB while read
 MOST_SLICES = 1_000_000  # of the common trace, which browsers open
 _FETCH_TIMEOUT_S = 60.0
 _ZIP_LEVEL = 3
@@ -59,6 +61,7 @@ class _Found:
 
     files: dict[int, Path] = field(default_factory=dict)
     facts: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    too_large: dict[int, Path] = field(default_factory=dict)
     missing: dict[int, str] = field(default_factory=dict)
 
 
@@ -72,7 +75,8 @@ def gather(
     folder: Path,
     chosen: Steps,
     steps_made: Mapping[int, int],
-    offsets_ns: Mapping[int, int] | None = None,
+    told: Told,
+    offset_ns: Callable[[int, int], int | None],
 ) -> Profiled:
     """Return what the ranks of a settled cell recorded, merged and summed up.
 
@@ -81,11 +85,11 @@ def gather(
         folder: From `folder_of`.
         chosen: The steps that were asked for.
         steps_made: Of each rank of the cell.
-        offsets_ns: What to add to a rank's `perf_counter_ns` to get the common clock; by default
-            all ranks are on this machine.
+        told: What ranks told of their collectives.
+        offset_ns: Of rank and moment: what to add for the common clock; None when not known.
     """
     try:
-        return _gather(cluster, folder, chosen, steps_made, offsets_ns or {})
+        return _gather(cluster, folder, chosen, steps_made, told, offset_ns)
     except Exception as error:
         log.exception("The profile could not be put together")
         return Profiled(f"The profile could not be put together: {type(error).__name__}: {error}.")
@@ -96,16 +100,23 @@ def _gather(
     folder: Path,
     chosen: Steps,
     steps_made: Mapping[int, int],
-    offsets_ns: Mapping[int, int],
+    told: Told,
+    offset_ns: Callable[[int, int], int | None],
 ) -> Profiled:
     found = _find(cluster, folder, list(steps_made))
     recorded = {r: (facts["steps"], facts["end"]) for r, facts in found.facts.items()}
     made = max(steps_made.values(), default=0)
     said = words.what_was_recorded(chosen, recorded, found.missing, made)
+    if found.too_large:
+        places = ", ".join(str(file) for file in found.too_large.values())
+        said += f" Too large to be merged: {places}."
     if not found.files:
         return Profiled(said)
-    traces = _traces(cluster, found, offsets_ns)
-    path, summaries, left_out = _write(folder, found, offsets_ns, traces)
+    known = {r: offset_ns(r, int(found.facts[r]["began_ns"])) for r in found.files}
+    if lost := [rank for rank, offset in known.items() if offset is None]:
+        said += f" The clocks of {name_ranks(lost)} are not known: their moments may lie apart."
+    offsets = {rank: offset or 0 for rank, offset in known.items()}
+    path, summaries, left_out = _write(cluster, folder, found, offsets, told)
     text = words.as_text(summaries)
     with _draft(folder / "summary.txt") as file:
         file.write(f"{said}\n\n{text}\n".encode())
@@ -120,11 +131,8 @@ def _find(cluster: Cluster, folder: Path, ranks: list[int]) -> _Found:
         try:
             if not file.exists():
                 fetch(cluster, rank, file)
-            if _size(file) > MOST_BYTES:
-                found.missing[rank] = f"that could be merged, for it is too large: {file}"
-                continue
             found.facts[rank] = _facts(file)
-            found.files[rank] = file
+            (found.files if _size(file) <= MOST_BYTES else found.too_large)[rank] = file
         except (NBDistError, OSError, ValueError, EOFError) as error:
             found.missing[rank] = str(error).splitlines()[0].rstrip(".") if str(error) else ""
     return found
@@ -179,29 +187,33 @@ def _traces(cluster: Cluster, found: _Found, offsets_ns: Mapping[int, int]) -> I
             content = json.loads(stream.read())
         state = cluster.ranks.get(rank)
         title = "gone" if state is None else f"{state.host}, {state.device}"
-        yield RankTrace(rank, title, content, offsets_ns.get(rank, 0))
+        yield RankTrace(rank, title, content, offsets_ns[rank])
 
 
 def _write(
-    folder: Path, found: _Found, offsets_ns: Mapping[int, int], traces: Iterator[RankTrace]
+    cluster: Cluster, folder: Path, found: _Found, offsets_ns: Mapping[int, int], told: Told
 ) -> tuple[Path, list[RankSummary], int]:
     """Write the common trace; return its place, each rank's summary, and slices left out."""
     path = folder / "trace.json.gz"
-    origin_ns = min(int(f["began_ns"]) + offsets_ns.get(r, 0) for r, f in found.facts.items())
+    origin_ns = min(int(found.facts[rank]["began_ns"]) + offsets_ns[rank] for rank in found.files)
     summaries: list[RankSummary] = []
     left_out = 0
     with _draft(path) as draft, gzip.open(draft, "wb", _ZIP_LEVEL) as stream:
         stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-        for trace in traces:
+        for trace in _traces(cluster, found, offsets_ns):
             events, less = merged(trace, origin_ns, MOST_SLICES // len(found.files))
             _write_events(stream, events, is_first=not summaries)
             left_out += less
             summaries.append(summarize(trace))
+        of_these = {rank: calls for rank, calls in told.items() if rank in found.files}
+        _write_events(stream, lanes(of_these, origin_ns, offsets_ns.__getitem__), is_first=False)
         stream.write(b"\n]}\n")
     return path, summaries, left_out
 
 
 def _write_events(stream: Any, events: list[Event], *, is_first: bool) -> None:
+    if not events:
+        return
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
     stream.write((lines if is_first else f",\n{lines}").encode())
 

@@ -99,14 +99,14 @@ def _names(trace: RankTrace, pids: Mapping[int, int], used: set[tuple[int, Any]]
     for pid, number in pids.items():
         where = f" ({trace.title})" if pid == trace.facts["pid"] else f": GPU {pid}"
         events += [
-            _about(number, "process_name", name=f"rank {trace.rank}{where}"),
-            _about(number, "process_sort_index", sort_index=number),
+            about(number, "process_name", name=f"rank {trace.rank}{where}"),
+            about(number, "process_sort_index", sort_index=number),
         ]
     for (pid, tid), name in _thread_names(trace).items():
         if (pid, tid) in used:
             main = pid == tid == trace.facts["pid"]
-            events.append(_about(pids[pid], "thread_name", tid, name="main" if main else name))
-            events.append(_about(pids[pid], "thread_sort_index", tid, sort_index=0 if main else 1))
+            events.append(about(pids[pid], "thread_name", tid, name="main" if main else name))
+            events.append(about(pids[pid], "thread_sort_index", tid, sort_index=0 if main else 1))
     return events
 
 
@@ -121,5 +121,6 @@ def _thread_names(trace: RankTrace) -> dict[tuple[int, Any], str]:
     return names
 
 
-def _about(pid: int, what: str, tid: Any = 0, **args: Any) -> Event:
+def about(pid: int, what: str, tid: Any = 0, **args: Any) -> Event:
+    """Return an event that tells of a process or of a thread: its name, its place."""
     return {"ph": "M", "ts": 0, "pid": pid, "tid": tid, "name": what, "args": args}

@@ -15,6 +15,7 @@ _STYLE = "text-align:right;padding:1px 8px;font-variant-numeric:tabular-nums"
 _ENDS = {
     "cell": "the cell ended",
     "limit": "recording ended, for it lasted too long",
+    "memory": "recording ended, for it took too much memory",
     "own": "the cell began a profiler of its own",
 }
 
