@@ -96,6 +96,46 @@ def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
     later.close()
 
 
+def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
+    notebook: OpenNotebook, reopen: Reopen
+) -> None:
+    notebook.run("%dist board step").wait()
+    (notebook.path.parent / "enough").unlink(missing_ok=True)
+    cell = notebook.run(TRAIN)
+    cell.output.locator(".widget-image").wait_for()
+    cell.output.get_by_text("waits for").first.wait_for()
+    assert cell.is_running
+    cell.picture("view-step-live")
+    (notebook.path.parent / "enough").touch()
+    cell.wait()
+    cell.output.get_by_text(re.compile(r"Parts of a step of 2 ranks over \d+ steps\.")).wait_for()
+    cell.picture("view-step-static")
+
+    board = notebook.run("%dist board").wait()
+    board.output.locator(".widget-toggle-buttons button").first.wait_for()
+    before = board.output.locator(".jp-RenderedImage img").get_attribute("src")
+    button = board.output.get_by_role("button", name="Collectives")
+    button.focus()
+    notebook.page.keyboard.press("Enter")
+    board.output.get_by_role("table").get_by_text("all_reduce").first.wait_for()
+    assert board.output.locator(".jp-RenderedImage img").get_attribute("src") != before
+    assert board.output.get_by_role("columnheader", name="busbw").count() == 1
+    board.picture("view-collectives")
+
+    notebook.run("1 + 1").wait()
+    board.output.get_by_text("Collectives of 2 ranks over").wait_for()
+    assert board.output.locator(".widget-toggle-buttons").count() == 0
+    assert not any(WIDGET in o.get("data", {}) for o in board.saved_outputs())
+    later = reopen(notebook)
+    again = later.cell(board.index)
+    again.output.locator(".jp-RenderedImage img").wait_for()
+    again.output.get_by_role("table").wait_for()
+    assert "Error displaying widget" not in later.page.locator(".jp-Notebook").inner_text()
+    again.picture("view-reopened")
+    later.close()
+    notebook.run("%dist board overview").wait()
+
+
 def test_interrupting_a_training_cell_ends_it_and_leaves_the_picture(
     notebook: OpenNotebook,
 ) -> None:

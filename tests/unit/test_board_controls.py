@@ -82,7 +82,7 @@ def test_a_button_changes_picture_and_table(shown: tuple[Places, Events, Any]) -
     assert len(picture.shown) == len(words.shown) == 2
     assert picture.shown[0] != picture.shown[1]
     assert "all_reduce" in words.shown[1].data["text/html"]
-    assert words.shown[1].data["text/plain"].startswith("3.00 collectives a step")
+    assert words.shown[1].data["text/plain"].startswith("3 collectives a step")
 
 
 def test_every_button_says_what_it_shows(shown: tuple[Places, Events, Any]) -> None:

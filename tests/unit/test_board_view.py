@@ -6,7 +6,7 @@ from nbdist.client.board import sentences, tables, text
 from nbdist.client.board.look import look
 from nbdist.client.telemetry import Telemetry
 from nbdist.wire import Batch, Record
-from tests.unit.board_data import cell_info, steps_of, training
+from tests.unit.board_data import analysis_of, cell_info, steps_of, training
 
 
 def logged(ranks: int, rows: int, **values: float) -> Telemetry:
@@ -50,14 +50,11 @@ def test_the_first_step_which_connects_everything_is_not_what_now_looks_like() -
     assert row.step_ms < 30  # the first took 460
 
 
-def test_the_rank_that_works_longest_is_the_straggler_not_the_one_that_waits() -> None:
-    view = look(training(4, 60, straggler=2), cell_info(4))
+def test_ranks_of_verdicts_are_those_that_others_wait_for() -> None:
+    slow = look(training(4, 60), cell_info(4), analysis_of(4, slow=2))
 
-    assert view.straggler == 2
-
-
-def test_even_ranks_have_no_straggler() -> None:
-    assert look(training(4, 60), cell_info(4)).straggler is None
+    assert slow.slow == {2}
+    assert look(training(4, 60), cell_info(4), analysis_of(4)).slow == set()
 
 
 def test_a_total_that_grows_with_each_epoch_is_not_shown() -> None:
@@ -69,7 +66,7 @@ def test_a_total_that_grows_with_each_epoch_is_not_shown() -> None:
 
 
 def test_the_table_names_the_straggler_after_the_numbers() -> None:
-    view = look(training(4, 60, straggler=1), cell_info(4))
+    view = look(training(4, 60), cell_info(4), analysis_of(4, slow=1))
 
     rows = tables.to_html(tables.table("overview", view)).split("</tr>")
     assert rows[2].endswith("◀ the others wait</td>")
@@ -147,7 +144,7 @@ def test_the_caption_holds_no_trained_number() -> None:
 
 def test_the_spoken_line_names_step_loss_communication_and_straggler() -> None:
     sentence = sentences.sentence(
-        "overview", look(training(4, 60, total=100, straggler=1), cell_info(4))
+        "overview", look(training(4, 60, total=100), cell_info(4), analysis_of(4, slow=1))
     )
 
     assert sentence.startswith("Step 60 of 100, loss 1.")

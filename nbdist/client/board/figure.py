@@ -86,16 +86,13 @@ class Painter:
         parts = [length(view)]
         if view.steps_per_s:
             parts.append(f"{figure(view.steps_per_s)} steps/s")
-        verdicts = view.analysis.verdicts
-        if not verdicts and view.straggler is not None:
-            parts.append(f"rank {view.straggler} makes the others wait")
         plotted = {panel.key for panel in view.panels}
         for key in sorted({key for row in view.rows for key in row.own} - plotted)[:2]:
             values = [row.own[key] for row in view.rows if key in row.own]
             parts.append(f"{key} {figure(sum(values) / len(values))}")
         lines = ["   ·   ".join(parts)]
         if self._name != "verdicts":  # which writes them itself
-            for verdict in verdicts[:MOST_VERDICTS]:
+            for verdict in view.analysis.verdicts[:MOST_VERDICTS]:
                 lines += wrapped(verdict.sentence, self.width)
         return tuple(lines)
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from nbdist.client.board.artists import TEXT_PT, TITLE_PT
 from nbdist.client.board.palette import Theme
-from nbdist.client.board.plots import tick
+from nbdist.client.board.text import tick
 from nbdist.client.board.view import View
 
 LEFT_PX, RIGHT_PX, MARGIN_PX = 44, 14, 12

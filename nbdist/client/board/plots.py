@@ -38,7 +38,7 @@ from nbdist.client.board.scales import (
     smooth,
     smoothing_window,
 )
-from nbdist.client.board.text import figure
+from nbdist.client.board.text import figure, tick
 from nbdist.client.board.view import Line, Panel, Split, View
 
 FAINT_LINES = 2  # up to so many ranks show every value behind their mean; more would be mud
@@ -293,10 +293,3 @@ def _note(panel: Panel, split: Split | None) -> str:
         whole = float((split.compute_ms + split.comm_ms + split.data_ms).sum())
         return f"{100 * float(split.comm_ms.sum()) / whole:.0f} % of a step" if whole else ""
     return f"{figure(sum(ends) / len(ends))} at the end"
-
-
-def tick(value: float, position: int | None = None) -> str:
-    """Return a short label: 0.5, 20, 1k, 12k."""
-    if abs(value) >= 10_000:
-        return f"{value / 1000:g}k"
-    return f"{value:g}"

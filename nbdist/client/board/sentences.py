@@ -6,7 +6,7 @@ They hold the numbers of now, so they are never part of what nbval compares.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nbdist.client.board.text import counted, figure, size
+from nbdist.client.board.text import count, counted, figure, size
 from nbdist.client.insight.values import RECENT
 from nbdist.ranks import name_ranks
 
@@ -54,8 +54,9 @@ def _overview(view: "View") -> str:
     waits = [row.comm_pct for row in view.rows if row.comm_pct is not None]
     if waits:
         parts.append(f"{sum(waits) / len(waits):.0f} % of a step in communication")
-    if view.straggler is not None:
-        parts.append(f"rank {view.straggler} makes the others wait")
+    if view.slow:
+        verb = "makes" if len(view.slow) == 1 else "make"
+        parts.append(f"{name_ranks(view.slow)} {verb} the others wait")
     return ", ".join(parts) + "."
 
 
@@ -99,8 +100,8 @@ def _collectives(view: "View") -> str:
     table = view.analysis.table
     if not table:
         return "No collective has been compared yet."
-    count = sum(row.count for row in table)
-    text = f"{figure(count)} collectives a step of {counted(len(table), 'sort')}"
+    each_step = count(sum(row.count for row in table))
+    text = f"{each_step} collectives a step of {counted(len(table), 'sort')}"
     longest = max(table, key=lambda row: row.count * (row.waiting_ms or row.transfer_ms or 0.0))
     text += f"; most is waited in {longest.kind}"
     text += f" of {size(longest.bytes)}" if longest.bytes else ""

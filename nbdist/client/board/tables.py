@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.client.board.text import STYLE, figure, rate, size
+from nbdist.client.board.text import STYLE, count, figure, rate, size
 from nbdist.client.insight.values import CollectiveRow
 from nbdist.ranks import name_ranks
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # for their types alone: the view loads numpy
     from nbdist.client.board.view import Row, View
 
 NONE = "–"
-CELL = 'style="padding: 1px 10px; text-align: {}"'
+CELL = 'style="padding: 1px 10px; text-align: {}; white-space: nowrap"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _overview(view: "View") -> Table:
             *map(_whole, (row.comm_pct, row.data_pct)),
             *(_figure(row.own.get(key)) for key in own),
             # Last, so that the columns stay where they are when it comes and goes.
-            "◀ the others wait" if row.rank == view.straggler else "",
+            "◀ the others wait" if row.rank in view.slow else "",
         )
 
     return Table("Ranks, over their last steps", head, tuple(map(cells, view.rows)))
@@ -150,7 +150,7 @@ def collective_cells(row: CollectiveRow) -> tuple[str, ...]:
         row.kind,
         row.title or (name_ranks(row.ranks) if row.ranks else NONE),
         row.line or NONE,
-        figure(row.count) if row.count % 1 else f"{row.count:.0f}",
+        count(row.count),
         f"{size(row.bytes)} {row.dtype}".rstrip(),
         _figure(row.skew_ms),
         last,

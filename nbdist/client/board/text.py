@@ -106,9 +106,16 @@ def figure(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-def size(count: float) -> str:
+def tick(value: float, position: int | None = None) -> str:
+    """Return a short label: 0.5, 20, 1k, 12k."""
+    if abs(value) >= 10_000:
+        return f"{value / 1000:g}k"
+    return f"{value:g}"
+
+
+def size(size_bytes: float) -> str:
     """Return a number of bytes with its unit: 640 B, 1.2 MB."""
-    return name_bytes(round(count)) if _finite(count) else "not finite"
+    return name_bytes(round(size_bytes)) if _finite(size_bytes) else "not finite"
 
 
 def rate(bytes_per_s: float) -> str:
@@ -117,6 +124,11 @@ def rate(bytes_per_s: float) -> str:
         if bytes_per_s >= worth:
             return f"{figure(bytes_per_s / worth)} {unit}"
     return f"{figure(bytes_per_s / 1e3)} kB/s"
+
+
+def count(value: float) -> str:
+    """Return a mean count: 3, or 2.50 where it is not whole."""
+    return f"{value:.0f}" if abs(value - round(value)) < 0.005 else figure(value)
 
 
 def counted(number: int, word: str) -> str:

@@ -13,7 +13,6 @@ from nbdist.client.board.scales import Floats
 from nbdist.client.insight.values import PARTS, Analysis
 
 REPORT_S = 0.25  # a rank's report may be late by so much on a busy machine
-FEWEST_STEPS = 50  # before a rank is called slow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,22 +178,6 @@ class View:
         return Stack(split.ranks, parts, {})
 
     @property
-    def straggler(self) -> int | None:
-        """Return the rank that makes the others wait, None when none does.
-
-        Its own work, a step without its waiting in collectives, is 20 % above the median of the
-        others, and that is at least a tenth of the step: where most of a step is communication,
-        a little more work is not what the others wait for. Fewer than 50 steps are silent.
-        """
-        steps = min((row.step for row in self.rows), default=0)
-        if self.analysis.verdicts:
-            return self.analysis.verdicts[0].rank
-        if self.split is None or len(self.split.ranks) < 2 or steps < FEWEST_STEPS:
-            return None
-        own = self.split.compute_ms + self.split.data_ms
-        worst = int(np.argmax(own))
-        others = float(np.median(np.delete(own, worst)))
-        step_ms = float(own[worst] + self.split.comm_ms[worst])
-        late_ms = own[worst] - others
-        matters = late_ms > 0.2 * others > 0 and late_ms > 0.1 * step_ms
-        return self.split.ranks[worst] if matters else None
+    def slow(self) -> frozenset[int]:
+        """Return the ranks that a verdict says make the others slow."""
+        return frozenset(verdict.rank for verdict in self.analysis.verdicts)

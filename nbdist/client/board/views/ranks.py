@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from nbdist.client.board import palette
 from nbdist.client.board.artists import TEXT_PT, TITLE_PT, draw, note, path
 from nbdist.client.board.page import MARGIN_PX, Page, Plot
-from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits, bulk_limits, decimate, grown, padded
 from nbdist.client.board.strips import Strip, StripsPlot
 from nbdist.client.board.text import figure, size
@@ -62,12 +61,12 @@ def compose(page: Page, view: View) -> list[Plot]:
     shared = SharedLimits()
     page.write(MARGIN_PX, page.top + TITLE_PX / 2, "step time, ms, over the steps", size=TITLE_PT)
     plots: list[Plot] = []
-    for index, rank in enumerate(view.ranks):
+    for index, rank in enumerate(view.rows):
         row, column = divmod(index, columns)
         left = LEFT_PX + column * (width + GAP_PX + LEFT_PX)
         top = TITLE_PX + row * CARD_PX + WORDS_PX
         axes = page.axes(left, top, width, PLOT_PX)
-        plots.append(Card(axes, page.theme, rank, index, int(width * page.scale), shared))
+        plots.append(Card(axes, page, rank, index, shared))
     return plots
 
 
@@ -75,29 +74,42 @@ class SharedLimits:
     """What the cards have in common, so that they compare: one scale of milliseconds."""
 
     def __init__(self) -> None:
-        self._y: Limits | None = None
+        self._y: Limits = (0.0, 0.0)
+        self._view: View | None = None
 
     def of(self, view: View) -> Limits:
         """Return the limits for all cards of this frame."""
+        if view is self._view:
+            return self._y
         lines = [] if view.paces is None else [line.y for line in view.paces.lines]
         needed = bulk_limits(lines, 0.0)
-        self._y = grown(self._y, padded(needed, 0.0) if needed else (0.0, 1.0))
+        shown = None if self._view is None else self._y
+        self._y = grown(shown, padded(needed, 0.0) if needed else (0.0, 1.0))
+        self._view = view
         return self._y
 
 
 class Card:
-    """One rank: two lines of words and the time of its steps."""
+    """One rank: the time of its steps, under its numbers in a picture that stays.
+
+    While a cell runs, the table below tells them: a text costs 2 ms to draw.
+    """
 
     def __init__(
-        self, axes: Axes, theme: Theme, rank: int, place: int, width_px: int, shared: SharedLimits
+        self, axes: Axes, page: Page, row: Row, place: int, shared: "SharedLimits"
     ) -> None:
-        self._axes, self._theme, self._rank, self._shared = axes, theme, rank, shared
+        self._axes, self._theme, self._final = axes, page.theme, page.is_final
+        self._rank, self._shared = row.rank, shared
         self._color, _ = palette.line_style(place)
-        self._columns = max(40, width_px // 3)
+        self._columns = max(40, int(page.width * page.scale) // 12)
         self._y: Limits | None = None
         self._artists: list[Artist] = []
         axes.set_xticks([])
         axes.set_xlim(0, 1)
+        axes.text(
+            0.0, 1 + 42 / PLOT_PX, f"rank {row.rank}  {row.device}", fontsize=TEXT_PT, va="center",
+            transform=axes.transAxes, color=page.theme.text, fontweight="bold",
+        )  # fmt: skip
         axes.tick_params(labelsize=TEXT_PT)
 
     def fit(self, view: View) -> bool:
@@ -109,7 +121,7 @@ class Card:
             self._y = y
             self._axes.set_ylim(*y)
             self._axes.set_yticks([0, _round_below(y[1])])
-        self._artists = self._words(view, row)
+        self._artists = self._words(view, row) if self._final else []
         lines = () if view.paces is None else view.paces.lines
         for line in lines:
             if line.rank == self._rank:
@@ -135,9 +147,7 @@ class Card:
         memory = [size(row.memory_bytes)] if row.memory_bytes is not None else []
         if row.cuda_bytes is not None:
             memory.append(f"{size(row.cuda_bytes)} on the device")
-        bold = {"fontweight": "bold"}
         return [
-            self._word(0.0, 42, f"rank {row.rank}  {row.device}", **bold),
             self._word(1.0, 42, "  ".join(state), ha="right"),
             self._word(0.0, 26, "  ".join(pace)),
             self._word(0.0, 10, "  ".join(memory)),

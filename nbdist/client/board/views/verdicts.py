@@ -94,7 +94,9 @@ class OwnWork:
             self._artists += [self._rule(middle), self._median(middle)]
         for place in np.flatnonzero(is_slow):
             verdict = judged[stack.ranks[place]]
-            words = f"rank {verdict.rank}: +{100 * verdict.share:.0f} %, {verdict.cause}"
+            words = f"rank {verdict.rank}: {verdict.cause}"
+            if verdict.cause != "link":  # which is no work of its own
+                words = f"rank {verdict.rank}: +{100 * verdict.share:.0f} %, {verdict.cause}"
             self._artists.append(self._name(float(at[place]), float(own[place]), words, len(at)))
         return changed
 
