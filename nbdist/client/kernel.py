@@ -142,6 +142,7 @@ def start(
     trust_network: bool = False,
     tap: str = "full",
     hooks: bool = True,
+    grad_norm: bool = False,
     quiet: float = 10.0,
     check: str = "shared",
     theme: str = "auto",
@@ -166,6 +167,7 @@ def start(
         tap: How much is measured of each collective: `off`, `counts` or `full`.
         hooks: Watch steps, loss and data time. Off, nothing of it is left in torch, and only
             `nbdist.log` begins a run.
+        grad_norm: Measure the norm of the gradients at each step, without a collective.
         quiet: Seconds without any progress after which a cell says what each rank does and whom
             it waits for; 0 for never.
         check: How each collective is compared with the other ranks' before it is sent: `shared`,
@@ -202,7 +204,17 @@ def start(
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting fresh interpreters, which takes longer: {ready['why']}.")
         options = choose_options(
-            n, ready["gpus"], device, backend, threads, timeout, tap, hooks, quiet, check
+            n,
+            ready["gpus"],
+            device,
+            backend,
+            threads,
+            timeout,
+            tap,
+            hooks,
+            quiet,
+            check,
+            grad_norm,
         )
         cluster.start(replace(options, address=address))
     except BaseException:

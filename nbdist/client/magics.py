@@ -45,6 +45,9 @@ class NBDist(Magics):
         config=True
     )
     hooks = Bool(True, help="Whether steps, loss and data time are watched.").tag(config=True)
+    grad_norm = Bool(False, help="Whether the norm of the gradients is measured at each step.").tag(
+        config=True
+    )
     quiet = Float(
         10.0, help="Seconds without progress before a cell tells what each rank does; 0: never."
     ).tag(config=True)
@@ -131,6 +134,7 @@ class NBDist(Magics):
             trust_network=choose("trust_network"),
             tap=self.tap,
             hooks=self.hooks,
+            grad_norm=self.grad_norm,
             quiet=self.quiet,
             check=self.check,
             theme=self.theme,

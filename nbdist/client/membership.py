@@ -129,6 +129,7 @@ class Membership:
             generation=self.generation,
             tap=options.tap,
             hooks=options.hooks,
+            grad_norm=options.grad_norm,
             interface=options.address,
             version=wire.VERSION,
             newcomers=list(newcomers),

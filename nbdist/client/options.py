@@ -29,6 +29,7 @@ class Options:
     hooks: bool = True
     quiet_s: float = 10.0
     check: str = "shared"
+    grad_norm: bool = False
     address: str = LOOPBACK
 
     def __str__(self) -> str:
@@ -51,6 +52,7 @@ def choose_options(
     hooks: bool = True,
     quiet: float = 10.0,
     check: str = "shared",
+    grad_norm: bool = False,
 ) -> Options:
     """Fill in what was not asked for, and refuse what cannot be.
 
@@ -65,6 +67,7 @@ def choose_options(
         hooks: See `device`.
         quiet: See `device`.
         check: See `device`.
+        grad_norm: See `device`.
 
     Raises:
         StartError: More ranks than GPUs, with the choice offered.
@@ -103,4 +106,4 @@ def choose_options(
     threads = threads if threads is not None else max(1, (cores or 1) // n)
     if threads < 1:
         raise UsageError(f"--threads is at least 1, not {threads}.")
-    return Options(n, device, backend, threads, timeout, tap, hooks, quiet, check)
+    return Options(n, device, backend, threads, timeout, tap, hooks, quiet, check, grad_norm)

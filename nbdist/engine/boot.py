@@ -219,6 +219,7 @@ def join(
     generation: int,
     tap: str,
     hooks: bool,
+    grad_norm: bool,
     interface: str,
     version: int,
     newcomers: list[int],
@@ -236,6 +237,7 @@ def join(
         generation: 0 in a new cluster.
         tap: The tap's level.
         hooks: Whether training is watched.
+        grad_norm: Whether the norm of gradients is, too.
         interface: IP address that gloo listens on.
         version: Of the notebook's messages.
         newcomers: Ranks that take the place of others, this one among them; empty in a new
@@ -283,7 +285,7 @@ def join(
     device = _device(here.device.type)
     tap_module.install(tap)
     training.install(here.recorder)
-    training.set_enabled(hooks)
+    training.set_enabled(hooks, grad_norm=grad_norm)
     recovery.install()
     clone.live_in(here.kernel.shell)
     keep.look_in(lambda: here.kernel.shell.user_ns)

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from nbdist.engine.training.steps import StepRule, samples_in, steps_in_pass, take_samples
+from nbdist.engine.training.steps import Size, StepRule, size_of, steps_in_pass, take_used
 
 
 def closed(calls: str) -> str:
@@ -34,18 +34,29 @@ def test_samples_are_the_first_dimension_of_the_first_tensor() -> None:
     import torch
 
     x = torch.ones(6, 2)
-    assert samples_in(x) == 6
-    assert samples_in([("name", x), torch.ones(3)]) == 6
-    assert samples_in({"ids": x, "other": 1}) == 6
-    assert samples_in(torch.tensor(1.0)) == 0
-    assert samples_in("text") == 0
-    assert samples_in([[[[x]]]]) == 0
+    assert size_of(x).samples == 6
+    assert size_of([("name", x), torch.ones(3)]).samples == 6
+    assert size_of({"ids": x, "other": 1}).samples == 6
+    assert size_of(torch.tensor(1.0)).samples == 0
+    assert size_of("text").samples == 0
+    assert size_of([[[[x]]]]).samples == 0
 
 
 def test_a_step_uses_a_batch_a_backward_and_leaves_what_was_fetched_ahead() -> None:
-    assert take_samples(deque([8]), backwards=1) == 8
-    assert take_samples(deque([8]), backwards=2) == 8
-    assert take_samples(deque([2, 2, 2, 2]), backwards=4) == 8
-    assert take_samples(deque([8, 5]), backwards=1) == 8
-    assert take_samples(deque([1, 1, 1, 1, 1]), backwards=1) == 3
-    assert take_samples(deque(), backwards=1) == 0
+    assert sum(take_used(deque([8]), backwards=1)) == 8
+    assert sum(take_used(deque([8]), backwards=2)) == 8
+    assert sum(take_used(deque([2, 2, 2, 2]), backwards=4)) == 8
+    assert sum(take_used(deque([8, 5]), backwards=1)) == 8
+    assert sum(take_used(deque([1, 1, 1, 1, 1]), backwards=1)) == 3
+    assert sum(take_used(deque(), backwards=1)) == 0
+
+
+def test_tokens_are_the_elements_of_the_first_tensor_that_an_embedding_takes() -> None:
+    import torch
+
+    ids = torch.ones(4, 7, dtype=torch.int64)
+    assert size_of(ids) == Size(4, 28)
+    assert size_of({"mask": ids.bool(), "ids": ids.int(), "labels": ids[:, :3]}) == Size(4, 28)
+    assert size_of([torch.ones(4, 3), torch.ones(4, dtype=torch.int64)]) == Size(4, 0)
+    assert size_of(torch.ones(4, 3, 8, 8, dtype=torch.uint8)) == Size(4, 0)  # pixels
+    assert size_of([[[[ids]]]]) == Size(0, 0)

@@ -18,17 +18,10 @@ class Watch:
         from nbdist.engine.records import Recorder
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
-        from nbdist.wire import Batch
 
-        self.records: list[Any] = []
+        self.published: list[dict[str, Any]] = []
         self.facts: dict[str, str] = {}
-
-        def publish(content: dict[str, Any]) -> None:
-            batch = Batch.from_wire(content)
-            self.records += batch.records
-            self.facts.update(batch.facts)
-
-        self.recorder = Recorder(0, publish)
+        self.recorder = Recorder(0, self.published.append)
         tap.install(level)
         training.install(self.recorder)
         training.begin_cell()
@@ -36,10 +29,15 @@ class Watch:
     def rows(self, kind: str = "step") -> list[dict[str, float]]:
         """Return the values of the cell's records, which ends here."""
         from nbdist.engine.training import training
+        from nbdist.wire import Batch
 
         training.end_cell()
         self.recorder.flush()
-        return [{"step": r.step, **r.values} for r in self.records if r.kind == kind]
+        batches = [Batch.from_wire(content) for content in self.published]
+        for batch in batches:
+            self.facts.update(batch.facts)
+        records = [record for batch in batches for record in batch.records]
+        return [{"step": r.step, **r.values} for r in records if r.kind == kind]
 
 
 def _model(width: int = 8) -> Any:
@@ -83,7 +81,9 @@ def test_a_plain_loop_gives_a_record_a_step_with_its_loss_and_times() -> None:
     for row in rows:
         assert row["samples"] == 8
         assert row["total"] == 3
-        assert row["step_s"] == pytest.approx(row["compute_s"] + row["comm_s"] + row["data_s"])
+        parts = ("compute_s", "comm_s", "data_s", "optimizer_s", "other_s")
+        assert row["step_s"] == pytest.approx(sum(row[part] for part in parts), abs=1e-12)
+        assert row["compute_s"] == pytest.approx(row["forward_s"] + row["backward_s"], abs=1e-12)
         assert (row["bytes"], row["collectives"], row["comm_total_s"]) == (0, 0, 0)
 
 

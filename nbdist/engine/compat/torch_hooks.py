@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 )
 
 Undo = Callable[[], None]
+Closure = Callable[[], Any]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 unbox_group = c10d.ProcessGroup.unbox
@@ -221,12 +222,24 @@ def on_optimizer_step(hook: Callable[[torch.optim.Optimizer], None]) -> Undo:
     return handle.remove
 
 
-def before_optimizer_step(hook: Callable[[torch.optim.Optimizer, object], None]) -> Undo:
-    """Call `hook(optimizer, closure)` before every `step()` of every `torch.optim` optimizer."""
+def before_optimizer_step(
+    hook: Callable[[torch.optim.Optimizer, Closure | None], Closure | None],
+) -> Undo:
+    """Call `hook(optimizer, closure)` before every `step()` of every `torch.optim` optimizer.
 
-    def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    What it returns, if anything, the step gets as its closure instead.
+    """
+
+    def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # torch passes the optimizer once more, as the first of `args`.
-        hook(optimizer, kwargs.get("closure", args[1] if len(args) > 1 else None))
+        is_first = len(args) > 1
+        given = args[1] if is_first else kwargs.get("closure")
+        ours = hook(optimizer, given)
+        if ours is None:
+            return None
+        return (
+            ((args[0], ours, *args[2:]), kwargs) if is_first else (args, kwargs | {"closure": ours})
+        )
 
     return register_optimizer_step_pre_hook(before).remove
 
@@ -239,6 +252,18 @@ def wrap_prepare_profiler(wrapper: Wrapper) -> Undo:
 def is_profiled() -> bool:
     """Return whether a profiler records this thread."""
     return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+
+
+def is_flat_shard(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter is a piece of FSDP1's flat ones: who holds which, is unknown."""
+    return hasattr(parameter, "_fsdp_flattened")
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor: of a DTensor its part, else all. No collective."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    assert isinstance(local, torch.Tensor)
+    return local
 
 
 def finished_work() -> Any:

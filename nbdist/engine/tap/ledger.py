@@ -231,6 +231,11 @@ def _tell() -> Calls:
     return calls
 
 
+def exposed_ns() -> int:
+    """Return how long the main thread was blocked since the last `take`. On the main thread."""
+    return state.exposed_ns
+
+
 def backward_began() -> None:
     """The main thread enters an outermost backward."""
     state.backward = Backward(state)

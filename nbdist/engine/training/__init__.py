@@ -1,1 +1,1 @@
-"""Watches training: `training` holds the hooks, `steps` and `loss` decide what they mean."""
+"""Watches training: `hooks` look on, `cell` makes records of what they see; the rest decides."""

@@ -1,11 +1,15 @@
 """Decide which call of which optimizer ends a training step, and what a batch holds."""
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
+
+_INDEXES = (torch.int64, torch.int32)
 MAX_AHEAD = 2  # batches that Lightning or Accelerate hold, fetched and not used
 
 
@@ -45,29 +49,48 @@ def steps_in_pass(batches: int, *, batches_taken: int, steps_made: int, backward
     return -(-batches // batches_per_step)
 
 
-def take_samples(fetched: deque[int], backwards: int) -> int:
-    """Remove the batches that a step used from those fetched, and return their samples.
+def take_used(fetched: deque[T], backwards: int) -> list[T]:
+    """Remove the batches that a step used from those fetched, and return them.
 
     A step uses one batch a backward; frameworks fetch one or two ahead, and those stay. Where
     several backwards use one batch, or one uses several, what was fetched decides.
     """
-    used = 0
     count = max(1, backwards, len(fetched) - MAX_AHEAD)
-    for _ in range(min(count, len(fetched))):
-        used += fetched.popleft()
-    return used
+    return [fetched.popleft() for _ in range(min(count, len(fetched)))]
 
 
-def samples_in(batch: Any, depth: int = 3) -> int:
-    """Return the first dimension of the first tensor in a batch; 0 where there is none."""
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a batch holds: samples, and tokens where it is text; 0 where there is none."""
+
+    samples: int
+    tokens: int
+
+
+def size_of(batch: Any) -> Size:
+    """Return the size of a batch.
+
+    Samples: the first dimension of its first tensor that has one. Tokens: the elements of its first
+    tensor of two dimensions or more whose numbers an embedding takes, int32 or int64; so pixels and
+    masks are none.
+    """
+    samples = tokens = 0
+    for tensor in _tensors(batch, 3):
+        shape = tensor.shape
+        if not samples and shape:
+            samples = shape[0]
+        if len(shape) > 1 and tensor.dtype in _INDEXES:
+            tokens = tensor.numel()
+            break
+    return Size(samples, tokens)
+
+
+def _tensors(batch: Any, depth: int) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.ndim else 0
-    if depth == 0 or isinstance(batch, str | bytes):
-        return 0
-    if isinstance(batch, Mapping):
-        parts = list(batch.values())
-    elif isinstance(batch, list | tuple):
-        parts = list(batch)
-    else:
-        return 0
-    return next((n for n in (samples_in(part, depth - 1) for part in parts) if n), 0)
+        yield batch
+    elif depth and isinstance(batch, Mapping):
+        for part in batch.values():
+            yield from _tensors(part, depth - 1)
+    elif depth and isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _tensors(part, depth - 1)

@@ -1,0 +1,267 @@
+"""Make a record of each step that the hooks see in one cell.
+
+Where the numbers come from:
+
+- a *step* ends when an optimizer steps (`steps.StepRule` says which, of several; one that steps
+  within another's step belongs to it); each makes one record of kind "step";
+- the *loss* is the scalar on which `backward()` was called, unscaled, the mean of a step's
+  backwards (`loss.py`). Roots that are no scalar, and backwards within a backward, are no losses:
+  of a pipeline only the last stage has one, and the other ranks count steps without;
+- `step_s` is the wall time from the end of one step to the end of the next, whatever the loop did
+  in it; `parts.py` says what it is made of. The first step of a cell begins when a batch is first
+  asked for; when none was, its beginning was not seen, and it has no times but `data_s`;
+- `comm_s` and `comm_total_s` are the tap's exposed and total times (`tap.py` says what they mean);
+- `samples` and `tokens` are those of the batches a step used, of the loader asked last;
+- `cpu_s`, `starved_s` and memory: `resources.py`; `grad_share`: `gradients.py`.
+
+On CUDA all times but the tap's are the host's: what it queues is counted where it waits for it.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from nbdist.engine.compat import torch_hooks
+from nbdist.engine.records import Recorder
+from nbdist.engine.tap import tap
+from nbdist.engine.training.gradients import Shares
+from nbdist.engine.training.loss import loss_of
+from nbdist.engine.training.parts import Parts
+from nbdist.engine.training.resources import Memory, Processor
+from nbdist.engine.training.scalars import Scalars
+from nbdist.engine.training.steps import Size, StepRule, size_of, steps_in_pass, take_used
+
+MAX_HELD = 64  # steps whose loss has not come back from the GPU
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One pass over a loader: the number of its iterator, and the step it began at."""
+
+    number: int
+    began_at: int
+
+
+@dataclass(slots=True)
+class _Held:
+    """A step that is over; its numbers may still be on their way from the GPU."""
+
+    step: int
+    values: dict[str, float]
+    losses: Scalars
+    shares: Scalars
+
+    @property
+    def is_ready(self) -> bool:
+        return self.losses.is_ready and self.shares.is_ready
+
+
+@dataclass(slots=True)
+class Machine:
+    """What tells of this rank's machine; one for all cells."""
+
+    processor: Processor = field(default_factory=Processor)
+    memory: Memory = field(default_factory=Memory)
+
+
+class Cell:
+    """What is known of the cell that runs. Main thread, but for `step`."""
+
+    def __init__(self, recorder: Recorder, machine: Machine | None, *, grad_norm: bool) -> None:
+        self.step = 0
+        self._recorder = recorder
+        self._machine = machine
+        self._parts = Parts()
+        self._rule = StepRule()
+        self._has_begun = self._is_whole = False  # the step; and whether that was seen
+        self.knows_parts = True  # False once a hook has failed that tells them
+        self._losses = Scalars()
+        self._norms = Shares() if grad_norm else None
+        self._shares: dict[int, torch.Tensor | None] = {}  # by `id` of the optimizer
+        self._backwards = 0
+        self._fetched: deque[Size] = deque(maxlen=4096)  # of one iterator
+        self._iterator: Any = None
+        self._pass = _Pass(0, 0)
+        self._passes: WeakKeyDictionary[Any, _Pass] = WeakKeyDictionary()
+        self._count_of_passes = 0
+        self._held: deque[_Held] = deque()
+
+    def _begin(self, now_ns: int, *, is_whole: bool) -> None:
+        """The first sign of training in this cell; what was communicated before is no step's."""
+        self._has_begun, self._is_whole = True, is_whole
+        self._parts.begin(now_ns)
+        tap.take()
+        if self._machine is not None:
+            self._machine.processor.take()
+
+    # -- what the hooks see
+
+    def fetch_began(self) -> None:
+        """A DataLoader is asked for a batch."""
+        now_ns = perf_counter_ns()
+        if not self._has_begun:
+            self._begin(now_ns, is_whole=True)
+        self._parts.fetch_began(now_ns, tap.exposed_ns())
+
+    def fetch_ended(self, iterator: Any, *, is_batch: bool) -> None:
+        """It gave one, or had none left."""
+        now_ns = perf_counter_ns()
+        if is_batch or iterator is not self._iterator:
+            self._note_pass(iterator)
+        may_train = is_batch and torch.is_grad_enabled()
+        self._parts.fetch_ended(now_ns, tap.exposed_ns(), self._pass.number, may_train=may_train)
+
+    def note_batch(self, batch: Any) -> None:
+        """Take in what a batch holds."""
+        self._fetched.append(size_of(batch))
+
+    def _note_pass(self, iterator: Any) -> None:
+        if iterator is not self._iterator:  # say, back from validation
+            self._iterator = iterator
+            self._fetched.clear()
+            found = self._passes.get(iterator)
+            if found is None:
+                self._count_of_passes += 1
+                found = self._passes[iterator] = _Pass(self._count_of_passes, self.step)
+            self._pass = found
+        if torch_hooks.batch_number(iterator) == 1:  # of persistent workers, once more
+            self._pass.began_at = self.step
+
+    def backward_began(self) -> None:
+        """An outermost backward begins."""
+        now_ns = perf_counter_ns()
+        if not self._has_begun:
+            self._begin(now_ns, is_whole=False)
+        self._parts.backward_began(now_ns, tap.exposed_ns())
+        tap.backward_began()
+
+    def note_loss(self, tensors: Any) -> None:
+        """Take in what backward was called on, if it is a loss."""
+        loss = loss_of(tensors)
+        if loss is not None:
+            self._losses.add(loss)
+            self._backwards += 1
+
+    def backward_ended(self) -> None:
+        """It has ended, or failed."""
+        tap.backward_ended()
+        self._parts.backward_ended(perf_counter_ns(), tap.exposed_ns())
+
+    def optimizer_began(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> bool:
+        """An optimizer begins to step; returns False where it does so within another's step."""
+        is_outermost = self._parts.optimizer_began(
+            perf_counter_ns(), tap.exposed_ns(), id(optimizer), has_closure=has_closure
+        )
+        if is_outermost and self._norms is not None and not has_closure:
+            self._shares[id(optimizer)] = self._norms.of(optimizer)
+        return is_outermost
+
+    def closure_began(self) -> None:
+        """The optimizer calls its closure."""
+        self._parts.closure_began(perf_counter_ns(), tap.exposed_ns())
+
+    def closure_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """The closure has ended, or failed."""
+        self._parts.closure_ended(perf_counter_ns(), tap.exposed_ns())
+        if self._norms is not None:
+            self._shares[id(optimizer)] = self._norms.of(optimizer)
+
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> bool:
+        """An optimizer has stepped; returns whether that ends a step."""
+        now_ns = perf_counter_ns()
+        key = id(optimizer)
+        is_outermost = self._parts.optimizer_ended(now_ns, tap.exposed_ns(), key)
+        if not (is_outermost and self._rule.closes(key)):
+            return False
+        self._close_step(now_ns)
+        return True
+
+    # -- records
+
+    def _close_step(self, now_ns: int) -> None:
+        self.step += 1
+        parts = self._parts.close(now_ns, tap.exposed_ns())
+        traffic = tap.take(self.step)
+        if traffic.calls is not None:
+            self._recorder.add("calls", self.step, {}, traffic.calls)
+        if self._is_whole:
+            values = parts if self.knows_parts else {"step_s": parts["step_s"]}
+            values |= _communication(traffic)
+            if tap.level() == "off":
+                values.pop("comm_s", None)
+            if self._machine is not None:
+                values |= self._machine.processor.take()
+        else:
+            values = {"data_s": parts["data_s"]}
+            if self._machine is not None:
+                self._machine.processor.take()
+        if self._machine is not None:
+            values |= self._machine.memory.take(now_ns)
+        values |= self._amounts()
+        self._held.append(_Held(self.step, values, self._losses, self._take_shares()))
+        self._losses = Scalars()
+        self._backwards = 0
+        self._has_begun = self._is_whole = True
+        self.record_held(wait=False)
+
+    def _amounts(self) -> dict[str, float]:
+        """Return samples, tokens and the total of steps, what is known of them."""
+        values: dict[str, float] = {}
+        if self._fetched:
+            used = take_used(self._fetched, self._backwards)
+            values["samples"] = sum(size.samples for size in used)
+            values["tokens"] = sum(size.tokens for size in used)
+        total = self._expected_steps()
+        if total is not None:
+            values["total"] = total
+        return {name: value for name, value in values.items() if value}
+
+    def _take_shares(self) -> Scalars:
+        scalars = Scalars()
+        shares = [share for share in self._shares.values() if share is not None]
+        if len(shares) == len(self._shares):  # a part of the norm would be no norm
+            for share in shares:
+                scalars.add(share)
+        self._shares.clear()
+        return scalars
+
+    def _expected_steps(self) -> int | None:
+        """Return the step that ends the pass over the loader, where its length is known."""
+        if self._iterator is None:
+            return None
+        batches = torch_hooks.batch_count(self._iterator)
+        began = self._pass.began_at
+        if batches is None or self.step <= began:
+            return None
+        return began + steps_in_pass(
+            batches,
+            batches_taken=torch_hooks.batch_number(self._iterator),
+            steps_made=self.step - began,
+            backwards=self._backwards,
+        )
+
+    def record_held(self, *, wait: bool) -> None:
+        """Record the steps whose numbers have come; with `wait`, wait for them."""
+        held = self._held
+        while held and (wait or len(held) > MAX_HELD or held[0].is_ready):
+            over = held.popleft()
+            losses, shares = over.losses.read(), over.shares.read()
+            values = over.values
+            if losses:
+                values = {"loss": sum(losses) / len(losses), **values}
+            if shares:
+                values["grad_share"] = sum(shares)
+            self._recorder.add("step", over.step, values)
+
+
+def _communication(traffic: tap.Traffic) -> dict[str, float]:
+    if tap.level() == "off":
+        return {}
+    values = {"bytes": float(traffic.bytes), "collectives": float(traffic.collectives)}
+    if traffic.total_ns is not None:
+        values["comm_total_s"] = traffic.total_ns / 1e9
+    return values

@@ -1,0 +1,156 @@
+"""The hooks in torch that watch training; what they see, they tell the cell.
+
+Only what the main thread does is watched. A hook that fails is switched off for the rest of the
+session, logged, and named in a fact; training goes on. Disabled hooks are taken out of torch.
+
+A step inside a function that `torch.compile` compiled is not seen.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat.torch_hooks import Closure
+from nbdist.engine.records import Recorder
+from nbdist.engine.training.cell import Cell, Machine
+
+_TELL_PARTS = {"data", "backward"}
+
+_log = logging.getLogger("nbdist.training")
+
+
+class Hooks:
+    """The hooks of one rank. Main thread, but for `is_loading`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.grad_norm = False
+        self.is_loading = False  # the main thread waits for a batch
+        self.on_step: Callable[[int], None] | None = None  # what else to do when one has ended
+        self._machine: Machine | None = None
+        self._undo: list[torch_hooks.Undo] = []
+        self._broken: set[str] = set()
+        self._main = threading.main_thread().ident
+        self._is_inside = False  # a backward, or a loader: what they call is theirs
+        self._guard("processor and memory", self._open_machine)
+        self.cell = self._new_cell()
+
+    def _open_machine(self) -> None:
+        self._machine = Machine()
+
+    def _new_cell(self) -> Cell:
+        cell = Cell(self.recorder, self._machine, grad_norm=self.grad_norm)
+        cell.knows_parts = self._broken.isdisjoint(_TELL_PARTS)
+        return cell
+
+    def set_enabled(self, is_enabled: bool) -> None:
+        """Put the hooks in place, or take them out."""
+        if is_enabled and not self._undo:
+            self._undo = [
+                torch_hooks.before_optimizer_step(self._before_optimizer_step),
+                torch_hooks.on_optimizer_step(self._after_optimizer_step),
+                torch_hooks.wrap_backward(self._around_backward),
+                torch_hooks.remember_unscaled(),
+                torch_hooks.wrap_next_batch(self._around_next_batch),
+            ]
+        elif not is_enabled:
+            for undo in self._undo:
+                undo()
+            self._undo = []
+
+    def begin_cell(self) -> None:
+        """Begin to count at zero."""
+        self.cell = self._new_cell()
+        self._is_inside = self.is_loading = False
+
+    def end_cell(self) -> int:
+        """Record what is still held back; return the steps made."""
+        self._guard("loss", self.cell.record_held, wait=True)
+        return self.cell.step
+
+    # -- hooks
+
+    def _is_ours(self) -> bool:
+        return threading.get_ident() == self._main and not torch.compiler.is_compiling()
+
+    def _before_optimizer_step(
+        self, optimizer: torch.optim.Optimizer, closure: Closure | None
+    ) -> Closure | None:
+        if not self._is_ours():
+            return None
+        has_closure = callable(closure)
+        is_outermost = self._guard(
+            "step", self.cell.optimizer_began, optimizer, has_closure=has_closure
+        )
+        return self._around_closure(optimizer, closure) if closure and is_outermost else None
+
+    def _after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._is_ours():
+            is_closed = self._guard("step", self.cell.optimizer_ended, optimizer)
+            if is_closed and self.on_step is not None:
+                self._guard("step", self.on_step, self.cell.step)
+
+    def _around_closure(self, optimizer: torch.optim.Optimizer, native: Closure) -> Closure:
+        @wraps(native)
+        def closure() -> Any:
+            self._guard("step", self.cell.closure_began)
+            try:
+                return native()
+            finally:
+                self._guard("step", self.cell.closure_ended, optimizer)
+
+        return closure
+
+    def _around_backward(self, native: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(native)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_inside or not self._is_ours():
+                return native(tensors, *args, **kwargs)
+            self._guard("backward", self.cell.backward_began)
+            self._guard("loss", self.cell.note_loss, tensors)
+            self._is_inside = True
+            try:
+                return native(tensors, *args, **kwargs)
+            finally:
+                self._is_inside = False
+                self._guard("backward", self.cell.backward_ended)
+
+        return backward
+
+    def _around_next_batch(self, native: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(native)
+        def __next__(iterator: Any) -> Any:
+            if self._is_inside or not self._is_ours():
+                return native(iterator)
+            self._guard("data", self.cell.fetch_began)
+            self._is_inside = self.is_loading = True
+            is_batch = False
+            try:
+                batch = native(iterator)
+                is_batch = True
+            finally:
+                self._is_inside = self.is_loading = False
+                self._guard("data", self.cell.fetch_ended, iterator, is_batch=is_batch)
+            self._guard("samples", self.cell.note_batch, batch)
+            return batch
+
+        return __next__
+
+    def _guard(self, hook: str, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Do what a hook does; whatever goes wrong ends the hook and not the training."""
+        if hook in self._broken:
+            return None
+        try:
+            return action(*args, **kwargs)
+        except Exception as error:
+            self._broken.add(hook)
+            if hook in _TELL_PARTS:
+                self.cell.knows_parts = False
+            _log.exception("The hook on each %s failed and is switched off", hook)
+            self.recorder.fact(**{f"hook_{hook}": f"switched off: {type(error).__name__}: {error}"})
+            return None

@@ -1,0 +1,75 @@
+"""What a step takes of the machine: processor time of the main thread, and memory.
+
+*Starved* is the time in which the main thread was ready to run and had no core (Linux: the run
+delay of /proc/thread-self/schedstat). A core that a hypervisor takes away is not in it.
+
+Reading both costs 1.5 us, so it is done at each step. Memory is looked at twice a second at most:
+CUDA's figures take some 50 us, and wait for nothing.
+"""
+
+import os
+from pathlib import Path
+from time import thread_time_ns
+
+import torch
+
+EVERY_NS = 500_000_000
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+_STATM = Path("/proc/self/statm")
+
+
+class Processor:
+    """Processor time of the thread that made this, which alone may call `take`."""
+
+    def __init__(self) -> None:
+        # Opened once: the file stays that of this thread.
+        self._file = _SCHEDSTAT.open("rb", buffering=0) if _SCHEDSTAT.exists() else None
+        self._cpu_ns, self._delay_ns = 0, 0
+        self.take()
+
+    def take(self) -> dict[str, float]:
+        """Return `cpu_s` and, where the system tells, `starved_s`, since the last call."""
+        cpu_ns = thread_time_ns()
+        values = {"cpu_s": (cpu_ns - self._cpu_ns) / 1e9}
+        self._cpu_ns = cpu_ns
+        if self._file is not None:
+            delay_ns = int(os.pread(self._file.fileno(), 64, 0).split()[1])
+            values["starved_s"] = (delay_ns - self._delay_ns) / 1e9
+            self._delay_ns = delay_ns
+        return values
+
+
+class Memory:
+    """Memory of this process and of its GPU."""
+
+    def __init__(self) -> None:
+        self._next_ns = 0
+        self._file = _STATM.open("rb", buffering=0) if _STATM.exists() else None
+        self._page = os.sysconf("SC_PAGE_SIZE")
+
+    def take(self, now_ns: int) -> dict[str, float]:
+        """Return what is used, empty where this was told less than half a second ago."""
+        if now_ns < self._next_ns:
+            return {}
+        self._next_ns = now_ns + EVERY_NS
+        values = {"rss_bytes": float(self._rss_bytes())}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            values |= cuda_values(torch.cuda.memory_stats())
+        return values
+
+    def _rss_bytes(self) -> int:
+        if self._file is None:
+            import psutil
+
+            return int(psutil.Process().memory_info().rss)
+        return int(os.pread(self._file.fileno(), 128, 0).split()[1]) * self._page
+
+
+def cuda_values(stats: dict[str, int]) -> dict[str, float]:
+    """Return what a step's record tells of `torch.cuda.memory_stats()`; empty before any use."""
+    wanted = {
+        "cuda_bytes": "allocated_bytes.all.current",
+        "cuda_reserved_bytes": "reserved_bytes.all.current",
+        "cuda_peak_bytes": "allocated_bytes.all.peak",
+    }
+    return {name: float(stats[key]) for name, key in wanted.items() if key in stats}

@@ -1,0 +1,42 @@
+"""Read numbers that tensors hold without making the main thread wait for a GPU.
+
+On the CPU a number is read at once. On CUDA it is copied to pinned memory behind the work that is
+queued, and read when the copy has come, a step or more later.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(slots=True)
+class Scalars:
+    """Numbers of one step, some of them perhaps still on their way."""
+
+    values: list[float] = field(default_factory=list)
+    copies: list[tuple[torch.Tensor, Any]] = field(default_factory=list)  # (pinned, event)
+
+    def add(self, scalar: torch.Tensor) -> None:
+        """Take in a real tensor of one element."""
+        if scalar.is_cuda:
+            copy = torch.empty(1, dtype=scalar.dtype, pin_memory=True)
+            copy.copy_(scalar.detach().reshape(1), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(scalar.device))
+            self.copies.append((copy, event))
+        else:
+            self.values.append(scalar.item())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `read` would return without waiting."""
+        return all(event.query() for _, event in self.copies)
+
+    def read(self) -> list[float]:
+        """Return all numbers. Waits for copies."""
+        for copy, event in self.copies:
+            event.synchronize()
+            self.values.append(float(copy))
+        self.copies.clear()
+        return self.values
