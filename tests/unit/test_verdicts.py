@@ -79,13 +79,18 @@ class Machine:
         self._seq += 1
         self.judge.add(Record(rank, self._seq, kind, self.step, 0, values, detail))
 
-    def links(self, busy_s: dict[int, float], rtt_s: dict[int, float] | None = None) -> None:
-        """Tell of a ring in which each rank sent 100 MB to the next one; it called that one."""
+    def links(
+        self,
+        busy_s: dict[int, float],
+        rtt_s: dict[int, float] | None = None,
+        sent_bytes: float = 1e8,
+    ) -> None:
+        """Tell of a ring in which each rank sent so much to the next one; it called that one."""
         for rank in self.ranks:
             after, before = (rank + 1) % len(self.ranks), (rank - 1) % len(self.ranks)
             ours, theirs = f"{after}@10.0.0.1:{5000 + rank}", f"@10.0.0.1:{5000 + before}"
             rtt = (rtt_s or {}).get(rank, 1e-4)
-            told = {"sent_bytes": 1e8, "busy_s": busy_s.get(rank, 0.025), "rtt_s": rtt}
+            told = {"sent_bytes": sent_bytes, "busy_s": busy_s.get(rank, 0.025), "rtt_s": rtt}
             back = {"sent_bytes": 4e3, "busy_s": 0.3, "rtt_s": 0.005}
             self.add(
                 "links",
@@ -328,6 +333,15 @@ def test_links_are_silent_while_they_are_noisy_hidden_all_alike_or_slow_for_a_mo
     machine.steps(20, transfer_s=0.1)
     machine.links({1: 1.8})
     assert machine.judge.verdicts() == ()
+
+
+@pytest.mark.parametrize(("sent_bytes", "said"), [(20 * 50e3, []), (20 * 100e3, [3])])
+def test_links_that_carry_little_a_step_are_not_judged(sent_bytes: float, said: list[int]) -> None:
+    machine = Machine(4)
+    for _ in range(5):
+        machine.steps(20, transfer_s=0.1)
+        machine.links({3: 1.8}, sent_bytes=sent_bytes)
+    assert [v.rank for v in machine.judge.verdicts()] == said
 
 
 def test_the_numbers_of_64_ranks_are_judged_in_little_time() -> None:

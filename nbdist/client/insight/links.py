@@ -15,6 +15,7 @@ FEWEST_STEPS = 50
 FEWEST_SAMPLES = 3
 SLOWER = 0.5  # of the other links' rate, in every sample and in all of them
 SMALL = 0.1  # of the bytes of the busiest link: a rate of less says little
+LEAST_BYTES = 64 * 1024  # a step: less tells when ranks got a core, and not how fast the link is
 LEAST_BUSY_S = 0.004  # the kernel counts in ticks
 
 Link = tuple[int, int]  # from rank, to rank
@@ -94,7 +95,8 @@ class Links:
             return None
         totals = {link: _sum(samples) for link, samples in recent.items()}
         busiest = max((total.sent_bytes for total in totals.values()), default=0.0)
-        totals = {k: v for k, v in totals.items() if v.sent_bytes >= max(1.0, SMALL * busiest)}
+        least = max(LEAST_BYTES * steps, SMALL * busiest)
+        totals = {k: v for k, v in totals.items() if v.sent_bytes >= least}
         slow = {}
         for link, total in totals.items():
             others = [other.rate for name, other in totals.items() if name != link]

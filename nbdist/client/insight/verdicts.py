@@ -6,7 +6,8 @@ pipeline, whose stages differ by nature, those that share a group with it in whi
 messages, such as its data-parallel mates: without one, a stage is not judged.
 
 *A link* is slow (`links`) when it carries less than half of what the others do for the time that it
-was busy, in each of at least three samples and 50 steps, and the step would gain by a fifth.
+was busy, in each of at least three samples and 50 steps, and the step would gain by a fifth. Links
+that carry little a step are not judged: their times are those of the ranks that answer.
 
 Nothing is said of load that all ranks have alike, nor of what passes sooner.
 """

@@ -1,0 +1,162 @@
+"""One rank or one link of a real training is made slow on purpose; who it is and why is said.
+
+Four ranks share the cores of the machine that runs the tests, so all of them are noisy alike.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import nbdist
+from nbdist import Session
+from nbdist.client.insight.values import Verdict
+from nbdist.client.insight.verdicts import Judge
+from nbdist.client.telemetry import Telemetry
+from nbdist.wire import Record
+from tests.cluster.conftest import LONGEST_S, ROOT
+
+N = 4
+STEP_S = 0.020  # of a rank's own: it sleeps, so that ranks do not slow each other down
+STEPS = 110
+
+LOOP = f"""
+import os, time
+import torch
+from torch import nn
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1_000_000
+    def __getitem__(self, i):
+        return torch.ones(64), torch.tensor(1)
+    def __getitems__(self, indices):
+        in_loader()
+        return [self[0]] * len(indices)
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        time.sleep({STEP_S * 0.4})
+        in_forward()
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda grad: (time.sleep({STEP_S * 0.6}), in_backward(), None)[2])
+        return y
+
+nothing = lambda: None
+in_loader = in_forward = in_backward = nothing
+batch, width, steps = 8, 64, {STEPS}
+step = 0
+"""
+
+TRAIN = """
+torch.manual_seed(0)
+net = Net(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 8))
+model = nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step, (x, y) in enumerate(torch.utils.data.DataLoader(Data(), batch_size=batch)):
+    if step == steps:
+        break
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+class Trainings:
+    """A session of four ranks, and what a judge says of each training in it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.records: list[Record] = []
+
+    def run(self, setup: str = "", steps: int = STEPS) -> Judge:
+        """Train; `setup` is run before, on every rank."""
+        self.records.clear()
+        self.session.run(f"{LOOP}\nsteps = {steps}\n{setup}\n{TRAIN}", timeout_s=3 * LONGEST_S)
+        judge = Judge()
+        for record in self.records:
+            judge.add(record)
+        return judge
+
+    def verdict(self, setup: str, steps: int = STEPS) -> Verdict:
+        """Train and return the only verdict."""
+        (verdict,) = self.run(setup, steps).verdicts()
+        print(verdict.sentence)
+        return verdict
+
+    def said_while_running(self) -> set[tuple[int, str]]:
+        """Return every verdict that a judge gave at any moment of the last training."""
+        judge, said = Judge(), set()
+        for number, record in enumerate(sorted(self.records, key=lambda r: r.time_ns)):
+            judge.add(record)
+            if number % (10 * N) == 0:
+                said |= {(v.rank, v.sentence) for v in judge.verdicts()}
+        return said
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainings]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("stragglers"))
+        patch.setenv("PYTHONPATH", str(ROOT))
+        begin = Telemetry.__init__
+
+        def subscribed(telemetry: Telemetry, *args: Any, **more: Any) -> None:
+            begin(telemetry, *args, **more)
+            telemetry.subscribe(made.records.extend)
+
+        patch.setattr(Telemetry, "__init__", subscribed)
+        session = nbdist.start(n=N, device="cpu")
+        made = Trainings(session)
+        yield made
+        session.stop()
+
+
+@pytest.mark.parametrize("part", ["loader", "backward"])
+def test_a_rank_that_sleeps_is_named_with_the_part_in_which_it_does(
+    trainings: Trainings, part: str
+) -> None:
+    sleeps = f"if rank == 2: in_{part} = lambda: time.sleep({STEP_S / 2})"
+    verdict = trainings.verdict(sleeps)
+    assert (verdict.rank, verdict.cause) == (2, "data" if part == "loader" else part)
+    assert 0.3 < verdict.share < 0.8
+
+
+def test_a_rank_with_a_bigger_batch_is_named(trainings: Trainings) -> None:
+    works = f"in_forward = lambda: time.sleep({STEP_S / 16} * batch)"
+    verdict = trainings.verdict(f"if rank == 3: batch = 16\n{works}")
+    assert (verdict.rank, verdict.cause) == (3, "batch")
+    assert verdict.sentence == "rank 3 gets bigger batches: 16 samples a step against 8."
+
+
+def test_a_rank_whose_link_is_slow_is_named(trainings: Trainings) -> None:
+    wide = "width = 2048"  # 0.6 MB of gradients
+    try:
+        verdict = trainings.verdict(f"{wide}\nif rank == 3: nbdist.emulate_link(20e6)")
+    finally:
+        trainings.session.run("nbdist.emulate_link(None)")
+    assert (verdict.rank, verdict.cause) == (3, "link")
+    assert "the link of rank 3 is slow: " in verdict.sentence
+
+
+def test_ten_slow_steps_and_load_that_all_have_are_silent(trainings: Trainings) -> None:
+    trainings.run(f"if rank == 2: in_loader = lambda: 50 <= step < 60 and time.sleep({STEP_S})")
+    assert trainings.said_while_running() == set()
+    trainings.run(f"in_loader = lambda: time.sleep({STEP_S})")
+    assert trainings.said_while_running() == set()
+
+
+def test_a_thousand_clean_steps_are_silent(trainings: Trainings) -> None:
+    trainings.run(steps=1000)
+    assert trainings.said_while_running() == set()
+
+
+def test_a_thousand_clean_steps_that_keep_every_core_busy_are_silent(trainings: Trainings) -> None:
+    computes = f"""
+def in_forward():
+    until = time.thread_time() + {STEP_S / 4}
+    while time.thread_time() < until: pass
+"""
+    trainings.run(computes, steps=1000)
+    assert trainings.said_while_running() == set()
