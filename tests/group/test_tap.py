@@ -453,7 +453,7 @@ def test_a_row_of_a_sub_group_tells_the_group_its_ranks_and_the_line() -> None:
         assert (template.bytes, template.dtype, template.peer) == (32, "int32", None)
         assert template.line == "cell 7, line 2"
         assert number == 1
-        assert launch <= begin < end
+        assert launch <= begin <= end
 
 
 def _messages() -> None:
@@ -484,7 +484,7 @@ def test_messages_are_numbered_by_peer_and_told_with_it() -> None:
             (20, 1 - rank, 2),
             (28, 1 - rank, 3),
         ]
-        assert all(launch <= begin < end for _, _, launch, begin, end in found)
+        assert all(launch <= begin <= end for _, _, launch, begin, end in found)
 
 
 def _functional_calls() -> None:

@@ -5,6 +5,8 @@ from typing import Any
 from nbdist.engine import where
 from nbdist.engine.tap.books import Book
 
+WAKING_NS = 50_000  # until a thread that is woken on another core runs
+
 
 class Launch:
     """A collective this rank has launched.
@@ -12,6 +14,7 @@ class Launch:
     Attributes:
         start_ns: The rank called it.
         handed_ns: It was handed to the backend: what was prepared before is not the operation.
+        returned_ns: The backend's function came back.
         begin_ns: A worker of the backend took it up; 0 until that is known.
         end_ns: The operation was over; 0 until that is known.
         is_told: Its moments are to be known.
@@ -20,7 +23,8 @@ class Launch:
 
     __slots__ = (
         *("begin_ns", "book", "bytes", "dtype", "end_ns", "future", "handed_ns", "is_told"),
-        *("kind", "number", "outputs", "peer", "place", "seq", "start_ns", "work"),
+        *("kind", "number", "outputs", "peer", "place", "returned_ns"),
+        *("seq", "start_ns", "work"),
     )
 
     def __init__(
@@ -37,7 +41,7 @@ class Launch:
         self.book = book
         self.seq = seq
         self.bytes = size
-        self.start_ns = self.handed_ns = start_ns
+        self.start_ns = self.handed_ns = self.returned_ns = start_ns
         self.begin_ns = self.end_ns = 0
         self.place = place
         self.peer = peer
@@ -53,6 +57,13 @@ class Launch:
     def is_message(self) -> bool:
         """Return whether it goes from one rank to one other; gloo does not queue those."""
         return self.kind in ("send", "recv")
+
+    @property
+    def ready_ns(self) -> int:
+        """Return when it could be taken up: a message at once, another by a worker that wakes."""
+        if self.is_message or self.returned_ns < self.handed_ns + WAKING_NS:
+            return self.returned_ns
+        return self.handed_ns + WAKING_NS  # the worker ran, and its caller had to wait
 
     def forget(self) -> None:
         """Let go of the tensors."""

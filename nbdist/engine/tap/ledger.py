@@ -211,14 +211,14 @@ def _find_begins(ended: list[Launch]) -> None:
     by_book: dict[books.Book, list[Launch]] = {}
     for launch in ended + under_way:
         if launch.begin_ns == 0 and (launch.is_message or not launch.book.workers):
-            launch.begin_ns = launch.handed_ns
+            launch.begin_ns = launch.ready_ns
         else:
             by_book.setdefault(launch.book, []).append(launch)
     for book, launches in by_book.items():
         launches.sort(key=lambda launch: launch.number)
         busy = [launch.end_ns or None for launch in launches if launch.begin_ns]
         waiting = [launch for launch in launches if not launch.begin_ns]
-        handed = [(launch.handed_ns, launch.end_ns or None) for launch in waiting]
+        handed = [(launch.ready_ns, launch.end_ns or None) for launch in waiting]
         found = queue.begins(handed, book.workers, busy) if handed else []
         for launch, begin_ns in zip(waiting, found, strict=True):
             launch.begin_ns = begin_ns

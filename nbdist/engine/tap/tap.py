@@ -8,9 +8,14 @@ Levels: "off" takes everything out, native speed. "counts": number, bytes and ki
 the main thread waits. "full": also when each collective ran, and the line of the cell that
 launched it. All ranks must be at the same level.
 
-**What the times mean.** *Total* is the union of the intervals from launch to end of all
-collectives, on CPU: queueing for one of gloo's threads is in it, overlap counts once. *Exposed*
-is the time during which the main thread waited for a collective and could do nothing else:
+**What the times mean.** A call *begins* when one of gloo's workers takes it up, which follows
+from launches and ends (`queue.py`; a worker that wakes late is not noticed), and *ends* when gloo
+says so on its own thread. A message begins when the launching function returns, for gloo sends
+within it, and ends with the wait for it. Copies around an operation are not in it: gloo's
+reduce-scatter is carried out here in its steps, copy, all_reduce, copy out. *Total* is the union
+of the intervals from begin to end, on CPU; overlap counts once. Both are known of steps that are
+*told* (`stride.py`); in the others no callback runs. *Exposed* is the time during which the main
+thread waited for a collective and could do nothing else:
 
 - synchronous operators (`dist.all_reduce(x)`; FSDP2 on CPU, where gathers and reduce-scatters
   are synchronous): from launch to end, measured in the operator itself;
@@ -18,8 +23,9 @@ is the time during which the main thread waited for a collective and could do no
   and DTensor;
 - DDP, whose reducer waits in C++ at the end of backward: the part of the time from the last
   launch within backward to backward's end in which a collective launched in this backward was
-  under way, waits counted above left out. What the main thread computes after the last launch
-  counts as waiting there; for DDP that is the copying out of buckets.
+  under way (in steps that are not told: all of it), waits counted above left out. What the main
+  thread computes after the last launch counts as waiting there; for DDP that is the copying out
+  of buckets.
 
 On CUDA the host's clock does not see when a collective ends: there they are counted, and only
 the time the host is blocked is exposed.
@@ -185,6 +191,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                     prepared = prepare(backend, *args)
                 launch.handed_ns = now()
                 work = launch_op(backend, *args) if prepared is None else prepared.launch()
+                launch.returned_ns = now()
             except MismatchError:
                 raise
             except BaseException:  # an interrupt too: nothing was sent
@@ -208,6 +215,8 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                     expect_end(launch, work, args[0])
                 if is_main and not is_sync:
                     launched_to_be_waited_for(launch)
+            if is_message and is_main:  # gloo sends in the call what the socket takes
+                waited(launch.handed_ns, launch.returned_ns, is_found=False)
             finish = None if prepared is None else prepared.finish
             if is_sync and not is_cuda:
                 _wait_here(launch, work, finish, is_main)

@@ -1,0 +1,60 @@
+"""What the tap tells is true: against torch.profiler on the same steps, and injected delays."""
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.group.harness import run_ranks
+from tests.group.truth import Seen, compare
+
+OF_IT, AT_LEAST_MS = 0.05, 0.2
+
+
+def _is_close(ours: float, theirs: float, at_least: float = AT_LEAST_MS) -> bool:
+    return abs(ours - theirs) <= max(OF_IT * theirs, at_least)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp", "pipeline"])
+def test_operations_and_bytes_are_those_of_the_profiler_on_the_same_steps(kind: str) -> None:
+    found: list[tuple[Seen, Seen]] = run_ranks(2, compare, kind, timeout_s=240)
+    for ours, theirs in found:
+        assert ours.counts == theirs.counts
+        assert ours.bytes == theirs.bytes
+        assert min(ours.counts) > 0
+
+
+def _skewed(late: int, delay_s: float) -> list[int]:
+    """Return when this rank launched each of ten all_reduces, to which one rank comes late."""
+    import torch
+    import torch.distributed as dist
+
+    from nbdist.engine.tap import tap
+    from nbdist.packed import TICK_NS
+
+    tap.install("full")
+    x = torch.ones(1000)
+    tap.begin_cell()
+    launches = []
+    for step in range(1, 11):
+        dist.barrier()
+        tap.take()
+        if dist.get_rank() == late:
+            time.sleep(delay_s)
+        dist.all_reduce(x)
+        calls: Any = tap.take(step).calls
+        (launch,) = calls.calls[2::5]
+        launches.append(calls.base_ns + launch * TICK_NS)
+    return launches
+
+
+@pytest.mark.parametrize(("late", "delay_s"), [(0, 0.01), (1, 0.05), (2, 0.2)])
+def test_the_skew_of_a_late_rank_is_the_delay_that_was_injected(late: int, delay_s: float) -> None:
+    launches = run_ranks(3, _skewed, late, delay_s)
+    others = [rank for rank in range(3) if rank != late]
+    skews = sorted(
+        (moments[late] - min(moments[rank] for rank in others)) / 1e6
+        for moments in zip(*launches, strict=True)
+    )
+    # The middle: ranks leave a barrier, and wake from sleep, some time apart.
+    assert _is_close((skews[4] + skews[5]) / 2, delay_s * 1e3, at_least=1.0), skews
