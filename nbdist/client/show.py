@@ -58,6 +58,7 @@ class Showing:
         self._heard: dict[int, tuple[int, int]] = {}
         self._pids: dict[int, int] = {}
         self._clocks: Clocks | None = None
+        self.insight: Insight | None = None  # of the newest cell
         self._cells: deque[wire.CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
 
     def show_board(self, view: str | None = None) -> None:
@@ -133,7 +134,7 @@ class Showing:
         )
         self._pids = pids
         clocks = self._clocks_of(cluster, pids)
-        insight = Insight(info, clocks)
+        insight = self.insight = Insight(info, clocks)
         telemetry.subscribe(insight.receive)
         before = tuple(self._cells)
         run = self._tracking().follow(info, telemetry, insight, before) if track else None
