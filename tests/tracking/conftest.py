@@ -119,21 +119,22 @@ class Ranks:
 class Server:
     """A real `mlflow server` on loopback that can be killed and started again on its port."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
+        self._options, self._environment = options, environment
         self.uri = f"http://127.0.0.1:{self._port}"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        environment = mlflow_environment(os.environ)
+        environment = mlflow_environment(os.environ, self._environment)
         environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
         command += ["--port", str(self._port), "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self._folder}/mlflow.db"]
-        command += ["--artifacts-destination", str(self._folder / "artifacts")]
+        command += ["--artifacts-destination", str(self._folder / "artifacts"), *self._options]
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,

@@ -90,3 +90,10 @@ def test_the_page_opens_with_one_chart_for_all_ranks(
         keep = os.environ.get("NBDIST_SCREENSHOTS")
         page.screenshot(path=(Path(keep) if keep else tmp_path) / "mlflow_view.png")
         browser.close()
+
+
+def test_waiting_stands_beside_loss_and_throughput() -> None:
+    state = view_state([{"ranks": [0, 1]}])
+    keys = [chart["metricKey"] for chart in state["compareRunCharts"]]
+    assert keys[:5] == ["loss", "samples_per_s", "comm_pct", "skew_ms", "wait_pct"]
+    assert "rank_wait_s/00" in keys

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nbdist.client.tracking.flat import BY_RANK
 from nbdist.client.tracking.names import metric_name, rank_metric
 from nbdist.client.tracking.series import MOST_RANK_SERIES
 
@@ -22,6 +21,8 @@ _MOST_USER_CHARTS = 8
 _MOST_COLUMNS = 6
 _SECTIONS = {"summary": "Summary", "logged": "Logged", "ranks": "Per rank"}
 _ALL_RUNS = ("loss", "samples_per_s", "comm_pct")
+_WAITING = ("skew_ms", "wait_pct")
+_SHOWN_BY_RANK = ("comm_s", "wait_s", "step_s", "loss", "data_s")
 
 
 def page(experiment_id: str) -> str:
@@ -36,7 +37,10 @@ def page(experiment_id: str) -> str:
 
 
 def view_state(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the page's state for an experiment with these runs (`spool` summaries)."""
+    """Return the page's state for an experiment with these runs (`spool` summaries).
+
+    Studies stay folded: which runs are unfolded is no part of a shared view in MLflow 3.17.
+    """
     ranks: set[int] = set()
     user_keys: dict[str, None] = {}
     params: dict[str, None] = {}
@@ -46,8 +50,8 @@ def view_state(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         params |= dict.fromkeys(metric_name(key) for key in summary.get("params", ()))
     charts = [_chart("summary", [key]) for key in _ALL_RUNS]
     charts += [_chart("logged", [key]) for key in sorted(user_keys)[:_MOST_USER_CHARTS]]
-    charts += [_chart("ranks", _rank_keys(quantity, sorted(ranks))) for quantity in BY_RANK]
-    charts.append(_chart("ranks", ["skew_ms"]))
+    charts += [_chart("summary", [key]) for key in _WAITING]
+    charts += [_chart("ranks", _rank_keys(quantity, sorted(ranks))) for quantity in _SHOWN_BY_RANK]
     columns = [f"metrics.`{key}`" for key in (*_ALL_RUNS, *sorted(user_keys)[:_MOST_COLUMNS])]
     columns += [f"params.`{key}`" for key in ("layout", "world_size", *params)][:_MOST_COLUMNS]
     return {
