@@ -18,6 +18,7 @@ from nbdist.client import syntax
 from nbdist.client.attempts import Asked, Attempts
 from nbdist.client.chaos import Chaos, Plan
 from nbdist.client.cluster import Cluster
+from nbdist.client.insight.values import Verdict
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.profile.chosen import parse_steps
 from nbdist.client.profile.gather import Profiled
@@ -59,6 +60,14 @@ class Session:
     def last(self) -> CellResult | None:
         """What the last cell gave; None before the first."""
         return self._attempts.last
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Who made the others slow in the newest cell that trains, and why; empty when nobody did.
+
+        While a cell runs they are those of now, over its last 50 steps. Any thread.
+        """
+        return self._showing.verdicts
 
     @property
     def profile(self) -> Profiled | None:

@@ -21,6 +21,7 @@ from nbdist.client.cells import CellRequest, Outcome
 from nbdist.client.cluster import Cluster
 from nbdist.client.insight.clocks import Clocks
 from nbdist.client.insight.insight import Insight
+from nbdist.client.insight.values import Verdict
 from nbdist.client.profile.gather import Profiled
 from nbdist.client.profile.words import HOW_TO_OPEN
 from nbdist.client.slots import Slots
@@ -59,7 +60,16 @@ class Showing:
         self._pids: dict[int, int] = {}
         self._clocks: Clocks | None = None
         self.insight: Insight | None = None  # of the newest cell
+        self._trained: Insight | None = None  # of the newest cell that made steps, and has ended
         self._cells: deque[wire.CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Who stands out in the newest cell that makes steps; any thread."""
+        for insight in (self.insight, self._trained):
+            if insight is not None and insight.now().ranks:
+                return insight.now().verdicts
+        return ()
 
     def show_board(self, view: str | None = None) -> None:
         """Display the board of the last training; with buttons where they can work.
@@ -86,7 +96,9 @@ class Showing:
             show_past(self._last_board, self._view, as_text=view is not None)
 
     def remember_records(self, outcome: Outcome) -> None:
-        """Note how far each rank's records have come."""
+        """Note how far each rank's records have come, and what was explained of them."""
+        if self.insight is not None and self.insight.now().ranks:
+            self._trained = self.insight
         for rank, collector in outcome.collectors.items():
             if collector.replied:
                 self._heard[rank] = (self._pids[rank], collector.summary.next_seq)
@@ -244,8 +256,8 @@ class ShownCell:
 
     def end(self, outcome: Outcome, profiled: Profiled | None = None) -> None:
         """Put what stays into the cell's output: board, text, profile, a line about the run."""
-        self._showing.remember_records(outcome)
         self.insight.finish(_EXPLAIN_TIMEOUT_S)  # board and run end with what it has found
+        self._showing.remember_records(outcome)
         try:
             board = self._board.finish(outcome.word)
             self._showing.remember_board(self._board.past)
