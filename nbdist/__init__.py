@@ -22,6 +22,7 @@ _PLACES = {
     # on a rank
     "parallelize": "nbdist.engine.layout.layout",
     "Layout": "nbdist.engine.layout.layout",
+    "TensorParallel": "nbdist.engine.layout.policies",
     "loader": "nbdist.engine.data",
     "log": "nbdist.engine.training.training",
     "keep": "nbdist.engine.keep",

@@ -14,7 +14,7 @@ Threads: the loop's. The position is kept by the iterator that the loop drives.
 import logging
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -42,13 +42,28 @@ _OURS = {
 
 
 def data_shard() -> Shard:
-    """Return this rank's shard of the data: over all ranks, for dp and fsdp cut batches alike.
+    """Return this rank's shard of the data: as the newest living layout says, else over all ranks.
 
-    Without a process group there is one shard.
+    dp and fsdp cut batches; the ranks of one tp group get the same samples. Without a process group
+    there is one shard.
     """
     if dist.is_available() and dist.is_initialized():
-        return Shard(dist.get_rank(), dist.get_world_size())
+        return _ask_layout() or Shard(dist.get_rank(), dist.get_world_size())
     return Shard(0, 1)
+
+
+def _no_layout() -> Shard | None:
+    """Where layouts are asked until one is made."""
+    return None
+
+
+_ask_layout: Callable[[], Shard | None] = _no_layout
+
+
+def shard_as(ask: Callable[[], Shard | None]) -> None:
+    """Have `ask` say what this rank's shard is; None leaves it to the number of ranks."""
+    global _ask_layout
+    _ask_layout = ask
 
 
 class _Batches:

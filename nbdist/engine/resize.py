@@ -70,6 +70,7 @@ def _stale_modules() -> list[nn.Module]:
     following = {id(torch_modules.reducer_of(x.model)) for x in live_layouts() if x.can_follow}
     return [
         *torch_sharded.live_sharded(),
+        *(layout.model for layout in live_layouts() if not layout.can_follow),
         *(ddp for ddp in torch_modules.live_ddps() if id(ddp) not in following),
     ]
 

@@ -228,8 +228,7 @@ def _name(module: nn.Module) -> str:
     """Return the name of the class the user wrote: torch's wrappers put one of theirs before it."""
     if isinstance(module, DistributedDataParallel):
         module = module.module
-    names = [cls.__name__ for cls in type(module).__mro__]
-    return names[2] if names[1] in ("DDP", "FSDPModule") else names[0]
+    return torch_sharded.plain_name(module)
 
 
 def _kind(optimizer: Optimizer) -> str:

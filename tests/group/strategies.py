@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from nbdist.engine import group, heal, hook_state
+from nbdist.engine.data import data_shard
 from nbdist.engine.layout.layout import parallelize
 
 WIDTH, BATCH, MICRO_BATCHES = 32, 8, 4
@@ -440,6 +441,20 @@ def _fsdp1(**options: Any) -> Training:
     return training
 
 
+def _tensor_parallel_by_nbdist(layout: str) -> Training:
+    def step(t: Training) -> None:
+        x, y = _batch(t.step, data_shard().index)
+        F.mse_loss(t.model(x), y).backward()
+        dist.barrier()  # so that ranks agree about the step; a rank alone may end it
+        t.optimizer.step()
+        t.optimizer.zero_grad()
+
+    model = _mlp()
+    training = _train_with_adam(model, layout=parallelize(model, layout))
+    training.step_function = step
+    return training
+
+
 # ---- Tensor and pipeline parallel --------------------------------------------------------------
 
 
@@ -517,6 +532,8 @@ STRATEGIES: dict[str, Callable[[], Training]] = {
     "DDP, torch.compile, optimize_ddp=False": lambda: _ddp_compiled(False),
     "DDP, torch.compile": lambda: _ddp_compiled(True),
     "tensor parallel": _tensor_parallel,
+    'nbdist.parallelize(model, "dp=2 tp=2")': lambda: _tensor_parallel_by_nbdist("dp=2 tp=2"),
+    'nbdist.parallelize(model, "fsdp=2 tp=2")': lambda: _tensor_parallel_by_nbdist("fsdp=2 tp=2"),
     "pipeline, GPipe": lambda: _pipeline("ScheduleGPipe"),
     "pipeline, 1F1B": lambda: _pipeline("Schedule1F1B"),
     "FullyShardedDataParallel": _fsdp1,

@@ -42,6 +42,7 @@ EVERY_TIME = (
     'nbdist.parallelize(model, "dp=2 fsdp=2")',
     "fully_shard, accumulation, clip_grad_norm_",
     "tensor parallel",
+    'nbdist.parallelize(model, "dp=2 tp=2")',
     "pipeline, 1F1B",
     "FullyShardedDataParallel",
 )

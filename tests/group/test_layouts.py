@@ -108,7 +108,7 @@ def refusals() -> list[dict[str, str]]:
     [
         ("unknown word", ["zeor3", "zero3"]),
         ("product", ["needs 3 ranks", "has 2", '"dp=-1" gives dp=2']),
-        ("tp", ["Axis tp comes with a later version"]),
+        ("pp", ["Axis pp comes with a later version"]),
         ("policy", ["Policies (object) come with a later version"]),
         ("no module", ["got a function", "torch.nn.Module"]),
         ("optimizer before fsdp", ["An optimizer (SGD) already holds", "make the optimizer after"]),

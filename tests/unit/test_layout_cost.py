@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.engine.layout.cost import ModelSize, human, resident_bytes, sent_bytes
+from nbdist.engine.layout.cost import ModelSize, human, resident_bytes, sent_bytes, token_bytes
 from nbdist.engine.layout.mesh import MeshShape
 
 SIZE = ModelSize(3_263_000, 3_263_000, block_bytes=3_163_000, parameters=815_872)
@@ -38,6 +38,15 @@ def test_replicas_of_shards_average_only_their_shard() -> None:
 def test_shards_divide_what_a_rank_keeps_and_replicas_do_not() -> None:
     assert resident_bytes(SIZE, MeshShape(dp=4)) == 2 * SIZE.parameter_bytes
     assert resident_bytes(SIZE, MeshShape(dp=2, fsdp=2)) == SIZE.parameter_bytes
+
+
+def test_a_token_of_a_measured_gpt_sends_over_tp_what_was_measured() -> None:
+    # 4 layers of 128 features in fp32: two sums forward and two backward a layer, a table of
+    # tokens, and a head whose 64 logits are gathered. Measured with one sum a column: 26 sums.
+    summed = [128 * 4] * (4 * 4 + 2)
+    per_token = token_bytes(summed, [64 * 4], tp=2)
+    assert per_token == 18 * 512 + 128
+    assert token_bytes([512] * 26, [256], tp=2) * 16 * 64 == pytest.approx(13.811e6, rel=0.02)
 
 
 def test_bytes_read_in_powers_of_ten() -> None:

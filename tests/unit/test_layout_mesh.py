@@ -62,6 +62,16 @@ def test_axes_are_ordered_outermost_first_whatever_the_text() -> None:
     assert list(parse("tp=2 fsdp=2 pp=2", 8).axes) == ["pp", "fsdp", "tp"]
 
 
+def test_ranks_of_one_tp_group_work_on_the_same_part_of_a_batch() -> None:
+    shape = MeshShape(dp=2, fsdp=2, tp=2)
+    parts = [shape.data_part(rank) for rank in range(8)]
+    assert parts == [(0, 4), (0, 4), (1, 4), (1, 4), (2, 4), (2, 4), (3, 4), (3, 4)]
+
+
+def test_every_stage_of_a_pipeline_works_on_the_same_batches() -> None:
+    assert [MeshShape(pp=2, dp=2).data_part(rank)[0] for rank in range(4)] == [0, 1, 0, 1]
+
+
 def test_a_single_rank_still_has_an_axis() -> None:
     assert parse("zero3", 1).axes == {"dp": 1}
 

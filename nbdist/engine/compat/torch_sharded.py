@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from nbdist.engine.compat import torch_live
@@ -31,7 +32,31 @@ def _broken() -> list[str]:
     broken += lacking(FSDPParamGroup, ["_to_sharded"], "fully_shard's parameter group")
     broken += lacking(_runtime_utils, ["_reshard"], "FullyShardedDataParallel's runtime")
     broken += lacking(FlatParamHandle, ["reshard", "post_reshard"], "FlatParamHandle")
+    try:
+        replicate_sharded_type()
+    except (ImportError, AttributeError) as error:
+        broken.append(f"replicate of DTensors has moved: {error}")
     return broken
+
+
+# ---- Replicas of a model that tensor parallel has cut ------------------------------------------
+
+
+def replicate_sharded(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Average the gradients of DTensors over a one-dimensional mesh beside theirs, in place.
+
+    DDP's reducer knows no DTensors. This is `fully_shard` without shards: one unit a call.
+    """
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    replicate(module, mesh=mesh)
+
+
+def replicate_sharded_type() -> type:
+    """Return the class that torch puts before that of a module so replicated."""
+    from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
+
+    return ReplicateModule
 
 
 # ---- fully_shard (FSDP2) -----------------------------------------------------------------------
@@ -126,6 +151,13 @@ def _reset_fsdp2_by_hand(root: Any) -> None:
             group._to_sharded()
     root._state_ctx.iter_forward_root = None
     root._state_ctx.post_backward_final_callback_queued = False
+
+
+def plain_name(module: nn.Module) -> str:
+    """Return the name of the class the user wrote: torch's layouts put theirs before it."""
+    names = [cls.__name__ for cls in type(module).__mro__]
+    skipped = {"DDP": 2, "FSDPModule": 2, "ReplicateModule": 3}
+    return names[skipped.get(names[1], 0)]
 
 
 # ---- FullyShardedDataParallel (FSDP1) ----------------------------------------------------------

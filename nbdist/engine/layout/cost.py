@@ -7,6 +7,7 @@ Source: Rajbhandari et al., "ZeRO", 2020, section 7; measured on the loopback of
 namespace, these formulas were within 0.7 %.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nbdist.engine.layout.mesh import MeshShape
@@ -27,7 +28,8 @@ def sent_bytes(size: ModelSize, shape: MeshShape, backend: str) -> float:
 
     Args:
         size: The model's size.
-        shape: `dp` and `fsdp` count; the other axes must be 1.
+        shape: `dp` and `fsdp` count. With `tp` the size is that of a rank's parts, and what
+            `tp` itself sends is `token_bytes`.
         backend: "gloo" or "nccl".
     """
     shards = (shape.fsdp - 1) / shape.fsdp
@@ -41,6 +43,19 @@ def sent_bytes(size: ModelSize, shape: MeshShape, backend: str) -> float:
 def resident_bytes(size: ModelSize, shape: MeshShape) -> float:
     """Return the bytes of parameters and gradients a rank keeps between steps."""
     return (size.parameter_bytes + size.gradient_bytes) / shape.fsdp
+
+
+def token_bytes(summed: Iterable[int], gathered: Iterable[int], tp: int) -> float:
+    """Return the bytes a rank sends over tp for each token of its batch, forward and backward.
+
+    Args:
+        summed: Bytes of what is all-reduced for one token. With sequence parallel that is a
+            reduce-scatter and an all-gather; gloo's reduce-scatter is an all-reduce, half as much
+            again.
+        gathered: Bytes of what is all-gathered, whole.
+        tp: Ranks that share a weight.
+    """
+    return (tp - 1) / tp * (2 * sum(summed) + sum(gathered))
 
 
 def human(count: float) -> str:

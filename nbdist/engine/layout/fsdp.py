@@ -33,14 +33,23 @@ def check(model: nn.Module) -> None:
             f"Parameter {scalars[0]} is a scalar, which fsdp cannot cut into shards.",
             do="make it a tensor of one element, torch.zeros(1), or use ddp",
         )
+    refuse_old_optimizers(model, "fsdp")
+
+
+def refuse_old_optimizers(model: nn.Module, axis: str) -> None:
+    """Refuse a model whose parameters an optimizer holds already.
+
+    Raises:
+        LayoutError: There is one.
+    """
     if _optimizers_of(model):
         gc.collect()  # one that only a reference cycle keeps trains nothing
         found = _optimizers_of(model)
         if found:
             raise LayoutError(
                 f"An optimizer ({type(found[0]).__name__}) already holds this model's parameters.",
-                why="fsdp replaces parameters by shards; that optimizer would go on stepping the "
-                "old ones and train nothing, without an error",
+                why=f"{axis} replaces parameters by shards; that optimizer would go on stepping "
+                "the old ones and train nothing, without an error",
                 do="delete it, parallelize the model, and make the optimizer after that",
             )
 

@@ -4,30 +4,36 @@
 
 All that can be refused is refused before the model is touched. The axes' order is fixed: what
 cuts a weight (tp) comes before what shards the pieces (fsdp) or copies them (dp), and a pipeline
-takes the result apart last. Only dp and fsdp have a module of their own so far.
+takes the result apart last. dp, fsdp and tp have modules of their own so far.
 
 A layout lives as long as its model: the model holds it, and the return value may be dropped.
 """
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
-from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout import cost, ddp, fsdp, mesh, weights
+from nbdist.engine import data
+from nbdist.engine.batches import Shard
+from nbdist.engine.compat import torch_modules, torch_sharded
+from nbdist.engine.layout import cost, cuts, ddp, fsdp, mesh, random_numbers, tp, weights
 from nbdist.engine.layout.blocks import find_blocks
+from nbdist.engine.layout.explain import Explanation
 from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.policies import TensorParallel, tensor_parallel
 from nbdist.errors import LayoutError
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
 
 _live: "weakref.WeakSet[Layout]" = weakref.WeakSet()
+_count = itertools.count()  # of layouts made on this rank
 _meshes: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, DeviceMesh]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -49,7 +55,10 @@ class Layout:
         mesh: torch's DeviceMesh: the axes larger than 1, outermost first.
         blocks: Qualified names of the units that fsdp gathers one by one; empty without fsdp.
         size: Bytes and count of the parameters of the whole model.
+        local: The same of what a rank of tp holds of it; without tp, the same as `size`.
         backend: "gloo" or "nccl": what carries this model's collectives.
+        plan: What tp cuts; None without tp.
+        policy: How tp was asked to.
     """
 
     def __init__(
@@ -60,13 +69,23 @@ class Layout:
         blocks: tuple[str, ...],
         size: cost.ModelSize,
         backend: str,
+        *,
+        local: cost.ModelSize | None = None,
+        plan: cuts.Plan | None = None,
+        policy: TensorParallel | None = None,
+        token_bytes: float | None = None,
     ) -> None:
         self.model = model
         self.shape = shape
         self.mesh = device_mesh
         self.blocks = blocks
         self.size = size
+        self.local = local or size
         self.backend = backend
+        self.plan = plan
+        self.policy = policy or TensorParallel()
+        self._token_bytes = token_bytes
+        self._number = next(_count)
         _live.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -98,7 +117,7 @@ class Layout:
         axes = " ".join(f"{axis}={n}" for axis, n in self.shape.axes.items())
         known = "" if self.name == axes else f" ({axes})"
         units = f", {len(self.blocks)} blocks" if self.blocks else ""
-        held = cost.human(cost.resident_bytes(self.size, self.shape))
+        held = cost.human(cost.resident_bytes(self.local, self.shape))
         return (
             f"<Layout {self.name}{known}: {self.size.parameters:,} parameters{units}, "
             f"{held} of parameters and gradients a rank>"
@@ -106,7 +125,50 @@ class Layout:
 
     def explain(self) -> "Explanation":
         """Return what the layout does to the model and what it costs a rank and step."""
-        return Explanation(self.name, self.shape, self.blocks, self.size, self.backend)
+        return Explanation(
+            self.name,
+            self.shape,
+            self.blocks,
+            self.size,
+            self.local,
+            self.backend,
+            self.plan,
+            self._token_bytes,
+        )
+
+    def accumulate(self, parts: int) -> Iterator[int]:
+        """Yield 0 ... parts - 1; only the last part's backward averages gradients over ranks.
+
+            for part in layout.accumulate(4):
+                (loss_of(batches[part]) / 4).backward()
+            opt.step()
+
+        Raises:
+            LayoutError: `parts` is less than 1.
+        """
+        if parts < 1:
+            raise LayoutError(f"accumulate({parts}) has no part.", do="use 1 or more")
+        return self._accumulate(parts)
+
+    def _accumulate(self, parts: int) -> Iterator[int]:
+        switch = getattr(self.model, "set_requires_gradient_sync", lambda _is_on: None)
+        try:
+            for part in range(parts):
+                switch(part == parts - 1)
+                yield part
+        finally:
+            switch(True)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that their norm, over all of the model, is at most `max_norm`.
+
+        Returns:
+            The norm before, a plain tensor, the same on every rank. Collective where the layout
+            has shards.
+        """
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        whole: torch.Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return whole
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Register a DDP communication hook, as on `DistributedDataParallel`; before training.
@@ -118,50 +180,10 @@ class Layout:
         if reducer is None:
             raise LayoutError(
                 f'Layout "{self.name}" has no communication hooks.',
-                why="they belong to DDP's reducer, and fsdp communicates without it",
+                why="they belong to DDP's reducer, and fsdp and tp communicate without it",
                 do='use "ddp" for hooks',
             )
         reducer.register_comm_hook(state, hook)
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """A layout in words and numbers; its repr is made for people."""
-
-    name: str
-    shape: MeshShape
-    blocks: tuple[str, ...]
-    size: cost.ModelSize
-    backend: str
-
-    @property
-    def resident_bytes(self) -> float:
-        """Parameters and gradients that a rank keeps between steps."""
-        return cost.resident_bytes(self.size, self.shape)
-
-    @property
-    def sent_bytes(self) -> float:
-        """What a rank sends in a step with one backward."""
-        return cost.sent_bytes(self.size, self.shape, self.backend)
-
-    def __repr__(self) -> str:
-        axes = " x ".join(f"{axis}={n}" for axis, n in self.shape.axes.items())
-        whole = cost.human(self.size.parameter_bytes)
-        lines = [
-            f"layout {self.name}: {axes} on {self.shape.world_size} ranks, {self.backend}",
-            f"model: {self.size.parameters:,} parameters, {whole}",
-            f"a rank keeps {cost.human(self.resident_bytes)} of parameters and gradients",
-            f"a rank sends {cost.human(self.sent_bytes)} a step",
-        ]
-        if self.shape.fsdp > 1:
-            lines.append(self._units())
-        return "\n".join(lines)
-
-    def _units(self) -> str:
-        if not self.blocks:
-            return "no repeated blocks found: the whole model is gathered at once"
-        shown = ", ".join(self.blocks[:4]) + (", ..." if len(self.blocks) > 4 else "")
-        return f"gathered one by one: {len(self.blocks)} blocks ({shown}), then the rest"
 
 
 def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
@@ -172,8 +194,9 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
 
     Args:
         model: A plain module, on the rank's device or to be moved there.
-        layout: `"ddp"`, `"zero2"`, `"zero3"`, or a mesh string such as `"dp=2 fsdp=-1"`.
-        policies: None in this version.
+        layout: `"ddp"`, `"zero2"`, `"zero3"`, or a mesh string such as `"dp=2 fsdp=-1"` or
+            `"fsdp=2 tp=2"`.
+        policies: `nbdist.TensorParallel(...)` says how tp cuts, where it should not decide.
 
     Raises:
         LayoutError: The text, the ranks and the model do not fit, or the model is spread already.
@@ -190,18 +213,21 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
             do="call it in a %%distributed cell",
         )
     shape = mesh.parse(layout, dist.get_world_size())
+    policy = tensor_parallel(policies, shape.tp > 1)
     known = layout_of(model)
-    if known is not None and known.shape == shape and not policies:
+    if known is not None and known.shape == shape and str(known.policy) == str(policy):
         return known
-    _refuse_later(shape, policies)
+    _refuse_later(shape)
     _refuse_spread(model, known, shape)
     check = fsdp.check if shape.fsdp > 1 else ddp.check
     check(model)
-    result = _spread(model, shape)
+    if shape.tp > 1 and shape.fsdp == 1:
+        fsdp.refuse_old_optimizers(model, "tp")
+    result = _spread(model, shape, policy)
     model.__dict__[_KEY] = result
     _tell(
         layout=result.name,
-        model=_plain_name(model),
+        model=torch_sharded.plain_name(model),
         parameters=str(result.size.parameters),
     )
     return result
@@ -238,50 +264,88 @@ def tell_facts_to(tell: Callable[..., None]) -> None:
     _tell = tell
 
 
-def _spread(model: nn.Module, shape: MeshShape) -> Layout:
+def _spread(model: nn.Module, shape: MeshShape, policy: TensorParallel) -> Layout:
     """Change the model: equal weights first, then one step an axis in their fixed order."""
     device_type, backend = _device_type(model)
-    weights.check_same_model(model, shape.name, device_type)
+    asked = shape.name + (f" {policy}" if shape.tp > 1 else "")
+    weights.check_same_model(model, asked, device_type)
     model.to(device_type)  # "cuda" is this rank's current device
     weights.broadcast(model)
     device_mesh = _device_mesh(device_type, shape)
-    blocks = find_blocks(model) if shape.fsdp > 1 else {}
-    size = cost.ModelSize(
+    shares_batches = shape.dp * shape.fsdp > 1
+    blocks = find_blocks(model) if shape.fsdp > 1 or shape.tp > 1 else {}
+    size = _size(model, blocks)
+    plan, token_bytes = None, None
+    if shape.tp > 1:
+        plan = tp.find_plan(model, policy, device_mesh["tp"], blocks)
+        if cuts.is_known(plan):
+            summed, gathered = cuts.token_widths(plan, model)
+            token_bytes = cost.token_bytes(summed, [] if policy.loss else gathered, shape.tp)
+        tp.apply(model, plan, policy, device_mesh["tp"], blocks)
+        random_numbers.align(device_mesh["tp"], shape.data_part(dist.get_rank())[0])
+    local = _size(model, blocks)
+    if shape.fsdp > 1:
+        inner = device_mesh["dp", "fsdp"] if shape.dp > 1 else device_mesh["fsdp"]
+        reshard = shape.reshard_after_forward
+        fsdp.apply(model, blocks.values(), inner, reshard_after_forward=reshard)
+    elif shape.tp == 1:
+        ddp.apply(model, device_mesh, device_type)
+    elif shares_batches:
+        for unit in (*blocks.values(), model):
+            torch_sharded.replicate_sharded(unit, device_mesh["dp"])
+    weights.BufferSync(model)
+    return Layout(
+        model,
+        shape,
+        device_mesh,
+        tuple(blocks) if shape.fsdp > 1 else (),
+        size,
+        backend,
+        local=local,
+        plan=plan,
+        policy=policy,
+        token_bytes=token_bytes,
+    )
+
+
+def _size(model: nn.Module, blocks: dict[str, nn.Module]) -> cost.ModelSize:
+    """Return what of a model lies on this rank."""
+    return cost.ModelSize(
         parameter_bytes=_bytes(model.parameters()),
         gradient_bytes=_bytes(p for p in model.parameters() if p.requires_grad),
         block_bytes=sum(_bytes(block.parameters()) for block in blocks.values()),
         parameters=sum(p.numel() for p in model.parameters()),
     )
-    if shape.fsdp > 1:
-        reshard = shape.reshard_after_forward
-        fsdp.apply(model, blocks.values(), device_mesh, reshard_after_forward=reshard)
-    else:
-        ddp.apply(model, device_mesh, device_type)
-    weights.BufferSync(model)
-    return Layout(model, shape, device_mesh, tuple(blocks), size, backend)
 
 
-def _refuse_later(shape: MeshShape, policies: tuple[object, ...]) -> None:
+def _data_shard() -> Shard | None:
+    """Return which part of every batch is this rank's, as the newest living layout says."""
+    newest = max(_live, key=lambda layout: layout._number, default=None)
+    if newest is None or newest.shape.world_size != dist.get_world_size():
+        return None  # the group has another size since: whoever scaled it tells what follows
+    return Shard(*newest.shape.data_part(dist.get_rank()))
+
+
+data.shard_as(_data_shard)
+
+
+def _refuse_later(shape: MeshShape) -> None:
     """Refuse what the interface names and this version does not do yet: the one place."""
     for axis in mesh.LATER_AXES:
         if shape.sizes[axis] > 1:
             raise LayoutError(
                 f"Axis {axis} comes with a later version of nbdist.",
-                why="this version spreads models over dp and fsdp",
+                why="this version spreads models over dp, fsdp and tp",
                 do='"zero3" cuts parameters, gradients and optimizer states over all ranks',
             )
-    if policies:
-        raise LayoutError(
-            f"Policies ({type(policies[0]).__name__}) come with a later version of nbdist.",
-            do="leave them out; torch.autocast and torch.utils.checkpoint work as they are",
-        )
 
 
 def _refuse_spread(model: nn.Module, known: Layout | None, shape: MeshShape) -> None:
     """Refuse a model that is spread already, by us or by torch."""
     if known is not None:
+        other = "other policies" if known.shape == shape else f'"{shape.name}"'
         raise LayoutError(
-            f'This model has the layout "{known.name}" and cannot get "{shape.name}" as well.',
+            f'This model has the layout "{known.name}" and cannot get {other} as well.',
             why="a layout changes the model in place",
             do="build the model again, then parallelize the new one",
         )
@@ -339,10 +403,5 @@ def _world() -> dist.ProcessGroup:
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:
-    return sum(p.numel() * p.element_size() for p in parameters)
-
-
-def _plain_name(model: nn.Module) -> str:
-    """Return the name of the class the user wrote: torch's layouts put one of theirs before it."""
-    names = [cls.__name__ for cls in type(model).__mro__]
-    return names[2] if names[1] in ("DDP", "FSDPModule") else names[0]
+    parts = (p.to_local() if isinstance(p, DTensor) else p for p in parameters)
+    return sum(part.numel() * part.element_size() for part in parts)

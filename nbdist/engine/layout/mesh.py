@@ -25,7 +25,7 @@ AXES = ("pp", "dp", "fsdp", "cp", "tp")
 NAMES = {"ddp": "dp", "fsdp": "fsdp", "zero3": "fsdp", "zero2": "fsdp"}
 
 # Words of the interface whose work comes with a later version: known, never "unknown".
-LATER_AXES = ("pp", "cp", "tp")
+LATER_AXES = ("pp", "cp")
 LATER_NAMES = {"zero1": "zero2", "hsdp": "dp=2 fsdp=-1"}  # and what does nearly the same today
 
 
@@ -63,6 +63,14 @@ class MeshShape:
     def world_size(self) -> int:
         """Number of ranks."""
         return math.prod(self.sizes.values())
+
+    def data_part(self, rank: int) -> tuple[int, int]:
+        """Return (index, count): which part of every batch is a rank's.
+
+        `dp` and `fsdp` share a batch; ranks that differ in another axis work on the same samples.
+        """
+        count = self.dp * self.fsdp
+        return rank // (self.cp * self.tp) % count, count
 
     @property
     def name(self) -> str:

@@ -1,0 +1,146 @@
+"""A tensor-parallel plan as plain values: which module is cut how, and why. Pure.
+
+    column  weight (out, in) cut over out: each rank computes a part of the features
+    row     cut over in: takes those parts, and its outputs are summed over the ranks
+    vocab   an embedding cut over its entries; the lookups are summed
+    head    a column whose output is gathered, or stays cut for a parallel loss
+    summed  kept whole, and fed with a part of the features or of the sequence: its gradients are
+            summed
+
+A column and the row that follows form a pair; between them nothing is sent. What is in no plan is
+kept whole on every rank.
+
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., 2022 (sequence).
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+COLUMN, ROW, VOCAB, HEAD, SUMMED = WORDS = ("column", "row", "vocab", "head", "summed")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How one module is cut.
+
+    Attributes:
+        module: Its qualified name.
+        style: One of `WORDS`, or a `ParallelStyle` of torch.
+        why: For people.
+    """
+
+    module: str
+    style: Any
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Columns that are fed by one tensor, and the row that takes what they make."""
+
+    columns: tuple[str, ...]
+    row: str
+
+    @property
+    def owner(self) -> str:
+        """The innermost module that holds all of them: an attention, an mlp."""
+        parts = [name.split(".")[:-1] for name in (*self.columns, self.row)]
+        common = []
+        for here in zip(*parts, strict=False):
+            if len(set(here)) > 1:
+                break
+            common.append(here[0])
+        return ".".join(common)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `tp` does to a model.
+
+    Attributes:
+        source: Where it comes from, for people.
+        cuts: By module, in the model's order.
+        pairs: Its columns and rows, as the data flows.
+        left: Modules that could look like candidates and are kept whole, with the reason.
+    """
+
+    source: str
+    cuts: tuple[Cut, ...]
+    pairs: tuple[Pair, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+
+    def style_of(self, module: str) -> Any:
+        """Return a module's style, or None if it is kept whole."""
+        return next((cut.style for cut in self.cuts if cut.module == module), None)
+
+    def with_cuts(self, cuts: Iterable[Cut]) -> "Plan":
+        """Return the plan with these cuts added, or in the place of those of the same modules."""
+        merged = {cut.module: cut for cut in (*self.cuts, *cuts)}
+        return replace(self, cuts=tuple(merged.values()))
+
+    def without(self, module: str, why: str) -> "Plan":
+        """Return the plan with one module kept whole."""
+        kept = tuple(cut for cut in self.cuts if cut.module != module)
+        return replace(self, cuts=kept, left=(*self.left, (module, why)))
+
+    def __str__(self) -> str:
+        rows = [(cut.module, f"{_word(cut.style)}: {cut.why}") for cut in self.cuts]
+        rows += [(module, f"whole: {why}") for module, why in self.left]
+        shown: dict[tuple[str, str], int] = {}
+        for module, text in rows:
+            key = (re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", module), text)
+            shown[key] = shown.get(key, 0) + 1
+        width = max((len(name) for name, _ in shown), default=0)
+        lines = [
+            f"  {name:<{width}}  {text}" + (f" ({count} times)" if count > 1 else "")
+            for (name, text), count in shown.items()
+        ]
+        return "\n".join([f"tp cuts, by {self.source}:", *lines])
+
+
+def _word(style: Any) -> str:
+    return style if isinstance(style, str) else type(style).__name__
+
+
+def cut_dims(style: Any, module: "nn.Module") -> dict[str, int]:
+    """Return which dim of which parameter a word cuts; nothing for what is kept whole.
+
+    A row's bias is whole: it is added once, to the sum.
+    """
+    if style == ROW:
+        return {"weight": 1}
+    if style in (COLUMN, VOCAB, HEAD):
+        return {name: 0 for name, p in module._parameters.items() if p is not None}
+    return {}
+
+
+def is_known(plan: Plan) -> bool:
+    """Return whether a plan has words only: what a style of torch does is not known to us."""
+    return all(isinstance(cut.style, str) for cut in plan.cuts)
+
+
+def token_widths(plan: Plan, model: "nn.Module") -> tuple[list[int], list[int]]:
+    """Return the bytes, for one token of a batch, of what tp sums and of what it gathers.
+
+    Rows and tables are summed in a forward, what feeds columns and heads in its backward.
+    """
+    summed: list[int] = []
+    gathered: list[int] = []
+    for cut in plan.cuts:
+        if cut.style in (ROW, VOCAB, HEAD):
+            outputs, inputs = _widths(model, cut.module)
+            summed.append(outputs if cut.style == ROW else inputs)
+            gathered += [outputs] if cut.style == HEAD else []
+    summed += [_widths(model, pair.columns[0])[1] for pair in plan.pairs]
+    return summed, gathered
+
+
+def _widths(model: "nn.Module", name: str) -> tuple[int, int]:
+    """Return the bytes of the first and of the last dim of a module's weight."""
+    weight: Any = model.get_submodule(name).weight
+    return weight.shape[0] * weight.element_size(), weight.shape[-1] * weight.element_size()

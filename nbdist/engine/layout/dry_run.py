@@ -1,0 +1,203 @@
+"""Run a model's forward on fake tensors: shapes and order without memory, time or collectives.
+
+What feeds what is seen by hooks, and what a rank's part of the weights would do to the shapes is
+tried before anything is cut. The model is left as it is.
+"""
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from nbdist.errors import LayoutError
+
+_TOKENS = 16  # of a guessed sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a forward is called with."""
+
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Inputs":
+        """Return the same with every tensor changed."""
+        args, keywords = tree_map_only(torch.Tensor, change, (self.args, self.keywords))
+        return Inputs(args, keywords)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module that has parameters of its own, in a forward."""
+
+    name: str
+    module: Any
+    fed: object  # its first argument: the same object for modules that one tensor feeds
+
+
+def find_inputs(model: nn.Module, example: Any) -> tuple[Inputs, list[Call]]:
+    """Return inputs with which the model runs, and what they made it call.
+
+    Args:
+        model: Not changed.
+        example: From `TensorParallel.example`; None tries token ids where the model begins with
+            an embedding, else features.
+
+    Raises:
+        LayoutError: The model does not run with the example, or with any that was tried.
+    """
+    given = [_as_inputs(example)] if example is not None else list(_guesses(model))
+    first: Exception | None = None
+    for inputs in given:
+        try:
+            return inputs, _trace(model, inputs)
+        except Exception as error:
+            first = first or error
+    tried = "the example" if example is not None else "any input that was tried"
+    raise LayoutError(
+        f"{type(model).__name__} does not run with {tried}, so no plan for tp can be found.",
+        why=f"{type(first).__name__}: {_first_line(first)}"
+        if first
+        else "it has no layer that tells what it takes",
+        do="give a small batch, parallelize(model, layout, TensorParallel(example=(x,))), or a "
+        'plan: TensorParallel(plan={"blocks.*.up": "column", "blocks.*.down": "row"})',
+    ) from first
+
+
+def run_in_parts(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size]) -> None:
+    """Run the forward with parameters of other shapes: those that one rank will hold.
+
+    Raises:
+        LayoutError: Some line counts with sizes of the whole; the text names it.
+    """
+    try:
+        with untouched(model), _quiet(), FakeTensorMode() as mode, torch.no_grad():
+            state = _fake_state(model, mode)
+            for name, shape in parts.items():
+                state[name] = state[name].new_empty(shape)
+            _call(model, state, inputs.map(mode.from_tensor))
+    except Exception as error:
+        raise LayoutError(
+            f"{type(model).__name__} cannot run on a part of its heads or features: "
+            f"{_first_line(error)}",
+            why=f"{_place(error)} counts with the sizes of the whole model",
+            do="let sizes follow from the tensor: view(b, t, -1, head_dim), not "
+            "view(b, t, n_heads, head_dim); or leave the module out with a plan of your own",
+        ) from error
+
+
+def _trace(model: nn.Module, inputs: Inputs) -> list[Call]:
+    """Return the calls of modules with parameters of their own, in order."""
+    calls: list[Call] = []
+    hooks = []
+    for name, module in model.named_modules():
+        if any(p is not None for p in module._parameters.values()):
+            hooks.append(module.register_forward_pre_hook(_recorder(name, calls), with_kwargs=True))
+    try:
+        with untouched(model), _quiet(), FakeTensorMode() as mode, torch.no_grad():
+            _call(model, _fake_state(model, mode), inputs.map(mode.from_tensor))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def _recorder(name: str, calls: list[Call]) -> Callable[..., None]:
+    def record(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        fed = [*args, *keywords.values()]
+        calls.append(Call(name, module, fed[0] if fed else None))
+
+    return record
+
+
+def _fake_state(model: nn.Module, mode: FakeTensorMode) -> dict[str, torch.Tensor]:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: mode.from_tensor(tensor) for name, tensor in tensors}
+
+
+def _call(model: nn.Module, state: dict[str, torch.Tensor], inputs: Inputs) -> None:
+    torch.func.functional_call(model, state, inputs.args, inputs.keywords)
+
+
+def _as_inputs(example: Any) -> Inputs:
+    if isinstance(example, dict):
+        return Inputs((), example)
+    return Inputs(tuple(example) if isinstance(example, tuple | list) else (example,), {})
+
+
+def _guesses(model: nn.Module) -> Iterator[Inputs]:
+    """Yield inputs that the model's first layers let expect, the likeliest first."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    if tables:
+        # A table that is added as a whole, such as one of positions, wants as many tokens.
+        lengths = dict.fromkeys([_TOKENS, *(m.num_embeddings for m in tables)])
+        entries = min(m.num_embeddings for m in tables)
+        for length in lengths:
+            ids = torch.arange(length, device=device) * 7 % entries
+            yield Inputs((ids.unsqueeze(0),), {})
+        return
+    first = next((m for m in model.modules() if isinstance(m, nn.Linear)), None)
+    if first is not None:
+        for shape in ((2, first.in_features), (1, _TOKENS, first.in_features)):
+            wave = torch.linspace(-1, 1, _size(shape), device=device).sin()
+            yield Inputs((wave.view(shape).to(first.weight.dtype),), {})
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Take back what a forward leaves in its modules, such as a table that it makes once.
+
+    A fake one would be found there by the next forward. What a module holds in a list or a dict of
+    its own is not looked into.
+    """
+    tables = ("_parameters", "_buffers", "_modules")
+    before = [
+        (module, dict(vars(module)), {name: dict(vars(module)[name]) for name in tables})
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, held, entries in before:
+            vars(module).clear()
+            vars(module).update(held)
+            for name, entry in entries.items():
+                table = vars(module)[name]
+                table.clear()
+                table.update(entry)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging the traceback of a shape that does not fit: we tell it in words."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = was
+
+
+def _first_line(error: BaseException | None) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost line of the model's own code, for torch's own says nothing to people."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "/torch/" not in f.filename and "/nbdist/" not in f.filename]
+    return f"line {own[-1].lineno} of {own[-1].filename}, {own[-1].line}" if own else "its forward"

@@ -1,0 +1,216 @@
+"""Tensor parallel on real ranks: one process's numbers, plans by themselves, refusals in words."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from nbdist.engine.layout.policies import TensorParallel
+from tests.group.harness import run_ranks
+
+RANKS = "tests.group.tensor_parallel_ranks:"
+PLAIN = TensorParallel()
+SEQUENCE = TensorParallel(sequence=True)
+LOSS = TensorParallel(loss=True)
+BOTH = TensorParallel(sequence=True, loss=True)
+
+# Largest difference of a parameter after three clipped AdamW steps that comes from the order of
+# summation alone: AdamW amplifies round-off. Sums over ranks have another order than one matmul.
+FLOOR = {"torch.float32": 2e-5, "torch.float64": 1e-13}
+
+# What `make test` runs, and the rest of the matrix: (model, ranks, layout, policy).
+EVERY_TIME = [
+    ("gpt", 2, "tp=2", PLAIN),
+    ("gpt", 2, "tp=2", BOTH),
+    ("normed heads", 2, "tp=2", SEQUENCE),
+    ("llama", 2, "tp=-1", BOTH),
+    ("gpt", 4, "dp=2 tp=2", PLAIN),
+    ("gpt", 4, "fsdp=2 tp=2", BOTH),
+]
+SLOW = [
+    (model, ranks, layout, policy)
+    for model in ("gpt", "normed heads", "odd vocabulary", "packed", "llama")
+    for ranks, layout in (
+        (2, "tp=2"),
+        (4, "dp=2 tp=2"),
+        (4, "fsdp=2 tp=2"),
+        (4, "fsdp=2 tp=2 zero2"),
+        (8, "dp=2 fsdp=2 tp=2"),
+    )
+    for policy in (PLAIN, SEQUENCE, LOSS, BOTH)
+    # A vocabulary that tp does not divide has no head to cut; packed attention stays whole, and
+    # knows no parts of a sequence.
+    if not (model == "odd vocabulary" and policy.loss)
+    and not (model == "packed" and policy.sequence)
+    if (model, ranks, layout, policy) not in EVERY_TIME
+]
+Case = tuple[str, int, str, TensorParallel]
+
+
+@cache
+def parity(
+    model: str, ranks: int, is_slow: bool
+) -> list[dict[tuple[str, str, str], tuple[float, float]]]:
+    every = SLOW if is_slow else EVERY_TIME
+    cases = [(layout, policy) for m, n, layout, policy in every if (m, n) == (model, ranks)]
+    return run_ranks(ranks, RANKS + "parity", model, cases, timeout_s=600 if is_slow else 110)
+
+
+def _id(case: Case) -> str:
+    model, _, layout, policy = case
+    words = [word for word in ("sequence", "loss") if getattr(policy, word)]
+    return ", ".join([model, layout, *words])
+
+
+def _check(case: Case, is_slow: bool) -> None:
+    model, ranks, layout, policy = case
+    for found in parity(model, ranks, is_slow):
+        for dtype, floor in FLOOR.items():
+            in_losses, in_state = found[layout, str(policy), dtype]
+            assert in_losses <= floor
+            assert in_state <= floor
+
+
+@pytest.mark.parametrize("case", EVERY_TIME, ids=map(_id, EVERY_TIME))
+def test_it_trains_as_one_process_does_on_the_same_split(case: Case) -> None:
+    _check(case, is_slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", SLOW, ids=map(_id, SLOW))
+def test_every_layout_trains_as_one_process_does_on_the_same_split(case: Case) -> None:
+    _check(case, is_slow=True)
+
+
+def test_a_model_keeps_its_names_and_holds_half_of_itself() -> None:
+    for seen in run_ranks(2, RANKS + "looks_like_the_users_model", timeout_s=110):
+        claims = ("same names", "all DTensors", "tied", "again")
+        assert {claim: seen[claim] for claim in claims} == dict.fromkeys(claims, True)
+        assert seen["held"] < 0.53 * seen["count"]
+        assert seen["repr"].startswith("<Layout tp=2: 18,624 parameters")
+        assert "over tp 1.4 kB for each token" in seen["explained"]
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, str]:
+    first, second = run_ranks(2, RANKS + "plans", timeout_s=110)
+    assert first == second
+    return first
+
+
+@pytest.mark.parametrize(
+    ("model", "lines"),
+    [
+        (
+            "gpt",
+            [
+                "tp cuts, by tracing one forward:",
+                "blocks.*.attn.q    column: fed with 2 more by one tensor (2 times)",
+                "blocks.*.attn.out  row: takes what the columns before it make (2 times)",
+                "blocks.*.mlp.up    column: leads to a row (2 times)",
+                "token              vocab: the table of tokens",
+                "head               head: makes the logits of all tokens",
+            ],
+        ),
+        ("normed heads", ["blocks.*.attn.q_norm  summed: sees a part of the features"]),
+        ("odd vocabulary", ["token              whole: 37 entries are not divisible by 2"]),
+        ("packed", ["blocks.*.attn.qkv  whole: makes 96 features where 32 are taken on: packed"]),
+        ("llama", ["tp cuts, by the model's own plan:", "lm_head", "head: by its tp_plan"]),
+        ("words", ["tp cuts, by your plan:", "blocks.*.mlp.down  row: by your plan (2 times)"]),
+        ("styles", ["blocks.*.mlp.up    ColwiseParallel: by your plan"]),
+    ],
+)
+def test_a_plan_is_explained_with_its_reasons(
+    plans: dict[str, str], model: str, lines: list[str]
+) -> None:
+    assert [line for line in lines if line not in plans[model]] == []
+
+
+@pytest.fixture(scope="module")
+def refusals() -> list[dict[str, str]]:
+    return run_ranks(2, RANKS + "refusals", timeout_s=110)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("heads", ["blocks.0.attn has 3 heads, which tp=2 does not divide", 'use "zero3"']),
+        ("key heads", ["has 1 heads for keys and values", 'use "zero3"']),
+        ("fixed heads", ["cannot run on a part of its heads", "view(b, t, H, d // H)", "-1"]),
+        ("norm over features", ["Cutting blocks.0.mlp.up and blocks.0.mlp.down changes"]),
+        ("conv1d", ["Nothing in GPT2LMHeadModel", "is a Conv1D, which packs"]),
+        ("multihead", ["attention is a MultiheadAttention, which packs"]),
+        ("no such module", ['No module is called "blocks.0.mlp.upp", which your plan']),
+        ("no such word", ['"diagonal"', "column, row, vocab, head, summed"]),
+        ("no linear", ['norm is a LayerNorm and cannot be cut as "column"']),
+        ("tied", ["token.weight and head.weight are one parameter", '"vocab" and "head"']),
+        ("odd", ["token has 37 entries, which tp=2 does not divide"]),
+        ("loss without a head", ["needs a head", "37 entries are not divisible by 2"]),
+        ("sequence in flat blocks", ["blocks.0.up in no module of their own"]),
+        ("no axis", ["the layout has no axis tp"]),
+        ("twice", ["TensorParallel is given twice"]),
+        ("example", ["GPT does not run with the example", "12"]),
+        ("ranks differ", ["Ranks 0 and 1", "sequence=True", "sequence=False"]),
+        ("old optimizer", ["An optimizer (SGD) already holds", "tp replaces parameters"]),
+        ("nothing", ["Nothing in Sequential was found", "no linear leads into another"]),
+        ("other policies", ['has the layout "tp=2" and cannot get other policies as well']),
+        ("length", ["A sequence of 13 tokens cannot be cut into 2 equal parts", "pad it to 14"]),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_in_words_on_every_rank(
+    refusals: list[dict[str, str]], case: str, words: list[str]
+) -> None:
+    for texts in refusals:
+        assert [word for word in words if word not in texts[case]] == []
+
+
+def test_too_many_parts_for_the_heads_name_the_nearest_that_works() -> None:
+    for text in run_ranks(4, RANKS + "too_many_parts", timeout_s=110):
+        assert "has 2 heads for keys and values, which tp=4 does not divide" in text
+        assert "tp=2 is the nearest that works" in text
+
+
+def test_what_a_forward_makes_once_is_real_afterwards() -> None:
+    assert run_ranks(2, RANKS + "makes_a_table_once", timeout_s=110) == [True, True]
+
+
+def test_ranks_of_a_tp_group_get_the_same_samples_and_groups_share_a_batch() -> None:
+    seen = run_ranks(4, RANKS + "samples_of_ranks", "dp=2 tp=2", timeout_s=110)
+    (first, _, third, _) = (here for here, _, _ in seen)
+    assert [here for here, _, _ in seen] == [first, first, third, third]
+    assert (len(first), len(third), len({*first, *third})) == (8, 8, 16)
+    assert all(here == again for here, again, _ in seen)
+    gone = [samples for _, _, samples in seen]
+    assert [len(samples) for samples in gone] == [4] * 4
+    assert sorted(sample for samples in gone for sample in samples) == sorted([*first, *third])
+
+
+def test_dropout_is_the_same_in_a_tp_group_and_another_in_each_group() -> None:
+    seen: list[Any] = run_ranks(4, RANKS + "outputs_with_dropout", timeout_s=110)
+    first, second = (pair[0] for pair in (seen[0], seen[2]))
+    assert [pair[0] for pair in seen] == [first, first, second, second]
+    assert first != second
+    assert all(once != twice for once, twice in seen)
+
+
+@pytest.fixture(scope="module")
+def gradients() -> dict[str, list[tuple[float, bool, float]]]:
+    layouts = ["ddp", "zero3", "dp=2 tp=2", "fsdp=2 tp=2"]
+    ranks = run_ranks(4, RANKS + "gradients_of_parts", layouts, timeout_s=110)
+    return {layout: [rank[i] for rank in ranks] for i, layout in enumerate(layouts)}
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero3", "dp=2 tp=2", "fsdp=2 tp=2"])
+def test_parts_of_a_batch_add_up_to_its_gradient_and_are_clipped_as_one(
+    gradients: dict[str, list[tuple[float, bool, float]]], layout: str
+) -> None:
+    for in_gradients, differ, in_norm in gradients[layout]:
+        assert in_gradients <= 1e-18  # of gradients of norm 1e-3
+        assert differ
+        assert abs(in_norm) <= 1e-14
+
+
+def test_an_interrupted_forward_leaves_the_parameters_in_their_places() -> None:
+    for seen in run_ranks(2, RANKS + "survives_an_interrupt", timeout_s=110):
+        assert seen == {"same": True, "gradients": True}
