@@ -20,11 +20,11 @@ def frame_ms(ranks: int = 8, points: int = 1000, frames: int = 40, name: str = "
     telemetry, info = training(ranks, points), cell_info(ranks)
     known = analysis_of(ranks, points, slow=0 if ranks > 1 else None)
     painter = Painter(palette.theme_named("auto"), name=name)
-    painter.frame(look(telemetry, info, known))
+    painter.frame(look(telemetry, info, known, name=name))
     took = []
     for _ in range(frames):
         began = time.thread_time()
-        painter.frame(look(telemetry, info, known))
+        painter.frame(look(telemetry, info, known, name=name))
         took.append((time.thread_time() - began) * 1e3)
     return statistics.median(took)
 

@@ -29,21 +29,14 @@ def cell_info(ranks: int, device: str = "cpu") -> CellInfo:
 
 
 def steps_of(
-    rank: int, ranks: int, steps: int, *, first: int = 1, total: int | None = None,
-    straggler: int | None = None, seed: int = 0,
-) -> Batch:  # fmt: skip
-    """Return the step records of one rank: a falling loss, noisy times, a slow first step.
-
-    The straggler computes 40 % longer than the others, so that they wait for it and it does not.
-    """
+    rank: int, ranks: int, steps: int, *, first: int = 1, total: int | None = None, seed: int = 0
+) -> Batch:
+    """Return the step records of one rank: a falling loss, noisy times, a slow first step."""
     draw = random.Random(seed * 1000 + rank * 7 + first)
     records = []
     for step in range(first, first + steps):
         compute = 9e-3 * (1 + 0.06 * draw.gauss(0, 1))
         wait = 2.5e-3 * (1 + 0.25 * abs(draw.gauss(0, 1)))
-        if straggler is not None:
-            wait += 0.0 if rank == straggler else 3.6e-3
-            compute *= 1.4 if rank == straggler else 1.0
         if draw.random() < 0.004:
             wait += 9e-3
         if step == 1:
@@ -65,13 +58,11 @@ def steps_of(
     return Batch(rank, tuple(records))
 
 
-def training(
-    ranks: int = 2, steps: int = 1000, *, total: int | None = None, straggler: int | None = None
-) -> Telemetry:
+def training(ranks: int = 2, steps: int = 1000, *, total: int | None = None) -> Telemetry:
     """Return the telemetry of a cell in which all ranks made `steps` steps."""
     telemetry = Telemetry()
     for rank in range(ranks):
-        telemetry.receive(steps_of(rank, ranks, steps, total=total, straggler=straggler))
+        telemetry.receive(steps_of(rank, ranks, steps, total=total))
     return telemetry
 
 

@@ -221,3 +221,14 @@ def test_any_view_is_live_and_leaves_its_picture(name: str) -> None:
     assert "image/png" in picture.data
     assert board.past is not None
     assert caption.data["text/plain"] == board.past.caption(name)
+
+
+def test_the_picture_of_a_run_is_the_overview_whichever_view_the_cell_shows() -> None:
+    telemetry = training(2, 20)
+    board = Board(cell_info(2), telemetry, Shelf(), static=True, pictures=True, name="step")
+    other = Board(cell_info(2), telemetry, Shelf(), static=True, pictures=True)
+
+    shown, other_shown = board.finish("finished")[0], other.finish("finished")[0]
+
+    assert shown.data["image/png"] != other_shown.data["image/png"]
+    assert board.picture() == other.picture() is not None

@@ -2,8 +2,11 @@ import math
 
 import pytest
 
-from nbdist.client.board import sentences, tables, text
+from nbdist.client.arguments import VIEWS
+from nbdist.client.board import palette, sentences, tables, text
+from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
+from nbdist.client.board.view import View
 from nbdist.client.telemetry import Telemetry
 from nbdist.wire import Batch, Record
 from tests.unit.board_data import analysis_of, cell_info, steps_of, training
@@ -193,3 +196,24 @@ def test_names_from_outside_are_escaped_in_html() -> None:
 )
 def test_figures_have_about_three_digits(value: float, shown: str) -> None:
     assert text.figure(value) == shown
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_is_read_for_one_view_shows_the_same_as_what_is_read_for_all(name: str) -> None:
+    telemetry, info, known = training(3, 60), cell_info(3), analysis_of(3, slow=1)
+
+    whole, part = look(telemetry, info, known), look(telemetry, info, known, name=name)
+
+    def frame(view: View) -> bytes:
+        return Painter(palette.theme_named("auto"), name=name).frame(view)
+
+    assert frame(part) == frame(whole)
+    assert tables.table(name, part) == tables.table(name, whole)
+    assert sentences.sentence(name, part) == sentences.sentence(name, whole)
+
+
+def test_a_view_without_lines_reads_no_history() -> None:
+    view = look(training(2, 20), cell_info(2), name="step")
+
+    assert view.panels == ()
+    assert view.paces is None

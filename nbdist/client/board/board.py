@@ -59,7 +59,7 @@ class Board:
         self._is_live = self._pictures and not static
         self._live: Live | None = None
         self._is_open = self._is_finished = False
-        self._png: bytes | None = None
+        self._pngs: dict[str, bytes] = {}  # lasting pictures, by their views
 
     @property
     def wants_to_open(self) -> bool:
@@ -104,7 +104,7 @@ class Board:
         if self.past is not None:
             sentence = self.past.caption(self._name)
         displays = [caption(sentence)]
-        if has_stopped and self._pictures and (png := self.picture()):
+        if has_stopped and self._pictures and (png := self._drawn(self._name)):
             displays.insert(0, picture(png, sentence))
         if self._is_live and self.past is not None:
             said = [verdict.sentence for verdict in self.past.view.analysis.verdicts]
@@ -117,16 +117,20 @@ class Board:
         return displays
 
     def picture(self) -> bytes | None:
-        """Return the lasting picture, a PNG, for a run's artifacts; None where there is nothing.
+        """Return the overview, a PNG, for a run's artifacts; None where there is nothing.
 
-        Drawn once, at the first call, in 0.1 to 0.5 s; to be called after `finish`.
+        Always the overview, so that runs compare, whichever view the cell has shown. Drawn once, in
+        0.1 to 0.5 s; to be called after `finish`.
         """
-        if self._png is None and self.past is not None and self.past.view.panels:
+        return self._drawn("overview")
+
+    def _drawn(self, name: str) -> bytes | None:
+        if name not in self._pngs and self.past is not None and self.past.view.panels:
             try:
-                self._png = self.past.png(self._name)
+                self._pngs[name] = self.past.png(name)
             except Exception as error:
                 _log.error("The board's picture could not be drawn", exc_info=error)
-        return self._png
+        return self._pngs.get(name)
 
     def _look_back(self, outcome: Outcome) -> Past | None:
         from nbdist.client.board.look import look

@@ -140,12 +140,11 @@ class Live:
 
     def _look(self) -> "View":
         known = self._insight.now() if self._insight is not None else None
-        return self._read(self._telemetry, self._info, known)
+        return self._read(self._telemetry, self._info, known, name=self._name)
 
     def _draw(self) -> None:
         view = self._look()
-        if view.panels or view.split is not None:
-            self._widgets["image"].value = self._painter.frame(view)
+        self._widgets["image"].value = self._painter.frame(view)
         self._show_words(view)
 
     def _show_words(self, view: "View") -> None:

@@ -15,6 +15,8 @@ from nbdist.client.insight.values import RECENT, Analysis
 from nbdist.wire import STEP_KEYS, CellInfo
 
 MOST_OWN = 2  # panels for numbers that the user logged
+# Histories that a live view draws; of a view that is not here, none. They are the dear part.
+DRAWN = {"overview": ("loss", "comm_s", "own"), "loss": ("loss", "own"), "ranks": ("step_s",)}
 MEANS = "step_s", "compute_s", "comm_s", "data_s", "samples", "tokens"
 
 
@@ -56,26 +58,37 @@ class Insight(Protocol):
         """Return what is known now."""
 
 
-def look(telemetry: Telemetry, info: CellInfo, analysis: Analysis | None = None) -> View:
-    """Return what there is to see now; `analysis` is what is known beyond the records."""
+def look(
+    telemetry: Telemetry,
+    info: CellInfo,
+    analysis: Analysis | None = None,
+    *,
+    name: str | None = None,
+) -> View:
+    """Return what there is to see now.
+
+    Args:
+        telemetry: The cell's records.
+        info: The cell.
+        analysis: What is known beyond the records.
+        name: The only one of `arguments.VIEWS` that will be drawn of it; any when None.
+    """
+    drawn = ("loss", "comm_s", "own", "step_s") if name is None else DRAWN.get(name, ())
     latest = dict(telemetry.latest)  # one atomic copy: ranks are added on another thread
     own_keys = sorted({key for values in latest.values() for key in values} - STEP_KEYS)
-    panels = [
-        _panel(telemetry, "loss", "loss"),
-        _panel(telemetry, "comm_s", "communication", "ms", scale=1e3, floor=0.0),
-    ]
-    own = [_panel(telemetry, key, key) for key in own_keys]
-    panels += [p for p in own if p and max(len(line.x) for line in p.lines) > 1][:MOST_OWN]
+    panels = _panels(telemetry, drawn, own_keys)
     means = {key: _means(telemetry, key) for key in MEANS}
     rows = tuple(_row(info, rank, latest.get(rank, {}), means, own_keys) for rank in info.ranks)
     total = _total(telemetry)
     last = max((row.step for row in rows), default=0)
     return View(
-        panels=tuple(p for p in panels if p is not None),
+        panels=tuple(panels),
         split=_split(means),
         rows=rows,
         total=total if total >= last and total > 0 else None,
-        paces=_panel(telemetry, "step_s", "step time", "ms", scale=1e3, floor=0.0),
+        paces=_panel(telemetry, "step_s", "step time", "ms", scale=1e3, floor=0.0)
+        if "step_s" in drawn
+        else None,
         analysis=analysis or Analysis(),
     )
 
@@ -90,6 +103,18 @@ def _total(telemetry: Telemetry) -> int:
     if not known or any(s.values[0] != s.values[s.n - 1] for s in known if s.n):
         return 0
     return int(max((s.values[0] for s in known if s.n), default=0))
+
+
+def _panels(telemetry: Telemetry, drawn: tuple[str, ...], own_keys: list[str]) -> list[Panel]:
+    """Return the plots over the steps: those of `drawn` that there is anything of."""
+    found = []
+    if "loss" in drawn:
+        found.append(_panel(telemetry, "loss", "loss"))
+    if "comm_s" in drawn:
+        found.append(_panel(telemetry, "comm_s", "communication", "ms", scale=1e3, floor=0.0))
+    own = [_panel(telemetry, key, key) for key in own_keys] if "own" in drawn else []
+    found += [p for p in own if p and max(len(line.x) for line in p.lines) > 1][:MOST_OWN]
+    return [panel for panel in found if panel is not None]
 
 
 def _panel(

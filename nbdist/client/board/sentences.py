@@ -101,7 +101,8 @@ def _collectives(view: "View") -> str:
     if not table:
         return "No collective has been compared yet."
     each_step = count(sum(row.count for row in table))
-    text = f"{each_step} collectives a step of {counted(len(table), 'sort')}"
+    text = "1 collective a step" if each_step == "1" else f"{each_step} collectives a step"
+    text += f", of {len(table):,} sorts" if len(table) > 1 else ""
     longest = max(table, key=lambda row: row.count * (row.waiting_ms or row.transfer_ms or 0.0))
     text += f"; most is waited in {longest.kind}"
     text += f" of {size(longest.bytes)}" if longest.bytes else ""
@@ -113,7 +114,9 @@ def _collectives(view: "View") -> str:
     if view.analysis.clock_error_ms:
         text += f" Clocks of two ranks differ by at most {figure(view.analysis.clock_error_ms)} ms."
     if view.analysis.left_out:
-        text += f" The times of {view.analysis.left_out:,} are not told, for there were too many."
+        untold = counted(view.analysis.left_out, "collective")
+        have = "has" if view.analysis.left_out == 1 else "have"
+        text += f" Some steps were left out to keep the cost low: {untold} {have} no times."
     return text
 
 

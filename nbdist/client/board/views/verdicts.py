@@ -1,6 +1,7 @@
 """Who makes the others slow: the sentences, and each rank's own work beside its peers'.
 
-Own work is a step without its waiting: what a rank would need if the others were always there.
+Own work is what verdicts compare: a step without its communication, transferring and waiting alike,
+for a slow link is no work. Where a link is what is slow, links are shown instead.
 """
 
 import numpy as np
@@ -14,45 +15,54 @@ from nbdist.client.board.artists import TITLE_PT, boxes, draw, note, nothing_yet
 from nbdist.client.board.page import MARGIN_PX, Page, Plot, wrapped
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits, grown
+from nbdist.client.board.speeds import LinkBars, rates_of
 from nbdist.client.board.text import figure
 from nbdist.client.board.view import Stack, View
 
 LINE_PX, ABOVE_PX, PLOT_PX, BELOW_PX = 18, 34, 180, 38
-LEFT_PX, RIGHT_PX = 44, 90
-WAITS = "waiting", "communication"  # what is not a rank's own work
+LEFT_PX, RIGHT_PX = 44, 100
+LINKS_LEFT_PX = 72
+EXPOSED = "transfer", "waiting", "communication"  # what is not a rank's own work
 
 
 def plan(view: View, final: bool) -> tuple[object, ...]:
     """Return the ranks, and the sentences of a picture that stays; live ones are HTML above it."""
     stack = view.stack
     ranks = () if stack is None else stack.ranks
-    return (ranks, *(sentences.verdicts(view) if final else ()))
+    return (ranks, *_shown(view), *(sentences.verdicts(view) if final else ()))
 
 
 def height(view: View, final: bool) -> int:
     """Return the height of the page."""
     lines = len(_lines(view, 960)) if final else 0
-    return LINE_PX * lines + 8 + ABOVE_PX + PLOT_PX + BELOW_PX
+    return LINE_PX * lines + 8 + (ABOVE_PX + PLOT_PX + BELOW_PX) * len(_shown(view))
 
 
 def compose(page: Page, view: View) -> list[Plot]:
-    """Write the sentences, and put a bar for each rank below them."""
+    """Write the sentences; below them a bar for each rank, for each link, or both."""
     lines = _lines(view, page.width) if page.is_final else []
     for place, line in enumerate(lines):
         page.write(MARGIN_PX, page.top + LINE_PX * (place + 0.6), line, size=TITLE_PT)
     top = LINE_PX * len(lines) + 8 + ABOVE_PX
-    axes = page.axes(LEFT_PX, top, page.width - LEFT_PX - RIGHT_PX, PLOT_PX)
-    if view.stack is None:
-        nothing_yet(axes, "No step has been made yet.", page.theme)
-        return []
-    return [OwnWork(axes, page.theme, view.stack, page.is_final)]
+    plots: list[Plot] = []
+    for what in _shown(view):
+        left = LINKS_LEFT_PX if what == "links" else LEFT_PX
+        axes = page.axes(left, top, page.width - left - RIGHT_PX, PLOT_PX)
+        if view.stack is None:
+            nothing_yet(axes, "No step has been made yet.", page.theme)
+        elif what == "links":
+            plots.append(LinkBars(axes, page.theme, view.ranks))
+        else:
+            plots.append(OwnWork(axes, page.theme, view.stack, page.is_final))
+        top += ABOVE_PX + PLOT_PX + BELOW_PX
+    return plots
 
 
 def own_work_ms(stack: Stack) -> Floats:
-    """Return a step without its waiting, by rank."""
-    waits = [part for name, part in stack.parts.items() if name in WAITS]
-    own: Floats = stack.whole_ms - np.sum(waits, axis=0)
-    return own
+    """Return a step without its exposed communication, by rank."""
+    own = [part for name, part in stack.parts.items() if name not in EXPOSED]
+    whole: Floats = np.sum(own, axis=0)
+    return whole
 
 
 class OwnWork:
@@ -84,7 +94,7 @@ class OwnWork:
         if changed:
             self._y = y
             self._axes.set_ylim(*y)
-        judged = {verdict.rank: verdict for verdict in view.analysis.verdicts}
+        judged = {v.rank: v for v in view.analysis.verdicts if v.cause != "link"}
         at = np.arange(len(stack.ranks), dtype=np.float64)
         is_slow = np.array([rank in judged for rank in stack.ranks])
         middle = float(np.median(own[~is_slow])) if not is_slow.all() else float(np.median(own))
@@ -94,9 +104,7 @@ class OwnWork:
             self._artists += [self._rule(middle), self._median(middle)]
         for place in np.flatnonzero(is_slow):
             verdict = judged[stack.ranks[place]]
-            words = f"rank {verdict.rank}: {verdict.cause}"
-            if verdict.cause != "link":  # which is no work of its own
-                words = f"rank {verdict.rank}: +{100 * verdict.share:.0f} %, {verdict.cause}"
+            words = f"rank {verdict.rank}: +{100 * verdict.share:.0f} %, {verdict.cause}"
             self._artists.append(self._name(float(at[place]), float(own[place]), words, len(at)))
         return changed
 
@@ -118,7 +126,7 @@ class OwnWork:
 
     def _median(self, middle: float) -> Artist:
         return note(
-            1.01, middle, f"median {figure(middle)}", self._theme, clip_on=False,
+            1.01, middle, f"median {figure(middle)} ms", self._theme, clip_on=False,
             transform=self._axes.get_yaxis_transform(),
         )  # fmt: skip
 
@@ -126,6 +134,14 @@ class OwnWork:
         side = "left" if x < count / 3 else "right" if x > 2 * count / 3 else "center"
         edge = {"left": -0.36, "right": 0.36, "center": 0.0}[side]
         return note(x + edge, y, words, self._theme, ha=side, va="bottom", fontweight="bold")
+
+
+def _shown(view: View) -> tuple[str, ...]:
+    """Return what there is to show: "work", "links", or one above the other."""
+    causes = {verdict.cause for verdict in view.analysis.verdicts}
+    if "link" not in causes or not rates_of(view):
+        return ("work",)
+    return ("links",) if causes == {"link"} else ("work", "links")
 
 
 def _lines(view: View, width: int) -> list[str]:
