@@ -4,8 +4,8 @@ A step of FSDP or tensor parallelism has hundreds of collectives, alike from ste
 they have in common, a `Template`, travels once a cell; a row of numbers follows for each:
 
 - `CALL` columns: the template's number, the collective's number in its group (of a message: to or
-  from that peer), and its moments *launch* (the rank called it), *begin* (it was carried out; what
-  lies between is queueing) and *end*;
+  from that peer with that tag), and its moments *launch* (the rank called it), *begin* (it was
+  carried out; what lies between is queueing) and *end*;
 - `WAIT` columns: from when to when the main thread was blocked in collectives.
 
 Moments count in ticks of `TICK_NS` from the record's `base_ns`, which the rank's own monotonic
@@ -22,6 +22,7 @@ from typing import Any
 TICK_NS = 100
 CALL = ("template", "number", "launch", "begin", "end")
 WAIT = ("from", "to")
+ANY_TAG = -1
 _LONGEST = 2**32 - 1
 
 
@@ -32,7 +33,8 @@ class Template:
     `group` is the group's name in torch, `title` in words ("group dp"); `ranks` are its global
     ranks in its order, empty where torch does not know them. `bytes` is what this rank puts in, or
     takes out in a recv. `line` is where the cell called it, "cell 7, line 3", empty when unknown.
-    `peer` is the other global rank of a send or recv, None else and for any source.
+    `peer` is the other global rank of a send or recv, None else and for any source; `tag` that of
+    the message, `ANY_TAG` where its number counts messages of all tags.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Template:
     dtype: str
     line: str
     peer: int | None = None
+    tag: int = 0
 
 
 @dataclass(frozen=True, slots=True)

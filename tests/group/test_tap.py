@@ -487,6 +487,35 @@ def test_messages_are_numbered_by_peer_and_told_with_it() -> None:
         assert all(launch <= begin <= end for _, _, launch, begin, end in found)
 
 
+def _tagged() -> None:
+    """Three messages; the receives are launched in another order than the sends."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        works = [dist.isend(torch.ones(n), dst=1, tag=tag) for n, tag in ((1, 3), (2, 4), (3, 3))]
+    else:
+        works = [dist.irecv(torch.empty(n), src=0, tag=tag) for n, tag in ((2, 4), (1, 3), (3, 3))]
+    for work in works:
+        work.wait()
+
+
+def _tagged_rows() -> Any:
+    from nbdist.engine.tap import tap
+
+    rows = _decoded(_rows(_tagged)[0])
+    return rows, tap.sent(), tap.received()
+
+
+def test_messages_with_tags_out_of_order_have_the_number_of_what_they_meet() -> None:
+    ranks = run_ranks(2, _tagged_rows)
+    for rank, (rows, sent, received) in enumerate(ranks):
+        found = {(row[0].bytes, row[0].tag, row[1]) for row in rows if row[0].kind != "barrier"}
+        assert found == {(4, 3, 1), (8, 4, 1), (12, 3, 2)}
+        counted = sent if rank == 0 else received  # by peer alone: what recovery compares
+        assert list(counted.values()) == [3]
+
+
 def _functional_calls() -> None:
     import torch
     import torch.distributed as dist
@@ -650,6 +679,10 @@ def _named_waits(how: str) -> Any:
         first: Any = funcol.all_reduce(torch.ones(3), "sum", group)
         second: Any = funcol.all_gather_tensor(torch.ones(5), 0, group)
         third = funcol.all_reduce(torch.ones(9), "sum", group)
+    elif how == "work":
+        first = dist.all_reduce(torch.ones(3), async_op=True)
+        second = dist.broadcast(torch.ones(5), src=1, async_op=True)
+        third = dist.all_reduce(torch.ones(9), async_op=True)
     else:
         first = dist.all_reduce(torch.ones(3), async_op=True)
         second = dist.reduce_scatter_tensor(torch.empty(5), torch.ones(10), async_op=True)
@@ -677,6 +710,7 @@ def _named_waits(how: str) -> Any:
     ("how", "expected"),
     [
         ("tensor", ("all_gather", 20, 2)),
+        ("work", ("broadcast", 20, 2)),
         ("reduce-scatter", ("reduce_scatter", 40, 2)),
     ],
 )

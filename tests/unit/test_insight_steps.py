@@ -1,6 +1,7 @@
 """Blocked time divided into transferring and waiting, and whom it was waited for."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from nbdist.client.insight.match import Arrivals
 from nbdist.client.insight.rows import Rows, Waits
 from nbdist.client.insight.steps import split
 from nbdist.client.insight.values import ExplainedStep
+from nbdist.packed import Template
 from nbdist.wire import Record
 from tests.unit.insight_data import OneClock, Rank, template
 
@@ -91,6 +93,21 @@ def test_a_send_waits_for_its_receiver_unless_it_was_over_before() -> None:
     step = explain(told)
     assert step.waiting_ms[0] == close(20)
     assert step.transfer_ms[0] == close(6)
+
+
+def test_messages_whose_tags_are_received_out_of_order_meet_by_their_tag() -> None:
+    def ends(tag: int) -> tuple[Template, Template]:
+        sent, got = template("send", peer=1, bytes=8 + tag), template("recv", peer=0, bytes=8 + tag)
+        return replace(sent, tag=tag), replace(got, tag=tag)
+
+    (send_a, recv_a), (send_b, recv_b) = ends(3), ends(4)
+    told = [
+        Rank(0).tell(1, [(send_a, 1, 10, 10, 11), (send_b, 1, 40, 40, 41)], [(10, 11), (40, 41)]),
+        Rank(1).tell(1, [(recv_b, 1, 0, 0, 42), (recv_a, 1, 43, 43, 44)], [(0, 42), (43, 44)]),
+    ]
+    step = explain(told)
+    # The first receive waits until 40 for what is sent second; the other was sent long before.
+    assert step.waiting_ms == close({0: 0, 1: 40})
 
 
 def test_a_receive_from_any_source_blames_nobody() -> None:

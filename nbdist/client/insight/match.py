@@ -1,7 +1,7 @@
 """Put the calls of all ranks beside each other: which make one collective, and who came last.
 
 Calls of a collective meet by group and number in it; a send and its recv by group, sender,
-receiver and number between the two. Pure, on arrays.
+receiver, tag and number among those. Pure, on arrays.
 """
 
 from collections.abc import Sequence

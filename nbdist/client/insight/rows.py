@@ -121,7 +121,7 @@ class Book:
                 return -1, -1
             self._families[family] = len(self.families)
             self.families.append(family)
-        meeting: tuple[object, ...] = (t.group, ends, is_message)
+        meeting: tuple[object, ...] = (t.group, ends, is_message, t.tag)
         is_whole = len(ends) > 1 or (len(ends) == 1 and not is_message)
         if not is_whole:  # from any source, or a group that torch does not know: meets nobody
             meeting = (*meeting, rank)

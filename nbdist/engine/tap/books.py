@@ -2,6 +2,8 @@
 
 Numbers begin at 1 with each generation of the groups. Messages (send, recv) are numbered for each
 peer and direction, never among the collectives: ranks of a group send different numbers of them.
+Those that are told have a number for each tag beside it: receives with other tags may be launched
+in another order than the sends that they meet.
 
 Threads: a book is written by the thread that launches; counts may be read on any.
 """
@@ -16,7 +18,9 @@ from nbdist.engine.compat import torch_compat, torch_hooks
 from nbdist.engine.tap.announce import Channel, Table
 from nbdist.engine.tap.announce_store import StoreChannel, StoreTable
 from nbdist.errors import ClusterError
+from nbdist.packed import ANY_TAG
 
+MAX_TAGS = 4096  # of a book; more are counted by peer alone
 MAX_BOOKS = 1024  # beyond it, those of groups that are gone are dropped
 ANY_SOURCE = "any"  # a peer in `received` when a message was taken from whoever sent one
 
@@ -29,7 +33,7 @@ class Book:
 
     __slots__ = (
         *("channel", "count", "group", "is_split", "name", "ranks", "received", "sent", "title"),
-        "workers",
+        *("tagged", "workers"),
     )
 
     def __init__(
@@ -51,6 +55,20 @@ class Book:
         self.count = 0  # collectives
         self.sent: dict[int, int] = {}  # messages, by the peer's global rank
         self.received: dict[int, int] = {}  # -1: from any source
+        # By whether it is sent, the peer's global rank and the tag.
+        self.tagged: dict[tuple[bool, int, int], int] = {}
+
+    def number_in_tag(self, sends: bool, peer: int, tag: int, seq: int) -> tuple[int, int]:
+        """Number the next message with this tag, which is the peer's message number `seq`.
+
+        Returns:
+            The tag and the number: `ANY_TAG` and `seq` where too many tags are in use.
+        """
+        key = (sends, peer, tag)
+        if key not in self.tagged and len(self.tagged) >= MAX_TAGS:
+            return ANY_TAG, seq
+        number = self.tagged[key] = self.tagged.get(key, 0) + 1
+        return tag, number
 
 
 class _Books:

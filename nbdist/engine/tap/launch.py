@@ -19,12 +19,14 @@ class Launch:
         end_ns: The operation was over; 0 until that is known.
         is_told: Its moments are to be known.
         dtype: Position in `announce.DTYPES`.
+        tag: Of a message; 0 else.
+        tag_number: Its number among those to or from its peer with its tag; `seq` else.
     """
 
     __slots__ = (
         *("begin_ns", "book", "bytes", "dtype", "end_ns", "future", "handed_ns", "is_told"),
         *("kind", "number", "outputs", "peer", "place", "returned_ns"),
-        *("seq", "start_ns", "work"),
+        *("seq", "start_ns", "tag", "tag_number", "work"),
     )
 
     def __init__(
@@ -39,7 +41,8 @@ class Launch:
     ) -> None:
         self.kind = kind
         self.book = book
-        self.seq = seq
+        self.seq = self.tag_number = seq
+        self.tag = 0
         self.bytes = size
         self.start_ns = self.handed_ns = self.returned_ns = start_ns
         self.begin_ns = self.end_ns = 0

@@ -41,7 +41,7 @@ class Op:
 
     `alike` says what of the tensors at `alike_at` (by default the payload) must be the same on all
     ranks; NCCL allows different sizes where gloo does not. `root_at` and `reduction_at` are
-    positions too, `peer_at` that of the other rank of a message.
+    positions too, `peer_at` and `tag_at` those of a message's other rank and its tag.
 
     `prepare(backend, *arguments)` takes gloo's operator apart on the CPU; it returns None where
     that cannot be: then `launch` is called.
@@ -60,6 +60,7 @@ class Op:
     root_at: int | None = None
     reduction_at: int | None = None
     peer_at: int | None = None
+    tag_at: int | None = None
     prepare: Callable[..., "Prepared | None"] | None = None
 
     @property
@@ -324,9 +325,9 @@ OPS: dict[str, Op] = {
     ),
     "alltoall_": Op("timed", "all_to_all", _alltoall, OUTPUTS, 2, 3, 1, alike="type"),
     "alltoall_base_": Op("timed", "all_to_all", _alltoall_base, "work", 2, 5, 1, alike="type"),
-    "send": Op("timed", "send", _send, peer_at=2),
-    "recv_": Op("timed", "recv", _recv, sends=False, peer_at=2),
-    "recv_any_source_": Op("timed", "recv", _recv_any, sends=False),
+    "send": Op("timed", "send", _send, peer_at=2, tag_at=3),
+    "recv_": Op("timed", "recv", _recv, sends=False, peer_at=2, tag_at=3),
+    "recv_any_source_": Op("timed", "recv", _recv_any, sends=False, tag_at=2),
     "barrier": Op("timed", "barrier", _barrier, async_at=3, payload_at=None),
     "monitored_barrier_": Op(
         "timed", "monitored_barrier", _monitored_barrier, "nothing", payload_at=None

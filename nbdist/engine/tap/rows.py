@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from nbdist.engine import where
 from nbdist.engine.tap.announce import DTYPES
 from nbdist.engine.tap.launch import Launch
-from nbdist.packed import Calls, Packer, Template
+from nbdist.packed import ANY_TAG, Calls, Packer, Template
 
 MAX_TEMPLATES = 4096  # a cell; beyond it one stands for all of its kind, group and peer
 
@@ -26,27 +26,30 @@ class Templates:
         packer = Packer(base_ns=min(moments, default=0))
         for launch in launches:
             moments = [launch.start_ns, launch.begin_ns, launch.end_ns]
-            packer.call(self._number(launch), launch.seq, moments)
+            packer.call(*self._numbers_of(launch), moments)
         for since, until in waits:
             packer.wait(since, until)
         new, self._new = self._new, {}
         return Calls(packer.base_ns, new, packer.calls, packer.waits, skipped)
 
-    def _number(self, launch: Launch) -> int:
+    def _numbers_of(self, launch: Launch) -> tuple[int, int]:
+        """Return the template's number, and the call's among those that its like is met by."""
         key: object = (
             *(launch.kind, launch.book, launch.bytes, launch.dtype, launch.place, launch.peer),
+            launch.tag,
         )
-        number = self._numbers.get(key)
-        if number is None:
-            template = _template(launch)
-            if len(self._numbers) >= MAX_TEMPLATES:
-                key = (launch.kind, launch.book, launch.peer)
-                template = _other(template)
-                number = self._numbers.get(key)
-            if number is None:
-                number = self._numbers[key] = len(self._numbers)
-                self._new[number] = template
-        return number
+        at = self._numbers.get(key)
+        if at is not None:
+            return at, launch.tag_number
+        template, number = _template(launch), launch.tag_number
+        if len(self._numbers) >= MAX_TEMPLATES:
+            key = (launch.kind, launch.book, launch.peer)
+            template, number = _other(template), launch.seq
+            at = self._numbers.get(key)
+        if at is None:
+            at = self._numbers[key] = len(self._numbers)
+            self._new[at] = template
+        return at, number
 
 
 def _template(launch: Launch) -> Template:
@@ -54,13 +57,14 @@ def _template(launch: Launch) -> Template:
     return Template(
         *(launch.kind, book.name, book.title, book.ranks, launch.bytes, DTYPES[launch.dtype]),
         _line(launch.place),
-        launch.peer,
+        *(launch.peer, launch.tag),
     )
 
 
 def _other(template: Template) -> Template:
     kind, group, title, ranks = template.kind, template.group, template.title, template.ranks
-    return Template(kind, group, title, ranks, 0, "", "other", template.peer)
+    tag = ANY_TAG if kind in ("send", "recv") else 0
+    return Template(kind, group, title, ranks, 0, "", "other", template.peer, tag)
 
 
 def _line(place: where.Place | None) -> str:

@@ -149,7 +149,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     launch_op, kind, sends = op.launch, op.kind, op.sends
     assert launch_op is not None
     group_at, async_at, payload_at = op.group_at, op.async_at, op.payload_at
-    is_message, reduction_at = op.is_message, op.reduction_at
+    is_message, reduction_at, tag_at = op.is_message, op.reduction_at, op.tag_at
     describe = describer(op, device_type)
     prepare = op.prepare if device_type == "cpu" else None
     returns_outputs, returns_nothing = op.returns == "outputs and work", op.returns == "nothing"
@@ -199,7 +199,12 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                     channel.withdraw(seq)
                 raise
             if is_message:
-                numbers[-1 if peer is None else peer] = seq
+                there = -1 if peer is None else peer
+                numbers[there] = seq
+                if is_full:
+                    tag = 0 if tag_at is None else args[tag_at]
+                    found = book.number_in_tag(sends, there, tag, seq)
+                    launch.tag, launch.tag_number = found
             else:
                 book.count = seq
             state.collectives += 1
