@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel
 from torch.nn import functional as F
 
+from nbdist.engine import batches
 from nbdist.engine.data import data_shard, loader
 from nbdist.engine.layout.layout import parallelize
 from nbdist.engine.layout.policies import TensorParallel
@@ -440,6 +441,26 @@ def gradient_of_parts(layout: str) -> tuple[float, bool, float]:
     theirs = {n: p.grad for n, p in alone.named_parameters() if p.grad is not None}
     whole = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads.items()}
     return difference(whole, theirs), differ, float(norm - expected)
+
+
+def steps_on_uneven_shares(cases: list[tuple[str, TensorParallel]]) -> list[tuple[float, float]]:
+    """Share seven samples; compare gradients and losses with one process on all, in fp64."""
+    x, y = (t[:7] for t in batch(0))
+    alone = make("gpt", torch.float64)
+    loss_of(alone(x), y).backward()
+    theirs = {n: p.grad for n, p in alone.named_parameters() if p.grad is not None}
+    found = []
+    for layout, policy in cases:
+        model = make("gpt", torch.float64)
+        spread = parallelize(model, layout, *([policy] if "tp" in layout else []))
+        shard = data_shard()
+        mine = batches.part(0, 7, shard)
+        loss = spread.step(x[mine], y[mine], loss_of)
+        expected = loss_of(alone(x[mine]), y[mine])
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        whole = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads.items()}
+        found.append((difference(whole, theirs), float(loss - expected.detach())))
+    return found
 
 
 def survives_an_interrupt() -> dict[str, Any]:

@@ -211,6 +211,14 @@ def test_parts_of_a_batch_add_up_to_its_gradient_and_are_clipped_as_one(
         assert abs(in_norm) <= 1e-14
 
 
+def test_a_step_counts_every_sample_once_though_shares_differ() -> None:
+    cases = [("ddp", PLAIN), ("dp=2 tp=2", LOSS), ("fsdp=2 tp=2", PLAIN), ("tp=4", BOTH)]
+    for found in run_ranks(4, RANKS + "steps_on_uneven_shares", cases, timeout_s=110):
+        for in_gradients, in_loss in found:
+            assert in_gradients <= 1e-14
+            assert abs(in_loss) <= 1e-14
+
+
 def test_an_interrupted_forward_leaves_the_parameters_in_their_places() -> None:
     for seen in run_ranks(2, RANKS + "survives_an_interrupt", timeout_s=110):
         assert seen == {"same": True, "gradients": True}

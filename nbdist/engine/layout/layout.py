@@ -12,6 +12,7 @@ A layout lives as long as its model: the model holds it, and the return value ma
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 
 from nbdist.engine import data
 from nbdist.engine.batches import Shard
@@ -135,6 +137,35 @@ class Layout:
             self.plan,
             self._token_bytes,
         )
+
+    def step(self, x: Any, y: Any, loss_fn: Callable[[Any, Any], torch.Tensor]) -> torch.Tensor:
+        """Run forward and backward on this rank's share of a batch; the optimizer is yours.
+
+        Shares may differ in size: gradients are weighted by it, so that every sample counts once,
+        where a plain loop averages ranks. Collective, as every backward.
+
+        Args:
+            x: What the model is called with; its length is the number of samples.
+            y: The targets.
+            loss_fn: Makes the mean loss of `(model(x), y)`.
+
+        Returns:
+            The loss of this share, detached, a plain tensor.
+        """
+        with loss_parallel() if self.policy.loss else nullcontext():
+            loss = loss_fn(self.model(x), y)
+            loss.backward(torch.full_like(loss, self._weight(len(x))))
+        seen = loss.detach()
+        whole: torch.Tensor = seen.full_tensor() if isinstance(seen, DTensor) else seen
+        return whole
+
+    def _weight(self, samples: int) -> float:
+        """Return the size of this rank's share, in units of the mean share."""
+        if self.shape.dp * self.shape.fsdp == 1:
+            return 1.0
+        total = torch.tensor([samples], device=self.mesh.device_type)
+        dist.all_reduce(total)
+        return samples * dist.get_world_size() / int(total)
 
     def accumulate(self, parts: int) -> Iterator[int]:
         """Yield 0 ... parts - 1; only the last part's backward averages gradients over ranks.
