@@ -121,6 +121,9 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     assert board.output.locator(".jp-RenderedImage img").get_attribute("src") != before
     assert board.output.get_by_role("columnheader", name="busbw").count() == 1
     board.picture("view-collectives")
+    bar, _, words = board.saved_outputs()  # as JupyterLab saves it by itself meanwhile
+    assert "Run %dist board again" in bar.data["text/html"], "where there are no widgets"
+    assert "all_reduce" in words.data["text/plain"]
 
     notebook.run("1 + 1").wait()
     board.output.get_by_text("Collectives of 2 ranks over").wait_for()
@@ -133,7 +136,19 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     assert "Error displaying widget" not in later.page.locator(".jp-Notebook").inner_text()
     again.picture("view-reopened")
     later.close()
-    notebook.run("%dist board overview").wait()
+
+
+def test_buttons_that_nobody_uses_go_by_themselves(notebook: OpenNotebook) -> None:
+    notebook.run("from nbdist.client.board import controls\ncontrols.IDLE_S = 2").wait()
+    board = notebook.run("%dist board overview").wait()
+    board.output.locator(".widget-toggle-buttons button").first.wait_for()
+
+    board.output.locator(".widget-toggle-buttons").wait_for(state="detached")
+
+    assert not any(WIDGET in o.get("data", {}) for o in board.saved_outputs())
+    board.output.get_by_text(re.compile("Loss and communication time of 2 ranks")).wait_for()
+    board.output.get_by_role("table").wait_for()
+    board.picture("buttons-gone")
 
 
 def test_interrupting_a_training_cell_ends_it_and_leaves_the_picture(

@@ -1,9 +1,13 @@
 """The buttons of a board whose cell has ended, with the outputs and events they are given."""
 
-from collections.abc import Callable
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from nbdist.client.board import palette
 from nbdist.client.board.controls import Controls, show_past
@@ -55,16 +59,18 @@ def past() -> Past:
 
 
 @pytest.fixture
-def shown(past: Past) -> tuple[Places, Events, Any]:
+def shown(past: Past) -> Iterator[tuple[Places, Events, Controls]]:
     places, events = Places(), Events()
-    Controls(past, "overview", places, events)
-    return places, events, places.all[0].shown[0].children[0]
+    controls = Controls(past, "overview", places, events)
+    yield places, events, controls
+    controls.retire()
 
 
 def test_picture_and_table_are_plain_outputs_beside_the_buttons(
-    shown: tuple[Places, Events, Any],
+    shown: tuple[Places, Events, Controls],
 ) -> None:
-    places, _, buttons = shown
+    places, _, controls = shown
+    buttons = controls.box.children[0]
 
     assert buttons.value == "overview"
     assert len(places.all) == 3
@@ -73,8 +79,9 @@ def test_picture_and_table_are_plain_outputs_beside_the_buttons(
     assert 'role="status"' in places.all[2].shown[0].data["text/html"]
 
 
-def test_a_button_changes_picture_and_table(shown: tuple[Places, Events, Any]) -> None:
-    places, _, buttons = shown
+def test_a_button_changes_picture_and_table(shown: tuple[Places, Events, Controls]) -> None:
+    places, _, controls = shown
+    buttons = controls.box.children[0]
 
     buttons.value = "collectives"
 
@@ -85,18 +92,18 @@ def test_a_button_changes_picture_and_table(shown: tuple[Places, Events, Any]) -
     assert words.shown[1].data["text/plain"].startswith("3 collectives a step")
 
 
-def test_every_button_says_what_it_shows(shown: tuple[Places, Events, Any]) -> None:
-    buttons = shown[2]
+def test_every_button_says_what_it_shows(shown: tuple[Places, Events, Controls]) -> None:
+    buttons = shown[2].box.children[0]
 
     assert len(buttons.tooltips) == len(buttons.options) == 6
     assert all(buttons.tooltips)
 
 
 def test_smoothing_is_there_for_the_loss_and_changes_its_picture(
-    shown: tuple[Places, Events, Any],
+    shown: tuple[Places, Events, Controls],
 ) -> None:
-    places, _, buttons = shown
-    slider = places.all[0].shown[0].children[1]
+    places, _, controls = shown
+    buttons, slider = controls.box.children
     assert slider.layout.display == "none"
 
     buttons.value = "loss"
@@ -109,9 +116,10 @@ def test_smoothing_is_there_for_the_loss_and_changes_its_picture(
 
 
 def test_the_next_cell_puts_the_caption_in_the_place_of_the_buttons(
-    shown: tuple[Places, Events, Any],
+    shown: tuple[Places, Events, Controls],
 ) -> None:
-    places, events, buttons = shown
+    places, events, controls = shown
+    buttons = controls.box.children[0]
     buttons.value = "step"
 
     events.next_cell()
@@ -122,6 +130,39 @@ def test_the_next_cell_puts_the_caption_in_the_place_of_the_buttons(
     assert bar[1].data["text/plain"] == "Parts of a step of 2 ranks over 60 steps."
     assert events.functions == []
     assert buttons.comm is None, "the widget is closed"
+
+
+def test_buttons_that_nobody_uses_give_way_to_the_caption(past: Past) -> None:
+    places, events = Places(), Events()
+    controls = Controls(past, "step", places, events, idle_s=0.05)
+
+    deadline = time.monotonic() + 20
+    while not controls.is_retired:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+    assert places.all[0].shown[1].data["text/plain"].startswith("Parts of a step")
+    assert events.functions == []
+
+
+def test_a_front_end_without_widgets_shows_how_to_get_the_buttons(
+    shown: tuple[Places, Events, Controls],
+) -> None:
+    bar = shown[0].all[0].shown[0].data
+
+    assert "application/vnd.jupyter.widget-view+json" in bar
+    assert "Run %dist board again" in bar["text/html"]
+    assert bar["text/plain"] == "Run %dist board again for its buttons."
+
+
+def test_the_table_stands_once_in_the_words_and_not_in_the_picture_above_them(past: Past) -> None:
+    def height(png: bytes) -> int:
+        return Image.open(io.BytesIO(png)).height
+
+    alone, beside = past.png("collectives"), past.png("collectives", beside_words=True)
+
+    assert height(beside) < height(alone) - 50
+    assert past.png("step") == past.png("step", beside_words=True)
 
 
 def test_without_a_kernel_a_view_is_text(past: Past, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,12 @@
 They work between cells. While a cell runs the kernel hears no button: then the view is chosen by
 `%dist board VIEW` beforehand. A notebook that is opened on another day has no widget that lives, so
 picture and table are ordinary outputs beside the buttons, and the buttons give way to the caption
-as soon as the next cell runs. A notebook that is saved before that keeps dead buttons; its picture
-and table are whole.
+as soon as the next cell runs, and when nobody has used them for `IDLE_S`. A notebook that is saved
+before that keeps dead buttons, beside a whole picture and table: JupyterLab saves what it shows.
+Front ends without widgets show a line in their place.
 
-Threads: made and retired on the main thread; front ends may have clicks handled on another.
+Threads: made on the main thread; retired there or on `nbdist-buttons`, a timer. Front ends may
+have clicks handled on another.
 """
 
 import logging
@@ -15,12 +17,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nbdist.client.arguments import VIEWS
 from nbdist.client.board import past as past_module
+from nbdist.client.board import text
 from nbdist.client.board.past import Past
 from nbdist.client.slots import Slots, is_live, kernel_shell
 from nbdist.wire import Display
 
 if TYPE_CHECKING:
     from nbdist.client.board import live
+
+IDLE_S = 300.0  # JupyterLab saves by itself every 120 s after a change
+VIEW_TYPE = "application/vnd.jupyter.widget-view+json"
+INSTEAD = "Run %dist board again for its buttons."
 
 _log = logging.getLogger("nbdist.board")
 
@@ -33,7 +40,7 @@ def show_past(past: Past, name: str, *, as_text: bool) -> None:
     """
     shell = kernel_shell()
     if shell is not None and is_live():
-        Controls(past, name, Slots(live=True), shell.events)
+        Controls(past, name, Slots(live=True), shell.events, IDLE_S)
     elif shell is not None and not as_text:
         sentence = past.caption(name)
         finals = [past_module.picture(past.png(name), sentence), past_module.caption(sentence)]
@@ -60,9 +67,20 @@ class Controls:
         name: The view that is shown first.
         slots: Where to show.
         events: Tells when the next cell begins.
+        idle_s: How long the buttons stay without being used.
+
+    Attributes:
+        box: The widgets, the buttons first; closed when they are retired.
     """
 
-    def __init__(self, past: Past, name: str, slots: "live.Slots", events: Events) -> None:
+    def __init__(
+        self,
+        past: Past,
+        name: str,
+        slots: "live.Slots",
+        events: Events,
+        idle_s: float = IDLE_S,
+    ) -> None:
         import ipywidgets  # type: ignore[import-untyped]
 
         self._past, self._name, self._events = past, name, events
@@ -85,13 +103,20 @@ class Controls:
             continuous_update=False,
         )
         self._slider.layout.display = "" if name == "loss" else "none"
-        self._box = ipywidgets.VBox([self._views, self._slider])
-        self._bar: live.Slot = slots.open(self._box)
+        self.box = ipywidgets.VBox([self._views, self._slider])
+        self._bar: live.Slot = slots.open(_displayed(self.box))
         self._picture: live.Slot = slots.open(self._drawn())
         self._words: live.Slot = slots.open(past.words(name))
         self._views.observe(self._choose, "value")
         self._slider.observe(self._smooth, "value")
         events.register("pre_run_cell", self._on_next_cell)
+        self._idle_s = idle_s
+        self._timer = self._started_timer()
+
+    @property
+    def is_retired(self) -> bool:
+        """Return whether the buttons have given way to the caption."""
+        return self._is_retired and self.box.comm is None
 
     def retire(self) -> None:
         """Put the caption in the buttons' place, and let go of the widgets."""
@@ -99,9 +124,10 @@ class Controls:
             if self._is_retired:
                 return
             self._is_retired = True
+            self._timer.cancel()
             self._events.unregister("pre_run_cell", self._on_next_cell)
             self._bar.update(past_module.caption(self._past.caption(self._name)))
-            for widget in (self._views, self._slider, self._box):
+            for widget in (self._views, self._slider, self.box):
                 # A widget's layout and style are widgets too, which nobody else closes.
                 for part in (getattr(widget, "style", None), widget.layout, widget):
                     if part is not None:
@@ -118,6 +144,8 @@ class Controls:
         with self._lock:
             if self._is_retired:
                 return
+            self._timer.cancel()
+            self._timer = self._started_timer()
             self._name = name
             self._slider.layout.display = "" if name == "loss" else "none"
             try:
@@ -127,11 +155,27 @@ class Controls:
                 _log.error("The board could not show its view %s", name, exc_info=error)
 
     def _drawn(self) -> Display:
-        png = self._past.png(self._name, self._smoothing)
+        png = self._past.png(self._name, self._smoothing, beside_words=True)
         return past_module.picture(png, self._past.caption(self._name))
 
+    def _started_timer(self) -> threading.Timer:
+        timer = threading.Timer(self._idle_s, self._put_away)
+        timer.name, timer.daemon = "nbdist-buttons", True
+        timer.start()
+        return timer
+
     def _on_next_cell(self, info: object = None) -> None:
+        self._put_away()
+
+    def _put_away(self) -> None:
         try:
             self.retire()
         except Exception as error:  # the user's cell comes first
             _log.error("The board's buttons could not be put away", exc_info=error)
+
+
+def _displayed(widget: Any) -> Display:
+    """Return what shows `widget`, and where there are no widgets a line that says how to get it."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    html = text.plain(INSTEAD)
+    return Display({VIEW_TYPE: view, "text/html": html, "text/plain": INSTEAD})

@@ -5,7 +5,7 @@ loads matplotlib, words do not. May be asked on any thread.
 """
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import sentences, tables, text
@@ -27,12 +27,21 @@ class Past:
     outcome: str
     theme: Theme
 
-    def png(self, name: str, smoothing: int | None = None) -> bytes:
-        """Draw the view called `name`; `smoothing` is the window of a loss' running mean."""
+    def png(self, name: str, smoothing: int | None = None, *, beside_words: bool = False) -> bytes:
+        """Draw the view called `name`.
+
+        Args:
+            name: One of `arguments.VIEWS`.
+            smoothing: The window of a loss' running mean; None chooses.
+            beside_words: `words` are shown with it: it does without what stands there, its table.
+        """
         from nbdist.client.board.figure import Painter
 
+        view = self.view
+        if beside_words:
+            view = replace(view, analysis=replace(view.analysis, table=()))
         painter = Painter(self.theme, WIDTH, SHARP, name=name, final=True, smoothing=smoothing)
-        return painter.frame(self.view)
+        return painter.frame(view)
 
     def caption(self, name: str) -> str:
         """Return the sentence below the picture, the same for every run of the same cell."""

@@ -65,6 +65,9 @@ class LinePlot:
         self._columns = max(60, width_px // 3)
         self._order = {rank: i for i, rank in enumerate(ranks)}
         self._many = len(ranks) > palette.MANY
+        # Words over a band are read on a ground of their own, where one is known.
+        over = theme.background
+        self._ground = over and {"facecolor": over, "alpha": 0.8, "edgecolor": "none", "pad": 1.0}
         self._x: Limits | None = None
         self._y: Limits | None = None
         self._artists: list[Artist] = []
@@ -183,7 +186,7 @@ class LinePlot:
         """Name an extreme in the plot's upper right corner, below each other."""
         return Text(
             0.99, 0.98 - 0.085 * place, text, color=color, fontsize=TEXT_PT, ha="right", va="top",
-            transform=self._axes.transAxes,
+            transform=self._axes.transAxes, bbox=self._ground,
         )  # fmt: skip
 
     def _peaks(self, lines: tuple[Line, ...], top: float) -> list[Artist]:

@@ -12,8 +12,9 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.image import AxesImage
+from matplotlib.patches import PathPatch
 
-from nbdist.client.board.artists import draw, note
+from nbdist.client.board.artists import draw, note, rectangles
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats
 from nbdist.client.board.view import View
@@ -62,6 +63,7 @@ class StripsPlot:
         self._artists = []
         for row, strip in enumerate(self._read(view)):
             self._artists += [self._image(row, strip), self._words(row, strip)]
+        self._artists.append(self._frames(len(self._artists) // 2))
         return False
 
     def draw(self) -> None:
@@ -85,6 +87,13 @@ class StripsPlot:
         image.set_transform(self._axes.transData)
         image.set_clip_box(self._axes.bbox)
         return image
+
+    def _frames(self, count: int) -> Artist:
+        """Return a line around each strip: of a pale one it is what is seen."""
+        at = np.arange(count, dtype=np.float64)
+        ends = np.full(count, -0.5), np.full(count, len(self._ranks) - 0.5)
+        outline = rectangles(*ends, at - HEIGHT / 2, at + HEIGHT / 2)
+        return PathPatch(outline, facecolor="none", edgecolor=self._theme.text, linewidth=0.8)
 
     def _words(self, row: int, strip: Strip) -> Artist:
         words = extremes(self._ranks, strip)

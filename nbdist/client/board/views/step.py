@@ -26,9 +26,10 @@ from nbdist.client.board.text import figure
 from nbdist.client.board.view import Stack, View
 
 MOST_BARS = 16
+MOST_WORDS = 4  # beside bars of a live view, 2 ms each: the table below it has them all
 LEGEND_PX, ABOVE_PX, BELOW_PX = 30, 26, 36
 BAR_PX, STRIP_PX = 26, 34  # thick bars for few ranks, so that hatches are seen
-NAMES_PX, WORDS_PX = 70, 190  # left and right of the bars
+NAMES_PX, WORDS_PX = 70, 226  # left and right of the bars
 STRIP_NAMES_PX, STRIP_WORDS_PX = 76, 258
 
 
@@ -57,7 +58,7 @@ def compose(page: Page, view: View) -> list[Plot]:
         return []
     if len(stack.ranks) > MOST_BARS:
         return [_strips(page, stack)]
-    words_px = WORDS_PX if stack.waits_for else 60
+    words_px = WORDS_PX if stack.waits_for else 76
     width = page.width - NAMES_PX - words_px
     tall = _bar_px(len(stack.ranks)) * len(stack.ranks)
     axes = page.axes(NAMES_PX, LEGEND_PX + ABOVE_PX, width, tall)
@@ -107,10 +108,11 @@ class LyingBars:
                 bars.update_from(patch)
                 self._artists.append(bars)
             base = base + length
-        self._artists += [
-            self._words(place, float(whole[place]), stack.waits_for.get(rank))
-            for place, rank in enumerate(stack.ranks)
-        ]
+        if self._final or len(stack.ranks) <= MOST_WORDS:
+            self._artists += [
+                self._words(place, float(whole[place]), stack.waits_for.get(rank))
+                for place, rank in enumerate(stack.ranks)
+            ]
         return changed
 
     def draw(self) -> None:
@@ -118,9 +120,9 @@ class LyingBars:
         draw(self._artists, self._axes)
 
     def _words(self, place: int, whole_ms: float, waits: tuple[int, float] | None) -> Artist:
-        words = figure(whole_ms)
+        words = f"{figure(whole_ms)} ms"
         if waits is not None:
-            words += f", waits {figure(waits[1])} for rank {waits[0]}"
+            words += f", waits {figure(waits[1])} ms for rank {waits[0]}"
         return note(
             1.01, place, words, self._theme, transform=self._axes.get_yaxis_transform(),
             clip_on=False, fontsize=TEXT_PT,
