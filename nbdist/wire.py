@@ -23,7 +23,8 @@ SUMMARY_KEY = "nbdist"  # where a cell's reply carries its Summary
 STEP_KEYS = frozenset(
     {
         *("step", "loss", "step_s", "compute_s", "comm_s", "comm_total_s", "data_s"),
-        *("forward_s", "backward_s", "optimizer_s", "other_s", "cpu_s", "starved_s"),
+        *("forward_s", "forward_comm_s", "backward_s", "optimizer_s", "other_s"),
+        *("cpu_s", "starved_s"),
         *("samples", "tokens", "bytes", "collectives", "total"),
         *("rss_bytes", "cuda_bytes", "cuda_reserved_bytes", "cuda_peak_bytes", "grad_share"),
     }
@@ -42,12 +43,13 @@ class Record:
     `values` holds plain floats. A step row has, where known: `loss`; `step_s`, and what it is made
     of: `compute_s` (forward and backward), `comm_s` (exposed: the main thread waited), `data_s`,
     `optimizer_s`, `other_s`, which sum to it; of these `forward_s` and `backward_s` by the clock,
-    waits for communication included; `comm_total_s` (union of all collectives' intervals); `cpu_s`
-    (processor time of the main thread) and `starved_s` (it was ready to run and had no core);
-    `samples`, `tokens`, `bytes` (sent into collectives), `collectives` (a count), `total` (steps
-    the loop will make, when the loader knows); now and then `rss_bytes`, `cuda_bytes` (allocated),
-    `cuda_reserved_bytes`, `cuda_peak_bytes`; `grad_share`, this rank's share of the squared
-    gradient norm, where that is asked for: the norm is the root of the sum over all ranks.
+    waits for communication included, and `forward_comm_s`, what of `comm_s` fell into forward;
+    `comm_total_s` (union of all collectives' intervals); `cpu_s` (processor time of the main
+    thread) and `starved_s` (it was ready to run and had no core); `samples`, `tokens`, `bytes`
+    (sent into collectives), `collectives` (a count), `total` (steps the loop will make, when the
+    loader knows); now and then `rss_bytes`, `cuda_bytes` (allocated), `cuda_reserved_bytes`,
+    `cuda_peak_bytes`; `grad_share`, this rank's share of the squared gradient norm, where that is
+    asked for: the norm is the root of the sum over all ranks.
 
     A links row has for each connection that carried much since the rank's row before, also where
     several lead to one rank: `PEER@CALLER.sent_bytes` (that the other end has), `.busy_s` (there

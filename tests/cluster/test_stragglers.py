@@ -3,6 +3,7 @@
 Four ranks share the cores of the machine that runs the tests, so all of them are noisy alike.
 """
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.cluster.conftest import LONGEST_S, ROOT
 
 N = 4
 STEP_S = 0.020  # of a rank's own: it sleeps, so that ranks do not slow each other down
-STEPS = 110
+STEPS = 80
 
 LOOP = f"""
 import os, time
@@ -36,23 +37,28 @@ class Data(torch.utils.data.Dataset):
 
 class Net(nn.Sequential):
     def forward(self, x):
-        time.sleep({STEP_S * 0.4})
+        time.sleep(0.4 * pause)
         in_forward()
         y = super().forward(x)
         if y.requires_grad:
-            y.register_hook(lambda grad: (time.sleep({STEP_S * 0.6}), in_backward(), None)[2])
+            y.register_hook(lambda grad: (time.sleep(0.6 * pause), in_backward(), None)[2])
         return y
 
 nothing = lambda: None
 in_loader = in_forward = in_backward = nothing
-batch, width, steps = 8, 64, {STEPS}
+def compute(seconds):
+    until = time.thread_time() + seconds
+    while time.thread_time() < until: pass
+
+wrap = nn.parallel.DistributedDataParallel
+batch, width, steps, pause = 8, 64, {STEPS}, {STEP_S}
 step = 0
 """
 
 TRAIN = """
 torch.manual_seed(0)
 net = Net(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 8))
-model = nn.parallel.DistributedDataParallel(net)
+model = wrap(net)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step, (x, y) in enumerate(torch.utils.data.DataLoader(Data(), batch_size=batch)):
     if step == steps:
@@ -60,6 +66,31 @@ for step, (x, y) in enumerate(torch.utils.data.DataLoader(Data(), batch_size=bat
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
+"""
+
+# Who steals runs in the rank's own session: Linux shares a core out by session first.
+STOLEN = f"""
+import subprocess, sys
+THIEF = "import os\\nparent = os.getppid()\\nwhile os.getppid() == parent: pass"
+thieves = []
+
+def pin(cores):
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cores)
+
+def steal(core, of_others, of_rank):
+    pin([core if rank == of_rank else of_others])
+    if rank == of_rank:  # they inherit its core
+        thieves.extend(subprocess.Popen([sys.executable, "-c", THIEF]) for _ in range(2))
+
+def give_back(cores):
+    for thief in thieves:
+        thief.kill()
+        thief.wait()
+    thieves.clear()
+    pin(cores)
+
+in_forward = lambda: compute({STEP_S / 8})
 """
 
 
@@ -81,9 +112,19 @@ class Trainings:
 
     def verdict(self, setup: str, steps: int = STEPS) -> Verdict:
         """Train and return the only verdict."""
-        (verdict,) = self.run(setup, steps).verdicts()
+        verdicts = self.run(setup, steps).verdicts()
+        self.show()
+        (verdict,) = verdicts
         print(verdict.sentence)
         return verdict
+
+    def show(self) -> None:
+        """Print each rank's means, for whoever reads why a test failed."""
+        for rank in range(N):
+            rows = [r.values for r in self.records if r.kind == "step" and r.rank == rank][2:]
+            names = sorted({name for row in rows for name in row if name.endswith("_s")})
+            means = {n: 1e3 * sum(row.get(n, 0.0) for row in rows) / len(rows) for n in names}
+            print(rank, ", ".join(f"{name[:-2]} {ms:.1f}" for name, ms in means.items()), "ms")
 
     def said_while_running(self) -> set[tuple[int, str]]:
         """Return every verdict that a judge gave at any moment of the last training."""
@@ -113,21 +154,57 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainings]:
         session.stop()
 
 
-@pytest.mark.parametrize("part", ["loader", "backward"])
+# DDP waits for the others in backward, FSDP in forward too.
+WRAPS = {"ddp": "", "fsdp": "from torch.distributed.fsdp import fully_shard as wrap"}
+
+
+@pytest.mark.parametrize(
+    ("part", "wrap"),
+    [
+        ("loader", "ddp"),
+        ("forward", "ddp"),
+        ("backward", "ddp"),
+        ("forward", "fsdp"),
+        ("backward", "fsdp"),
+    ],
+)
 def test_a_rank_that_sleeps_is_named_with_the_part_in_which_it_does(
-    trainings: Trainings, part: str
+    trainings: Trainings, part: str, wrap: str
 ) -> None:
     sleeps = f"if rank == 2: in_{part} = lambda: time.sleep({STEP_S / 2})"
-    verdict = trainings.verdict(sleeps)
+    verdict = trainings.verdict(f"{WRAPS[wrap]}\n{sleeps}")
     assert (verdict.rank, verdict.cause) == (2, "data" if part == "loader" else part)
     assert 0.3 < verdict.share < 0.8
+    if part != "loader":
+        assert f"its {part} takes" in verdict.sentence
+        assert "the rank is idle" in verdict.sentence
+
+
+def test_a_rank_that_computes_longer_is_named_with_the_part_in_which_it_does(
+    trainings: Trainings,
+) -> None:
+    verdict = trainings.verdict(f"if rank == 1: in_forward = lambda: compute({STEP_S / 2})")
+    assert (verdict.rank, verdict.cause) == (1, "forward")
+    assert "it computes longer, forward takes" in verdict.sentence
+
+
+def test_a_rank_whose_core_others_use_is_named(trainings: Trainings) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("NOT TESTED: a rank whose core others use, for there is but one core")
+    try:
+        verdict = trainings.verdict(f"{STOLEN}\nsteal({cores[0]}, {cores[1]}, of_rank=1)", 150)
+    finally:
+        trainings.session.run(f"give_back({cores})")
+    assert (verdict.rank, verdict.cause) == (1, "starved")
+    assert "Rank 1 shares its core: " in verdict.sentence
 
 
 def test_a_rank_with_a_bigger_batch_is_named(trainings: Trainings) -> None:
     works = f"in_forward = lambda: time.sleep({STEP_S / 16} * batch)"
     verdict = trainings.verdict(f"if rank == 3: batch = 16\n{works}")
     assert (verdict.rank, verdict.cause) == (3, "batch")
-    assert verdict.sentence == "rank 3 gets bigger batches: 16 samples a step against 8."
+    assert verdict.sentence == "Rank 3 gets bigger batches: 16 samples a step against 8."
 
 
 def test_a_rank_whose_link_is_slow_is_named(trainings: Trainings) -> None:
@@ -137,7 +214,7 @@ def test_a_rank_whose_link_is_slow_is_named(trainings: Trainings) -> None:
     finally:
         trainings.session.run("nbdist.emulate_link(None)")
     assert (verdict.rank, verdict.cause) == (3, "link")
-    assert "the link of rank 3 is slow: " in verdict.sentence
+    assert "The link of rank 3 is slow: " in verdict.sentence
 
 
 def test_ten_slow_steps_and_load_that_all_have_are_silent(trainings: Trainings) -> None:
@@ -153,10 +230,5 @@ def test_a_thousand_clean_steps_are_silent(trainings: Trainings) -> None:
 
 
 def test_a_thousand_clean_steps_that_keep_every_core_busy_are_silent(trainings: Trainings) -> None:
-    computes = f"""
-def in_forward():
-    until = time.thread_time() + {STEP_S / 4}
-    while time.thread_time() < until: pass
-"""
-    trainings.run(computes, steps=1000)
+    trainings.run(f"in_forward = lambda: compute({STEP_S / 4})", steps=1000)
     assert trainings.said_while_running() == set()

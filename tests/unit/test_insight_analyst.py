@@ -4,6 +4,7 @@ import pytest
 
 from nbdist.client.insight.analyst import LATE_S, Analyst
 from nbdist.client.insight.values import RECENT
+from nbdist.client.insight.verdicts import Judge
 from nbdist.packed import Calls
 from nbdist.wire import Record
 from tests.unit.insight_data import OneClock, Rank, template
@@ -53,6 +54,16 @@ def test_steps_that_a_rank_has_passed_over_are_left_out() -> None:
 def test_the_end_waits_for_nobody() -> None:
     analyst = Analyst((0, 1), OneClock())
     assert [s.step for s in analyst.take(both(1)[:1], is_last=True)] == [1]
+
+
+def test_steps_are_explained_on_when_who_is_slow_cannot_be_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Judge, "add", lambda judge, record: 1 // 0)
+    analyst = Analyst((0, 1), OneClock())
+    assert [s.step for s in analyst.take(both(1), is_last=False)] == [1]
+    assert [s.step for s in analyst.take(both(2), is_last=True)] == [2]
+    assert analyst.analysis().verdicts == ()
 
 
 def test_calls_whose_template_was_lost_are_left_out_and_the_others_matched() -> None:

@@ -80,6 +80,7 @@ def test_blocked_time_is_taken_out_of_the_part_it_fell_into(clock: Clock) -> Non
     assert clock.close() == {
         "data": 3,
         "forward": 5,
+        "forward_comm": 2,
         "backward": 10,
         "compute": 9,
         "comm": 11,

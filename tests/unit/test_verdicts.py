@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nbdist.client.insight.values import Verdict
-from nbdist.client.insight.verdicts import Judge
+from nbdist.client.insight.verdicts import EVERY_S, Judge, Verdicts
 from nbdist.packed import Calls, Template
 from nbdist.wire import Record
 
@@ -18,15 +18,21 @@ CLEAN = {
     "other_s": 0.001,
     "samples": 32.0,
 }
+PARTS = [name for name in CLEAN if name.endswith("_s")]
 
 
 class Machine:
-    """Makes the records of ranks that wait for the slowest of them in each step's backward."""
+    """Makes the records of ranks that wait for the slowest of them in each step.
 
-    def __init__(self, ranks: int, seed: int = 0) -> None:
+    They do so in backward, as DDP does, or `waits_in` forward, as FSDP also does.
+    """
+
+    def __init__(self, ranks: int, seed: int = 0, waits_in: str = "backward") -> None:
         self.ranks = range(ranks)
+        self.waits_in = waits_in
         self.judge = Judge()
         self.step = 0
+        self.records: list[Record] = []
         self._noise = np.random.default_rng(seed)
         self._seq = 0
 
@@ -40,31 +46,29 @@ class Machine:
         transfer_s: float = 0.002,
     ) -> None:
         """Make steps; `slow` adds to a rank's parts. `noise` is the spread of a part's time."""
-        for _ in range(count):
+        slow = slow or {}
+        told = [slow.get(rank, {}) for rank in self.ranks]
+        typical = [[CLEAN[name] + more.get(name, 0.0) for name in PARTS] for more in told]
+        # Mostly near, at times far: as of a machine that does something else.
+        spread = abs(self._noise.standard_t(2, (count, len(self.ranks), len(PARTS))))
+        works = scale * np.array(typical) * (1 + noise * spread)
+        own = works.sum(axis=2)
+        comm = (own.max(axis=1, keepdims=True) - own + transfer_s).tolist()
+        for work, comm_s in zip(works.tolist(), comm, strict=True):
             self.step += 1
-            works = {
-                rank: self._work((slow or {}).get(rank, {}), noise, scale) for rank in self.ranks
-            }
-            own = {rank: sum(work.values()) for rank, work in works.items()}
             for rank in self.ranks:
-                comm_s = max(own.values()) - own[rank] + transfer_s
-                self._tell(rank, works[rank], (slow or {}).get(rank, {}), comm_s)
-
-    def _work(self, more: dict[str, float], noise: float, scale: float) -> dict[str, float]:
-        parts = {name: s for name, s in CLEAN.items() if name.endswith("_s")}
-        return {
-            # Mostly near, at times far: as of a machine that does something else.
-            name: scale * (s + more.get(name, 0.0)) * (1 + noise * abs(self._noise.standard_t(2)))
-            for name, s in parts.items()
-        }
+                parts = dict(zip(PARTS, work[rank], strict=True))
+                self._tell(rank, parts, told[rank], comm_s[rank])
 
     def _tell(
         self, rank: int, work: dict[str, float], more: dict[str, float], comm_s: float
     ) -> None:
         own_s = sum(work.values())
         values = {name: s for name, s in work.items() if name != "backward_own_s"}
-        values["backward_s"] = work["backward_own_s"] + comm_s
+        values["backward_s"] = work["backward_own_s"]
         values["compute_s"] = work["forward_s"] + work["backward_own_s"]
+        values[f"{self.waits_in}_s"] += comm_s
+        values["forward_comm_s"] = comm_s if self.waits_in == "forward" else 0.0
         values["comm_s"] = comm_s
         values["step_s"] = own_s + comm_s
         values["samples"] = CLEAN["samples"] + more.get("samples", 0.0)
@@ -77,7 +81,8 @@ class Machine:
     ) -> None:
         """Give the judge one record."""
         self._seq += 1
-        self.judge.add(Record(rank, self._seq, kind, self.step, 0, values, detail))
+        self.records.append(Record(rank, self._seq, kind, self.step, 0, values, detail))
+        self.judge.add(self.records[-1])
 
     def links(
         self,
@@ -105,93 +110,124 @@ class Machine:
         return verdict
 
 
+@pytest.mark.parametrize("waits_in", ["forward", "backward"])
 @pytest.mark.parametrize(
     ("cause", "more", "sentence"),
     [
         (
             "data",
             {"data_s": 0.030, "idle_s": 0.030},
-            "rank 2 is 1xx % slower: its data loading takes 31 ms a step, 1 ms on the others.",
+            (
+                "Rank 2 takes 2.5 times as long as its peers for its own work: its data loading "
+                "takes 31 ms a step, 1.0 ms on the others."
+            ),
         ),
         (
             "optimizer",
             {"optimizer_s": 0.010},
-            "rank 2 is 5x % slower: its optimizer takes 12 ms a step, 2 ms on the others.",
+            "Rank 2 is 50 % slower: its optimizer takes 12 ms a step, 2.0 ms on the others.",
         ),
         (
             "other",
             {"other_s": 0.010},
             (
-                "rank 2 is 5x % slower: the rest of its loop (such as logging or evaluation) takes "
-                "11 ms a step, 1 ms on the others."
+                "Rank 2 is 50 % slower: the rest of its loop (such as logging or evaluation) takes "
+                "11 ms a step, 1.0 ms on the others."
             ),
         ),
         (
             "forward",
             {"forward_s": 0.006},
             (
-                "rank 2 computes slower than its peers: 12 ms of forward a step against 6 ms, with "
-                "as much to do (a slower or hotter core?)."
+                "Rank 2 is 30 % slower: it computes longer, forward takes 12 ms a step, 6.0 ms on "
+                "the others, with as much to do (a slower or hotter core?)."
+            ),
+        ),
+        (
+            "forward",
+            {"forward_s": 0.010, "idle_s": 0.010},
+            (
+                "Rank 2 is 50 % slower: its forward takes 16 ms a step, 6.0 ms on the others, and "
+                "in it the rank is idle for 10 ms longer (it sleeps, or waits for something that "
+                "is not communication)."
             ),
         ),
         (
             "backward",
             {"backward_own_s": 0.010, "idle_s": 0.010},
             (
-                "rank 2 is 5x % slower: its backward takes 20 ms a step, 10 ms on the others, "
-                "and 10 ms of it nothing ran (it slept, or waited for something that is no "
-                "communication)."
+                "Rank 2 is 50 % slower: its backward takes 20 ms a step, 10 ms on the others, and "
+                "in it the rank is idle for 10 ms longer (it sleeps, or waits for something that "
+                "is not communication)."
+            ),
+        ),
+        (
+            "idle",
+            {
+                "data_s": 0.004,
+                "forward_s": 0.004,
+                "backward_own_s": 0.004,
+                "optimizer_s": 0.004,
+                "idle_s": 0.016,
+            },
+            (
+                "Rank 2 is 80 % slower: it does nothing for 16 ms a step, 0 ms on the others (it "
+                "sleeps, or waits for something that is not communication)."
             ),
         ),
         (
             "starved",
             {"forward_s": 0.003, "backward_own_s": 0.006, "starved_s": 0.009},
             (
-                "rank 2 shares its core: it was ready to run and had to wait 9 ms of every 31 ms "
+                "Rank 2 shares its core: it was ready to run and had to wait 9.0 ms of every 31 ms "
                 "step, 0 ms on the others."
+            ),
+        ),
+        (
+            "forward",  # who computes more waits more often for a core
+            {"forward_s": 0.015, "starved_s": 0.009},
+            (
+                "Rank 2 is 75 % slower: it computes longer, forward takes 21 ms a step, 6.0 ms on "
+                "the others, and in it the rank waits 9.0 ms longer for a core."
             ),
         ),
         (
             "batch",
             {"forward_s": 0.006, "backward_own_s": 0.010, "samples": 32.0},
-            "rank 2 gets bigger batches: 64 samples a step against 32.",
+            "Rank 2 gets bigger batches: 64 samples a step against 32.",
         ),
     ],
 )
 def test_a_slow_rank_is_named_with_its_cause_and_the_numbers(
-    cause: str, more: dict[str, float], sentence: str
+    cause: str, more: dict[str, float], sentence: str, waits_in: str
 ) -> None:
-    machine = Machine(4)
-    machine.steps(100, {2: more}, noise=0.0)
+    machine = Machine(4, waits_in=waits_in)
+    machine.steps(180, {2: more}, noise=0.0)
     verdict = machine.verdict()
-    own = sum(s for name, s in CLEAN.items() if name.endswith("_s"))
-    added = sum(more.get(name, 0.0) for name in CLEAN if name.endswith("_s"))
+    own, added = (sum(told.get(name, 0.0) for name in PARTS) for told in (CLEAN, more))
     assert (verdict.rank, verdict.cause) == (2, cause)
     assert verdict.share == pytest.approx(added / own, rel=0.01)
-    share = f"{verdict.share:.0%}".replace("%", " %")
-    assert verdict.sentence == sentence.replace("5x %", share).replace("1xx %", share)
+    assert verdict.sentence == sentence
 
 
-def test_the_right_rank_and_cause_are_named_under_noise_whatever_is_slow() -> None:
-    wrong = []
-    for seed in range(5):
-        for part in ("data_s", "forward_s", "backward_own_s", "optimizer_s", "other_s"):
-            machine = Machine(4, seed)
-            machine.steps(120, {seed % 4: {part: 0.008, "idle_s": 0.008}}, noise=0.1)
-            found = [(v.rank, v.cause) for v in machine.judge.verdicts()]
-            if found != [(seed % 4, part.partition("_")[0])]:
-                wrong.append((seed, part, found))
-    assert not wrong
+@pytest.mark.parametrize("waits_in", ["forward", "backward"])
+@pytest.mark.parametrize("part", PARTS)
+def test_the_right_rank_and_cause_are_named_under_noise_whatever_is_slow(
+    part: str, waits_in: str
+) -> None:
+    for seed in range(4):
+        machine = Machine(4, seed, waits_in)
+        machine.steps(60, {seed: {part: 0.008, "idle_s": 0.008}}, noise=0.1)
+        assert (machine.verdict().rank, machine.verdict().cause) == (seed, part.partition("_")[0])
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
 @pytest.mark.parametrize("scale", [0.05, 1.0])  # steps of 1 ms and of 22
 def test_a_thousand_clean_steps_are_silent_however_noisy(noise: float, scale: float) -> None:
-    for seed in range(2):
-        machine = Machine(4, seed)
-        for _ in range(100):
-            machine.steps(10, noise=noise, scale=scale)
-            assert machine.judge.verdicts() == ()
+    machine = Machine(4)
+    for _ in range(50):
+        machine.steps(20, noise=noise, scale=scale)
+        assert machine.judge.verdicts() == ()
 
 
 def test_fewer_than_fifty_slow_steps_are_silent_and_fifty_are_not() -> None:
@@ -231,6 +267,34 @@ def test_a_rank_that_is_starved_like_all_others_is_slow_by_what_it_does_itself()
     assert (machine.verdict().rank, machine.verdict().cause) == (3, "data")
 
 
+def test_lack_of_a_core_is_said_where_it_lasts_and_the_machine_is_not_full() -> None:
+    starved = {"forward_s": 0.010, "starved_s": 0.010}
+    machine = Machine(4)
+    machine.steps(150)
+    machine.steps(80, {1: starved})  # less than three seconds
+    assert machine.judge.verdicts() == ()
+    machine.steps(80, {1: starved})
+    assert (machine.verdict().rank, machine.verdict().cause) == (1, "starved")
+    machine.steps(200, {1: starved, 3: {"forward_s": 0.004, "starved_s": 0.004}})
+    assert machine.judge.verdicts() == ()
+
+
+def test_lateness_that_is_no_one_things_is_silent() -> None:
+    machine = Machine(4)
+    for _ in range(20):  # each part is late in one step of five
+        for part in PARTS:
+            machine.steps(1, {1: {part: 0.010}})
+    assert machine.judge.verdicts() == ()
+
+
+def test_a_link_whose_end_lacks_a_core_is_silent() -> None:
+    machine = Machine(4)
+    for _ in range(5):
+        machine.steps(20, {3: {"starved_s": 0.060}}, transfer_s=0.1)
+        machine.links({3: 1.8})
+    assert machine.judge.verdicts() == ()
+
+
 def test_the_first_steps_of_a_cell_do_not_count() -> None:
     machine = Machine(2)
     machine.steps(2, {0: {"forward_s": 50.0}})
@@ -265,7 +329,7 @@ def test_a_rank_that_stopped_stepping_is_not_waited_for() -> None:
     machine = Machine(3)
     machine.steps(60)
     machine.ranks = range(2)
-    machine.steps(2000, {0: {"forward_s": 0.010}})
+    machine.steps(1100, {0: {"forward_s": 0.010}})
     assert machine.verdict().rank == 0
 
 
@@ -300,7 +364,8 @@ def test_a_link_that_carries_less_is_named_by_who_sends() -> None:
     verdict = machine.verdict()
     assert (verdict.rank, verdict.cause) == (3, "link")
     assert verdict.sentence == (
-        "the link of rank 3 is slow: 56 MB/s against 4 GB/s (from rank 3 to rank 0)."
+        "The link of rank 3 is slow: 56 MB/s against at least 4.0 GB/s on the others "
+        "(from rank 3 to rank 0)."
     )
     assert machine.judge.rates()[3] == {0: pytest.approx(1e8 / 1.8), 2: pytest.approx(4e3 / 0.3)}
 
@@ -318,7 +383,7 @@ def test_a_rank_whose_connection_delays_both_ways_is_named_and_not_its_neighbour
 def test_links_are_silent_while_they_are_noisy_hidden_all_alike_or_slow_for_a_moment() -> None:
     noise = np.random.default_rng(0)
     machine = Machine(4)
-    for _ in range(50):
+    for _ in range(20):
         machine.steps(20, transfer_s=0.01)
         machine.links({rank: 0.1 * (1 + noise.exponential()) for rank in machine.ranks})
         assert machine.judge.verdicts() == ()
@@ -350,3 +415,32 @@ def test_the_numbers_of_64_ranks_are_judged_in_little_time() -> None:
     began = time.thread_time()
     assert machine.verdict().rank == 7
     assert time.thread_time() - began < 1.0  # 20 ms
+
+
+def test_a_judge_is_asked_once_a_second_and_at_the_end() -> None:
+    machine = Machine(4)
+    machine.steps(60, {1: {"data_s": 0.020}})
+    said = Verdicts()
+    said.take([], 0.0, is_last=False)
+    said.take(machine.records, EVERY_S / 2, is_last=False)
+    assert said.newest == ()
+    said.take([], EVERY_S, is_last=False)
+    assert [verdict.rank for verdict in said.newest] == [1]
+    said = Verdicts()
+    said.take([], 0.0, is_last=False)
+    said.take(machine.records, EVERY_S / 2, is_last=True)
+    assert [verdict.rank for verdict in said.newest] == [1]
+
+
+def test_a_judge_that_fails_is_logged_once_and_falls_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine(4)
+    machine.steps(60, {1: {"data_s": 0.020}})
+    said = Verdicts()
+    said.take(machine.records, 0.0, is_last=False)
+    monkeypatch.setattr(Judge, "verdicts", lambda judge: 1 // 0)
+    for now_s in (1.0, 2.0, 3.0):
+        said.take(machine.records, now_s, is_last=False)
+        assert said.newest == ()
+    assert [record.exc_info is not None for record in caplog.records] == [True]

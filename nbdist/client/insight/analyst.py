@@ -19,7 +19,7 @@ from nbdist.client.insight.steps import Split, split
 from nbdist.client.insight.table import Met, Table, met
 from nbdist.client.insight.timeline import STEPS, Told, time_line
 from nbdist.client.insight.values import Analysis, ExplainedStep, TimeLine
-from nbdist.client.insight.verdicts import Judge
+from nbdist.client.insight.verdicts import Verdicts
 from nbdist.packed import CALL, Calls
 from nbdist.wire import Record
 
@@ -59,7 +59,7 @@ class Analyst:
         self._book = Book()
         self._table = Table()
         self._line: TimeLine | None = None
-        self._judge = Judge()
+        self._verdicts = Verdicts()
         self._left_out = 0
         self._explained_until = 0
         self._told: dict[int, dict[int, Calls]] = {}  # steps to be explained, by rank
@@ -82,8 +82,8 @@ class Analyst:
             records: Each rank's in the order in which it made them, as far as they have come.
             is_last: No more will come: do not wait for a rank's.
         """
+        self._verdicts.take(records, self._now_s(), is_last=is_last)
         for record in records:
-            self._judge.add(record)
             if record.kind == "step":
                 self._parts.add_step(record.rank, record.values)
                 if record.rank == self._ranks[0] and "step_s" in record.values:
@@ -97,8 +97,8 @@ class Analyst:
         """Return all that is known."""
         return Analysis(
             ranks=self._parts.means(),
-            verdicts=self._judge.verdicts(),
-            links=self._judge.rates(),
+            verdicts=self._verdicts.newest,
+            links=self._verdicts.rates,
             table=self._table.rows,
             line=self._line,
             clock_error_ms=self._clock.error_ns * _MS,

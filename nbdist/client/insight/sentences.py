@@ -7,13 +7,13 @@ _NAMES = {
     "data": "its data loading",
     "optimizer": "its optimizer",
     "other": "the rest of its loop (such as logging or evaluation)",
-    "idle": "it did nothing (it slept, or waited for something that is no communication): that",
 }
+_IDLE = "(it sleeps, or waits for something that is not communication)"
 
 
 def of_work(slow: Slow) -> str:
     """Return what is known of a rank whose own work is slow."""
-    who = f"rank {slow.rank}"
+    who = f"Rank {slow.rank}"
     if slow.cause == "batch":
         what = bigger_batch(slow.parts)
         assert what is not None, "the cause says so"
@@ -25,27 +25,37 @@ def of_work(slow: Slow) -> str:
             f"{who} shares its core: it was ready to run and had to wait "
             f"{_ms(mine)} of every {_ms(slow.step_ms)} step, {_ms(theirs)} on the others."
         )
-    slower = f"{who} is {slow.share:.0%} slower".replace("%", " %")
-    if slow.cause in ("forward", "backward"):
-        idle, idle_of_others = slow.parts["idle"]
-        if idle - idle_of_others >= MOST_OF * slow.late_ms:
-            return (
-                f"{slower}: its {slow.cause} takes {_ms(mine)} a step, {_ms(theirs)} on the others,"
-                f" and {_ms(idle - idle_of_others)} of it nothing ran (it slept, or waited for "
-                "something that is no communication)."
-            )
+    slower = f"{who} {_by_how_much(slow.share)}"
+    against = f"{_ms(mine)} a step, {_ms(theirs)} on the others"
+    if slow.cause == "idle":
+        return f"{slower}: it does nothing for {against} {_IDLE}."
+    if slow.cause not in ("forward", "backward"):
+        return f"{slower}: {_NAMES[slow.cause]} takes {against}."
+    idle_ms = slow.parts["idle"][0] - slow.parts["idle"][1]
+    if idle_ms >= MOST_OF * slow.late_ms:
         return (
-            f"{who} computes slower than its peers: {_ms(mine)} of {slow.cause} a step against "
-            f"{_ms(theirs)}{_as_much(slow)}."
+            f"{slower}: its {slow.cause} takes {against}, and in it the rank is idle for "
+            f"{_ms(idle_ms)} longer {_IDLE}."
         )
-    return f"{slower}: {_NAMES[slow.cause]} takes {_ms(mine)} a step, {_ms(theirs)} on the others."
+    return f"{slower}: it computes longer, {slow.cause} takes {against}{_why(slow)}."
+
+
+def _by_how_much(share: float) -> str:
+    if share < 1:
+        return f"is {100 * share:.0f} % slower"
+    return f"takes {_short(1 + share)} times as long as its peers for its own work"
 
 
 def of_link(slow: SlowLink) -> str:
-    """Return what is known of a slow link."""
+    """Return what is known of a slow link.
+
+    Of the others it is known what they carry at least: of what waits for the slow one, some counts
+    as busy.
+    """
     source, target = slow.link
     name = f"rank {slow.rank}" if slow.rank in slow.link else f"ranks {source} and {target}"
-    text = f"the link of {name} is slow: {_rate(slow.rate)} against {_rate(slow.others_rate)}"
+    text = f"The link of {name} is slow: {_rate(slow.rate)} against at least "
+    text += f"{_rate(slow.others_rate)} on the others"
     if slow.rtt_s > 5 * slow.others_rtt_s and slow.rtt_s > 1e-3:
         text += (
             f", a round trip takes {_ms(slow.rtt_s * 1e3)} against {_ms(slow.others_rtt_s * 1e3)}"
@@ -53,9 +63,12 @@ def of_link(slow: SlowLink) -> str:
     return f"{text} (from rank {source} to rank {target})."
 
 
-def _as_much(slow: Slow) -> str:
-    mine, theirs = slow.parts["samples"]
-    same = ", with as much to do" if mine == theirs else ""
+def _why(slow: Slow) -> str:
+    starved_ms = slow.parts["starved"][0] - slow.parts["starved"][1]
+    if starved_ms >= slow.late_ms / 4:
+        return f", and in it the rank waits {_ms(starved_ms)} longer for a core"
+    samples, samples_of_others = slow.parts["samples"]
+    same = ", with as much to do" if samples == samples_of_others else ""
     return f"{same} (a slower or hotter core?)"
 
 
@@ -68,5 +81,7 @@ def _ms(ms: float) -> str:
 
 
 def _short(number: float) -> str:
-    """Return two digits or more: 0.94, 4.1, 38."""
-    return f"{number:.0f}" if number >= 9.95 else f"{number:.2g}" if number >= 0.01 else "0"
+    """Return two digits or more: 0.94, 4.0, 38."""
+    if number >= 0.995:
+        return f"{number:.0f}" if number >= 9.95 else f"{number:.1f}"
+    return f"{number:.2g}" if number >= 0.01 else "0"

@@ -1,9 +1,10 @@
 """Say who is slow, and why: one sentence for each, or silence.
 
 *A rank* is slow when its own work (`work`) is 20 % above its peers' median over the last 50 steps,
-or the last second where that is more, and in each fifth of them. Peers are all ranks; in a
-pipeline, whose stages differ by nature, those that share a group with it in which it sends no
-messages, such as its data-parallel mates: without one, a stage is not judged.
+or the last second where that is more, and in each fifth of them. For lack of a core it is so only
+where that lasts for seconds and the others do not lack one: else the machine is full. Peers are all
+ranks; in a pipeline, whose stages differ by nature, those that share a group with it in which it
+sends no messages, such as its data-parallel mates: without one, a stage is not judged.
 
 *A link* is slow (`links`) when it carries less than half of what the others do for the time that it
 was busy, in each of at least three samples and 50 steps, and the step would gain by a fifth. Links
@@ -12,13 +13,45 @@ that carry little a step are not judged: their times are those of the ranks that
 Nothing is said of load that all ranks have alike, nor of what passes sooner.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nbdist.client.insight import links, sentences, work
 from nbdist.client.insight.values import Verdict
 from nbdist.packed import Template
 from nbdist.wire import Record
+
+EVERY_S = 1.0  # what takes 50 steps to be known need not be asked more often
+
+_log = logging.getLogger("nbdist.insight")
+
+
+class Verdicts:
+    """What a judge says: `newest`, and the `rates` of links; renewed every `EVERY_S`.
+
+    When it fails, that is logged and nothing more is said; whoever asks goes on. One thread.
+    """
+
+    def __init__(self) -> None:
+        self.newest: tuple[Verdict, ...] = ()
+        self.rates: Mapping[int, Mapping[int, float]] = {}
+        self._judge: Judge | None = Judge()
+        self._next_s = float("-inf")
+
+    def take(self, records: Sequence[Record], now_s: float, *, is_last: bool) -> None:
+        """Take in records of any ranks, each rank's in their order; `is_last`: none will come."""
+        if self._judge is None:
+            return
+        try:
+            for record in records:
+                self._judge.add(record)
+            if is_last or now_s >= self._next_s:
+                self._next_s = now_s + EVERY_S
+                self.newest, self.rates = self._judge.verdicts(), self._judge.rates()
+        except Exception:
+            self._judge, self.newest, self.rates = None, (), {}
+            _log.exception("Nothing is said any more in this cell of who is slow")
 
 
 class Judge:
@@ -50,11 +83,22 @@ class Judge:
         window = self._rows.window()
         if window is None:
             return ()
-        found = [self._of_work(slow) for slow in work.find(window, self._peers(window.ranks))]
+        found = [self._of_work(slow) for slow in self._slow(window)]
         found.append(self._of_link(window))
         known = sorted((v for v in found if v is not None), key=lambda v: -v.share)
         self._since = {(v.rank, v.cause): v.since_step for v in known}
         return tuple(known)
+
+    def _slow(self, window: work.Window) -> list[work.Slow]:
+        """Return who is slow by its own work, for lack of a core only where that lasts."""
+        peers = self._peers(window.ranks)
+        found = work.find(window, peers)
+        if all(slow.cause != "starved" for slow in found):
+            return found
+        longer = self._rows.window(work.STARVED_S)
+        lasting = [] if longer is None else work.find(longer, peers)
+        starved = {slow.rank for slow in lasting if slow.cause == "starved"}
+        return [slow for slow in found if slow.cause != "starved" or slow.rank in starved]
 
     def _of_work(self, slow: work.Slow) -> Verdict | None:
         since = self._since.get((slow.rank, slow.cause), slow.since_step)
@@ -69,7 +113,9 @@ class Judge:
         # What is hidden behind backward is waited for by nobody.
         lost_s = min(slow.lost_s, window.median_s("comm"))
         share = lost_s / max(step_s - lost_s, 1e-9)
-        if share < work.SLOWER:
+        # An end that lacks a core lets its link wait.
+        starved_s = max(window.mean_s("starved", rank) for rank in slow.link)
+        if share < work.SLOWER or starved_s > work.MOST_OF * lost_s:
             return None
         since = self._since.get((slow.rank, "link"), slow.since_step)
         return Verdict(slow.rank, "link", share, sentences.of_link(slow), since)

@@ -25,11 +25,15 @@ SLOWER = 0.2  # than the peers, in the window's median
 IN_EACH_BLOCK = 0.1
 OF_STEP = 0.1  # where most of a step is communication, a little more work is waited for by nobody
 MOST_OF = 0.5  # of what a rank is slower: then that is the cause
+LEAST_OF = 0.25  # of it, else what takes longer is now this and now that: the machine, by chance
+STARVED_S = 5.0  # the kernel needs some seconds to spread over the cores what runs on them
+STANDS_OUT = 3.0  # who is starved so many times as long as any other; else the machine is full
 BIGGER_BATCH = 1.15
 
 _KEPT = MOST_STEPS + 1000  # steps; ranks' records come in batches, one rank's before another's
 _PARTS: tuple[Cause, ...] = ("data", "forward", "backward", "optimizer", "other")
-_COLUMNS = ("own", "step", "comm", *_PARTS, "starved", "idle", "samples", "tokens")
+_LUMPS = ("cpu", "starved", "idle")  # not had in every step: the kernel gives a core for some ms
+_COLUMNS = ("own", "step", "comm", *_PARTS, *_LUMPS, "samples", "tokens")
 _AT = {name: i for i, name in enumerate(_COLUMNS)}
 
 
@@ -37,7 +41,8 @@ _AT = {name: i for i, name in enumerate(_COLUMNS)}
 class Slow:
     """A rank whose own work is slow: the cause, by how much, and the numbers, as (it, its peers).
 
-    Milliseconds a step; `parts` holds medians, of `starved` and `idle` means (they come in lumps).
+    Milliseconds a step; `parts` holds medians, but means of `cpu`, `starved` and `idle`, which are
+    parts of `step_ms`, a mean too.
     """
 
     rank: int
@@ -67,7 +72,7 @@ class Rows:
         self._rows[record.rank][at] = _row(record.values)
         self._steps[record.rank][at] = record.step
 
-    def window(self) -> "Window | None":
+    def window(self, at_least_s: float = SHORTEST_S) -> "Window | None":
         """Return the newest steps that all ranks have told; None while these are too few."""
         newest = {rank: int(steps.max()) for rank, steps in self._steps.items()}
         first = max(newest.values(), default=0) - (_KEPT - MOST_STEPS)
@@ -80,7 +85,7 @@ class Rows:
         step_s = 0.0 if window is None else window.median_s("step")
         if step_s <= 0:
             return None
-        wanted = min(MOST_STEPS, int(SHORTEST_S / step_s))
+        wanted = min(MOST_STEPS, int(at_least_s / step_s) + 1)
         return window if wanted <= FEWEST_STEPS else self._last(ranks, last, wanted)
 
     def _last(self, ranks: list[int], last: int, count: int) -> "Window | None":
@@ -113,6 +118,12 @@ class Window:
         known = self.column(name)
         known = known[np.isfinite(known)]
         return float(np.median(known)) if len(known) else 0.0
+
+    def mean_s(self, name: str, rank: int) -> float:
+        """Return the mean over a rank's steps; 0 where it does not tell."""
+        known = self.column(name)[self.ranks.index(rank)] if rank in self.ranks else np.zeros(0)
+        known = known[np.isfinite(known)]
+        return float(np.mean(known)) if len(known) else 0.0
 
 
 def find(window: Window, peers: Mapping[int, Collection[int]]) -> list[Slow]:
@@ -155,18 +166,27 @@ def _judge(window: Window, rank: int, others: list[int]) -> Slow | None:
             return None
     parts = {
         name: (_typical(window, name, [at]), _typical(window, name, of_others))
-        for name in (*_PARTS, "starved", "idle", "samples", "tokens")
+        for name in ("own", *_PARTS, *_LUMPS, "samples", "tokens")
     }
     late_ms = float(np.nanmedian(late)) * 1e3
+    cause = cause_of(parts, late_ms)
+    if cause is None or (cause == "starved" and not _stands_out(window, rank, others)):
+        return None
     return Slow(
         rank,
-        cause_of(parts, late_ms),
+        cause,
         share,
-        step * 1e3,
+        float(np.nanmean(window.column("step")[at])) * 1e3,
         parts,
         late_ms,
         int(window.steps[0]),
     )
+
+
+def _stands_out(window: Window, rank: int, others: list[int]) -> bool:
+    """Return whether a rank lacks a core much more than any other."""
+    most_s = max(window.mean_s("starved", other) for other in others)
+    return window.mean_s("starved", rank) >= STANDS_OUT * most_s
 
 
 def _typical(window: Window, name: str, at: list[int]) -> float:
@@ -176,13 +196,15 @@ def _typical(window: Window, name: str, at: list[int]) -> float:
         return float("nan")
     if name in ("samples", "tokens"):
         return float(np.mean(known))
-    # Neither is had in every step: the kernel takes a core away for some milliseconds at a time.
-    middle = np.mean if name in ("starved", "idle") else np.median
+    middle = np.mean if name in _LUMPS else np.median
     return float(middle(known)) * 1e3
 
 
-def cause_of(parts: Mapping[str, tuple[float, float]], late_ms: float) -> Cause:
-    """Return why a rank is `late_ms` slower a step; `parts` as in `Slow`."""
+def cause_of(parts: Mapping[str, tuple[float, float]], late_ms: float) -> Cause | None:
+    """Return why a rank is `late_ms` slower a step, None when it is no one thing.
+
+    `parts` as in `Slow`.
+    """
 
     def more(name: str) -> float:
         mine, theirs = parts[name]
@@ -190,7 +212,9 @@ def cause_of(parts: Mapping[str, tuple[float, float]], late_ms: float) -> Cause:
 
     if bigger_batch(parts) is not None:
         return "batch"
-    if more("starved") >= MOST_OF * late_ms:
+    # Who computes more also waits more often for a core, where cores are scarce.
+    computes_more = more("cpu") >= SLOWER * parts["own"][1]
+    if more("starved") >= MOST_OF * late_ms and not computes_more:
         return "starved"
     most: Cause = "other"
     for part in _PARTS:
@@ -198,7 +222,7 @@ def cause_of(parts: Mapping[str, tuple[float, float]], late_ms: float) -> Cause:
             most = part
     if more("idle") >= MOST_OF * late_ms > more(most):
         return "idle"
-    return most
+    return most if more(most) >= LEAST_OF * late_ms else None
 
 
 def bigger_batch(parts: Mapping[str, tuple[float, float]]) -> str | None:
@@ -215,18 +239,18 @@ def _row(values: Mapping[str, float]) -> list[float]:
     step, comm = values["step_s"], values.get("comm_s", 0.0)
     own = max(0.0, step - comm)
     compute = values.get("compute_s", nan)
-    forward = values.get("forward_s", nan)
+    forward = values.get("forward_s", nan) - values.get("forward_comm_s", 0.0)
     starved, cpu = values.get("starved_s", nan), values.get("cpu_s", nan)
     row = {
         "own": own,
         "step": step,
         "comm": comm,
         "data": values.get("data_s", nan),
-        # Communication is nearly always exposed within backward.
         "forward": forward,
         "backward": max(0.0, compute - forward) if forward == forward else compute,
         "optimizer": values.get("optimizer_s", nan),
         "other": values.get("other_s", nan),
+        "cpu": cpu,
         "starved": starved,
         "idle": own - cpu - (starved if starved == starved else 0.0),
         "samples": values.get("samples", nan),

@@ -192,7 +192,8 @@ class Cell:
             values = parts if self.knows_parts else {"step_s": parts["step_s"]}
             values |= _communication(traffic)
             if tap.level() == "off":
-                values.pop("comm_s", None)
+                for unknown in ("comm_s", "forward_comm_s"):
+                    values.pop(unknown, None)
             if self._machine is not None:
                 values |= self._machine.processor.take()
         else:

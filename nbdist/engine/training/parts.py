@@ -150,6 +150,7 @@ class Parts:
             "other_s": own[OTHER] / 1e9,
             "forward_s": clock[FORWARD] / 1e9,
             "backward_s": clock[BACKWARD] / 1e9,
+            "forward_comm_s": (clock[FORWARD] - own[FORWARD]) / 1e9,
         }
 
     def _turn(self, now_ns: int, blocked_ns: int, to: int) -> None:
