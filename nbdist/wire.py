@@ -31,6 +31,10 @@ STEP_KEYS = frozenset(
 )
 
 
+# The kinds that tell of training; the others only come with it, or with any communication.
+RUN_KINDS = frozenset({"step", "log"})
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One row of metrics.

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from nbdist.wire import STEP_KEYS, Batch, Record
+from nbdist.wire import RUN_KINDS, STEP_KEYS, Batch, Record
 
 MAX_POINTS = 20_000  # a plot is about 1000 pixels wide; 16 bytes a point
 MAX_KEYS = 256
@@ -65,7 +65,8 @@ class Telemetry:
         latest: Rank to its newest values, `step` among them. A rank's dict is replaced, never
             changed, so it may be read from any thread.
         facts: Rank to the facts it has told, replaced likewise.
-        first_record: Set when the first record has arrived: from now on the cell is a run.
+        first_record: Set when the first step or logged value has arrived: from now on the cell is a
+            run. Collectives and links alone, as of a cell with a `dist.barrier()`, make none.
         count: Records received, each counted once.
         ignored_keys: Keys beyond `MAX_KEYS`, which have no series.
     """
@@ -103,7 +104,8 @@ class Telemetry:
                 received.add(record.seq)
             self._remember(batch.rank, fresh, is_late)
             self.count += len(fresh)
-            self.first_record.set()
+            if any(record.kind in RUN_KINDS for record in fresh):
+                self.first_record.set()
             self._tell(fresh)
 
     def gaps(self, bounds: Mapping[int, tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
@@ -145,7 +147,7 @@ class Telemetry:
         columns: dict[str, list[tuple[int, float]]] = {}
         latest = dict(self.latest.get(rank, {}))
         for record in records:
-            if record.kind not in ("step", "log"):
+            if record.kind not in RUN_KINDS:
                 continue
             values = {series_key(record.kind, key): v for key, v in record.values.items()}
             for key, value in values.items():

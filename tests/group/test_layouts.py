@@ -52,6 +52,7 @@ def test_a_model_keeps_its_names_and_says_its_layout(
             "layout": name,
             "model": "ConvNet",
             "parameters": str(seen["count"]),
+            "layout_explained": seen["explained"],
         }
         assert seen["axes"] == axes
         assert seen["repr"].startswith(f"<Layout {name} (")

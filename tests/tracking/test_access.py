@@ -76,9 +76,14 @@ def test_a_run_waits_for_the_right_password_and_is_then_sent(
 ) -> None:
     home = tmp_path / ".nbdist"
     tracker = train(home, guarded.uri, "locked-out")
-    wait_for(lambda: "401" in runs(home)[0].waits_for or "auth" in runs(home)[0].waits_for, 60)
+    refused = "401: it does not know this user and password, or token"
+    wait_for(lambda: runs(home)[0].waits_for.startswith(refused), 60)
     tracker.close(1)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-horse-battery")
+    said = sync(home)
+    assert said.startswith(f"Kept in .nbdist/spool: 1 run, for MLflow did not take all ({refused}")
+    assert "wrong-horse" not in said
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
     assert sync(home).startswith("1 run sent to MLflow")
     assert_written_nowhere(home, PASSWORD)

@@ -18,6 +18,7 @@ from nbdist.client.tracking.settings import own_database
 from nbdist.client.tracking.ship import Shipper
 from nbdist.client.tracking.spool import Begin, SpooledRun, SpoolWriter
 from nbdist.lifeline import is_alive
+from nbdist.wire import Batch, Record
 from tests.tracking.conftest import Ranks, cell, client_of
 
 SECRET = "hf_abcdefghijklmnopqrstuvwxyz0123"
@@ -168,6 +169,10 @@ def test_a_cell_without_a_record_leaves_no_trace(tmp_path: Path) -> None:
     untracked = tracker.follow(cell(track=False), ranks.telemetry)
     ranks.step()
     assert untracked.finish("finished") is None
+    ranks = Ranks(2)
+    untrained = tracker.follow(cell(), ranks.telemetry)
+    ranks.telemetry.receive(Batch(0, (Record(0, 0, "links", 0, 1, {"1@a.sent_bytes": 9.0}),)))
+    assert untrained.finish("finished") is None
     tracker.close(1)
     assert list(tmp_path.iterdir()) == []
 

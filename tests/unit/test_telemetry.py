@@ -4,6 +4,7 @@ import math
 import threading
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,15 @@ def test_first_record_is_set_by_a_record_and_not_by_facts_alone() -> None:
     received.receive(batch(1, 0, 1.0, facts={"model": "GPT"}))
     assert received.first_record.is_set()
     assert received.facts == {1: {"layout": "ddp", "model": "GPT"}}
+
+
+@pytest.mark.parametrize("kind", ["calls", "links"])
+def test_collectives_and_links_alone_make_no_run(kind: str) -> None:
+    received = Telemetry()
+    received.receive(Batch(0, (Record(0, 0, kind, 0, 1, {}),)))
+    assert (received.count, received.first_record.is_set()) == (1, False)
+    received.receive(Batch(0, (Record(0, 1, "log", 0, 1, {"a": 1.0}),)))
+    assert received.first_record.is_set()
 
 
 def test_gaps_names_what_is_missing_of_each_rank_and_nothing_else() -> None:

@@ -58,3 +58,7 @@ def test_the_experiment_is_the_notebook_as_far_as_jupyter_tells() -> None:
     assert provenance.notebook_name({"JPY_SESSION_NAME": "/work/02_train.ipynb"}) == "02_train"
     assert provenance.notebook_name({"JPY_SESSION_NAME": "a-console-id"}) == "notebook"
     assert provenance.notebook_name({}) == "notebook"
+    by_vs_code = {"__vsc_ipynb_file__": "/work/05_where.ipynb"}
+    assert provenance.notebook_path({}, by_vs_code) == Path("/work/05_where.ipynb")
+    assert provenance.notebook_name({"JPY_SESSION_NAME": "a-console-id"}, by_vs_code) == "05_where"
+    assert provenance.notebook_path({}, {"__vsc_ipynb_file__": 3}) is None

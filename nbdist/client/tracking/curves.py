@@ -74,8 +74,8 @@ def _banded(losses: Mapping[int, tuple[Floats, Floats]], first_step: int) -> lis
     counts = np.zeros_like(sums)
     for row, (x, y) in enumerate(losses.values()):
         place = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, len(edges) - 2)
-        np.add.at(sums[row], place, y)
-        np.add.at(counts[row], place, 1)
+        sums[row] = np.bincount(place, y, len(edges) - 1)
+        counts[row] = np.bincount(place, None, len(edges) - 1)
     seen = counts.any(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         means = np.where(counts > 0, sums / counts, np.nan)[:, seen]

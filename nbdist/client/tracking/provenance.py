@@ -34,15 +34,36 @@ _NOT_IN_PATCH = tuple(
 )
 
 
-def notebook_path(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the notebook this kernel serves, as far as the Jupyter server has told it."""
-    name = environment.get("JPY_SESSION_NAME", "")
-    return Path(name) if name.endswith(".ipynb") else None
+def notebook_path(
+    environment: Mapping[str, str] = os.environ, names: Mapping[str, object] | None = None
+) -> Path | None:
+    """Return the notebook this kernel serves, as far as its editor has told it.
+
+    A Jupyter server tells it in the environment, VS Code in a variable of the notebook's own.
+
+    Args:
+        environment: The kernel's.
+        names: The notebook's variables; those of this kernel when None.
+    """
+    by_editor = (_variables() if names is None else names).get("__vsc_ipynb_file__")
+    for name in (environment.get("JPY_SESSION_NAME", ""), by_editor):
+        if isinstance(name, str) and name.endswith(".ipynb"):
+            return Path(name)
+    return None
 
 
-def notebook_name(environment: Mapping[str, str] = os.environ) -> str:
+def _variables() -> Mapping[str, object]:
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    return shell.user_ns if shell is not None else {}
+
+
+def notebook_name(
+    environment: Mapping[str, str] = os.environ, names: Mapping[str, object] | None = None
+) -> str:
     """Return the notebook's name without its ending; "notebook" when nobody told it."""
-    path = notebook_path(environment)
+    path = notebook_path(environment, names)
     return path.stem if path else "notebook"
 
 

@@ -28,7 +28,7 @@ from nbdist.client.tracking.spool import PREPARING, SpooledRun, State, spool_of
 from nbdist.client.tracking.study import Study
 from nbdist.client.tracking.writing import End, Feed, Outcome, RunWriter
 from nbdist.errors import TrackingError
-from nbdist.wire import CellInfo, Record
+from nbdist.wire import RUN_KINDS, CellInfo, Record
 
 MOST_WAITING = 200_000  # records not yet on disk, about 100 MB; a disk that hangs fills it
 PERIOD_S = 0.25  # between writes to the spool
@@ -171,8 +171,9 @@ class TrackedRun:
         return self._ending.is_set()
 
     def receive(self, records: list[Record]) -> None:
-        """Take records; called on the IO thread, returns at once."""
-        if self._failure is not None or self._ending.is_set():
+        """Take steps and logged values; called on the IO thread, returns at once."""
+        records = [record for record in records if record.kind in RUN_KINDS]
+        if not records or self._failure is not None or self._ending.is_set():
             return
         if self._received - self._written > MOST_WAITING:
             self._lost += len(records)

@@ -14,6 +14,14 @@ _ARTIFACT_ATTEMPTS = 3
 # 400 and 409: this entry is wrong or already there; 413 and 422: too large, not understood.
 # Everything else (no connection, 401, 404, 429, 5xx) may be different tomorrow.
 _NEVER = frozenset({400, 409, 413, 422})
+# What MLflow itself says of these is an address and a page of its manual.
+_REFUSED = {
+    401: (
+        "401: it does not know this user and password, or token; MLFLOW_TRACKING_USERNAME and "
+        "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, say who you are"
+    ),
+    403: "403: the user, or token, may not do that there",
+}
 
 T = TypeVar("T")
 
@@ -46,8 +54,9 @@ def calling(call: Callable[[], T]) -> T:
         raise
     except Exception as error:
         status = error.get_http_status_code() if isinstance(error, MlflowException) else 0  # type: ignore[no-untyped-call]
-        is_final = status in _NEVER
-        raise NotTaken(error_text(error), is_final) from error
+        if said := _REFUSED.get(status):
+            raise NotTaken(said) from error
+        raise NotTaken(error_text(error), status in _NEVER) from error
 
 
 def error_text(error: BaseException) -> str:

@@ -3,9 +3,9 @@
 A run is a folder `<private folder>/spool/<key>/`; keys sort by time. Two processes write into it,
 each into its own files:
 
-- the kernel appends to `ops.jsonl`, one operation a line, replaces `summary.json` and at the end
-  `curves.json`, and holds
-  `owner.lock` as long as the run goes on: the run of a dead kernel is one whose lock is free;
+- the kernel appends to `ops.jsonl`, one operation a line, replaces `summary.json` and now and then
+  `curves.json`, and holds `owner.lock` as long as the run goes on: the run of a dead kernel is one
+  whose lock is free;
 - the shipping process replaces `state.json`: how far it has come, and in which MLflow run.
 
 The first line is `begin`. Then come rows of metrics, `[time_ms, step, {key: value}]`, for they are
@@ -152,7 +152,7 @@ class SpoolWriter:
         write_private(self.folder / "summary.json", json.dumps(values).encode())
 
     def curves(self, values: Mapping[str, Any]) -> None:
-        """Keep what this run is compared with others by."""
+        """Replace what this run is compared with others by."""
         write_private(self.folder / "curves.json", json.dumps(values).encode())
 
     def flush(self, to_disk: bool = False) -> None:
@@ -206,7 +206,7 @@ class SpooledRun:
         return read_json(self.folder / "summary.json")
 
     def curves(self) -> dict[str, Any]:
-        """Return what this run is compared by; empty while it runs, or when its kernel died."""
+        """Return what this run is compared by, some seconds old; empty in its first ones."""
         return read_json(self.folder / "curves.json")
 
     def is_owned(self) -> bool:

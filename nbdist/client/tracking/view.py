@@ -22,7 +22,20 @@ _MOST_COLUMNS = 6
 _SECTIONS = {"summary": "Summary", "logged": "Logged", "ranks": "Per rank"}
 _ALL_RUNS = ("loss", "samples_per_s", "comm_pct")
 _WAITING = ("skew_ms", "wait_pct")
-_SHOWN_BY_RANK = ("comm_s", "wait_s", "step_s", "loss", "data_s")
+_TITLES = {
+    "loss": "Loss",
+    "samples_per_s": "Throughput, samples/s",
+    "comm_pct": "Communication, % of the step",
+    "skew_ms": "Arrival skew, ms",
+    "wait_pct": "Waiting for other ranks, %",
+}
+_BY_RANK = {
+    "comm_s": "Communication by rank, s",
+    "wait_s": "Waiting by rank, s",
+    "step_s": "Step by rank, s",
+    "loss": "Loss by rank",
+    "data_s": "Data loading by rank, s",
+}
 
 
 def page(experiment_id: str) -> str:
@@ -39,7 +52,8 @@ def page(experiment_id: str) -> str:
 def view_state(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the page's state for an experiment with these runs (`spool` summaries).
 
-    Studies stay folded: which runs are unfolded is no part of a shared view in MLflow 3.17.
+    A study's runs stand beside all others, for those of a folded one are in no chart, and which are
+    unfolded is no part of a shared view in MLflow 3.17. Sorted by "Created" they are nested.
     """
     ranks: set[int] = set()
     user_keys: dict[str, None] = {}
@@ -51,12 +65,13 @@ def view_state(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     charts = [_chart("summary", [key]) for key in _ALL_RUNS]
     charts += [_chart("logged", [key]) for key in sorted(user_keys)[:_MOST_USER_CHARTS]]
     charts += [_chart("summary", [key]) for key in _WAITING]
-    charts += [_chart("ranks", _rank_keys(quantity, sorted(ranks))) for quantity in _SHOWN_BY_RANK]
+    charts += [_chart("ranks", _rank_keys(key, sorted(ranks)), _BY_RANK[key]) for key in _BY_RANK]
     columns = [f"metrics.`{key}`" for key in (*_ALL_RUNS, *sorted(user_keys)[:_MOST_COLUMNS])]
     columns += [f"params.`{key}`" for key in ("layout", "world_size", *params)][:_MOST_COLUMNS]
     return {
         "searchFilter": "",
-        "orderByKey": "attributes.start_time",
+        # One notebook is one source, so newest first. By the date MLflow would fold what is nested.
+        "orderByKey": "tags.`mlflow.source.name`",
         "orderByAsc": False,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
@@ -111,7 +126,7 @@ def _rank_keys(quantity: str, ranks: Sequence[int]) -> list[str]:
     return [rank_metric(quantity, rank) for rank in ranks] or [rank_metric(quantity, 0)]
 
 
-def _chart(section: str, keys: list[str]) -> dict[str, Any]:
+def _chart(section: str, keys: list[str], title: str = "") -> dict[str, Any]:
     return {
         "uuid": keys[0],
         "type": "LINE",
@@ -119,7 +134,7 @@ def _chart(section: str, keys: list[str]) -> dict[str, Any]:
         "metricSectionId": section,
         "deleted": False,
         "isGenerated": False,
-        "displayName": "",
+        "displayName": title or _TITLES.get(keys[0], ""),
         "metricKey": keys[0],
         "selectedMetricKeys": keys,
         "lineSmoothness": 0,

@@ -31,6 +31,8 @@ STATUS: dict[Outcome, str] = {
     "interrupted": "KILLED",
 }
 SUMMARY_S = 2.0
+EXPLAINED = "layout_explained"  # a fact of some lines: too long for a param
+MOST_EXPLAINED = 20_000  # characters
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -82,7 +84,8 @@ class RunWriter:
         self._machine = Machine()
         self._facts_told: set[str] = set()
         self._taken = {*own_params(info)}
-        self._summary_at = time.monotonic()
+        self._summary_at = self._curves_at = time.monotonic()
+        self._curves_every_s = SUMMARY_S
         self.lost = 0  # records that the run had to leave out
         self.begin = make_begin(place, info, self._facts(), before, time_ms)
         self.series = Series(info.ranks, self.begin.first_step)
@@ -118,6 +121,11 @@ class RunWriter:
         if now_s - self._summary_at > SUMMARY_S:
             self._summary_at = now_s
             self._write_summary("running")
+        if now_s - self._curves_at > self._curves_every_s:
+            self._write_curves()
+            self._curves_at = time.monotonic()
+            # A long history of many ranks takes tenths of a second: a hundredth of our time.
+            self._curves_every_s = max(SUMMARY_S, 100 * (self._curves_at - now_s))
 
     def end(self, end: End) -> None:
         """Write the end of the run; all of it is on the disk when this returns."""
@@ -139,7 +147,7 @@ class RunWriter:
             spool.file(name, path.read_bytes())
         # A clock that was set back must not let a run end before it began.
         spool.end(STATUS[end.outcome], max(end.time_ms, self.begin.time_ms))
-        spool.curves(joined(self._curves_before, self._curves()))
+        self._write_curves()
         self._write_summary(end.outcome)
         spool.flush(to_disk=True)
 
@@ -147,13 +155,16 @@ class RunWriter:
         """Let go of the run."""
         self._spool.close()
 
-    def _curves(self) -> dict[str, Any]:
-        return curves_of(self._feed.series, self.begin.first_step)
+    def _write_curves(self) -> None:
+        own = curves_of(self._feed.series, self.begin.first_step)
+        self._spool.curves(joined(self._curves_before, own))
 
     def _facts(self) -> dict[str, str]:
         # dict() copies in one step of the interpreter; the IO thread may be adding to it.
-        facts = dict(self._feed.facts)
-        return merge_facts(facts[rank] for rank in sorted(facts))
+        told = dict(self._feed.facts)
+        facts = merge_facts(told[rank] for rank in sorted(told))
+        facts.pop(EXPLAINED, None)
+        return facts
 
     def _write_facts(self, settled_only: bool) -> None:
         """Write facts as params, each once: a param that changed would be refused.
@@ -161,6 +172,7 @@ class RunWriter:
         A fact is settled when every rank has told its own.
         """
         told = dict(self._feed.facts)
+        self._write_layout(told)
         fresh: dict[str, str] = {}
         tags: dict[str, str] = {}
         for key, value in self._facts().items():
@@ -176,6 +188,14 @@ class RunWriter:
             self._spool.params(fresh)
         if tags:
             self._spool.tags(tags)
+
+    def _write_layout(self, told: Mapping[int, Mapping[str, str]]) -> None:
+        """Write what the layout does to the model, as the first rank that knows tells it."""
+        texts = [facts[EXPLAINED] for facts in told.values() if EXPLAINED in facts]
+        if texts and EXPLAINED not in self._facts_told:
+            self._facts_told.add(EXPLAINED)
+            text = hide_secrets(texts[0][:MOST_EXPLAINED])
+            self._spool.file("layout.txt", f"{text}\n".encode())
 
     def _write_summary(self, status: str) -> None:
         self._spool.summary(self.summary(status))

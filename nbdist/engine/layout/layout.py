@@ -260,6 +260,7 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
         layout=result.name,
         model=torch_sharded.plain_name(model),
         parameters=str(result.size.parameters),
+        layout_explained=repr(result.explain()),
     )
     return result
 
