@@ -61,7 +61,20 @@ def test_the_winner_is_named_with_the_next_best() -> None:
 def test_runs_whose_error_bars_overlap_have_no_clear_winner() -> None:
     figures = [("a", Figure(0.31, 0.02)), ("b", Figure(0.33, 0.02)), ("c", Figure(0.9, 0.01))]
     assert judge(figures, "the lowest loss", "loss", lowest=True) == (
-        "No clear winner in loss: a (0.31 ± 0.02), b (0.33 ± 0.02) have error bars that overlap."
+        "No clear winner in loss: the error bars of a (0.31 ± 0.02) and b (0.33 ± 0.02) overlap."
+    )
+
+
+def test_runs_are_called_equal_when_all_of_them_are() -> None:
+    figures = [("a", Figure(2.0, 0.1)), ("b", Figure(2.0, 0.1))]
+    assert judge(figures, "the lowest loss", "loss", lowest=True) == (
+        "No clear winner in loss: a and b are equal (2 ± 0.1)."
+    )
+    said = judge([*figures, ("c", Figure(2.1, 0.1))], "the lowest loss", "loss", lowest=True)
+    assert said.endswith("a (2 ± 0.1), b (2 ± 0.1) and c (2.1 ± 0.1) overlap.")
+    many = [(f"r{n}", Figure(2.0, None)) for n in range(6)]
+    assert judge(many, "the lowest loss", "loss", lowest=True) == (
+        "No clear winner in loss: r0, r1, r2, r3 and 2 more are equal (2)."
     )
 
 

@@ -5,6 +5,7 @@ other ranks' shares of the data, or with another machine under a rank. They say 
 seed. Two runs whose bars overlap have no clear winner.
 """
 
+import html
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 from nbdist.client.tracking.tables import html_table, number, text_table, used_columns
 
 _MOST_DIFFERENT = 8
+_MOST_NAMED = 4
 # Facts of which a run has another one each time, and which explain nothing.
 _NO_REASON = frozenset({"sample", "samples_seen"})
 
@@ -74,7 +76,7 @@ class Comparison:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        said = "".join(f"<p>{sentence}</p>" for sentence in self.sentences)
+        said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences)
         return html_table(*self.cells()) + said
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
@@ -145,9 +147,7 @@ def judge(figures: Sequence[tuple[str, Figure]], best: str, what: str, *, lowest
     (name, first), (second_name, second) = ordered[:2]
     unsure = [item for item in ordered[1:] if first.overlaps(item[1])]
     if unsure:
-        told = ", ".join(f"{other} ({figure})" for other, figure in [ordered[0], *unsure][:4])
-        why = "are equal" if first.value == second.value else "have error bars that overlap"
-        return f"No clear winner in {what}: {told} {why}."
+        return f"No clear winner in {what}: {_undecided([ordered[0], *unsure])}."
     sentence = f"{name} has {best}: {first}, against {second} of {second_name}."
     if first.error is None or second.error is None:
         sentence += " One rank has no error bar: how sure that is, is not known."
@@ -174,6 +174,22 @@ def entry_of(
         logged or {},
         curves.get("loss", ()),
     )
+
+
+def _undecided(figures: Sequence[tuple[str, Figure]]) -> str:
+    """Return why none of these wins: they are equal, or nobody can tell."""
+    (_, first), left = figures[0], len(figures) - _MOST_NAMED
+    more = f" and {left} more" if left > 0 else ""
+    if all(figure.value == first.value for _, figure in figures):
+        return f"{_listed([name for name, _ in figures[:_MOST_NAMED]], more)} are equal ({first})"
+    told = [f"{name} ({figure})" for name, figure in figures[:_MOST_NAMED]]
+    return f"the error bars of {_listed(told, more)} overlap"
+
+
+def _listed(texts: Sequence[str], more: str) -> str:
+    if more:
+        return ", ".join(texts) + more
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

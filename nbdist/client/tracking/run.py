@@ -238,7 +238,9 @@ class TrackedRun:
                 f"MLflow at {shown_uri(self._tracker.uri)} does not take it now ({why}); it is "
                 f"kept in {place} and sent later: %dist runs --sync tries at once."
             )
-        if self._info.resume and self._writer and self._writer.begin.continues is None:
+        begin = self._writer.begin if self._writer else None
+        # MLflow's may be newer than the one that this folder knew.
+        if begin and begin.resume and (begin.continues is None or state.resumed == "there"):
             lines.append(resume_text(name, state))
         return "\n".join(lines)
 
