@@ -16,6 +16,7 @@ from nbdist.client.tracking.tables import html_table, number, text_table, used_c
 
 _MOST_DIFFERENT = 8
 _MOST_NAMED = 4
+_WHAT_BARS_ARE = "± is two standard errors over the ranks; another seed may differ by more."
 # Facts of which a run has another one each time, and which explain nothing.
 _NO_REASON = frozenset({"sample", "samples_seen"})
 
@@ -71,13 +72,19 @@ class Comparison:
         return tuple(sentence for sentence in said if sentence)
 
     def __str__(self) -> str:
-        return "\n".join([*text_table(*self.cells()), *self.sentences])
+        return "\n".join([*text_table(*self.cells()), *self.sentences, *self._notes()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        said = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.sentences)
+        said = "".join(
+            f"<p>{html.escape(sentence)}</p>" for sentence in (*self.sentences, *self._notes())
+        )
         return html_table(*self.cells()) + said
+
+    def _notes(self) -> tuple[str, ...]:
+        figures = [figure for e in self.entries for figure in (e.loss, e.throughput) if figure]
+        return (_WHAT_BARS_ARE,) if any(figure.error is not None for figure in figures) else ()
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Return the table's header and rows as texts."""

@@ -22,20 +22,7 @@ _MOST_COLUMNS = 6
 _SECTIONS = {"summary": "Summary", "logged": "Logged", "ranks": "Per rank"}
 _ALL_RUNS = ("loss", "samples_per_s", "comm_pct")
 _WAITING = ("skew_ms", "wait_pct")
-TITLES = {
-    "loss": "Loss",
-    "samples_per_s": "Throughput, samples/s",
-    "comm_pct": "Communication, % of the step",
-    "skew_ms": "Arrival skew, ms",
-    "wait_pct": "Waiting for other ranks, %",
-}
-BY_RANK = {
-    "comm_s": "Communication by rank, s",
-    "wait_s": "Waiting by rank, s",
-    "step_s": "Step by rank, s",
-    "loss": "Loss by rank",
-    "data_s": "Data loading by rank, s",
-}
+_SHOWN_BY_RANK = ("comm_s", "wait_s", "step_s", "loss", "data_s")
 
 
 def page(experiment_id: str) -> str:
@@ -65,7 +52,7 @@ def view_state(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     charts = [_chart("summary", [key]) for key in _ALL_RUNS]
     charts += [_chart("logged", [key]) for key in sorted(user_keys)[:_MOST_USER_CHARTS]]
     charts += [_chart("summary", [key]) for key in _WAITING]
-    charts += [_chart("ranks", _rank_keys(key, sorted(ranks)), BY_RANK[key]) for key in BY_RANK]
+    charts += [_chart("ranks", _rank_keys(quantity, sorted(ranks))) for quantity in _SHOWN_BY_RANK]
     columns = [f"metrics.`{key}`" for key in (*_ALL_RUNS, *sorted(user_keys)[:_MOST_COLUMNS])]
     columns += [f"params.`{key}`" for key in ("layout", "world_size", *params)][:_MOST_COLUMNS]
     return {
@@ -126,7 +113,7 @@ def _rank_keys(quantity: str, ranks: Sequence[int]) -> list[str]:
     return [rank_metric(quantity, rank) for rank in ranks] or [rank_metric(quantity, 0)]
 
 
-def _chart(section: str, keys: list[str], title: str = "") -> dict[str, Any]:
+def _chart(section: str, keys: list[str]) -> dict[str, Any]:
     return {
         "uuid": keys[0],
         "type": "LINE",
@@ -134,7 +121,7 @@ def _chart(section: str, keys: list[str], title: str = "") -> dict[str, Any]:
         "metricSectionId": section,
         "deleted": False,
         "isGenerated": False,
-        "displayName": title or TITLES.get(keys[0], ""),
+        "displayName": "",
         "metricKey": keys[0],
         "selectedMetricKeys": keys,
         "lineSmoothness": 0,
