@@ -2,10 +2,12 @@
 
 import io
 import math
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from nbdist.client.arguments import VIEWS
@@ -272,3 +274,58 @@ def test_strips_of_many_ranks_name_the_extremes() -> None:
     )
     even = Strip("data", "#000000", np.array([2.0, 2.0]), text.figure)
     assert extremes((0, 1), even) == "2.00 on all"
+
+
+def words(painter: Painter) -> list[Text]:
+    """Return all that is written in the last frame."""
+    page, plots = painter._page, painter._plots
+    assert page is not None
+    drawn = [artist for plot in plots for artist in getattr(plot, "_artists", [])]
+    drawn += [text for legend in page.figure.legends for text in legend.get_texts()]
+    drawn += [text for axes in page.figure.axes for text in axes.texts]
+    titles = [axes.get_title(loc) for axes in page.figure.axes for loc in ("left", "right")]
+    drawn += [t for axes in page.figure.axes for t in axes.findobj(Text) if t.get_text() in titles]
+    texts = page.figure.texts + [artist for artist in drawn if isinstance(artist, Text)]
+    return [text for text in texts if text.get_text()]
+
+
+LONG = (
+    "rank 1 is 48 % slower: its backward takes 5.6 ms a step, 0.8 ms on the others, and 4.1 ms of "
+    "it nothing ran (it slept, or waited for something that is no communication)."
+)
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 64])
+@pytest.mark.parametrize("name", VIEWS)
+def test_no_word_leaves_the_picture(name: str, ranks: int) -> None:
+    view = seen(ranks, 300, slow=1 if ranks > 1 else None)
+    table = tuple(
+        replace(row, kind="reduce_scatter_tensor_coalesced", title=12 * "mesh ", line="cell 1,234")
+        for row in view.analysis.table
+    )
+    verdicts = tuple(replace(v, sentence=LONG) for v in view.analysis.verdicts)
+    view = replace(view, analysis=replace(view.analysis, table=table, verdicts=verdicts))
+    painter = Painter(palette.theme_named("light"), name=name, final=True)
+    painter.frame(view)
+
+    page = painter._page
+    assert page is not None
+    for word in words(painter):
+        box = word.get_window_extent()
+        assert -1 <= box.x0 <= box.x1 <= page.width + 1, word.get_text()
+        assert -1 <= box.y0 <= box.y1 <= page.height + 1, word.get_text()
+
+
+def test_a_loss_that_ends_in_no_number_is_said_over_its_plot() -> None:
+    telemetry = training(2, 60)
+    telemetry.receive(Batch(1, (Record(1, 60, "step", 61, 0, {"loss": math.nan}),)))
+    painter = Painter(palette.theme_named("light"), name="loss", final=True)
+    painter.frame(look(telemetry, cell_info(2)))
+
+    assert "not finite on rank 1" in [word.get_text() for word in words(painter)]
+
+
+def test_one_rank_alone_is_told_why_it_has_no_collectives() -> None:
+    said = sentences.sentence("collectives", look(training(1, 20), cell_info(1)))
+
+    assert said == "One rank alone has nobody to communicate with."

@@ -21,7 +21,7 @@ from nbdist.client.board.view import View
 
 LEFT_PX, RIGHT_PX, MARGIN_PX = 44, 14, 12
 HEAD_PX, LINE_PX = 26, 17
-LETTER_PX = 6.3  # of a head's text, on the average
+LETTER_PX = 7.2  # of a head's text; few sentences have wider letters
 
 
 class Plot(Protocol):

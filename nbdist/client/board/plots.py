@@ -40,6 +40,7 @@ from nbdist.client.board.scales import (
 )
 from nbdist.client.board.text import figure, tick
 from nbdist.client.board.view import Line, Panel, Split, View
+from nbdist.ranks import name_ranks
 
 FAINT_LINES = 2  # up to so many ranks show every value behind their mean; more would be mud
 MOST_PEAKS = 20  # triangles of one rank in one plot
@@ -290,6 +291,9 @@ def _recent(line: Line) -> float:
 def _note(panel: Panel, split: Split | None) -> str:
     """Say over a finished plot where it ended: the mean of all ranks over the last steps."""
     ends = [end for end in map(_recent, panel.lines) if math.isfinite(end)]
+    odd = [line.rank for line in panel.lines if not math.isfinite(line.y[-1])]
+    if ends and odd:
+        return f"not finite on {name_ranks(odd)}"
     if not ends:
         return "not finite"
     if panel.key == "comm_s" and split is not None:

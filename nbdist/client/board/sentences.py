@@ -43,6 +43,13 @@ def verdicts(view: "View") -> list[str]:
     return [f"No rank stands out over the last {RECENT} steps."]
 
 
+def no_collectives(view: "View") -> str:
+    """Return why there are no collectives to be seen."""
+    if len(view.rows) == 1:
+        return "One rank alone has nobody to communicate with."
+    return "No collective has been compared yet."
+
+
 def _overview(view: "View") -> str:
     of = f" of {view.total:,}" if view.total else ""
     parts = [f"Step {view.first_step:,}{of}" if view.last_step else "Logging"]
@@ -99,7 +106,7 @@ def _longest_wait(stack: "Stack") -> str:
 def _collectives(view: "View") -> str:
     table = view.analysis.table
     if not table:
-        return "No collective has been compared yet."
+        return no_collectives(view)
     each_step = count(sum(row.count for row in table))
     text = "1 collective a step" if each_step == "1" else f"{each_step} collectives a step"
     text += f", of {len(table):,} sorts" if len(table) > 1 else ""

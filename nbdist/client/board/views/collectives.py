@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from nbdist.client.board import timeline
 from nbdist.client.board.artists import TEXT_PT, nothing_yet
 from nbdist.client.board.page import MARGIN_PX, Page, Plot
+from nbdist.client.board.sentences import no_collectives
 from nbdist.client.board.tables import collective_cells
 from nbdist.client.board.timeline import TimeLinePlot, row_color, telling_lanes
 from nbdist.client.board.view import View
@@ -22,7 +23,7 @@ HEADS = (
     "kind", "group", "line", "a\nstep", "bytes", "skew\nms", "came last", "waiting\nms",
     "queueing\nms", "transfer\nms", "algbw", "busbw",
 )  # fmt: skip
-LONGEST = 22  # characters of a cell
+LONGEST = 22, 18, 15, 12  # characters of a cell: the first that fits
 
 
 def plan(view: View, final: bool) -> tuple[object, ...]:
@@ -45,7 +46,7 @@ def compose(page: Page, view: View) -> list[Plot]:
     line = view.analysis.line
     if not lanes or line is None:
         axes = page.axes(20, 10, page.width - 40, 70)
-        nothing_yet(axes, "No collective has been compared yet.", page.theme)
+        nothing_yet(axes, no_collectives(view), page.theme)
         if page.is_final and view.analysis.table:
             _write_table(page, view, page.top + 90)
         return []
@@ -74,11 +75,12 @@ def _note(view: View, lanes: int) -> str:
 
 
 def _write_table(page: Page, view: View, top: float) -> None:
-    rows = [
-        tuple(_short(cell) for cell in collective_cells(row))
-        for row in view.analysis.table[:MOST_ROWS]
-    ]
-    lefts = _columns([HEADS, *rows], page.width)
+    cells = [collective_cells(row) for row in view.analysis.table[:MOST_ROWS]]
+    for longest in LONGEST:
+        rows = [tuple(_short(cell, longest) for cell in row) for row in cells]
+        lefts, gap = _columns([HEADS, *rows], page.width)
+        if gap >= COLUMN_PX:
+            break
     for left, head in zip(lefts, HEADS, strict=True):
         page.write(left, top + HEADS_PX / 2, head)
     middle = top + HEADS_PX + ROW_PX / 2
@@ -93,24 +95,24 @@ def _write_table(page: Page, view: View, top: float) -> None:
         page.write(MARGIN_PX, middle, f"and {more} more")
 
 
-def _columns(lines: Sequence[Sequence[str]], width: int) -> list[float]:
-    """Return where columns begin: as wide as their longest cell, spread over the width."""
+def _columns(lines: Sequence[Sequence[str]], width: int) -> tuple[list[float], float]:
+    """Return where columns begin and the gap between them: spread over the width."""
     longest = [
         max(len(part) for cell in column for part in cell.split("\n"))
         for column in zip(*lines, strict=True)
     ]
     first = MARGIN_PX + 34
     free = width - first - MARGIN_PX - sum(longest) * LETTER_PX
-    gap = max(COLUMN_PX / 2, min(3 * COLUMN_PX, free / (len(longest) - 1)))
+    gap = min(3 * COLUMN_PX, free / (len(longest) - 1))
     lefts, at = [], float(first)
     for letters in longest:
         lefts.append(at)
         at += letters * LETTER_PX + gap
-    return lefts
+    return lefts, gap
 
 
-def _short(cell: str) -> str:
-    return cell if len(cell) <= LONGEST else cell[: LONGEST - 1] + "…"
+def _short(cell: str, longest: int) -> str:
+    return cell if len(cell) <= longest else cell[: longest - 1] + "…"
 
 
 def _lane_px(lanes: int) -> int:

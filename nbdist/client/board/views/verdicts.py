@@ -20,7 +20,8 @@ from nbdist.client.board.text import figure
 from nbdist.client.board.view import Stack, View
 
 LINE_PX, ABOVE_PX, PLOT_PX, BELOW_PX = 18, 34, 180, 38
-LEFT_PX, RIGHT_PX = 44, 100
+LEFT_PX, RIGHT_PX = 44, 116
+MOST_NAMES = 4  # ranks whose bars are wide enough for names beside each other
 LINKS_LEFT_PX = 72
 EXPOSED = "transfer", "waiting", "communication"  # what is not a rank's own work
 
@@ -102,7 +103,10 @@ class OwnWork:
         self._artists.append(self._bars(at[is_slow], own[is_slow], "waiting"))
         if len(at) > 1:
             self._artists += [self._rule(middle), self._median(middle)]
-        for place in np.flatnonzero(is_slow):
+        places = np.flatnonzero(is_slow)
+        if len(at) > MOST_NAMES and len(places):  # else the sentences name them all
+            places = places[[int(own[places].argmax())]]
+        for place in places:
             verdict = judged[stack.ranks[place]]
             words = f"rank {verdict.rank}: +{100 * verdict.share:.0f} %, {verdict.cause}"
             self._artists.append(self._name(float(at[place]), float(own[place]), words, len(at)))
