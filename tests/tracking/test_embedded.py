@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nbdist.client.tracking import RunLink, Tracker, runs, runs_table
+from nbdist.client.tracking.runs import compare
 from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.settings import own_database
 from nbdist.client.tracking.ship import Shipper
@@ -23,6 +24,7 @@ from tests.tracking.conftest import Ranks, cell, client_of
 
 SECRET = "hf_abcdefghijklmnopqrstuvwxyz0123"
 STEPS = 1500
+EXPLAINED = "layout ddp: dp=4 on 4 ranks, gloo\na rank sends 1.5 MB a step"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def notebook(make_home: Callable[[], Path]) -> Notebook:
         assert link is not None
         links[name] = link
 
-    facts = {"layout": "ddp", "model": "GPT", "torch": "2.13.0"}
+    facts = {"layout": "ddp", "model": "GPT", "torch": "2.13.0", "layout_explained": EXPLAINED}
     params = {"lr": 0.03, "api_token": "xyzzy"}
     source = f"login({SECRET!r})\n"
     train(
@@ -110,6 +112,7 @@ def test_a_run_keeps_source_picture_and_environment_and_no_secret(notebook: Note
     assert notebook.artifact("big", "cell.py") == b"login('(hidden)')\n"
     assert notebook.artifact("big", "board.png") == b"PNG"
     assert b"mlflow==" in notebook.artifact("big", "environment.txt")
+    assert notebook.artifact("big", "layout.txt") == f"{EXPLAINED}\n".encode()
     for path in notebook.home.rglob("*"):
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
@@ -244,10 +247,15 @@ time.sleep(60)
         assert kernel.stdout is not None
         shipping = int(kernel.stdout.readline())
         wait_for(lambda: bool(runs(home)) and bool(runs(home)[0].run_id), 30)
+        wait_for(lambda: compare(home, runs(home)).entries[0].loss is not None, 30)
         kernel.send_signal(signal.SIGKILL)
     wait_for(lambda: not is_alive(shipping), 5)
     (row,) = runs(home)
     assert (row.state, row.is_sent) == ("killed", True)
+    (entry,) = compare(home, [row]).entries
+    assert len(entry.curve) == 200
+    assert entry.throughput is not None
+    assert entry.throughput.value == pytest.approx(2 * 32 / 0.01)
     run = client_of(home).get_run(row.run_id)
     assert run.info.status == "KILLED"
     assert len(client_of(home).get_metric_history(row.run_id, "loss")) == 200

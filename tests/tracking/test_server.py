@@ -2,7 +2,6 @@
 
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,22 +63,38 @@ def test_what_was_made_without_a_server_is_sent_by_sync(server: Server, tmp_path
     assert stored.data.tags["nbdist.error"] == "ValueError: no"
 
 
-def test_resume_finds_a_run_that_only_the_server_knows(
-    server: Server, make_home: Callable[[], Path], tmp_path: Path
-) -> None:
-    ids = []
-    for machine, resume in (("a", False), ("b", True)):
-        tracker, ranks = Tracker(tmp_path / machine, server.uri, "moved"), Ranks(1)
-        run = tracker.follow(cell(ranks=1, run_name="long", resume=resume), ranks.telemetry)
-        ranks.step(10)
-        link = run.finish("finished")
-        assert tracker.flush(60)
-        tracker.close(5)
-        assert link is not None
-        ids.append(link.run_id)
-    assert ids[0] == ids[1]
-    history = mlflow_client(server.uri).get_metric_history(ids[0], "loss")
+def test_resume_finds_a_run_that_only_the_server_knows(server: Server, tmp_path: Path) -> None:
+    first = train_long(server, tmp_path / "a", "moved", 10)
+    assert train_long(server, tmp_path / "b", "moved", 10, resume=True) == first
+    history = mlflow_client(server.uri).get_metric_history(first, "loss")
     assert sorted(p.step for p in history) == list(range(1, 21))
+
+
+def test_resume_goes_on_with_a_newer_run_than_the_one_in_this_folder(
+    server: Server, tmp_path: Path
+) -> None:
+    older = train_long(server, tmp_path / "a", "newer", 10)
+    newer = train_long(server, tmp_path / "b", "newer", 7)
+    assert train_long(server, tmp_path / "a", "newer", 5, resume=True) == newer != older
+    client = mlflow_client(server.uri)
+    steps = sorted(p.step for p in client.get_metric_history(newer, "loss"))
+    assert steps == list(range(1, 13))
+    assert [p.step for p in client.get_metric_history(older, "loss")] == list(range(1, 11))
+    assert client.get_run(newer).info.status == "FINISHED"
+
+
+def train_long(
+    server: Server, home: Path, experiment: str, steps: int, *, resume: bool = False
+) -> str:
+    """Train a run called "long" beside another notebook; return MLflow's id of it."""
+    tracker, ranks = Tracker(home, server.uri, experiment), Ranks(1)
+    run = tracker.follow(cell(ranks=1, run_name="long", resume=resume), ranks.telemetry)
+    ranks.step(steps)
+    link = run.finish("finished")
+    assert tracker.flush(60)
+    tracker.close(5)
+    assert link is not None
+    return link.run_id
 
 
 def test_a_server_that_accepts_and_never_answers_delays_no_cell(

@@ -5,28 +5,32 @@ import shutil
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nbdist.client.tracking import Tracker, start_ui
+from nbdist.client.insight.values import ExplainedStep
+from nbdist.client.tracking import RunLink, Tracker, start_ui
 from nbdist.client.tracking.view import MOST_CHARACTERS, encode, view_state
 from tests.tracking.conftest import Ranks, cell
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
 def ui(make_home: Callable[[], Path]) -> Iterator[tuple[Path, str, str]]:
-    """A notebook with two runs, and the UI opened on it: (folder, address, a run's id)."""
+    """Two runs and a study of three, and the UI opened on it: (folder, address, a run's id)."""
     home = make_home()
     tracker = Tracker(home, experiment="02_train")
     for lr in (0.03, 0.1):
-        ranks = Ranks(4, {"layout": "ddp"})
-        run = tracker.follow(cell(ranks=4, params={"lr": lr}), ranks.telemetry)
-        ranks.step(100)
-        ranks.log(accuracy=0.9)
-        link = run.finish("finished")
-    assert link is not None
+        link = train(tracker, params={"lr": lr})
+    study = tracker.begin_study("lr-sweep", "train()", {"lr": [1, 2, 3]})
+    for lr in (1, 2, 3):
+        train(tracker, params={"lr": lr}, run_name=f"lr{lr}", study=study.key)
+    study.finish("finished", None, [{"run": "lr1", "loss": 0.1}], "lr1 has the lowest loss.")
     assert tracker.flush(60), (home / "logs/tracking.log").read_text()
     tracker.close(5)
     url, process = start_ui(home)
@@ -36,6 +40,20 @@ def ui(make_home: Callable[[], Path]) -> Iterator[tuple[Path, str, str]]:
     finally:
         os.killpg(process.pid, 9)
         process.wait(10)
+
+
+def train(tracker: Tracker, **info: Any) -> RunLink:
+    """Track a run of 100 steps, in which all ranks wait for the last one."""
+    ranks = Ranks(4, {"layout": "ddp"})
+    run = tracker.follow(cell(ranks=4, **info), ranks.telemetry)
+    for step in range(1, 101):
+        ranks.step()
+        waiting = {rank: 3.0 - rank for rank in range(4)}
+        run.explained([ExplainedStep(step, waiting, dict.fromkeys(range(4), 0.5), 3.0, 3)])
+    ranks.log(accuracy=0.9)
+    link = run.finish("finished")
+    assert link is not None
+    return link
 
 
 def test_the_address_opens_the_experiments_charts(ui: tuple[Path, str, str]) -> None:
@@ -65,31 +83,60 @@ def test_the_views_size_stays_below_mlflows_limit_for_a_tag() -> None:
     assert len(encode(view_state(summaries))) < MOST_CHARACTERS
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing")
-def test_the_page_opens_with_one_chart_for_all_ranks(
-    ui: tuple[Path, str, str], tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def page(ui: tuple[Path, str, str]) -> Iterator["Page"]:
+    """The page that the address opens, in a real browser."""
+    if CHROMIUM is None:
+        pytest.skip("Chromium is missing")
     from playwright.sync_api import sync_playwright
 
-    _, url, _ = ui
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM,
             args=["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"],
         )
-        page = browser.new_context(viewport={"width": 1500, "height": 1100}).new_page()
+        page = browser.new_context(viewport={"width": 1500, "height": 2000}).new_page()
         page.add_init_script(
             "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1','true')"
         )
-        page.goto(url)
+        page.goto(ui[1])
         page.get_by_text("ddp-w4-lr0.03").first.wait_for(timeout=60_000)
-        page.get_by_text("Per rank", exact=True).first.wait_for(timeout=30_000)
-        page.get_by_text("Summary", exact=True).first.wait_for(timeout=30_000)
         page.locator(".js-plotly-plot").first.wait_for(timeout=30_000)
-        keep = os.environ.get("NBDIST_SCREENSHOTS")
-        page.screenshot(path=(Path(keep) if keep else tmp_path) / "mlflow_view.png")
+        yield page
         browser.close()
+
+
+def keep(page: "Page", tmp_path: Path, name: str) -> None:
+    """Keep a picture of the page where NBDIST_SCREENSHOTS says, else with the test."""
+    folder = os.environ.get("NBDIST_SCREENSHOTS")
+    page.screenshot(path=(Path(folder) if folder else tmp_path) / name)
+
+
+@pytest.mark.browser
+def test_the_page_opens_on_the_charts_that_explain_a_training(page: "Page", tmp_path: Path) -> None:
+    for title in ("Summary", "loss", "samples_per_s", "comm_pct", "skew_ms", "wait_pct"):
+        page.get_by_text(title, exact=True).first.wait_for(timeout=30_000)
+    page.get_by_text("Per rank", exact=True).first.wait_for(timeout=30_000)
+    for title in ("rank_comm_s/00 vs rank_comm_s/01", "rank_wait_s/00 vs rank_wait_s/01"):
+        page.get_by_text(title).first.wait_for(timeout=30_000)
+    keep(page, tmp_path, "mlflow_view.png")
+
+
+@pytest.mark.browser
+def test_the_runs_of_a_study_are_in_the_charts_and_nested_by_date(
+    page: "Page", tmp_path: Path
+) -> None:
+    loss = page.locator(".js-plotly-plot").first
+    for name in ("lr1", "lr2", "lr3"):
+        page.get_by_role("link", name=name, exact=True).first.wait_for(timeout=30_000)
+    # A folded study would leave three: itself, with nothing to draw, and the two other runs.
+    page.wait_for_function("p => p.data.length >= 5", arg=loss.element_handle(), timeout=30_000)
+    keep(page, tmp_path, "mlflow_study.png")
+    page.get_by_text("Sort: Source").click()
+    page.get_by_text("Created", exact=True).first.click()
+    page.get_by_role("link", name="lr2", exact=True).first.wait_for(state="detached")
+    page.get_by_role("link", name="lr-sweep", exact=True).first.wait_for()
+    keep(page, tmp_path, "mlflow_study_nested.png")
 
 
 def test_waiting_stands_beside_loss_and_throughput() -> None:
