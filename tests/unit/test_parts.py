@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine.training.parts import Parts
+from nbdist.engine.training.parts import Parts, with_stream
 
 MS = 1_000_000
 TRAIN, CHECK = 1, 2  # loaders
@@ -279,3 +279,14 @@ def test_blocked_time_found_out_late_does_not_make_a_part_negative(clock: Clock)
     clock.step(1)
     told: dict[str, Any] = clock.close()
     assert told == {"backward": 2, "comm": 2, "optimizer": 1, "other": 1}
+
+
+def test_what_the_compute_stream_waited_is_taken_out_of_where_the_host_waited_for_it() -> None:
+    parts = {"step_s": 0.1, "compute_s": 0.06, "comm_s": 0.01, "other_s": 0.02, "data_s": 0.01}
+    found = with_stream(parts, 35_000_000)
+    assert found == pytest.approx(
+        {"step_s": 0.1, "compute_s": 0.045, "comm_s": 0.045, "other_s": 0.0, "data_s": 0.01}
+    )
+    assert with_stream(parts, 0) == parts
+    most = with_stream(parts, 10**12)
+    assert (most["comm_s"], most["compute_s"], most["data_s"]) == (pytest.approx(0.09), 0.0, 0.01)

@@ -38,6 +38,7 @@ def check() -> list[str]:
         (torch._C, ["_dispatch_get_all_op_names"]),
         (torch.profiler.profile, ["prepare_trace"]),
         (torch.autograd, ["_profiler_enabled"]),
+        (c10d._world, ["pg_coalesce_state"]),
     ]
     return [
         f"torch {torch.__version__}: {getattr(owner, '__name__', owner)}.{name} is gone"
@@ -91,6 +92,11 @@ def future_of(work: Any) -> Any:
         return work.get_future()
     except RuntimeError:
         return None
+
+
+def is_coalescing() -> bool:
+    """Return whether a program is within a coalescing manager: what it launches is queued later."""
+    return bool(c10d._world.pg_coalesce_state)
 
 
 def work_after(work: Any, then: Callable[[], object]) -> Any:

@@ -14,6 +14,7 @@ import torch
 from nbdist.engine import where
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.tap import books, intervals, queue
+from nbdist.engine.tap.cuda_times import CudaTimes, pointers
 from nbdist.engine.tap.launch import Launch
 from nbdist.engine.tap.rows import Templates
 from nbdist.engine.tap.stride import Stride
@@ -25,6 +26,7 @@ MAX_ROWS = 8192  # told between two steps; what comes on top is counted and not 
 SHORT_NS = 100_000  # a wait for what is over; Python waits once more for what the operator did
 MAX_UNDER_WAY = 4096  # launches whose end has not been seen
 MAX_HELD = 64  # Works without a future kept to ask for their end
+MAX_LATE = 8  # told steps that wait for their GPU
 MAX_UNTOLD = 8  # under way before those that are over are looked for
 
 
@@ -62,7 +64,9 @@ class Traffic:
 
     `exposed_ns`: the main thread waited. `total_ns`: union of the collectives' intervals, None
     below level "full" and in steps that are not told. `bytes`: what this rank put in. `untimed`:
-    collectives whose end is not known (yet). `calls`: the rows of a step that is told.
+    collectives whose end is not known (yet). `calls`: the rows of a step that is told,
+    `calls_step`, which on CUDA is often the one before. `stream_ns`: what the compute stream waited
+    in the last told step that the GPU is through with, which stands for this one.
     """
 
     exposed_ns: int
@@ -71,6 +75,8 @@ class Traffic:
     collectives: int
     untimed: int
     calls: Calls | None = None
+    calls_step: int = 0
+    stream_ns: int = 0
 
 
 class State:
@@ -90,6 +96,7 @@ class State:
         self.blocked: tuple[Launch | None, int] | None = None  # main thread, since when (ns)
         self.backward: Backward | None = None
         self.seen_until_ns = 0  # intervals up to here have been taken
+        self.cuda = CudaTimes()
         self.begin_telling()
 
     def begin_telling(self) -> None:
@@ -101,6 +108,8 @@ class State:
         self.rows: list[Launch] = []  # ended before the last take, and not told yet
         self.waits: deque[tuple[int, int]] = deque(maxlen=MAX_ROWS)
         self.skipped = 0
+        self.late: deque[int] = deque()  # steps to be told when their GPU is through
+        self.cuda.forget()
 
 
 class Backward:
@@ -123,6 +132,7 @@ def reset_counts() -> None:
     """Begin to count at zero: the groups have been formed anew."""
     books.reset()
     state.under_way.clear()
+    state.cuda.forget()
 
 
 def begin_cell() -> None:
@@ -181,21 +191,56 @@ def take(step: int | None = None) -> Traffic:
     total_ns = _total_ns(ended) if is_timed else None
     state.skipped += state.collectives - state.told
     state.rows += ended
-    calls = None
+    total_ns = _take_cuda(total_ns)
+    told = None
     if step is None:
         state.skipped += len(state.rows)
         state.rows, state.waits = [], deque(maxlen=MAX_ROWS)
+        state.cuda.forget()
     elif state.level == "full":
         if state.is_telling:
-            calls = _tell()
+            state.late.append(step)
         state.is_telling = state.stride.tells(step + 1)
+        told = late()
+    if state.level == "full":
+        state.cuda.begin_step((step or 0) + 1 if state.is_telling else None)
+    calls_step, calls = told or (0, None)
     traffic = Traffic(
-        *(state.exposed_ns, total_ns, state.bytes, state.collectives, len(state.under_way)), calls
+        *(state.exposed_ns, total_ns, state.bytes, state.collectives, len(state.under_way)),
+        calls=calls,
+        calls_step=calls_step,
+        stream_ns=state.cuda.exposed_ns,
     )
     state.exposed_ns = state.bytes = state.collectives = state.told = 0
     if state.backward is not None:
         state.backward.exposed_ns = 0
     return traffic
+
+
+def late() -> tuple[int, Calls] | None:
+    """Return the oldest step that is to be told and has passed, and its rows; None: there is none.
+
+    On CUDA a step passes later than the host makes it. On the main thread.
+    """
+    if not state.late:
+        return None
+    if state.cuda.is_open(state.late[0]):
+        _take_cuda(None)
+        if state.cuda.is_open(state.late[0]) and len(state.late) <= MAX_LATE:
+            return None
+    return state.late.popleft(), _tell()
+
+
+def _take_cuda(total_ns: int | None) -> int | None:
+    """Take what the GPU has passed; return the total with what is known of the GPU's."""
+    cuda = state.cuda
+    if not cuda.is_used:
+        return total_ns
+    took = cuda.take()
+    state.rows += took.ended
+    state.waits += took.waits
+    state.skipped, cuda.dropped = state.skipped + cuda.dropped, 0
+    return None if total_ns is None or cuda.total_ns is None else total_ns + cuda.total_ns
 
 
 def _total_ns(ended: list[Launch]) -> int:
@@ -239,11 +284,15 @@ def exposed_ns() -> int:
 def backward_began() -> None:
     """The main thread enters an outermost backward."""
     state.backward = Backward(state)
+    if state.cuda.is_used:
+        state.cuda.backward_began()
 
 
 def backward_ended() -> None:
     """The main thread leaves it: what was under way at its end is what DDP waited for."""
     backward, state.backward = state.backward, None
+    if state.cuda.is_used:
+        state.cuda.backward_ended()
     if backward is None or backward.last_launch_ns == 0:
         return
     end_ns, start_ns = perf_counter_ns(), backward.last_launch_ns
@@ -340,17 +389,9 @@ def launch_of(target: Any) -> Launch | None:
     """Return what a Work, or a tensor that will come out, was launched by; None if it is over."""
     pointer = target.data_ptr() if isinstance(target, torch.Tensor) else None
     for launch in tuple(state.under_way.values()):
-        if launch.work is target if pointer is None else pointer in _pointers(launch.outputs):
+        if launch.work is target if pointer is None else pointer in pointers(launch.outputs):
             return launch
     return None
-
-
-def _pointers(outputs: Any) -> list[int]:
-    if isinstance(outputs, torch.Tensor):
-        return [outputs.data_ptr()]
-    if not isinstance(outputs, list | tuple):
-        return []
-    return [pointer for part in outputs for pointer in _pointers(part)]
 
 
 def sweep(waited_for: Launch | None = None) -> None:

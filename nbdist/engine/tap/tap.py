@@ -27,8 +27,8 @@ thread waited for a collective and could do nothing else:
   thread computes after the last launch counts as waiting there; for DDP that is the copying out
   of buckets.
 
-On CUDA the host's clock does not see when a collective ends: there they are counted, and only
-the time the host is blocked is exposed.
+On CUDA moments are the GPU's, by events in its streams, and exposed is what the compute stream
+waited besides what the host was blocked (`cuda_times.py`).
 
 Threads: operators run on whatever thread launches them, ends on gloo's. `waiting`, `counts` and
 `last_kind` may be called on any thread; `install` and `set_level` on the main thread while no
@@ -48,6 +48,7 @@ import torch
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.tap import announce
 from nbdist.engine.tap.books import Book, book_of, counts, received, sent
+from nbdist.engine.tap.cuda_times import around_wait
 from nbdist.engine.tap.launch import Launch
 from nbdist.engine.tap.ledger import (
     Level,
@@ -60,6 +61,7 @@ from nbdist.engine.tap.ledger import (
     exposed_ns,
     is_waited_as,
     last_kind,
+    late,
     launch_of,
     launched_to_be_waited_for,
     reset_counts,
@@ -86,6 +88,7 @@ __all__ = [
     "exposed_ns",
     "install",
     "last_kind",
+    "late",
     "level",
     "received",
     "reset_counts",
@@ -140,8 +143,13 @@ def set_level(level: str) -> None:
             if op.launch is not None and name in known
         }
         state.undo.append(torch_hooks.place_kernels(kernels, device))
+    inner = []
+    if level == "full" and torch.cuda.is_available():
+        around = around_wait(state.cuda)
+        inner = [torch_hooks.wrap_work_wait(around), torch_hooks.wrap_wait_tensor(around)]
     state.undo.append(torch_hooks.wrap_work_wait(_timed_wait))
     state.undo.append(torch_hooks.wrap_wait_tensor(_timed_wait))
+    state.undo += inner  # taken out from the outside in
 
 
 def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
@@ -189,6 +197,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 backend = group._get_backend(device)
                 if prepare is not None and is_gloo(backend):
                     prepared = prepare(backend, *args)
+                arrival = state.cuda.begin(args[:2]) if is_cuda and is_full else None
                 launch.handed_ns = now()
                 work = launch_op(backend, *args) if prepared is None else prepared.launch()
                 launch.returned_ns = now()
@@ -220,6 +229,10 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                     expect_end(launch, work, args[0])
                 if is_main and not is_sync:
                     launched_to_be_waited_for(launch)
+            if arrival is not None and tell(launch):
+                launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
+                is_on_host = is_gloo(backend)
+                state.cuda.launched(launch, arrival, work, args[0], is_gloo=is_on_host)
             if is_message and is_main:  # gloo sends in the call what the socket takes
                 waited(launch.handed_ns, launch.returned_ns, is_found=False)
             finish = None if prepared is None else prepared.finish

@@ -15,6 +15,7 @@ Where the numbers come from:
 - `cpu_s`, `starved_s` and memory: `resources.py`; `grad_share`: `gradients.py`.
 
 On CUDA all times but the tap's are the host's: what it queues is counted where it waits for it.
+What the compute stream waited for collectives is taken out of there (`parts.with_stream`).
 """
 
 from collections import deque
@@ -30,7 +31,7 @@ from nbdist.engine.records import Recorder
 from nbdist.engine.tap import tap
 from nbdist.engine.training.gradients import Shares
 from nbdist.engine.training.loss import loss_of
-from nbdist.engine.training.parts import Parts
+from nbdist.engine.training.parts import Parts, with_stream
 from nbdist.engine.training.resources import Memory, Processor
 from nbdist.engine.training.scalars import Scalars
 from nbdist.engine.training.steps import Size, StepRule, size_of, steps_in_pass, take_used
@@ -187,7 +188,8 @@ class Cell:
         parts = self._parts.close(now_ns, tap.exposed_ns())
         traffic = tap.take(self.step)
         if traffic.calls is not None:
-            self._recorder.add("calls", self.step, {}, traffic.calls)
+            self._recorder.add("calls", traffic.calls_step, {}, traffic.calls)
+        parts = with_stream(parts, traffic.stream_ns)
         if self._is_whole:
             values = parts if self.knows_parts else {"step_s": parts["step_s"]}
             values |= _communication(traffic)
@@ -247,6 +249,8 @@ class Cell:
 
     def record_held(self, *, wait: bool) -> None:
         """Record the steps whose numbers have come; with `wait`, wait for them."""
+        while wait and (told := tap.late()) is not None:
+            self._recorder.add("calls", told[0], {}, told[1])
         held = self._held
         while held and (wait or len(held) > MAX_HELD or held[0].is_ready):
             over = held.popleft()

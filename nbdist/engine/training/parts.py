@@ -171,3 +171,20 @@ class Parts:
         """An optimizer's step without its end: it has raised, and the loop goes on."""
         if not self._is_in_closure:
             self._depth = 0
+
+
+def with_stream(parts: dict[str, float], stream_ns: int) -> dict[str, float]:
+    """Return a step's parts when the GPU's compute stream has waited so long in it.
+
+    The host did not stand still meanwhile, it queued, and waited later for what it had queued: so
+    the time is taken out of `other_s` (where a loop reads its loss), then out of `compute_s`. The
+    parts sum to the step as before, and `comm_s` holds no more than these had.
+    """
+    left = stream_ns / 1e9
+    found = dict(parts)
+    for part in ("other_s", "compute_s"):
+        moved = min(left, found[part])
+        found[part] -= moved
+        found["comm_s"] += moved
+        left -= moved
+    return found
