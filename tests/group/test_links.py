@@ -131,6 +131,28 @@ def test_a_rank_whose_sending_the_kernels_own_queue_shapes_is_named() -> None:
     assert slow.rate == pytest.approx(40e6, rel=0.3)
 
 
+def test_a_rank_whose_packets_arrive_late_is_named_with_its_round_trip() -> None:
+    probe = "ip link set lo up && ip tuntap add dev probe mode tun && ip rule"
+    if shutil.which("ip") is None or shutil.which("unshare") is None:
+        pytest.skip("NOT TESTED: a delayed link, for there is no ip or unshare")
+    allowed = subprocess.run(["unshare", "-rn", "sh", "-c", probe], capture_output=True, text=True)
+    if allowed.returncode:
+        pytest.skip(f"NOT TESTED: a delayed link is not permitted here: {allowed.stderr}")
+    ran = subprocess.run(
+        ["unshare", "-rn", sys.executable, "-m", "tests.group.delayed", "3", "2", "0.01"],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ran.returncode == 0, ran.stderr
+    slow = slow_link(json.loads(ran.stdout))
+    assert slow is not None
+    print(slow)
+    assert slow.rank == 2
+    assert slow.rtt_s > 0.01
+
+
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "fast", True])
 def test_what_is_no_rate_is_refused(ranks: Cluster, value: object) -> None:
     said = ranks.run(link_ranks.refusal, value)

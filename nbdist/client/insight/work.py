@@ -213,7 +213,7 @@ def cause_of(parts: Mapping[str, tuple[float, float]], late_ms: float) -> Cause 
     if bigger_batch(parts) is not None:
         return "batch"
     # Who computes more also waits more often for a core, where cores are scarce.
-    computes_more = more("cpu") >= SLOWER * parts["own"][1]
+    computes_more = more("cpu") >= max(SLOWER * parts["own"][1], LEAST_OF * late_ms)
     if more("starved") >= MOST_OF * late_ms and not computes_more:
         return "starved"
     most: Cause = "other"
