@@ -210,7 +210,7 @@ def test_a_rank_with_a_bigger_batch_is_named(trainings: Trainings) -> None:
 def test_a_rank_whose_link_is_slow_is_named(trainings: Trainings) -> None:
     wide = "width = 2048"  # 0.6 MB of gradients
     try:
-        verdict = trainings.verdict(f"{wide}\nif rank == 3: nbdist.emulate_link(20e6)")
+        verdict = trainings.verdict(f"{wide}\nif rank == 3: nbdist.emulate_link(20e6)", 130)
     finally:
         trainings.session.run("nbdist.emulate_link(None)")
     assert (verdict.rank, verdict.cause) == (3, "link")
