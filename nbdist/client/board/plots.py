@@ -72,6 +72,7 @@ class LinePlot:
         self._x: Limits | None = None
         self._y: Limits | None = None
         self._artists: list[Artist] = []
+        self._marks: dict[int, Line2D] = {}
         self._pens: dict[int, tuple[Line2D, Line2D]] = {}  # rank to its faint and strong line
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(FuncFormatter(tick))
@@ -198,15 +199,22 @@ class LinePlot:
         for line in lines:
             x = line.x[line.y > top]
             if len(x):
-                mark = pen(palette.line_style(self._order.get(line.rank, 0))[0], (), 0.0, 1.0)
+                if line.rank not in self._marks:
+                    self._marks[line.rank] = self._mark(line.rank)
+                mark = self._marks[line.rank]
                 mark.set_data(x[:MOST_PEAKS], np.full(len(x[:MOST_PEAKS]), 0.975))
-                mark.set_linestyle("none")
-                mark.set_marker("^")
-                mark.set_markersize(5.0)
-                mark.set_markeredgewidth(0)
-                mark.set_transform(self._axes.get_xaxis_transform())
                 artists.append(mark)
         return artists
+
+    def _mark(self, rank: int) -> Line2D:
+        """Return a rank's triangles at the upper edge; kept, as its lines are."""
+        mark = pen(palette.line_style(self._order.get(rank, 0))[0], (), 0.0, 1.0)
+        mark.set_linestyle("none")
+        mark.set_marker("^")
+        mark.set_markersize(5.0)
+        mark.set_markeredgewidth(0)
+        mark.set_transform(self._axes.get_xaxis_transform())
+        return mark
 
 
 class SplitPlot:
