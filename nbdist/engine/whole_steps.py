@@ -10,6 +10,7 @@ for ever (torch's `_MultiProcessingDataLoaderIter.__init__`).
 Main thread, in a cell, where an interrupt raises KeyboardInterrupt; elsewhere nothing is done.
 """
 
+import _signal  # type: ignore[import-not-found]
 import os
 import signal
 import threading
@@ -23,6 +24,9 @@ LONGEST_S = 0.2
 LONGEST_START_S = 2.0  # of workers
 SETTLE_S = 0.002
 _LOOK_S = 0.001
+# As `signal.signal`, which also makes enums of both handlers: that costs a step 20 us.
+_set_handler: Callable[..., Any] = _signal.signal
+_INTERRUPT = int(signal.SIGINT)
 
 _holds = False  # the handler is ours
 _arrived: SimpleQueue[int] = SimpleQueue()  # a signal handler may put; most others would lock up
@@ -36,14 +40,14 @@ def begin(longest_s: float = LONGEST_S) -> None:
     """A step begins, or what else must be whole."""
     global _holds, _watch, _longest_s
     _longest_s = longest_s
-    if _watch is None or not _watch.is_alive():  # a fork has none
+    if _watch is None:
         _watch = threading.Thread(target=_strike_late, name="nbdist-interrupt", daemon=True)
         _watch.start()
-    before = signal.signal(signal.SIGINT, _wait)
+    before = _set_handler(_INTERRUPT, _wait)
     # Ours is still there when a step has failed, and so has no end.
-    _holds = before in (signal.default_int_handler, _wait)
+    _holds = before is signal.default_int_handler or before is _wait
     if not _holds and before is not None:  # None: a handler in C, which Python cannot put back
-        signal.signal(signal.SIGINT, before)
+        _set_handler(_INTERRUPT, before)
 
 
 def end() -> None:
@@ -51,7 +55,7 @@ def end() -> None:
     global _holds, _over
     if _holds:
         _holds = False
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _set_handler(_INTERRUPT, signal.default_int_handler)
     _over = _count
 
 
@@ -75,7 +79,7 @@ def _wait(*_: object) -> None:
     global _holds, _count
     _holds = False
     # From here on as always: the next one strikes.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _set_handler(_INTERRUPT, signal.default_int_handler)
     _count += 1
     _arrived.put(_count)
 
@@ -93,5 +97,11 @@ def _strike_late() -> None:
         signal.pthread_kill(main, signal.SIGINT)
 
 
-# A worker has no thread that strikes late.
-os.register_at_fork(after_in_child=end)
+def _in_child() -> None:
+    """Let interrupts strike at once in a fork, which has no thread that strikes late."""
+    global _watch
+    _watch = None
+    end()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.engine.tap.stride import CHEAP_ROWS, MOST_ROWS, Stride
+from nbdist.engine.tap.stride import CHEAP_ROWS, MOST_ROWS, MOST_STEPS, Stride
 
 
 def _run(step_ms: float, calls: int, seconds: float = 20) -> tuple[Stride, float, float]:
@@ -26,6 +26,7 @@ def test_short_steps_are_told_often_enough_and_no_oftener(step_ms: float, calls:
     _, steps, rows = _run(step_ms, calls)
     assert steps >= 4 or rows > MOST_ROWS / 2
     assert rows <= CHEAP_ROWS or steps < 8
+    assert steps <= MOST_STEPS
     assert rows <= MOST_ROWS
 
 

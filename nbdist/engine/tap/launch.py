@@ -68,6 +68,13 @@ class Launch:
             return self.returned_ns
         return self.handed_ns + WAKING_NS  # the worker ran, and its caller had to wait
 
+    def is_over(self) -> bool:
+        """Return whether it is known to be over; of a message, nobody tells but who waits."""
+        future, work = self.future, self.work
+        if future is not None:
+            return bool(future.done())
+        return work is not None and bool(work.is_completed())
+
     def forget(self) -> None:
         """Let go of the tensors."""
         self.work = self.future = self.outputs = None

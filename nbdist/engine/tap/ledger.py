@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -58,8 +58,7 @@ class Waiting:
         return {**{name: getattr(self, name) for name in self.__slots__}, "ranks": [*self.ranks]}
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(NamedTuple):
     """What passed since the last `take`.
 
     `exposed_ns`: the main thread waited. `total_ns`: union of the collectives' intervals, None
@@ -104,6 +103,7 @@ class State:
         self.stride = Stride()
         self.templates = Templates()
         self.is_telling = True  # the step that runs is told
+        self.computed_ns = 0  # at the end of backward, when all that it launched was over
         self.ended: deque[Launch] = deque()  # since the last take
         self.rows: list[Launch] = []  # ended before the last take, and not told yet
         self.waits: deque[tuple[int, int]] = deque(maxlen=MAX_ROWS)
@@ -157,8 +157,7 @@ def waiting() -> Waiting | None:
         return None if launch is None else _describe(launch, now - since_ns, is_certain=True)
     if backward is not None:
         for number, launch in sorted(state.under_way.copy().items()):
-            future = launch.future
-            if number >= backward.first_launch and not (future is not None and future.done()):
+            if number >= backward.first_launch and not launch.is_over():
                 return _describe(launch, now - launch.start_ns, is_certain=False)
     return None
 
@@ -186,7 +185,8 @@ def take(step: int | None = None) -> Traffic:
     """
     sweep()
     ended = [state.ended.popleft() for _ in range(len(state.ended))]
-    _find_begins(ended)
+    if ended or state.under_way:
+        _find_begins(ended)
     is_timed = state.level == "full" and state.told == state.collectives
     total_ns = _total_ns(ended) if is_timed else None
     state.skipped += state.collectives - state.told
@@ -296,15 +296,17 @@ def backward_ended() -> None:
     if backward is None or backward.last_launch_ns == 0:
         return
     end_ns, start_ns = perf_counter_ns(), backward.last_launch_ns
-    sweep()
     counted_ns = state.exposed_ns - backward.exposed_ns
-    if not state.is_telling:  # ends are not looked for
-        state.exposed_ns += max(0, end_ns - start_ns - counted_ns)
+    if not state.is_telling:  # ends are not looked for: as in the newest backward that was told
+        state.exposed_ns += max(0, end_ns - start_ns - counted_ns - state.computed_ns)
         return
+    sweep()
     seen = [(launch.start_ns, launch.end_ns) for launch in tuple(state.ended)]
     waited = intervals.merged(seen, since=start_ns, until=end_ns)
+    waited_ns = sum(end - start for start, end in waited)
+    state.computed_ns = max(0, end_ns - start_ns - waited_ns)
     # Waits that were seen one by one after the last launch are counted already.
-    state.exposed_ns += max(0, sum(end - start for start, end in waited) - counted_ns)
+    state.exposed_ns += max(0, waited_ns - counted_ns)
     state.waits += intervals.without(waited, [w for w in state.waits if w[1] > start_ns])
 
 
@@ -322,6 +324,13 @@ def tell(launch: Launch) -> bool:
     return launch.is_told
 
 
+def ended(launch: Launch, end_ns: int) -> None:
+    """Note the end of a synchronous operator that is told: its caller has waited for it."""
+    launch.number = state.launched = state.launched + 1
+    launch.end_ns = end_ns
+    state.ended.append(launch)
+
+
 def expect_end(launch: Launch, work: Any, outputs: Any) -> None:
     """Note the end of an operator when it comes; of one that is not told, that it is over."""
     number = launch.number = state.launched = state.launched + 1
@@ -333,11 +342,13 @@ def expect_end(launch: Launch, work: Any, outputs: Any) -> None:
         sweep()
     if work is None:
         return
-    future = launch.future = None if launch.is_message else torch_hooks.future_of(work)
-    if future is None:
+    if launch.is_told and not launch.is_message:
+        launch.future = torch_hooks.future_of(work)
+    if launch.future is not None:
+        # On gloo's thread.
+        launch.future.add_done_callback(lambda _: _note_end(number, perf_counter_ns()))
+    elif launch.is_told or launch.is_message:
         _hold(launch)  # its end is seen by whoever waits for it, or at the next `take`
-    elif launch.is_told:
-        future.add_done_callback(lambda _: _note_end(number, perf_counter_ns()))  # gloo's thread
 
 
 def is_waited_as(launch: Launch, work: Any) -> None:
@@ -401,9 +412,5 @@ def sweep(waited_for: Launch | None = None) -> None:
     do they ever say that they are completed.
     """
     for number, launch in tuple(state.under_way.items()):
-        future, work = launch.future, launch.work
-        is_over = launch is waited_for or (
-            future.done() if future is not None else work is not None and work.is_completed()
-        )
-        if is_over:
+        if launch is waited_for or launch.is_over():
             _note_end(number, perf_counter_ns())

@@ -122,7 +122,10 @@ def size_bytes(payload: Any) -> int:
     """Return the bytes of a tensor, or of tensors in lists."""
     if isinstance(payload, torch.Tensor):
         return payload.nbytes
-    return sum(size_bytes(part) for part in payload)
+    total = 0
+    for part in payload:
+        total += part.nbytes if isinstance(part, torch.Tensor) else size_bytes(part)
+    return total
 
 
 def _set(options: Any, is_async: bool, timeout_ms: int, **fields: Any) -> Any:

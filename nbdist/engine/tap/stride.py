@@ -4,15 +4,20 @@ A step is told when its number is a multiple of the *stride*, a power of two. It
 each cell, doubles while telling costs too much, and never falls: ranks that double at different
 moments still tell the multiples of the largest stride, all of them.
 
-What is told costs a rank some 25 us a collective (`tests/benchmarks/bench_tap`), the rest a third
-of it. So `CHEAP_ROWS` a second are aimed at, 1 % of a core, where steps are so short that
-`ENOUGH_STEPS` a second remain; `MOST_ROWS` a second are never exceeded for long.
+What is told costs a rank some 50 us a collective beyond the rest (`tests/benchmarks/bench_tap`),
+for gloo's thread must then take the GIL. Nobody looks at more than `MOST_STEPS` a second, and
+`ENOUGH_STEPS` do where they are told at a price, beyond `CHEAP_ROWS` a second. `MOST_ROWS` a second
+are never exceeded for long.
 """
 
-CHEAP_ROWS = 500
+MOST_STEPS = 12
 ENOUGH_STEPS = 4
+CHEAP_ROWS = 500
 MOST_ROWS = 4000
-_SPAN_NS = 250_000_000  # rates are taken over so long, or until so many rows that they are clear
+# Rates are taken over so long, or until so many steps and rows that they are clear.
+_SPAN_NS = 250_000_000
+_CLEAR_STEPS = 16
+_CLEAR_ROWS = CHEAP_ROWS // 4
 
 
 class Stride:
@@ -37,11 +42,12 @@ class Stride:
         self._rows += rows
         self._steps += 1
         seconds = max(1, now_ns - self._began_ns) / 1e9
-        is_clear = self._steps >= 4 and self._rows >= CHEAP_ROWS // 4
+        has_rows = self._steps >= 4 and self._rows >= _CLEAR_ROWS
+        is_clear = has_rows or self._steps >= _CLEAR_STEPS
         if not is_clear and seconds < _SPAN_NS / 1e9:
             return
-        rate = self._rows / seconds
-        has_enough = self._steps / seconds >= 2 * ENOUGH_STEPS
-        if rate > MOST_ROWS or (rate > CHEAP_ROWS and has_enough):
+        rows_s, steps_s = self._rows / seconds, self._steps / seconds
+        most_steps = MOST_STEPS if rows_s <= CHEAP_ROWS else 2 * ENOUGH_STEPS
+        if rows_s > MOST_ROWS or steps_s >= most_steps:
             self.every *= 2
         self._began_ns, self._rows, self._steps = now_ns, 0, 0

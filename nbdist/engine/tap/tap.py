@@ -57,6 +57,7 @@ from nbdist.engine.tap.ledger import (
     backward_began,
     backward_ended,
     begin_cell,
+    ended,
     expect_end,
     exposed_ns,
     is_waited_as,
@@ -66,7 +67,6 @@ from nbdist.engine.tap.ledger import (
     launched_to_be_waited_for,
     reset_counts,
     state,
-    sweep,
     take,
     tell,
     waited,
@@ -225,10 +225,10 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             if is_full and not is_cuda:
                 if tell(launch):
                     launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
-                if launch.is_told or not is_sync:
+                if not is_sync:
                     expect_end(launch, work, args[0])
-                if is_main and not is_sync:
-                    launched_to_be_waited_for(launch)
+                    if is_main:
+                        launched_to_be_waited_for(launch)
             if arrival is not None and tell(launch):
                 launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
                 is_on_host = is_gloo(backend)
@@ -267,15 +267,17 @@ def _wait_here(
     launch: Launch, work: Any, finish: Callable[[], object] | None, is_main: bool
 ) -> None:
     """Wait for a synchronous operator within it."""
+    end_ns = 0
     if work is not None:
         # The caller waits for the same Work next, and gets the same error from there, as without
         # the tap.
         with suppress(RuntimeError):
             torch_hooks.native_work_wait(work)
+            end_ns = perf_counter_ns()
             if finish is not None:
                 finish()
     if launch.is_told:
-        sweep(launch)  # where no callback has told its end
+        ended(launch, end_ns or perf_counter_ns())
     if is_main:
         waited(launch.start_ns, perf_counter_ns())
 

@@ -97,7 +97,7 @@ class Cell:
         self._parts.begin(now_ns)
         tap.take()
         if self._machine is not None:
-            self._machine.processor.take()
+            self._machine.processor.take(now_ns)
 
     # -- what the hooks see
 
@@ -192,19 +192,20 @@ class Cell:
         parts = with_stream(parts, traffic.stream_ns)
         if self._is_whole:
             values = parts if self.knows_parts else {"step_s": parts["step_s"]}
-            values |= _communication(traffic)
             if tap.level() == "off":
                 for unknown in ("comm_s", "forward_comm_s"):
                     values.pop(unknown, None)
-            if self._machine is not None:
-                values |= self._machine.processor.take()
+            else:
+                _note_communication(traffic, values)
         else:
             values = {"data_s": parts["data_s"]}
-            if self._machine is not None:
-                self._machine.processor.take()
         if self._machine is not None:
+            used = self._machine.processor.take(now_ns)
+            if self._is_whole:
+                values |= used
             values |= self._machine.memory.take(now_ns)
-        values |= self._amounts()
+        if self._iterator is not None:
+            values |= self._amounts()
         self._held.append(_Held(self.step, values, self._losses, self._take_shares()))
         self._losses = Scalars()
         self._backwards = 0
@@ -225,6 +226,8 @@ class Cell:
 
     def _take_shares(self) -> Scalars:
         scalars = Scalars()
+        if not self._shares:
+            return scalars
         shares = [share for share in self._shares.values() if share is not None]
         if len(shares) == len(self._shares):  # a part of the norm would be no norm
             for share in shares:
@@ -263,10 +266,8 @@ class Cell:
             self._recorder.add("step", over.step, values)
 
 
-def _communication(traffic: tap.Traffic) -> dict[str, float]:
-    if tap.level() == "off":
-        return {}
-    values = {"bytes": float(traffic.bytes), "collectives": float(traffic.collectives)}
+def _note_communication(traffic: tap.Traffic, values: dict[str, float]) -> None:
+    values["bytes"] = float(traffic.bytes)
+    values["collectives"] = float(traffic.collectives)
     if traffic.total_ns is not None:
         values["comm_total_s"] = traffic.total_ns / 1e9
-    return values

@@ -139,15 +139,16 @@ class Parts:
         self._clock, self._waited, self._blocked_ns = [0] * 6, [0] * 6, 0
         # Blocked time that is found out afterwards (DDP's, at the end of a backward that an
         # optimizer's step has cut) may be more than this part has lasted.
-        own = [max(0, spent - blocked) for spent, blocked in zip(clock, waited, strict=True)]
+        own = [a - b if a > b else 0 for a, b in zip(clock, waited, strict=True)]
+        forward, backward, data, optimizer, other, _ = own
         step = sum(clock)
         return {
             "step_s": step / 1e9,
-            "compute_s": (own[FORWARD] + own[BACKWARD]) / 1e9,
+            "compute_s": (forward + backward) / 1e9,
             "comm_s": (step - sum(own)) / 1e9,
-            "data_s": own[DATA] / 1e9,
-            "optimizer_s": own[OPTIMIZER] / 1e9,
-            "other_s": own[OTHER] / 1e9,
+            "data_s": data / 1e9,
+            "optimizer_s": optimizer / 1e9,
+            "other_s": other / 1e9,
             "forward_s": clock[FORWARD] / 1e9,
             "backward_s": clock[BACKWARD] / 1e9,
             "forward_comm_s": (clock[FORWARD] - own[FORWARD]) / 1e9,

@@ -31,7 +31,7 @@ class Scalars:
     @property
     def is_ready(self) -> bool:
         """Whether `read` would return without waiting."""
-        return all(event.query() for _, event in self.copies)
+        return not self.copies or all(event.query() for _, event in self.copies)
 
     def read(self) -> list[float]:
         """Return all numbers. Waits for copies."""
