@@ -14,10 +14,10 @@ MOST_STEPS = 12
 ENOUGH_STEPS = 4
 CHEAP_ROWS = 500
 MOST_ROWS = 4000
-# Rates are taken over so long, or until so many steps and rows that they are clear.
-_SPAN_NS = 250_000_000
+# Rates are taken over so many steps: the first of each cell are all told. Rows over so long, too.
 _CLEAR_STEPS = 16
 _CLEAR_ROWS = CHEAP_ROWS // 4
+_SPAN_S = 0.25
 
 
 class Stride:
@@ -42,12 +42,12 @@ class Stride:
         self._rows += rows
         self._steps += 1
         seconds = max(1, now_ns - self._began_ns) / 1e9
-        has_rows = self._steps >= 4 and self._rows >= _CLEAR_ROWS
-        is_clear = has_rows or self._steps >= _CLEAR_STEPS
-        if not is_clear and seconds < _SPAN_NS / 1e9:
-            return
         rows_s, steps_s = self._rows / seconds, self._steps / seconds
+        is_clear = self._steps >= _CLEAR_STEPS
+        has_rows = seconds >= _SPAN_S or (self._steps >= 4 and self._rows >= _CLEAR_ROWS)
         most_steps = MOST_STEPS if rows_s <= CHEAP_ROWS else 2 * ENOUGH_STEPS
-        if rows_s > MOST_ROWS or steps_s >= most_steps:
+        if (is_clear and steps_s >= most_steps) or (has_rows and rows_s > MOST_ROWS):
             self.every *= 2
+        elif not is_clear:
+            return
         self._began_ns, self._rows, self._steps = now_ns, 0, 0
