@@ -4,6 +4,11 @@ from collections.abc import Iterable
 
 from nbdist.errors import UsageError
 
+# What each rank finds in its namespace, of its own or put there by us: nobody else sets them.
+NAMES_OF_A_RANK = frozenset(
+    {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbdist"},
+)
+
 
 def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
     """Return the ranks that `text` names, ascending and without repeats.

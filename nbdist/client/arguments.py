@@ -1,12 +1,12 @@
 """Read the words after `%dist` and `%%distributed`: pure, and the same for help and completion."""
 
 import argparse
-import ast
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from nbdist.client.params import read_param, split_line
 from nbdist.errors import UsageError
 
 COMMANDS = {
@@ -157,9 +157,9 @@ def distributed_parser() -> argparse.ArgumentParser:
         default=[],
         type=_parameter,
         metavar="KEY=VALUE",
-        help="a Python literal, set on the ranks before the cell runs and logged; a list, as in "
-        "lr=[1e-3,3e-4], runs the cell once a value, as nested runs, and several lists once a "
-        "combination; a tuple is one value",
+        help='a Python literal (text in quotes: opt="sgd"), set on the ranks before the cell runs '
+        "and logged; a list, as in lr=[1e-3,3e-4], runs the cell once a value, as nested runs, and "
+        "several lists once a combination; a tuple is one value",
     )
     parser.add_argument("--no-track", action="store_true", help="no MLflow run for this cell")
     parser.add_argument(
@@ -189,7 +189,7 @@ def parse_dist(line: str) -> argparse.Namespace | None:
     Raises:
         UsageError: A word is wrong; one line says what is right.
     """
-    words = _words("%dist", line)
+    words = _words("%dist", line, shlex.split)
     if not words:
         words = ["status"]
     if not words[0].startswith("-") and words[0] not in COMMANDS:
@@ -205,7 +205,7 @@ def parse_distributed(line: str) -> argparse.Namespace | None:
     Raises:
         UsageError: A word is wrong; one line says what is right.
     """
-    return _parse(distributed_parser(), _words("%%distributed", line))
+    return _parse(distributed_parser(), _words("%%distributed", line, split_line))
 
 
 def complete(text: str, cursor: int) -> list[str]:
@@ -247,9 +247,9 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-r", "--ranks", default="all", metavar="RANKS", help="all, 0, 0,2 or 1-3")
 
 
-def _words(magic: str, line: str) -> list[str]:
+def _words(magic: str, line: str, split: Callable[[str], list[str]]) -> list[str]:
     try:
-        return shlex.split(line)
+        return split(line)
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()!r}.") from None
 
@@ -261,16 +261,11 @@ def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
         return None
 
 
-def _parameter(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.isidentifier():
-        raise argparse.ArgumentTypeError(f"-p takes KEY=VALUE, not {text!r}")
+def _parameter(word: str) -> tuple[str, Any]:
     try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        raise argparse.ArgumentTypeError(
-            f"the value of -p {key} is a Python literal (text in quotes), not {value!r}"
-        ) from None
+        return read_param(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _view(text: str) -> str:

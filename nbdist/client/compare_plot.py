@@ -27,10 +27,14 @@ def show(comparison: Comparison, theme: str) -> None:
     """Display the picture of a comparison, where pictures are shown and there is one to draw."""
     entries = [e for e in comparison.entries if e.curve or e.throughput is not None]
     if is_live() and entries:
-        text = " ".join(comparison.sentences) or f"{len(entries)} runs beside each other."
+        text = " ".join(comparison.sentences) or _beside(len(entries))
         data = {"image/png": picture(entries, theme_named(theme)), "text/plain": text}
         size = {"width": int(WIDTH_IN * 100), "height": int(HEIGHT_IN * 100), "alt": text}
         Slots(live=False).settle([Display(data, {"image/png": size})])
+
+
+def _beside(count: int) -> str:
+    return "One run." if count == 1 else f"{count} runs beside each other."
 
 
 def picture(entries: Sequence[Entry], theme: Theme) -> str:
@@ -111,4 +115,4 @@ def _bars(axes: Axes, entries: Sequence[Entry], theme: Theme) -> None:
             )
     names = [e.name if len(e.name) <= 14 else f"{e.name[:13]}…" for e in entries]
     axes.set_xticks(range(len(entries)), names, rotation=20 if len(entries) > 3 else 0)
-    _title(axes, "samples/s of all ranks", theme)
+    _title(axes, "samples/s of all ranks, last steps", theme)

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nbdist import plain
 from nbdist.client import syntax
 from nbdist.client.attempts import Asked, Attempts
 from nbdist.client.chaos import Chaos, Plan
 from nbdist.client.cluster import Cluster
 from nbdist.client.insight.values import Verdict
 from nbdist.client.interrupts import Interrupts
+from nbdist.client.params import require_params
 from nbdist.client.profile.chosen import parse_steps
 from nbdist.client.profile.gather import Profiled
 from nbdist.client.repair import restart
@@ -142,13 +142,16 @@ class Session:
             CellSyntaxError: The code does not compile; it ran nowhere.
             ClusterError: The session is stopped, busy or has lost a rank.
             RankError: The code failed on a rank.
-            UsageError: `ranks` names no ranks, a parameter is not plain, or `profile` no steps.
+            UsageError: `ranks` names no ranks, a parameter is not plain or replaces a name of the
+                rank's own, `resume` names a sweep, or `profile` no steps.
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
         """
         self._require_usable()
         chosen = parse_ranks(ranks, self.world_size)
-        _require_plain(params or {})
+        require_params(params or {})
         syntax.check(code)
+        if resume and track and run_name is not None:
+            self._showing.require_run(run_name)
         steps = None if profile is None else parse_steps(str(profile))
         asked = Asked(
             code, chosen, timeout_s, params or {}, run_name, resume, track, show, prompt, steps
@@ -197,7 +200,7 @@ class Session:
         """
         self._require_usable()
         chosen = parse_ranks(ranks, self.world_size)
-        _require_plain({**(params or {}), **lists})
+        require_params({**(params or {}), **lists})
         combinations(lists)  # too many are refused before anything else happens
         syntax.check(code)
         steps = None if profile is None else parse_steps(str(profile))
@@ -397,12 +400,3 @@ class Session:
                 do=f"%dist restart -r {','.join(map(str, dead))}",
             )
         return chosen
-
-
-def _require_plain(params: Mapping[str, Any]) -> None:
-    for name, value in params.items():
-        if not plain.is_plain(value):
-            raise UsageError(
-                f"-p {name} takes None, bool, numbers, text, and lists, tuples and dicts of "
-                f"these, up to 64 KiB, not a {type(value).__name__}; %dist push takes anything."
-            )

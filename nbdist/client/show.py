@@ -174,6 +174,13 @@ class Showing:
         """Return the run under which those of a sweep's cells are nested; see `Tracker`."""
         return self._tracking().begin_study(name, source, values)
 
+    def require_run(self, name: str) -> None:
+        """Check that a cell can go on with the run of that name; raises UsageError."""
+        from nbdist.client.tracking.runs import require_run
+
+        tracker = self._tracking()
+        require_run(tracker.folder, tracker.experiment, name)
+
     def _tracking(self) -> "Tracker":
         from nbdist.client.tracking import Tracker
 

@@ -36,6 +36,33 @@ def test_a_sweep_sets_each_value_on_all_ranks(session: nbdist.Session) -> None:
     ]
 
 
+def test_a_name_of_the_ranks_own_is_refused_from_python_too(session: nbdist.Session) -> None:
+    with pytest.raises(nbdist.UsageError, match="-p device would replace"):
+        session.run("pass", params={"device": 1})
+    with pytest.raises(nbdist.UsageError, match="-p rank would replace"):
+        session.sweep("pass", {"rank": [5, 6]})
+    assert session.run("rank").value_list == [0, 1]
+
+
+def test_text_in_quotes_and_lists_with_spaces_reach_the_ranks(notebook: Kernel) -> None:
+    ran = notebook.cell(
+        "print(opt, sizes)", """-r 0 --no-track -p opt="sgd" -p sizes=(32, 'a b')"""
+    )
+    assert ran.error is None
+    assert "sgd (32, 'a b')" in ran.text
+
+
+def test_a_sweep_is_nothing_to_resume_and_its_runs_are_named(notebook: Kernel) -> None:
+    assert notebook.cell(TRAIN, "--run tried -p lr=[1e-3,0.1]").error is None
+    refused = notebook.cell("print('ran')", "--run tried --resume -p lr=0.1")
+    assert refused.error is not None
+    assert refused.error[1] == (
+        "tried is a sweep, and --resume goes on with one run: give --run one of its runs, "
+        "lr0.001, lr0.1."
+    )
+    assert "ran\n" not in refused.text
+
+
 def test_a_sweeps_runs_are_nested_and_compared(notebook: Kernel) -> None:
     ran = notebook.cell(TRAIN, "--run rates -p lr=[1e-3,0.1] -p fixed=(1,2)")
     assert ran.error is None
@@ -126,6 +153,8 @@ def test_a_failed_run_of_a_sweep_is_tried_again(notebook: Kernel) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ("-p rank=[5,6]", "-p rank would replace what cells find as rank on each rank"),
+        ("-p torch=5", "-p torch would replace"),
         ("-p lr=[] ", "-p lr=[] has no value to run the cell with."),
         ("--run a --resume -p lr=[1,2]", "--resume goes on with one run"),
         ("-p a=[1,2,3,4,5,6,7,8] -p b=[1,2,3,4,5,6,7,8,9]", "would be 72 runs"),

@@ -72,6 +72,11 @@ def notebook(make_home: Callable[[], Path]) -> Notebook:
     train("failed", Ranks(2), 3, "failed", message, run_name="small")
     train("stopped", Ranks(2), 3, "interrupted", run_name="small")
     train("more", Ranks(2), 5, "finished", run_name="small", resume=True, params={"lr": 1})
+    train("broken", Ranks(2), 3, "failed", "ValueError: once", run_name="mended")
+    assert tracker.flush(60), (home / "logs/tracking.log").read_text()
+    broken = client_of(home).get_run(links["broken"].run_id)
+    assert broken.data.tags["nbdist.error"] == "ValueError: once"
+    train("mended", Ranks(2), 2, "finished", run_name="mended", resume=True)
     assert tracker.flush(60), (home / "logs/tracking.log").read_text()
     tracker.close(5)
     return Notebook(home, client_of(home), links)
@@ -139,6 +144,12 @@ def test_resume_goes_on_with_the_newest_run_of_that_name(notebook: Notebook) -> 
     assert run.data.params["lr"] == "1"
 
 
+def test_a_run_that_goes_on_and_finishes_has_no_error_any_more(notebook: Notebook) -> None:
+    run = notebook.run("mended")
+    assert run.info.status == "FINISHED"
+    assert "nbdist.error" not in run.data.tags
+
+
 def test_the_cells_last_line_has_no_number_that_changes(notebook: Notebook) -> None:
     text = notebook.links["failed"].text
     assert text == "Run small is tracked in MLflow: %dist runs, %dist ui"
@@ -147,7 +158,8 @@ def test_the_cells_last_line_has_no_number_that_changes(notebook: Notebook) -> N
 def test_the_runs_of_a_notebook_are_listed_newest_first(notebook: Notebook) -> None:
     rows = runs(notebook.home, "02_train")
     assert [(r.name, r.state, r.steps) for r in rows] == [
-        ("small", "finished", 5),
+        ("mended", "finished", 5),
+        ("small", "finished", 8),
         ("small", "failed", 3),
         ("ddp-w4-lr0.03", "finished", STEPS),
     ]

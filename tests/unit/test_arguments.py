@@ -42,6 +42,11 @@ def test_options_of_a_cell_are_read() -> None:
         ("x='\"a=b\"'", "a=b"),
         ("x=[1,[2.5]]", [1, [2.5]]),
         ("'x={\"a\": 1}'", {"a": 1}),
+        ('opt="sgd"', "sgd"),
+        ("opt='it\\'s'", "it's"),
+        ('opt=["a","b c"]', ["a", "b c"]),
+        ("h=[32, (64, 2)]", [32, (64, 2)]),
+        ('tag="1"', "1"),
     ],
 )
 def test_a_parameter_is_a_python_literal(text: str, value: Any) -> None:
@@ -147,3 +152,22 @@ def test_a_wrong_view_is_refused_in_a_line_that_says_what_is_right() -> None:
 def test_views_of_the_board_complete() -> None:
     assert complete("%dist board ", 12) == list(VIEWS)
     assert complete("%dist board co", 14) == ["collectives"]
+
+
+def test_a_bare_word_is_refused_with_what_to_type() -> None:
+    with pytest.raises(
+        UsageError, match=r'takes a Python literal, not \'sgd\'; for text type -p opt="sgd"'
+    ):
+        parse_distributed("-p opt=sgd --no-track")
+
+
+def test_what_follows_a_parameter_is_split_as_before() -> None:
+    asked = parse_distributed("-p h=[1, 2] --run 'my run' -plr=1")
+    assert asked is not None
+    assert (asked.params, asked.run) == ([("h", [1, 2]), ("lr", 1)], "my run")
+
+
+@pytest.mark.parametrize("line", ["-p h=[1, 2 --run a", "-p opt='a", "--run 'a"])
+def test_what_is_not_closed_is_said(line: str) -> None:
+    with pytest.raises(UsageError, match="No closing"):
+        parse_distributed(line)

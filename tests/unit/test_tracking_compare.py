@@ -2,8 +2,10 @@
 
 import base64
 import math
+import random
 import statistics
 from array import array
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from nbdist.client.tracking.compare import (
     sum_over_ranks,
     what_differs,
 )
-from nbdist.client.tracking.curves import MOST_POINTS, curves_of, joined
+from nbdist.client.tracking.curves import MOST_POINTS, curves_of, end_values, joined
 
 
 def history(values: list[float], first: int = 1) -> Series:
@@ -146,3 +148,86 @@ def test_the_picture_is_drawn_for_many_runs_and_few_figures(theme: str) -> None:
     assert png.startswith(b"\x89PNG")
     only_speed = Entry("b", "finished", 3, {}, None, Figure(9, None))
     assert base64.b64decode(picture([only_speed], theme_named(theme))).startswith(b"\x89PNG")
+
+
+def noisy(level: float, seed: int, steps: int, ranks: int = 2) -> dict[str, Any]:
+    """Return the curves of ranks that all see the same batches."""
+    chance = random.Random(seed)
+    values = [level + chance.gauss(0, 0.03) for _ in range(steps)]
+    series = {"loss": {rank: history(values) for rank in range(ranks)}}
+    return curves_of(lambda key: series.get(key, {}))
+
+
+def test_noise_has_no_winner_where_ranks_see_the_same_batches() -> None:
+    for seed in range(0, 200, 4):
+        runs = [
+            entry_of(str(i), "finished", 20, {}, noisy(2.3, seed + i, steps=20)) for i in range(4)
+        ]
+        (said,) = Comparison(tuple(runs)).sentences
+        assert said.startswith("No clear winner in loss"), (seed, said)
+
+
+def test_a_true_difference_wins_with_an_error_bar_from_the_steps() -> None:
+    curves = {name: noisy(level, 1 + (name == "b"), 200) for name, level in (("a", 2.3), ("b", 2))}
+    table = Comparison(tuple(entry_of(n, "finished", 200, {}, c) for n, c in curves.items()))
+    assert table.sentences[0].startswith("b has the lowest loss: ")
+    values = [row[1] for row in curves["a"]["loss"][-50:]]
+    standard_error = statistics.stdev(values) / math.sqrt(50)
+    loss = table.losses[0]
+    assert loss is not None
+    assert loss.value == pytest.approx(statistics.fmean(values))
+    assert loss.error == pytest.approx(2 * standard_error, rel=0.1)
+
+
+def test_runs_of_different_lengths_are_compared_over_the_steps_that_all_have_made() -> None:
+    falling = [3.0 - 0.1 * i for i in range(20)]
+    kept = [
+        curves_of(lambda key, n=n: {0: history(falling[:n])} if key == "loss" else {})
+        for n in (20, 15)
+    ]
+    table = Comparison(
+        (entry_of("a", "finished", 20, {}, kept[0]), entry_of("b", "interrupted", 15, {}, kept[1]))
+    )
+    a, b = table.losses
+    assert a is not None
+    assert b is not None
+    assert a.value == b.value == pytest.approx(statistics.fmean(falling[8:15]))
+    assert "has the lowest" not in str(table)
+    assert "Loss is the mean of steps 9 to 15, for 15 is the last step that all have made." in (
+        str(table)
+    )
+
+
+def test_a_run_that_failed_early_does_not_shorten_the_comparison() -> None:
+    entries = [
+        entry_of("a", "finished", 40, {}, noisy(2, 1, 40)),
+        entry_of("b", "finished", 40, {}, noisy(2, 2, 40)),
+        entry_of("c", "failed", 3, {}, noisy(2, 3, 3)),
+    ]
+    table = Comparison(tuple(entries))
+    assert "Loss is the mean of steps 21 to 40." in str(table)
+    assert "Of a run that failed before, it is of its own last steps." in str(table)
+
+
+def test_a_few_steps_decide_nothing() -> None:
+    entries = [entry_of(n, "finished", 4, {}, noisy(v, 1, 4)) for n, v in (("a", 2), ("b", 1))]
+    (said,) = Comparison(tuple(entries)).sentences
+    assert said == "No clear winner in loss: the mean of steps 3 to 4 says too little."
+
+
+def test_a_thinned_curve_is_compared_over_as_many_steps_as_its_error_needs() -> None:
+    kept = noisy(2.0, 1, 20_000)
+    window = Comparison((entry_of("a", "finished", 20_000, {}, kept),)).window
+    assert window is not None
+    assert 10 * 50 <= window.last - window.first + 1 <= 600
+
+
+def test_a_step_that_is_long_now_and_then_counts_in_throughput_and_mean_and_not_in_the_median() -> (
+    None
+):
+    times = [0.01 + 0.2 * (i % 10 == 9) for i in range(100)]
+    series = {"step_s": {0: history(times)}, "samples": {0: history([32.0] * 100)}}
+    values = end_values(curves_of(lambda key: series.get(key, {}))["end"])
+    assert values["step_s"] == pytest.approx(0.03)
+    assert values["step_median_s"] == pytest.approx(0.01)
+    assert values["samples_per_s"] == pytest.approx(32 / values["step_s"])

@@ -7,6 +7,7 @@
     study   the run under which those of a sweep are nested             (kernel)
     series  records in, points out; flat: one step as a few numbers     (pure)
     curves  what stays of a run to compare it by                        (pure)
+    losses  the loss of runs over the same steps                        (pure)
     spool   a run on disk, as operations                                (both processes)
     ship    sends the spool to MLflow                                   (a process of its own)
     shipper starts, watches and ends that process                       (kernel)

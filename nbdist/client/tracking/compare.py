@@ -1,8 +1,9 @@
 """Compare runs: what differs between them, and who wins, if anybody does. Pure.
 
-Error bars are two standard errors over the ranks: what a run's figure might as well have been with
-other ranks' shares of the data, or with another machine under a rank. They say nothing of another
-seed. Two runs whose bars overlap have no clear winner.
+Losses are compared over the same steps (`losses`). Error bars are two standard errors over the
+ranks or over these steps, whichever is larger: what a run's figure might as well have been with
+other batches, or another machine under a rank. They say nothing of another seed. Two runs whose
+bars overlap have no clear winner.
 """
 
 import html
@@ -12,11 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbdist.client.tracking.curves import RECENT
+from nbdist.client.tracking.losses import Window, has_steps, loss_over, window_of
 from nbdist.client.tracking.tables import html_table, number, text_table, used_columns
 
 _MOST_DIFFERENT = 8
 _MOST_NAMED = 4
-_WHAT_BARS_ARE = "± is two standard errors over the ranks; another seed may differ by more."
+_WHAT_BARS_ARE = (
+    "± is two standard errors, over the ranks or over these steps, whichever is larger; "
+    "another seed may differ by more."
+)
 # Facts of which a run has another one each time, and which explain nothing.
 _NO_REASON = frozenset({"sample", "samples_seen"})
 
@@ -59,42 +65,76 @@ class Comparison:
     entries: tuple[Entry, ...]
 
     @property
+    def window(self) -> Window | None:
+        """The steps that losses are compared over; None when no run has kept any."""
+        return window_of(e.curve for e in self.entries if e.state != "failed" or self._all_failed)
+
+    @property
+    def losses(self) -> tuple[Figure | None, ...]:
+        """Each run's loss, over `window`."""
+        window = self.window
+        return tuple(_loss(entry, window) for entry in self.entries)
+
+    @property
     def sentences(self) -> tuple[str, ...]:
         """Who wins, in words."""
         # What failed has lost, whatever its loss was by then.
-        stood = [entry for entry in self.entries if entry.state != "failed"]
-        losses = [(e.name, e.loss) for e in stood if e.loss is not None]
-        speeds = [(e.name, e.throughput) for e in stood if e.throughput is not None]
-        said = (
-            judge(losses, "the lowest loss", "loss", lowest=True),
-            judge(speeds, "the most samples/s", "samples/s", lowest=False),
-        )
-        return tuple(sentence for sentence in said if sentence)
+        stood = [e for e in zip(self.entries, self.losses, strict=True) if e[0].state != "failed"]
+        losses = [(entry.name, loss) for entry, loss in stood if loss is not None]
+        speeds = [(e.name, e.throughput) for e, _ in stood if e.throughput is not None]
+        window = self.window
+        unsure = any(loss is not None and loss.error is None for _, loss in stood)
+        if window is not None and unsure and len(losses) > 1:
+            said = f"No clear winner in loss: {window} says too little."
+        else:
+            said = judge(losses, "the lowest loss", "loss", lowest=True)
+        faster = judge(speeds, "the most samples/s", "samples/s", lowest=False)
+        return tuple(sentence for sentence in (said, faster) if sentence)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the figures are."""
+        window, notes = self.window, []
+        if window is not None and any(loss is not None for loss in self.losses):
+            ends = {int(e.curve[-1][0]) for e in self.entries if has_steps(e.curve)}
+            all_made = f", for {window.last} is the last step that all have made"
+            notes.append(f"Loss is {window}{all_made if max(ends) > window.last else ''}.")
+            if any(end < window.last for end in ends):
+                notes.append("Of a run that failed before, it is of its own last steps.")
+        if any(entry.throughput is not None for entry in self.entries):
+            notes.append(f"samples/s is of the last {RECENT} steps, without a run's first.")
+        figures = [*self.losses, *(entry.throughput for entry in self.entries)]
+        if any(figure is not None and figure.error is not None for figure in figures):
+            notes.append(_WHAT_BARS_ARE)
+        return tuple(notes)
+
+    @property
+    def _all_failed(self) -> bool:
+        return all(entry.state == "failed" for entry in self.entries)
 
     def __str__(self) -> str:
-        return "\n".join([*text_table(*self.cells()), *self.sentences, *self._notes()])
+        return "\n".join([*text_table(*self.cells()), *self.sentences, *self.notes])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         said = "".join(
-            f"<p>{html.escape(sentence)}</p>" for sentence in (*self.sentences, *self._notes())
+            f"<p>{html.escape(sentence)}</p>" for sentence in (*self.sentences, *self.notes)
         )
         return html_table(*self.cells()) + said
-
-    def _notes(self) -> tuple[str, ...]:
-        figures = [figure for e in self.entries for figure in (e.loss, e.throughput) if figure]
-        return (_WHAT_BARS_ARE,) if any(figure.error is not None for figure in figures) else ()
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Return the table's header and rows as texts."""
         differs = what_differs([entry.facts for entry in self.entries])[:_MOST_DIFFERENT]
         logged = list(dict.fromkeys(k for e in self.entries for k in e.logged if k != "loss"))
-        header = ["run", *differs, "state", "steps", "loss", "samples/s", *logged]
+        loss_name = "loss" if self.window is None else "mean loss"
+        # What was logged stands as it was logged last.
+        header = ["run", *differs, "state", "steps", loss_name, "samples/s"]
+        header += [f"last {key}" for key in logged]
         rows = []
-        for entry in self.entries:
+        for entry, loss in zip(self.entries, self.losses, strict=True):
             row = [entry.name, *(entry.facts.get(key, "") for key in differs), entry.state]
-            row += [str(entry.steps or ""), *(str(f or "") for f in (entry.loss, entry.throughput))]
+            row += [str(entry.steps or ""), *(str(f or "") for f in (loss, entry.throughput))]
             rows.append(row + [number(entry.logged.get(key)) for key in logged])
         return used_columns(header, rows)
 
@@ -102,10 +142,10 @@ class Comparison:
 def rows_of(entries: Sequence[Entry]) -> list[dict[str, object]]:
     """Return one row a run for a program to read: facts, state, figures and their errors."""
     rows: list[dict[str, object]] = []
-    for entry in entries:
+    for entry, loss in zip(entries, Comparison(tuple(entries)).losses, strict=True):
         row: dict[str, object] = {"run": entry.name, **entry.facts, "state": entry.state}
         row["steps"] = entry.steps
-        for name, figure in (("loss", entry.loss), ("samples_per_s", entry.throughput)):
+        for name, figure in (("loss", loss), ("samples_per_s", entry.throughput)):
             row[name] = figure.value if figure else None
             row[f"{name}_error"] = figure.error if figure else None
         rows.append(row)
@@ -171,13 +211,16 @@ def entry_of(
 ) -> Entry:
     """Return a run's entry, made from what `curves` keeps of it."""
     end = curves.get("end", {})
+    speed = sum_over_ranks(end.get("samples_per_s", {}))
+    # Ranks that wait for each other are equally slow, so the spread over steps adds up.
+    over_steps = sum(_known(end.get("samples_per_s_error", {}).values()))
     return Entry(
         name,
         state,
         steps,
         facts,
         mean_over_ranks(end.get("loss", {})),
-        sum_over_ranks(end.get("samples_per_s", {})),
+        None if speed is None else Figure(speed.value, _larger(speed, over_steps)),
         logged or {},
         curves.get("loss", ()),
     )
@@ -197,6 +240,26 @@ def _listed(texts: Sequence[str], more: str) -> str:
     if more:
         return ", ".join(texts) + more
     return f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def _loss(entry: Entry, window: Window | None) -> Figure | None:
+    """Return a run's loss over a window, or what is known of its end where it has no steps."""
+    if window is None or not has_steps(entry.curve):
+        return entry.loss
+    told = loss_over(entry.curve, window)
+    if told is None:
+        return None
+    value, over_steps = told
+    return Figure(value, _larger(entry.loss, over_steps))
+
+
+def _larger(figure: Figure | None, over_steps: float | None) -> float | None:
+    """Return the larger of the errors over ranks and over steps; None when neither tells any."""
+    over_ranks = figure.error if figure is not None else None
+    # Ranks with the same batches agree but for rounding: that is no measure of chance.
+    if figure is not None and over_ranks is not None and over_ranks <= 1e-6 * abs(figure.value):
+        over_ranks = None
+    return max((error for error in (over_ranks, over_steps) if error), default=None)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

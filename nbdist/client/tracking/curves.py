@@ -1,7 +1,8 @@
 """Keep of a run what comparing runs needs, a few kilobytes that stay when the run has been sent.
 
-`loss` is a curve with a band over the ranks, thinned to `MOST_POINTS`; `end` has each rank's loss
-and throughput over its last steps. Plain values of JSON, pure functions.
+`loss` is a curve with a band over the ranks, thinned to `MOST_POINTS`; `end` has, over each rank's
+last steps, its loss, throughput (with the error that the steps tell) and the mean and median of a
+step's time. Plain values of JSON, pure functions.
 """
 
 import math
@@ -26,19 +27,42 @@ def curves_of(series: Callable[[str], Mapping[int, Series]], first_step: int = 0
         series: The history of a key, by rank: `Telemetry.series`.
         first_step: Added to every step.
     """
-    losses = _arrays(series("log.loss")) or _arrays(series("loss"))
-    step_s, samples = _arrays(series("step_s")), _arrays(series("samples"))
-    return {
-        "loss": _banded(losses, first_step),
-        "end": {
-            "loss": {str(rank): _finite(_recent_mean(y)) for rank, (_, y) in losses.items()},
-            "samples_per_s": {
-                str(rank): float(np.median(samples[rank][1][-RECENT:]) / usual)
-                for rank, (_, y) in step_s.items()
-                if rank in samples and (usual := float(np.median(y[-RECENT:]))) > 0
-            },
-        },
+    return {"loss": _banded(_losses(series), first_step), "end": end_of(series)}
+
+
+def end_of(series: Callable[[str], Mapping[int, Series]]) -> dict[str, dict[str, float | None]]:
+    """Return what each rank's last steps were like; see `curves_of`.
+
+    Throughput is what was done over the time it took, so a step that is long now and then counts.
+    """
+    times = {rank: _settled(y) for rank, (_, y) in _arrays(series("step_s")).items()}
+    times = {rank: y for rank, y in times.items() if y.mean() > 0}
+    samples = {
+        rank: float(y[-RECENT:].mean() / times[rank].mean())
+        for rank, (_, y) in _arrays(series("samples")).items()
+        if rank in times
     }
+    return {
+        "loss": _named({r: _finite(_recent_mean(y)) for r, (_, y) in _losses(series).items()}),
+        "samples_per_s": _named(samples),
+        "samples_per_s_error": _named({r: v * _error(times[r]) for r, v in samples.items()}),
+        "step_s": _named({rank: float(y.mean()) for rank, y in times.items()}),
+        "step_median_s": _named({rank: float(np.median(y)) for rank, y in times.items()}),
+    }
+
+
+def end_values(end: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
+    """Return what `end_of` tells of a run in the names of `flat`; ranks that know nothing are out.
+
+    Times are means over the ranks, throughput is that of all.
+    """
+    known = {key: [v for v in by_rank.values() if v is not None] for key, by_rank in end.items()}
+    values = {
+        key: float(np.mean(known[key])) for key in ("step_s", "step_median_s") if known.get(key)
+    }
+    if known.get("samples_per_s"):
+        values["samples_per_s"] = sum(known["samples_per_s"])
+    return values
 
 
 def joined(before: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,9 +82,31 @@ def _arrays(by_rank: Mapping[int, Series]) -> dict[int, tuple[Floats, Floats]]:
     }
 
 
+def _losses(
+    series: Callable[[str], Mapping[int, Series]],
+) -> dict[int, tuple[Floats, Floats]]:
+    return _arrays(series("log.loss")) or _arrays(series("loss"))
+
+
 def _recent_mean(values: Floats) -> float:
-    """Return the mean of the last steps: one in ten, at most `RECENT`."""
-    return float(np.mean(values[-max(1, min(RECENT, len(values) // 10)) :]))
+    """Return the mean of the last steps: half of them, at most `RECENT`."""
+    return float(np.mean(values[-max(1, min(RECENT, len(values) // 2)) :]))
+
+
+def _settled(step_s: Floats) -> Floats:
+    """Return the last steps' times; the first one compiles, and tells of no other."""
+    return step_s[1:][-RECENT:] if len(step_s) > 1 else step_s
+
+
+def _error(times: Floats) -> float:
+    """Return two standard errors of these times' mean, as a share of it; 0 for one time."""
+    if len(times) < 2:
+        return 0.0
+    return float(2 * times.std(ddof=1) / math.sqrt(len(times)) / times.mean())
+
+
+def _named(by_rank: Mapping[int, float | None]) -> dict[str, float | None]:
+    return {str(rank): value for rank, value in by_rank.items()}
 
 
 def _banded(losses: Mapping[int, tuple[Floats, Floats]], first_step: int) -> list[list[Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.client.tracking.compare import Comparison, entry_of
+from nbdist.client.tracking.curves import RECENT
 from nbdist.client.tracking.settings import shown_uri
 from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
 from nbdist.client.tracking.tables import html_table, number, text_table, used_columns
@@ -16,6 +17,9 @@ from nbdist.errors import UsageError
 
 _MOST_PARAMS = 4
 _MOST_LOGGED = 3
+_MOST_NAMED = 8
+_UNEVEN = 0.2  # of a step's mean: its median is shown too
+_MOST_SEARCHED = 1000  # runs, for one of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,10 @@ class RunsTable:
 
     def _notes(self) -> list[str]:
         notes = []
+        if any("step_s" in row.values for row in self.rows):
+            notes.append(
+                f"step ms and samples/s: means of the last {RECENT} steps, without a run's first."
+            )
         kept = [row for row in self.rows if not row.is_sent and row.state != "running"]
         if why := next((row for row in kept if row.waits_for), None):
             notes.append(
@@ -135,6 +143,26 @@ def select(rows: Sequence[RunRow], words: Sequence[str]) -> tuple[RunRow, ...]:
         of_study = [row for row in rows if row.study == first.key]
         chosen |= {row.key: row for row in (of_study if first.kind == "study" else [first])}
     return tuple(chosen.values())
+
+
+def require_run(folder: Path, experiment: str, name: str) -> None:
+    """Check that a cell can go on with the run called `name`, as far as `folder` knows.
+
+    A name that nobody here knows may still be one in MLflow.
+
+    Raises:
+        UsageError: It is a sweep's, which is no run to go on with.
+    """
+    rows = runs(folder, experiment, limit=_MOST_SEARCHED)
+    study = next((row for row in rows if row.name == name and row.kind == "study"), None)
+    if study is None or any(row.name == name and row.kind != "study" for row in rows):
+        return
+    inner = [row.name for row in rows if row.study == study.key]
+    more = ", ..." if len(inner) > _MOST_NAMED else ""
+    raise UsageError(
+        f"{name} is a sweep, and --resume goes on with one run: give --run one of its runs"
+        + (f", {', '.join(inner[:_MOST_NAMED])}{more}." if inner else ".")
+    )
 
 
 def compare(folder: Path, rows: Sequence[RunRow]) -> Comparison:
@@ -202,8 +230,9 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
     """Return the table's header and its rows as texts; a column nobody fills is left out."""
     params = list(dict.fromkeys(key for row in rows for key in row.params))[:_MOST_PARAMS]
     logged = list(dict.fromkeys(key for row in rows for key in row.logged if key != "loss"))
-    header = ["#", "run", "state", "layout", "ranks", *params, "steps", "loss"]
-    header += [*logged[:_MOST_LOGGED], "step ms", "samples/s", "comm %", "seconds", "started"]
+    header = ["#", "run", "state", "layout", "ranks", *params, "steps", "last loss"]
+    header += [f"last {key}" for key in logged[:_MOST_LOGGED]]
+    header += ["step ms", "median ms", "samples/s", "comm %", "seconds", "started"]
     header += ["in MLflow"]
     body = []
     for place, row in enumerate(rows, 1):
@@ -213,10 +242,20 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
         texts += [str(row.world_size), *(row.params.get(key, "") for key in params)]
         texts += [str(row.steps) if row.kind == "run" else "", number(value("loss"))]
         texts += [number(value(key)) for key in logged[:_MOST_LOGGED]]
-        step_s = value("step_s")
-        texts += [number(None if step_s is None else step_s * 1000)]
+        texts += _step_ms(value("step_s"), value("step_median_s"))
         texts += [number(value("samples_per_s")), number(value("comm_pct"))]
         texts += [f"{row.seconds:.1f}", f"{row.started:%m-%d %H:%M}"]
         texts += ["yes" if row.is_sent else "not yet"]
         body.append(texts)
     return used_columns(header, body)
+
+
+def _step_ms(mean_s: float | None, median_s: float | None) -> list[str]:
+    """Return the mean and the median of a step's milliseconds; the median where it is another one.
+
+    Some steps are then much longer than most, as those that evaluate or save.
+    """
+    if mean_s is None:
+        return ["", ""]
+    is_other = median_s is not None and abs(mean_s - median_s) > _UNEVEN * mean_s
+    return [number(mean_s * 1000), number(median_s * 1000) if median_s and is_other else ""]

@@ -23,6 +23,9 @@ _REFUSED = {
     403: "403: the user, or token, may not do that there",
 }
 
+# How an earlier attempt ended is not how the run stands once it goes on.
+_OF_AN_END = frozenset({"nbdist.error", "nbdist.ended"})
+
 T = TypeVar("T")
 
 _log = logging.getLogger("nbdist.tracking")
@@ -123,8 +126,11 @@ class RunSender:
         if begin.resume:
             self._resume_newest()
         if state.run_id:
-            if client.get_run(state.run_id).info.lifecycle_stage != "deleted":
+            run = client.get_run(state.run_id)
+            if run.info.lifecycle_stage != "deleted":
                 client.update_run(state.run_id, status="RUNNING")
+                for tag in _OF_AN_END & run.data.tags.keys():
+                    client.delete_tag(state.run_id, tag)
                 return
             state.run_id = ""  # what it continued is gone; it stands on its own
         if begin.resume:

@@ -91,9 +91,10 @@ class Series:
         return tuple(sorted(self._user_keys))
 
     def summary(self) -> dict[str, float]:
-        """Return what stands in the table of runs: the last values, of timings the usual ones.
+        """Return what stands in the table of runs: the last values, of timings their usual ones.
 
-        One step's time says little; the median of the last `RECENT` compares from run to run.
+        One step's time says little; these are medians of the last `RECENT`. Means of step times
+        and throughput are from `curves`, which comparisons are made from too.
         """
         usual = {key: statistics.median(recent) for key, recent in self._recent.items() if recent}
         return {**self.last, **usual}

@@ -15,7 +15,7 @@ from nbdist.client.insight.values import ExplainedStep, Verdict
 from nbdist.client.telemetry import Series as History
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import TAG_FACTS, Place, continued, make_begin, own_params
-from nbdist.client.tracking.curves import curves_of, joined
+from nbdist.client.tracking.curves import curves_of, end_of, end_values, joined
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.machine import Machine
 from nbdist.client.tracking.names import hide_secrets, merge_facts, params_of
@@ -81,6 +81,7 @@ class RunWriter:
         self._place, self._info, self._cells, self._feed = place, info, cells, feed
         before = continued(place, info, self._facts())
         self._curves_before = before.curves() if before else {}
+        self._steps_before = int(before.summary().get("steps", 0)) if before else 0
         self._machine = Machine()
         self._facts_told: set[str] = set()
         self._taken = {*own_params(info)}
@@ -211,9 +212,9 @@ class RunWriter:
             "cell": info.number,
             "started_ms": begin.time_ms,
             "updated_ms": max(begin.time_ms, time.time_ns() // 1_000_000),
-            "steps": series.steps,
+            "steps": self._steps_before + series.steps,
             "last_step": series.last_step,
-            "values": series.summary(),
+            "values": series.summary() | end_values(end_of(self._feed.series)),
             "user_keys": series.user_keys,
             "params": params_of(info.params),
             "facts": own_params(info) | params_of(facts) | _versions(begin.tags),

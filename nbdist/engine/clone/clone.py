@@ -34,12 +34,8 @@ from nbdist.engine.compat.torch_compat import ranks_of
 from nbdist.engine.data import Loader
 from nbdist.engine.placeholder import Placeholder
 from nbdist.errors import ClusterError, LostStateError
-from nbdist.ranks import begin_with_ranks, name_ranks
+from nbdist.ranks import NAMES_OF_A_RANK, begin_with_ranks, name_ranks
 
-# Each rank's own, put in place by `boot`.
-_OF_THE_RANK = frozenset(
-    {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbdist"},
-)
 # IPython's: In, Out, _, __, _i, _ii, _3, _i3, _oh, _dh, ...
 _OF_IPYTHON = re.compile(
     r"In|Out|exit|quit|open|get_ipython|_+|_i+|_i?\d+|_[iod]h|__\w+__|_exit_code"
@@ -181,7 +177,7 @@ class _Place:
         return {
             name: value
             for name, value in self.namespace.items()
-            if name not in _OF_THE_RANK and not _OF_IPYTHON.fullmatch(name)
+            if name not in NAMES_OF_A_RANK and not _OF_IPYTHON.fullmatch(name)
         }
 
 
