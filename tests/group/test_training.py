@@ -410,6 +410,19 @@ def test_training_is_bit_equal_with_and_without_the_tap(kind: str) -> None:
             assert 0 < row["comm_s"] < row["step_s"]
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_where_collectives_are_only_counted_no_step_claims_to_know_its_communication(
+    kind: str,
+) -> None:
+    for _, _, rows in run_ranks(2, _train, kind, "counts"):
+        for row in rows[1:]:
+            assert row["collectives"] > 0
+            assert "comm_s" not in row
+            own = [row[f"{part}_s"] for part in ("compute", "data", "optimizer", "other")]
+            assert sum(own) <= row["step_s"] + 1e-9
+            assert row["compute_s"] > 0
+
+
 def _straggler(kind: str) -> Any:
     """Rank 1 is 50 ms late in every step; return the usual exposed and total seconds."""
     import statistics

@@ -7,16 +7,19 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.patches import PathPatch
 from matplotlib.text import Text
 from PIL import Image
 
 from nbdist.client.arguments import VIEWS
-from nbdist.client.board import palette, sentences, tables, text
+from nbdist.client.board import palette, plots, sentences, tables, text
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
+from nbdist.client.board.page import Page
+from nbdist.client.board.plots import SplitPlot
 from nbdist.client.board.view import View
 from nbdist.client.board.views import SHEETS
-from nbdist.client.insight.values import Analysis
+from nbdist.client.insight.values import Analysis, RankStep, Verdict
 from nbdist.client.telemetry import Telemetry
 from nbdist.wire import Batch, Record
 from tests.unit.board_data import analysis_of, cell_info, steps_of, training
@@ -169,12 +172,115 @@ def test_the_table_of_steps_has_parts_that_sum_to_the_step_and_names_who_is_wait
         assert row["waits for"].startswith("rank 2, ") or row["rank"] == "2"
 
 
-def test_a_step_that_nothing_has_explained_has_three_parts() -> None:
+def test_a_step_that_nothing_has_explained_has_five_parts_that_sum_to_it() -> None:
     stack = look(training(2, 20), cell_info(2)).stack
 
     assert stack is not None
-    assert list(stack.parts) == ["compute", "communication", "data"]
+    assert list(stack.parts) == ["compute", "communication", "data", "optimizer", "other"]
     assert stack.waits_for == {}
+    assert list(stack.whole_ms) == [
+        pytest.approx(row.step_ms) for row in look(training(2, 20), cell_info(2)).rows
+    ]
+
+
+def untimed(ranks: int = 2, steps: int = 60, *, is_explained: bool) -> View:
+    """Return a training whose communication was not measured, as the tap at "counts" tells it."""
+    telemetry = Telemetry()
+    for rank in range(ranks):
+        values = {"step_s": 0.02, "compute_s": 0.018, "data_s": 0.001, "optimizer_s": 0.001}
+        rows = [Record(rank, i, "step", i + 1, i, {"loss": 1.0, **values}) for i in range(steps)]
+        telemetry.receive(Batch(rank, tuple(rows)))
+    parts = {"compute": 18.0, "data": 1.0, "optimizer": 1.0, "other": 0.0}
+    known = tuple(RankStep(rank, 20.0, parts) for rank in range(ranks)) if is_explained else ()
+    return look(telemetry, cell_info(ranks), Analysis(ranks=known))
+
+
+@pytest.mark.parametrize("is_explained", [True, False])
+def test_communication_that_was_not_measured_is_said_to_be_so_in_every_view(
+    is_explained: bool,
+) -> None:
+    view = untimed(is_explained=is_explained)
+
+    assert list(view.stack.parts) == ["compute and communication", "data", "optimizer", "other"]
+    assert "communication not measured" in sentences.sentence("overview", view)
+    assert "90 % compute and communication" in sentences.sentence("step", view)
+    assert "Communication was not measured" in sentences.sentence("step", view)
+    assert sentences.verdicts(view) == [sentences.NOT_TIMED]
+    assert "not timed" in sentences.sentence("collectives", view)
+    overview = tables.table("overview", view)
+    assert dict(zip(overview.head, overview.rows[0], strict=True))["comm %"] == "not measured"
+    assert "waiting" not in tables.table("step", view).head
+    for name in VIEWS:
+        assert png(name, view).shape[1] == 960
+        assert "0 % of a step in communication" not in sentences.sentence(name, view)
+
+
+@pytest.mark.parametrize("known", [analysis_of(2, 60), None])
+def test_the_overview_stacks_the_parts_of_the_step_view_up_to_the_whole_step(
+    known: Analysis | None,
+) -> None:
+    view = look(training(2, 60), cell_info(2), known)
+    page = Page(
+        palette.theme_named("light"), 960, SHEETS["overview"].height(view, True), 1.0, ("h",)
+    )
+    (bars,) = [p for p in SHEETS["overview"].compose(page, view) if isinstance(p, SplitPlot)]
+
+    bars.fit(view)
+
+    tops = [a.get_path().vertices[:, 1].max() for a in bars._artists if isinstance(a, PathPatch)]
+    assert max(tops) == pytest.approx(float(view.stack.whole_ms.max()))
+    (legend,) = [
+        found for found in page.figure.legends if found.get_texts()[0].get_text() == "compute"
+    ]
+    assert [words.get_text() for words in legend.get_texts()] == list(view.stack.parts)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])
+def test_the_two_legends_of_the_overview_never_lie_on_each_other(ranks: int) -> None:
+    view = seen(ranks)
+    page = Page(
+        palette.theme_named("light"), 960, SHEETS["overview"].height(view, True), 1.0, ("h",)
+    )
+    SHEETS["overview"].compose(page, view)
+    page.canvas.draw()
+
+    one, other = (legend.get_window_extent() for legend in page.figure.legends)
+
+    assert not one.overlaps(other)
+    assert one.x0 >= 0
+    assert other.x1 <= 960
+
+
+def test_the_share_of_communication_is_one_figure_in_picture_table_and_sentence() -> None:
+    view = seen(2)
+
+    said = f"{view.comm_pct:.0f} % of a step"
+
+    assert plots._note(view.panel("comm_s"), view) == said
+    assert f"{said} in communication" in sentences.sentence("overview", view)
+    table = tables.table("overview", view)
+    shares = [dict(zip(table.head, row, strict=True))["comm %"] for row in table.rows]
+    assert sum(map(float, shares)) / 2 == pytest.approx(view.comm_pct, abs=0.6)
+
+
+def test_two_ranks_that_both_stand_out_have_no_others_to_wait() -> None:
+    verdicts = tuple(Verdict(rank, "data", 0.5, "slow", 1) for rank in (0, 1))
+    view = look(training(2, 60), cell_info(2), Analysis(verdicts=verdicts))
+
+    assert sentences.sentence("overview", view).endswith("ranks 0-1 make each other wait.")
+    assert all(
+        row[-1] == "◀ they wait for each other" for row in tables.table("overview", view).rows
+    )
+
+
+def test_the_loss_in_a_picture_says_over_how_many_steps_it_is_a_mean() -> None:
+    long, short = look(training(2, 1500), cell_info(2)), look(training(2, 20), cell_info(2))
+    mean = np.mean([line.y[-50:].mean() for line in long.panel("loss").lines])
+
+    said = plots._note(long.panel("loss"), long)
+
+    assert said == f"{text.figure(mean)}, mean of the last 50 steps"
+    assert plots._note(short.panel("loss"), short).endswith(" at the end")
 
 
 def test_ranks_tell_their_rates_and_their_memory() -> None:

@@ -67,6 +67,16 @@ def test_the_parts_of_a_step_sum_to_it_and_nobody_is_blamed_before_ranks_were_co
     assert rank.waits_for is None
 
 
+def test_a_step_whose_communication_was_not_measured_has_no_such_part() -> None:
+    insight = Insight(INFO, clocks())
+    seconds = {"compute_s": 0.07, "data_s": 0.01, "optimizer_s": 0.007}
+    insight.receive([step(1, number, step_s=0.09, **seconds) for number in range(1, 4)])
+    insight.finish(20)
+    (rank,) = insight.now().ranks
+    assert list(rank.parts) == ["compute", "data", "optimizer", "other"]
+    assert sum(rank.parts.values()) == pytest.approx(rank.step_ms)
+
+
 def test_what_computing_hides_of_communication_is_known_of_told_steps_and_stands_for_all() -> None:
     insight = Insight(INFO, clocks())
     seconds = {"step_s": 0.05, "compute_s": 0.04, "comm_s": 0.01}

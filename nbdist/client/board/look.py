@@ -17,7 +17,7 @@ from nbdist.wire import STEP_KEYS, CellInfo
 MOST_OWN = 2  # panels for numbers that the user logged
 # Histories that a live view draws; of a view that is not here, none. They are the dear part.
 DRAWN = {"overview": ("loss", "comm_s", "own"), "loss": ("loss", "own"), "ranks": ("step_s",)}
-MEANS = "step_s", "compute_s", "comm_s", "data_s", "samples", "tokens"
+MEANS = "step_s", "compute_s", "comm_s", "data_s", "optimizer_s", "samples", "tokens"
 
 
 class Series(Protocol):
@@ -164,7 +164,11 @@ def _split(means: dict[str, dict[int, float]]) -> Split | None:
     def column(key: str) -> Floats:
         return np.array([max(0.0, means[key].get(rank, 0.0)) * 1e3 for rank in ranks])
 
-    return Split(ranks, column("compute_s"), column("comm_s"), column("data_s"))
+    compute_ms, data_ms, optimizer_ms = map(column, ("compute_s", "data_s", "optimizer_s"))
+    comm_ms = column("comm_s") if means["comm_s"] else None
+    told_ms = compute_ms + data_ms + optimizer_ms + (0.0 if comm_ms is None else comm_ms)
+    other_ms = np.maximum(0.0, column("step_s") - told_ms)
+    return Split(ranks, compute_ms, comm_ms, data_ms, optimizer_ms, other_ms)
 
 
 def _row(

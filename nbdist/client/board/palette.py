@@ -24,6 +24,7 @@ LINE_DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 1.6), (1.4, 1.4), (6.0, 
 # apart by every eye; neighbours in a stack can, and each part has a hatch of its own.
 PARTS: dict[str, tuple[str, str]] = {
     "compute": ("#156f66", ""),
+    "compute and communication": ("#156f66", ""),  # where they were not told apart
     "hidden": ("#3a9f7a", "...."),
     "communication": ("#c47a10", "////"),
     "transfer": ("#c47a10", "////"),

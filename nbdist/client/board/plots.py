@@ -39,7 +39,7 @@ from nbdist.client.board.scales import (
     smoothing_window,
 )
 from nbdist.client.board.text import figure, tick
-from nbdist.client.board.view import Line, Panel, Split, View
+from nbdist.client.board.view import Line, Panel, Stack, View
 from nbdist.ranks import name_ranks
 
 FAINT_LINES = 2  # up to so many ranks show every value behind their mean; more would be mud
@@ -106,7 +106,7 @@ class LinePlot:
         if self._with_mean:
             self._artists.append(self._mean(panel.lines, top))
         if self._final:
-            self._note.set_text(_note(panel, view.split))
+            self._note.set_text(_note(panel, view))
         return changed
 
     def draw(self) -> None:
@@ -218,42 +218,41 @@ class LinePlot:
 
 
 class SplitPlot:
-    """Where a recent step's time goes: one stacked bar a rank."""
+    """Where a recent step's time goes: one stacked bar a rank, of the same parts as `step`."""
 
-    def __init__(self, axes: Axes, theme: Theme, ranks: int, final: bool) -> None:
+    def __init__(self, axes: Axes, theme: Theme, stack: Stack, final: bool) -> None:
         self._axes, self._theme, self._final = axes, theme, final
         self._ranks: tuple[int, ...] = ()
         self._y: Limits | None = None
         self._artists: list[Artist] = []
-        names = "compute", "communication", "data"
-        self._parts = [part_patch(name, theme, ranks) for name in names]
+        self._parts = [part_patch(name, theme, len(stack.ranks)) for name in stack.parts]
         title(axes, "step time, ms", theme)
         axes.set_xlabel("rank", color=theme.text, fontsize=TEXT_PT, labelpad=1)
 
     def fit(self, view: View) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""
-        split = view.split
-        assert split is not None  # it is why there is this plot
-        stack = np.stack([split.compute_ms, split.comm_ms, split.data_ms])
-        top = float(stack.sum(axis=0).max())
+        stack = view.stack
+        assert stack is not None  # it is why there is this plot
+        top = float(stack.whole_ms.max())
         y = (0.0, top * 1.12 if top > 0 else 1.0)
         if not self._final:
             y = grown(self._y, y)
-        changed = split.ranks != self._ranks or y != self._y
+        changed = stack.ranks != self._ranks or y != self._y
         if changed:
-            self._show_ranks(split.ranks)
+            self._show_ranks(stack.ranks)
             self._y = y
             self._axes.set_ylim(*y)
-        base = np.zeros(len(split.ranks))
-        at = np.arange(len(split.ranks), dtype=np.float64)
+        base = np.zeros(len(stack.ranks))
+        at = np.arange(len(stack.ranks), dtype=np.float64)
         self._artists = []
-        for patch, height in zip(self._parts, stack, strict=True):
-            # One path for all ranks: Agg prepares a hatch for each path it draws (2 ms).
-            bars = PathPatch(boxes(at, base, height))
-            bars.update_from(patch)
-            self._artists.append(bars)
+        for patch, height in zip(self._parts, stack.parts.values(), strict=True):
+            if height.any():
+                # One path for all ranks: Agg prepares a hatch for each path it draws (2 ms).
+                bars = PathPatch(boxes(at, base, height))
+                bars.update_from(patch)
+                self._artists.append(bars)
             base = base + height
-        if self._final and len(split.ranks) <= palette.MANY:
+        if self._final and len(stack.ranks) <= palette.MANY:
             self._artists += [self._figure_over(x, h) for x, h in zip(at, base, strict=True)]
         return changed
 
@@ -296,7 +295,13 @@ def _recent(line: Line) -> float:
     return float(tail.mean()) if len(tail) else math.nan
 
 
-def _note(panel: Panel, split: Split | None) -> str:
+def _recent_steps(line: Line) -> int:
+    """Return how many steps that mean is of; a point of a thinned history stands for several."""
+    window = smoothing_window(len(line.x))
+    return 1 if window == 1 else int(line.x[-1] - line.x[-window]) + 1
+
+
+def _note(panel: Panel, view: View) -> str:
     """Say over a finished plot where it ended: the mean of all ranks over the last steps."""
     ends = [end for end in map(_recent, panel.lines) if math.isfinite(end)]
     odd = [line.rank for line in panel.lines if not math.isfinite(line.y[-1])]
@@ -304,7 +309,8 @@ def _note(panel: Panel, split: Split | None) -> str:
         return f"not finite on {name_ranks(odd)}"
     if not ends:
         return "not finite"
-    if panel.key == "comm_s" and split is not None:
-        whole = float((split.compute_ms + split.comm_ms + split.data_ms).sum())
-        return f"{100 * float(split.comm_ms.sum()) / whole:.0f} % of a step" if whole else ""
-    return f"{figure(sum(ends) / len(ends))} at the end"
+    if panel.key == "comm_s":
+        return "" if view.comm_pct is None else f"{view.comm_pct:.0f} % of a step"
+    end = figure(sum(ends) / len(ends))
+    steps = max(_recent_steps(line) for line in panel.lines)
+    return f"{end} at the end" if steps == 1 else f"{end}, mean of the last {steps:,} {panel.by}s"

@@ -13,9 +13,10 @@ from nbdist.ranks import name_ranks
 if TYPE_CHECKING:  # for its type alone: the view loads numpy
     from nbdist.client.board.view import Stack, View
 
-NOT_EXPLAINED = (
-    "What ranks wait for is not known yet: their collectives have not been compared. It stays so "
-    "where collectives are not timed (%config NBDist.tap)."
+NOT_EXPLAINED = "What ranks wait for is not known yet: their collectives have not been compared."
+NOT_TIMED = (
+    "Communication was not measured, so nobody knows who waits for whom: %config NBDist.tap is not "
+    "'full'."
 )
 
 
@@ -38,6 +39,8 @@ def verdicts(view: "View") -> list[str]:
         return [
             f"Too early to tell: it takes {RECENT} steps, and rank {furthest.rank} made {made}."
         ]
+    if not view.is_timed:
+        return [NOT_TIMED]
     if not view.analysis.ranks:
         return [NOT_EXPLAINED]
     return [f"No rank stands out over the last {RECENT} steps."]
@@ -47,6 +50,8 @@ def no_collectives(view: "View") -> str:
     """Return why there are no collectives to be seen."""
     if len(view.rows) == 1:
         return "One rank alone has nobody to communicate with."
+    if not view.is_timed:
+        return "Collectives were not timed: %config NBDist.tap is not 'full'."
     return "No collective has been compared yet."
 
 
@@ -58,12 +63,14 @@ def _overview(view: "View") -> str:
         bad = [row.rank for row in view.rows if row.loss is not None and _is_odd(row.loss)]
         mean = sum(losses) / len(losses)
         parts.append(f"loss not finite on rank {bad[0]}" if bad else f"loss {figure(mean)}")
-    waits = [row.comm_pct for row in view.rows if row.comm_pct is not None]
-    if waits:
-        parts.append(f"{sum(waits) / len(waits):.0f} % of a step in communication")
+    if view.comm_pct is not None:
+        parts.append(f"{view.comm_pct:.0f} % of a step in communication")
+    elif not view.is_timed:
+        parts.append("communication not measured")
     if view.slow:
         verb = "makes" if len(view.slow) == 1 else "make"
-        parts.append(f"{name_ranks(view.slow)} {verb} the others wait")
+        whom = "each other" if view.slow >= set(view.ranks) else "the others"
+        parts.append(f"{name_ranks(view.slow)} {verb} {whom} wait")
     return ", ".join(parts) + "."
 
 
@@ -92,7 +99,8 @@ def _step(view: "View") -> str:
         return "A step took no time that was measured."
     shares = {name: 100 * float(part.mean()) / whole for name, part in stack.parts.items()}
     told = [f"{share:.0f} % {name}" for name, share in shares.items() if share >= 0.5]
-    return f"A step takes {figure(whole)} ms: {', '.join(told)}.{_longest_wait(stack)}"
+    text = f"A step takes {figure(whole)} ms: {', '.join(told)}."
+    return f"{text} {NOT_TIMED}" if not view.is_timed else f"{text}{_longest_wait(stack)}"
 
 
 def _longest_wait(stack: "Stack") -> str:

@@ -76,6 +76,8 @@ def table(name: str, view: "View") -> Table:
 
 def _overview(view: "View") -> Table:
     own = sorted({key for row in view.rows for key in row.own})[:4]
+    slow = "◀ they wait for each other" if view.slow >= set(view.ranks) else "◀ the others wait"
+    untold = NONE if view.is_timed else "not measured"
     head = ("rank", "device", "step", "loss", "steps/s", "step ms", "comm %", "data %", *own, "")
 
     def cells(row: "Row") -> tuple[str, ...]:
@@ -84,10 +86,11 @@ def _overview(view: "View") -> Table:
             row.device,
             f"{row.step:,}",
             *map(_figure, (row.loss, row.steps_per_s, row.step_ms)),
-            *map(_whole, (row.comm_pct, row.data_pct)),
+            untold if row.comm_pct is None else _whole(row.comm_pct),
+            _whole(row.data_pct),
             *(_figure(row.own.get(key)) for key in own),
             # Last, so that the columns stay where they are when it comes and goes.
-            "◀ the others wait" if row.rank in view.slow else "",
+            slow if row.rank in view.slow else "",
         )
 
     return Table("Ranks, over their last steps", head, tuple(map(cells, view.rows)))

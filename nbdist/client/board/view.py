@@ -12,6 +12,7 @@ import numpy as np
 from nbdist.client.board.scales import Floats
 from nbdist.client.insight.values import PARTS, Analysis
 
+BOTH = "compute and communication"  # a part of steps whose communication was not measured
 REPORT_S = 0.25  # a rank's report may be late by so much on a busy machine
 
 
@@ -42,12 +43,17 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Where a recent step's time went: milliseconds, one entry a rank of `ranks`."""
+    """Where a recent step's time went: milliseconds, one entry a rank of `ranks`.
+
+    `comm_ms` is None where communication was not measured: `compute_ms` holds it.
+    """
 
     ranks: tuple[int, ...]
     compute_ms: Floats
-    comm_ms: Floats
+    comm_ms: Floats | None
     data_ms: Floats
+    optimizer_ms: Floats
+    other_ms: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +84,9 @@ class Row:
 class Stack:
     """What a recent step is made of: milliseconds, one entry a rank of `ranks`.
 
-    `parts` in the order in which they are stacked: the seven of `insight.values`, or compute,
-    communication and data while nothing has explained them. `waits_for` holds, of ranks that wait,
+    `parts` in the order in which they are stacked, which sum to the step: the seven of
+    `insight.values`, or five while nothing tells what was hidden and who waited; `BOTH` in place of
+    those that communication was not measured for. `waits_for` holds, of ranks that wait,
     for whom and how long.
     """
 
@@ -161,21 +168,36 @@ class View:
         """Return what a step is made of, as fully as it is known; None before the first step."""
         explained = self.analysis.ranks
         if explained:
+            known = [part for part in PARTS if any(part in rank.parts for rank in explained)]
             parts = {
-                part: np.array([max(0.0, rank.parts.get(part, 0.0)) for rank in explained])
-                for part in PARTS
+                BOTH if part == "compute" and "waiting" not in known else part: np.array(
+                    [max(0.0, rank.parts.get(part, 0.0)) for rank in explained]
+                )
+                for part in known
             }
             waits = {rank.rank: rank.waits_for for rank in explained if rank.waits_for is not None}
             return Stack(tuple(rank.rank for rank in explained), parts, waits)
         split = self.split
         if split is None:
             return None
-        parts = {
-            "compute": split.compute_ms,
-            "communication": split.comm_ms,
-            "data": split.data_ms,
-        }
-        return Stack(split.ranks, parts, {})
+        if split.comm_ms is None:
+            parts = {BOTH: split.compute_ms}
+        else:
+            parts = {"compute": split.compute_ms, "communication": split.comm_ms}
+        rest = {"data": split.data_ms, "optimizer": split.optimizer_ms, "other": split.other_ms}
+        return Stack(split.ranks, parts | rest, {})
+
+    @property
+    def is_timed(self) -> bool:
+        """Return whether communication was measured; True before the first step."""
+        stack = self.stack
+        return stack is None or BOTH not in stack.parts
+
+    @property
+    def comm_pct(self) -> float | None:
+        """Return how much of a step is communication, the mean of the ranks that know."""
+        known = [row.comm_pct for row in self.rows if row.comm_pct is not None]
+        return sum(known) / len(known) if known else None
 
     @property
     def slow(self) -> frozenset[int]:

@@ -47,7 +47,10 @@ class Parts:
         return tuple(self._mean(rank, self._steps[rank]) for rank in sorted(self._steps))
 
     def _mean(self, rank: int, steps: deque[dict[str, float]]) -> RankStep:
-        mean = {part: sum(step[part] for step in steps) / len(steps) for part in steps[0]}
+        known = [part for part in steps[0] if all(part in step for step in steps)]
+        mean = {part: sum(step[part] for step in steps) / len(steps) for part in known}
+        if "exposed" not in mean:
+            return RankStep(rank, mean.pop("step"), mean)
         exposed_ms, step_ms = mean.pop("exposed"), mean.pop("step")
         # As long as nothing was compared, nobody is known to have been missing.
         waiting_ms = exposed_ms * _share(self._splits.get(rank, ()))
@@ -77,14 +80,16 @@ class Parts:
 def _parts(values: Mapping[str, float]) -> dict[str, float]:
     """Return one step in milliseconds; all but `exposed` and `step` sum to the rest of the step.
 
-    Times that were measured apart may exceed the step by their error: then `other` is negative.
+    Where communication was not measured there is no `exposed`, and `compute` holds it. Times that
+    were measured apart may exceed the step by their error: then `other` is negative.
     """
     step, data, optimizer = (values.get(k, 0.0) for k in ("step_s", "data_s", "optimizer_s"))
     exposed = min(values.get("comm_s", 0.0), step)
     computed = values.get("compute_s", 0.0)
+    measured = {"exposed": exposed * _MS} if "comm_s" in values else {}
     return {
+        **measured,
         "step": step * _MS,
-        "exposed": exposed * _MS,
         "compute": computed * _MS,
         "data": data * _MS,
         "optimizer": optimizer * _MS,

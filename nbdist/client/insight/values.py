@@ -27,6 +27,8 @@ Cause = Literal[
 class RankStep:
     """What a rank's recent steps are made of, their mean; `parts` by the names of `PARTS`.
 
+    Where communication was not measured it has no part of its own: `compute` holds it.
+
     `waits_for` is the rank it waited for longest, with the milliseconds a step; None without one.
     """
 

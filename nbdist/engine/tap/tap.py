@@ -5,8 +5,8 @@ The tap puts Python functions in the place of torch's kernels of the `c10d` oper
 group for its backend anew, for a fault may have put another one there.
 
 Levels: "off" takes everything out, native speed. "counts": number, bytes and kind, and the time
-the main thread waits. "full": also when each collective ran, and the line of the cell that
-launched it. All ranks must be at the same level.
+the main thread waits where Python sees it, which is not in DDP's reducer. "full": also when each
+collective ran, and the line of the cell that launched it. All ranks must be at the same level.
 
 **What the times mean.** A call *begins* when one of gloo's workers takes it up, which follows
 from launches and ends (`queue.py`; a worker that wakes late is not noticed), and *ends* when gloo

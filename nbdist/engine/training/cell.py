@@ -11,6 +11,7 @@ Where the numbers come from:
   in it; `parts.py` says what it is made of. The first step of a cell begins when a batch is first
   asked for; when none was, its beginning was not seen, and it has no times but `data_s`;
 - `comm_s` and `comm_total_s` are the tap's exposed and total times (`tap.py` says what they mean);
+  at other levels than "full", which do not see DDP wait, there is none, and `compute_s` holds it;
 - `samples` and `tokens` are those of the batches a step used, of the loader asked last;
 - `cpu_s`, `starved_s` and memory: `resources.py`; `grad_share`: `gradients.py`.
 
@@ -192,11 +193,11 @@ class Cell:
         parts = with_stream(parts, traffic.stream_ns)
         if self._is_whole:
             values = parts if self.knows_parts else {"step_s": parts["step_s"]}
-            if tap.level() == "off":
-                for unknown in ("comm_s", "forward_comm_s"):
-                    values.pop(unknown, None)
-            else:
+            if tap.level() != "off":
                 _note_communication(traffic, values)
+            if tap.level() != "full" and "comm_s" in values:
+                values["compute_s"] += values.pop("comm_s")
+                values.pop("forward_comm_s", None)
         else:
             values = {"data_s": parts["data_s"]}
         if self._machine is not None:

@@ -30,7 +30,7 @@ def plan(view: View, final: bool) -> tuple[object, ...]:
     """Return the ranks, and the sentences of a picture that stays; live ones are HTML above it."""
     stack = view.stack
     ranks = () if stack is None else stack.ranks
-    return (ranks, *_shown(view), *(sentences.verdicts(view) if final else ()))
+    return (ranks, view.is_timed, *_shown(view), *(sentences.verdicts(view) if final else ()))
 
 
 def height(view: View, final: bool) -> int:
@@ -53,6 +53,8 @@ def compose(page: Page, view: View) -> list[Plot]:
             nothing_yet(axes, "No step has been made yet.", page.theme)
         elif what == "links":
             plots.append(LinkBars(axes, page.theme, view.ranks))
+        elif not view.is_timed:
+            nothing_yet(axes, "So nobody's own work is known.", page.theme)
         else:
             plots.append(OwnWork(axes, page.theme, view.stack, page.is_final))
         top += ABOVE_PX + PLOT_PX + BELOW_PX
