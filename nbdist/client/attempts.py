@@ -7,8 +7,10 @@ the MLflow run that the failed attempt had begun.
 Main thread only.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from nbdist.client.cells import CellRequest, CellRun, Outcome
@@ -75,6 +77,8 @@ class Attempts:
         self._cluster = cluster
         self._showing = showing
         self._count = 0
+        self._profiled_cells: Counter[int] = Counter()  # by their prompt, whose folders bear it
+        self._profile_folder: Path | None = None  # of the newest
         self._failed: tuple[Asked, _Before] | None = None
 
     def run(self, asked: Asked, retries: int = 0) -> CellResult:
@@ -166,7 +170,7 @@ class Attempts:
             asked.params,
             failed=self._failed[1].number if self._failed else None,
             is_retry=before is not None,
-            profile=self._to_profile(asked.profile),
+            profile=self._to_profile(asked.profile, asked.prompt or self._count),
         )
         with Interrupts() as interrupts:
             shown = self._showing.begin(
@@ -200,18 +204,21 @@ class Attempts:
             self._count, outcome, shown, shown.run_key or (before.run if before else None)
         )
 
-    def _to_profile(self, chosen: Steps | None) -> dict[str, Any] | None:
+    def _to_profile(self, chosen: Steps | None, prompt: int) -> dict[str, Any] | None:
         """Return what ranks are told of the steps to record in the newest cell."""
         if chosen is None:
             return None
-        folder = folder_of(self._cluster.logs, self._count) / "ranks"
-        return {"first": chosen.first, "last": chosen.last, "folder": str(folder)}
+        self._profiled_cells[prompt] += 1
+        folder = folder_of(self._cluster.logs, prompt, self._profiled_cells[prompt])
+        self._profile_folder = folder
+        return {"first": chosen.first, "last": chosen.last, "folder": str(folder / "ranks")}
 
     def _profiled(
         self, chosen: Steps, outcome: Outcome, heard: Heard, shown: ShownCell
     ) -> Profiled:
         steps_made = {rank: c.summary.steps for rank, c in outcome.collectors.items()}
-        folder = folder_of(self._cluster.logs, self._count)
+        folder = self._profile_folder
+        assert folder is not None  # the ranks were told of it
         clocks = shown.clocks_after_all()
         told = heard.told()
         return gather(self._cluster, folder, chosen, steps_made, told, clocks.offset_ns)

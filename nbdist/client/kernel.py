@@ -57,6 +57,11 @@ def current() -> Session:
     return _current
 
 
+def is_running() -> bool:
+    """Return whether the kernel has a session that was not stopped."""
+    return _current is not None and _current.is_running
+
+
 def status() -> Status:
     """Return the status of the kernel's session, also when there is none."""
     if _current is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
-from traitlets import Bool, Enum, Float, Integer, Unicode
+from traitlets import All, Bool, Enum, Float, Integer, Unicode, observe
 
 from nbdist.client import arguments
 from nbdist.errors import Interrupted, UsageError
@@ -60,6 +60,14 @@ class NBDist(Magics):
     theme = Enum(["auto", "light", "dark"], "auto", help="Background of the board.").tag(
         config=True
     )
+
+    @observe(All)
+    def _say_when_it_counts(self, change: Any) -> None:
+        """Say of an option that is changed under a running cluster that it counts later."""
+        kernel = sys.modules.get("nbdist.client.kernel")  # without it nothing runs
+        name = change["name"]
+        if name in self.trait_names(config=True) and kernel is not None and kernel.is_running():
+            print(f"NBDist.{name} = {change['new']!r} counts from the next %dist start on.")
 
     @needs_local_scope
     @line_magic

@@ -93,7 +93,7 @@ class Showing:
                 do="train something in a %%distributed cell.",
             )
         else:
-            show_past(self._last_board, self._view, as_text=view is not None)
+            show_past(self._last_board, self._view)
 
     def remember_records(self, outcome: Outcome) -> None:
         """Note how far each rank's records have come, and what was explained of them."""
@@ -332,15 +332,20 @@ def _shown(profiled: Profiled | None) -> list[wire.Display]:
     if profiled.trace is None:
         return [wire.Display({"text/plain": profiled.said})]
     if os.environ.get("NBDIST_STATIC") == "1":
-        place = _short_path(str(profiled.trace.parents[2]))
-        return [
-            wire.Display({"text/plain": f"{profiled.said} The trace is in {place}: {HOW_TO_OPEN}."})
-        ]
+        # The folder's name holds the time of the start, and the table times.
+        said = f"{profiled.said} The trace is {_in_any_run(profiled.trace)}: {HOW_TO_OPEN}."
+        said += " nbdist.current().profile.trace is its path, .text the table of where time went."
+        return [wire.Display({"text/plain": said})]
     said = f"{profiled.said} The trace is {_short_path(str(profiled.trace))}: {HOW_TO_OPEN}."
     if profiled.left_out:
         said += f" Of its slices the {profiled.left_out:,} shortest are left out."
     page = f"<p>{html.escape(said)}</p>{profiled.html}"
     return [wire.Display({"text/plain": f"{said}\n\n{profiled.text}", "text/html": page})]
+
+
+def _in_any_run(trace: Path) -> str:
+    """Return a trace's path as it is in every run: without the folders of start and cell."""
+    return _short_path(str(trace.parents[2] / "*" / "*" / trace.name))
 
 
 def _short_path(path: str) -> str:

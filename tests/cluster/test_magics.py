@@ -182,3 +182,17 @@ def test_a_failing_cell_is_named_by_the_notebooks_prompt_and_line(notebook: Kern
     prompt = inputs[0]["content"]["execution_count"]
     assert ran.error is not None
     assert f"cell {prompt}, line 4  ZeroDivisionError" in ran.error[1]
+
+
+@pytest.mark.parametrize(
+    ("option", "now", "before"), [("grad_norm", True, False), ("quiet", 5.0, 10.0)]
+)
+def test_an_option_that_is_changed_under_a_running_cluster_is_said_to_count_later(
+    notebook: Kernel, option: str, now: object, before: object
+) -> None:
+    changed = notebook.run(f"%config NBDist.{option} = {now!r}")
+    again = notebook.run(f"%config NBDist.{option} = {now!r}")
+    notebook.run(f"%config NBDist.{option} = {before!r}")
+
+    assert changed.text == f"NBDist.{option} = {now!r} counts from the next %dist start on."
+    assert again.text == ""

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -361,3 +362,19 @@ def test_a_static_cell_shows_the_same_text_each_time_it_is_run(static: Kernel) -
     assert "Steps 3-4 were recorded" in once.text
     assert once.text == again.text
     assert not any("text/html" in mimes for mimes in once.mimes)
+    (named,) = re.findall(r"The trace is (\S+/trace\.json\.gz):", once.text)
+    path = "nbdist.current().profile.trace"
+    told = static.run(f"print({path} in __import__('pathlib').Path.cwd().glob({named!r}))")
+    assert told.text == "True"
+    assert "Main thread by kind" in static.run("print(nbdist.current().profile.text)").text
+
+
+def test_the_folder_of_a_profile_bears_the_number_of_the_prompt(notebook: Kernel) -> None:
+    ran = notebook.cell(TRAIN, "--profile=2 --no-track")
+    count = next(
+        message["content"]["execution_count"]
+        for _, message in ran.messages
+        if message["msg_type"] == "execute_input"
+    )
+    folder = notebook.run("print(nbdist.current().profile.trace.parent.name)").text
+    assert folder == f"cell-{count}"

@@ -205,6 +205,16 @@ def test_verdicts_are_told_below_a_live_board_and_never_below_a_static_one() -> 
     ]
 
 
+def test_a_terminal_reads_the_verdicts_below_the_caption() -> None:
+    slow = Known(analysis_of(2, slow=1))
+    board = Board(cell_info(2), training(2, 60), Shelf(), pictures=False, insight=slow)
+
+    caption, verdict = board.finish("finished")
+
+    assert caption.data["text/plain"].startswith("Loss and communication time")
+    assert verdict.data["text/plain"] == slow.now().verdicts[0].sentence
+
+
 @pytest.mark.parametrize("name", VIEWS)
 def test_any_view_is_live_and_leaves_its_picture(name: str) -> None:
     slots, known = Shelf(), Known(analysis_of(2, slow=1))

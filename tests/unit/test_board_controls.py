@@ -4,11 +4,13 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from nbdist.client.board import controls as controls_module
 from nbdist.client.board import palette
 from nbdist.client.board.controls import Controls, show_past
 from nbdist.client.board.look import look
@@ -55,7 +57,7 @@ class Events:
 @pytest.fixture
 def past() -> Past:
     view = look(training(2, 60), cell_info(2), analysis_of(2, slow=1))
-    return Past(view, "finished", palette.theme_named("auto"))
+    return Past(replace(view, outcome="finished"), palette.theme_named("auto"))
 
 
 @pytest.fixture
@@ -92,6 +94,42 @@ def test_a_button_changes_picture_and_table(shown: tuple[Places, Events, Control
     assert words.shown[1].data["text/plain"].startswith("3 collectives a step")
 
 
+def test_a_button_shows_that_the_picture_is_being_drawn_until_it_is_there(
+    shown: tuple[Places, Events, Controls],
+) -> None:
+    places, _, controls = shown
+    buttons, _, at_work = controls.box.children
+    seen: list[tuple[str, int]] = []
+    at_work.observe(lambda _: seen.append((at_work.value, len(places.all[1].shown))), "value")
+
+    buttons.value = "step"
+
+    (drawing, before), (nothing, after) = seen
+    assert "Drawing step" in drawing
+    assert 'role="status"' in drawing
+    assert (nothing, before, after) == ("", 1, 2)
+
+
+@pytest.mark.parametrize("view", ["overview", "ranks"])
+def test_a_static_kernel_shows_a_board_as_text_whichever_view(
+    view: str, past: Past, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NBDIST_STATIC", "1")
+    monkeypatch.setattr(controls_module, "kernel_shell", lambda: object())
+
+    show_past(past, view)
+
+    assert capsys.readouterr().out == f"{past.plain(view)}\n"
+
+
+def test_ranks_of_a_cell_that_has_ended_are_told_as_they_were_at_its_end(past: Past) -> None:
+    said = past.plain("ranks")
+
+    assert "Ranks at the end of the cell" in said
+    assert said.count("finished") == 2
+    assert "trains" not in said
+
+
 def test_every_button_says_what_it_shows(shown: tuple[Places, Events, Controls]) -> None:
     buttons = shown[2].box.children[0]
 
@@ -103,7 +141,7 @@ def test_smoothing_is_there_for_the_loss_and_changes_its_picture(
     shown: tuple[Places, Events, Controls],
 ) -> None:
     places, _, controls = shown
-    buttons, slider = controls.box.children
+    buttons, slider, _ = controls.box.children
     assert slider.layout.display == "none"
 
     buttons.value = "loss"
@@ -166,7 +204,7 @@ def test_the_table_stands_once_in_the_words_and_not_in_the_picture_above_them(pa
 
 
 def test_without_a_kernel_a_view_is_text(past: Past, capsys: pytest.CaptureFixture[str]) -> None:
-    show_past(past, "collectives", as_text=False)
+    show_past(past, "collectives")
 
     said = capsys.readouterr().out
     assert "no.  kind" in said

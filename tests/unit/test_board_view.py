@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -7,6 +8,7 @@ from nbdist.client.board import palette, sentences, tables, text
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
 from nbdist.client.board.view import View
+from nbdist.client.board.views import SHEETS
 from nbdist.client.telemetry import Telemetry
 from nbdist.wire import Batch, Record
 from tests.unit.board_data import analysis_of, cell_info, steps_of, training
@@ -78,6 +80,39 @@ def test_the_table_names_the_straggler_after_the_numbers() -> None:
 
 def test_a_total_that_the_steps_have_passed_is_not_shown() -> None:
     assert look(training(2, 30, total=20), cell_info(2)).total is None
+
+
+def test_the_norm_of_the_gradient_is_one_line_of_the_loss_view_where_it_was_measured() -> None:
+    telemetry = training(2, 3)
+    for rank, share in ((0, 9.0), (1, 16.0)):
+        rows = [Record(rank, 3 + i, "step", 4 + i, i, {"grad_share": share}) for i in range(4)]
+        telemetry.receive(Batch(rank, tuple(rows)))
+    telemetry.receive(Batch(0, (Record(0, 7, "step", 8, 9, {"grad_share": 9.0}),)))
+
+    view = look(telemetry, cell_info(2))
+
+    assert view.norm is not None
+    (line,) = view.norm.lines
+    assert line.x.tolist() == [4, 5, 6, 7]  # what one rank alone has told is no norm
+    assert line.y.tolist() == [5.0] * 4
+    assert SHEETS["loss"].plan(view, True)[0] == ("loss", "grad_norm")
+    assert SHEETS["overview"].plan(view, True)[0] == ("loss", "comm_s")
+    assert look(training(2, 3), cell_info(2)).norm is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        ("finished", "finished"),
+        ("failed", "ended"),
+        ("interrupted", "interrupted"),
+        (None, "trains"),
+    ],
+)
+def test_no_rank_trains_on_after_its_cell(outcome: str | None, state: str) -> None:
+    view = replace(look(training(2, 30), cell_info(2)), outcome=outcome)
+
+    assert [view.state(row) for row in view.rows] == [state, state]
 
 
 def test_what_the_user_logs_beside_a_training_gets_at_most_two_plots() -> None:

@@ -8,6 +8,7 @@ Threads: everything here belongs to the main thread; live.py has the drawing thr
 
 import logging
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from nbdist.client.board import palette
@@ -56,7 +57,7 @@ class Board:
         self._theme = palette.theme_named(theme)
         self.past: Past | None = None  # once it is finished, and had records that could be read
         self._pictures = _in_a_kernel() if pictures is None else pictures
-        self._is_live = self._pictures and not static
+        self._is_static, self._is_live = static, self._pictures and not static
         self._live: Live | None = None
         self._is_open = self._is_finished = False
         self._pngs: dict[str, bytes] = {}  # lasting pictures, by their views
@@ -90,8 +91,9 @@ class Board:
     def finish(self, outcome: Outcome) -> list[Display]:
         """End the live board and return what stays, [] without records: picture and caption.
 
-        Their text is the same live and static, and the same for every run of the same cell. A live
-        board adds the verdicts, where there are any: they hold numbers.
+        Their text is the same live and static, and the same for every run of the same cell. Below
+        them stand the verdicts, where there are any, a terminal's too; not in static mode, for they
+        hold numbers: there the picture alone has them.
         """
         self._is_finished = True
         if not self._telemetry.first_record.is_set():
@@ -106,9 +108,9 @@ class Board:
         displays = [caption(sentence)]
         if has_stopped and self._pictures and (png := self._drawn(self._name)):
             displays.insert(0, picture(png, sentence))
-        if self._is_live and self.past is not None:
+        if not self._is_static and self.past is not None:
             said = [verdict.sentence for verdict in self.past.view.analysis.verdicts]
-            displays += [caption(" ".join(said))] if said else []
+            displays += [caption(sentence) for sentence in said]
         if self._live is not None:
             try:
                 self._live.close(displays[0])
@@ -137,7 +139,8 @@ class Board:
 
         try:
             known = self._insight.now() if self._insight is not None else None
-            return Past(look(self._telemetry, self._info, known), outcome, self._theme)
+            view = look(self._telemetry, self._info, known)
+            return Past(replace(view, outcome=outcome), self._theme)
         except Exception as error:
             _log.error("The board could not read the records", exc_info=error)
             return None

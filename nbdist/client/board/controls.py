@@ -32,19 +32,11 @@ INSTEAD = "Run %dist board again for its buttons."
 _log = logging.getLogger("nbdist.board")
 
 
-def show_past(past: Past, name: str, *, as_text: bool) -> None:
-    """Show one view of a board whose cell has ended.
-
-    With buttons where widgets live; else as picture and caption, the same for every run of the
-    cell, or as text where that was asked for or is all that can be shown.
-    """
+def show_past(past: Past, name: str) -> None:
+    """Show one view of a board whose cell has ended: with buttons where widgets live, else text."""
     shell = kernel_shell()
     if shell is not None and is_live():
         Controls(past, name, Slots(live=True), shell.events, IDLE_S)
-    elif shell is not None and not as_text:
-        sentence = past.caption(name)
-        finals = [past_module.picture(past.png(name), sentence), past_module.caption(sentence)]
-        Slots(live=False).settle(finals)
     else:
         print(past.plain(name))
 
@@ -103,7 +95,8 @@ class Controls:
             continuous_update=False,
         )
         self._slider.layout.display = "" if name == "loss" else "none"
-        self.box = ipywidgets.VBox([self._views, self._slider])
+        self._at_work = ipywidgets.HTML()
+        self.box = ipywidgets.VBox([self._views, self._slider, self._at_work])
         self._bar: live.Slot = slots.open(_displayed(self.box))
         self._picture: live.Slot = slots.open(self._drawn())
         self._words: live.Slot = slots.open(past.words(name))
@@ -127,7 +120,7 @@ class Controls:
             self._timer.cancel()
             self._events.unregister("pre_run_cell", self._on_next_cell)
             self._bar.update(past_module.caption(self._past.caption(self._name)))
-            for widget in (self._views, self._slider, self.box):
+            for widget in (self._views, self._slider, self._at_work, self.box):
                 # A widget's layout and style are widgets too, which nobody else closes.
                 for part in (getattr(widget, "style", None), widget.layout, widget):
                     if part is not None:
@@ -148,11 +141,15 @@ class Controls:
             self._timer = self._started_timer()
             self._name = name
             self._slider.layout.display = "" if name == "loss" else "none"
+            # A picture takes up to a second: until then the old one stands under the new choice.
+            self._at_work.value = text.spoken(f"Drawing {name} …", is_seen=True)
             try:
                 self._picture.update(self._drawn())
                 self._words.update(self._past.words(name))
             except Exception as error:
                 _log.error("The board could not show its view %s", name, exc_info=error)
+            finally:
+                self._at_work.value = ""
 
     def _drawn(self) -> Display:
         png = self._past.png(self._name, self._smoothing, beside_words=True)

@@ -10,13 +10,17 @@ from typing import Protocol
 import numpy as np
 
 from nbdist.client.board.scales import Floats
-from nbdist.client.board.view import Line, Panel, Row, Split, View
+from nbdist.client.board.view import ALL, Line, Panel, Row, Split, View
 from nbdist.client.insight.values import RECENT, Analysis
 from nbdist.wire import STEP_KEYS, CellInfo
 
 MOST_OWN = 2  # panels for numbers that the user logged
 # Histories that a live view draws; of a view that is not here, none. They are the dear part.
-DRAWN = {"overview": ("loss", "comm_s", "own"), "loss": ("loss", "own"), "ranks": ("step_s",)}
+DRAWN = {
+    "overview": ("loss", "comm_s", "own"),
+    "loss": ("loss", "own", "norm"),
+    "ranks": ("step_s",),
+}
 MEANS = "step_s", "compute_s", "comm_s", "data_s", "optimizer_s", "samples", "tokens"
 
 
@@ -73,7 +77,7 @@ def look(
         analysis: What is known beyond the records.
         name: The only one of `arguments.VIEWS` that will be drawn of it; any when None.
     """
-    drawn = ("loss", "comm_s", "own", "step_s") if name is None else DRAWN.get(name, ())
+    drawn = ("loss", "comm_s", "own", "step_s", "norm") if name is None else DRAWN.get(name, ())
     latest = dict(telemetry.latest)  # one atomic copy: ranks are added on another thread
     own_keys = sorted({key for values in latest.values() for key in values} - STEP_KEYS)
     panels = _panels(telemetry, drawn, own_keys)
@@ -90,6 +94,7 @@ def look(
         if "step_s" in drawn
         else None,
         analysis=analysis or Analysis(),
+        norm=_norm(telemetry) if "norm" in drawn else None,
     )
 
 
@@ -137,6 +142,27 @@ def _panel(
             x, by = np.arange(1.0, n + 1), "record"  # logged without an optimizer
         lines.append(Line(rank, x, y))
     return Panel(key, title, unit, tuple(lines), floor, by) if lines else None
+
+
+def _norm(telemetry: Telemetry) -> Panel | None:
+    """Return the norm of the whole gradient, of steps that all ranks have told their share of."""
+    shares = telemetry.series("grad_share")
+    if not shares:
+        return None
+    steps: list[Floats] = []
+    by_step: list[dict[float, float]] = []
+    for series in shares.values():
+        n = series.n
+        by_step.append(dict(zip(series.steps[:n], series.values[:n], strict=True)))
+        steps.append(np.array(series.steps[:n], dtype=np.float64))
+    common = steps[0]
+    for others in steps[1:]:
+        common = np.intersect1d(common, others)
+    if not len(common):
+        return None
+    squared = np.array([sum(told[step] for told in by_step) for step in common])
+    norm = np.sqrt(np.where(squared >= 0, squared, np.nan))
+    return Panel("grad_norm", "gradient norm, of all ranks", "", (Line(ALL, common, norm),))
 
 
 def recent_mean(series: Series) -> float | None:

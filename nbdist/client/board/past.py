@@ -21,10 +21,9 @@ SHARP = 2.0  # pixels of the lasting picture for one CSS pixel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """What a cell's board has come to; `outcome` is finished, failed or interrupted."""
+    """What a cell's board has come to; its view has an `outcome`."""
 
     view: "View"
-    outcome: str
     theme: Theme
 
     def png(self, name: str, smoothing: int | None = None, *, beside_words: bool = False) -> bytes:
@@ -45,7 +44,8 @@ class Past:
 
     def caption(self, name: str) -> str:
         """Return the sentence below the picture, the same for every run of the same cell."""
-        return text.caption(self.view, self.outcome, name)
+        assert self.view.outcome is not None  # the cell has ended
+        return text.caption(self.view, self.view.outcome, name)
 
     def plain(self, name: str) -> str:
         """Return the view called `name` as text: a sentence, and its table where it has rows."""

@@ -39,7 +39,7 @@ from nbdist.client.board.scales import (
     smoothing_window,
 )
 from nbdist.client.board.text import figure, tick
-from nbdist.client.board.view import Line, Panel, Stack, View
+from nbdist.client.board.view import ALL, Line, Panel, Stack, View
 from nbdist.ranks import name_ranks
 
 FAINT_LINES = 2  # up to so many ranks show every value behind their mean; more would be mud
@@ -113,6 +113,10 @@ class LinePlot:
         """Draw the lines."""
         draw(self._artists, self._axes)
 
+    def _style(self, rank: int) -> tuple[str, tuple[float, ...]]:
+        place = self._order.get(rank)
+        return (self._theme.text, ()) if place is None else palette.line_style(place)
+
     def _window(self, points: int) -> int:
         return smoothing_window(points) if self._smoothing is None else self._smoothing
 
@@ -131,7 +135,7 @@ class LinePlot:
         strong: list[Artist] = []
         for line in lines:
             if line.rank not in self._pens:
-                style = palette.line_style(self._order.get(line.rank, 0))
+                style = self._style(line.rank)
                 self._pens[line.rank] = pen(style[0], (), 0.7, 0.32), pen(*style, 1.6, 1.0)
             raw, even = self._pens[line.rank]
             x, y = decimate(line.x, line.y, self._columns)
@@ -208,7 +212,7 @@ class LinePlot:
 
     def _mark(self, rank: int) -> Line2D:
         """Return a rank's triangles at the upper edge; kept, as its lines are."""
-        mark = pen(palette.line_style(self._order.get(rank, 0))[0], (), 0.0, 1.0)
+        mark = pen(self._style(rank)[0], (), 0.0, 1.0)
         mark.set_linestyle("none")
         mark.set_marker("^")
         mark.set_markersize(5.0)
@@ -305,6 +309,8 @@ def _note(panel: Panel, view: View) -> str:
     """Say over a finished plot where it ended: the mean of all ranks over the last steps."""
     ends = [end for end in map(_recent, panel.lines) if math.isfinite(end)]
     odd = [line.rank for line in panel.lines if not math.isfinite(line.y[-1])]
+    if odd == [ALL]:
+        return "not finite"
     if ends and odd:
         return f"not finite on {name_ranks(odd)}"
     if not ends:

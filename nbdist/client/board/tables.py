@@ -175,7 +175,8 @@ def _ranks(view: "View") -> Table:
         if has_cuda:
             cells += map(_size, (row.cuda_bytes, row.cuda_peak_bytes))
         rows.append(tuple(cells))
-    return Table("Ranks now", tuple(head), tuple(rows))
+    caption = "Ranks now" if view.outcome is None else "Ranks at the end of the cell"
+    return Table(caption, tuple(head), tuple(rows))
 
 
 def _verdicts(view: "View") -> Table:

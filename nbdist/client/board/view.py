@@ -13,6 +13,7 @@ from nbdist.client.board.scales import Floats
 from nbdist.client.insight.values import PARTS, Analysis
 
 BOTH = "compute and communication"  # a part of steps whose communication was not measured
+ALL = -1  # the rank of a line that is of all of them
 REPORT_S = 0.25  # a rank's report may be late by so much on a busy machine
 
 
@@ -105,7 +106,9 @@ class Stack:
 class View:
     """All that one frame shows, in any of the board's views.
 
-    `paces` is the time of each step, by rank; `analysis` what is known of steps and collectives.
+    `paces` is the time of each step, by rank; `analysis` what is known of steps and collectives;
+    `norm` that of the whole gradient, one line. `outcome` is how the cell ended, finished, failed
+    or interrupted; None while it runs.
     """
 
     panels: tuple[Panel, ...]
@@ -114,9 +117,13 @@ class View:
     total: int | None
     paces: Panel | None = None
     analysis: Analysis = field(default_factory=Analysis)
+    norm: Panel | None = None
+    outcome: str | None = None
 
     def panel(self, key: str) -> Panel:
         """Return the plot of `key`, which must be there."""
+        if self.norm is not None and self.norm.key == key:
+            return self.norm
         return next(panel for panel in self.panels if panel.key == key)
 
     @property
@@ -153,9 +160,12 @@ class View:
         """Return what a rank does, as far as its records tell."""
         if row not in self.reporting:
             return "silent"
-        if self.last_step == 0:
-            return "logs"
-        return "behind" if self.is_behind and row.step == self.first_step else "trains"
+        if self.last_step and self.is_behind and row.step == self.first_step:
+            return "behind"
+        if self.outcome is not None:
+            # Which rank a failure began on, the error tells: here all of them have ended.
+            return "ended" if self.outcome == "failed" else self.outcome
+        return "trains" if self.last_step else "logs"
 
     @property
     def is_behind(self) -> bool:

@@ -65,9 +65,16 @@ class _Found:
     missing: dict[int, str] = field(default_factory=dict)
 
 
-def folder_of(logs: Path, cell: int) -> Path:
-    """Return where the traces of a cell lie, given the folder of its cluster's logs."""
-    return logs.parent.parent / "profiles" / logs.name / f"cell-{cell}"
+def folder_of(logs: Path, prompt: int, attempt: int = 1) -> Path:
+    """Return where the traces of a cell lie.
+
+    Args:
+        logs: The folder of its cluster's logs.
+        prompt: The cell's number in the notebook, as in errors: 12 of `In [12]`.
+        attempt: Counts what one cell of the notebook recorded: sweeps and retries run it again.
+    """
+    cell = f"cell-{prompt}" if attempt == 1 else f"cell-{prompt}-{attempt}"
+    return logs.parent.parent / "profiles" / logs.name / cell
 
 
 def gather(

@@ -51,6 +51,7 @@ def compose(page: Page, view: View) -> list[Plot]:
 
 
 def _keys(view: View) -> list[str]:
-    """Return the panels to show: the loss first, then the user's own."""
+    """Return the panels to show: the loss first, then the gradient's norm and the user's own."""
     keys = [panel.key for panel in view.panels]
-    return [k for k in keys if k == "loss"] + [k for k in keys if k not in STEP_KEYS]
+    norm = [] if view.norm is None else [view.norm.key]
+    return [k for k in keys if k == "loss"] + norm + [k for k in keys if k not in STEP_KEYS]
