@@ -294,12 +294,13 @@ class ShownCell:
         )
 
     def _end_run(self, outcome: Outcome, profiled: Profiled | None) -> None:
-        if self._run is None or not self.telemetry.first_record.is_set():
+        if self._run is None:
             return
+        has_trained = self.telemetry.first_record.is_set()
         link = self._run.finish(
             outcome.word,
             error=str(outcome.error) if outcome.error is not None else None,
-            picture=self._board.picture(),
+            picture=self._board.picture() if has_trained else None,
             files=profiled.artifacts if profiled is not None else {},
         )
         if link is None:

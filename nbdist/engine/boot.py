@@ -79,12 +79,13 @@ class Program:
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
-        from nbdist.engine import boundary, data, profile, snapshot
+        from nbdist.engine import boundary, data, profile, snapshot, trained
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 
         self._began = time.perf_counter()
         self.output.begin_cell(options["cell"])
+        self.recorder.forget(*trained.FACTS)
         self._first_seq = self.recorder.begin_cell()
         self.kernel.shell.user_ns.update(
             {name: plain.decode(value) for name, value in options.get("params", {}).items()}
@@ -251,7 +252,7 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine import group, keep, links, recovery, resize
+    from nbdist.engine import group, keep, links, recovery, resize, trained
     from nbdist.engine.clone import clone
     from nbdist.engine.layout import layout
     from nbdist.engine.tap import tap as tap_module
@@ -290,6 +291,7 @@ def join(
     clone.live_in(here.kernel.shell)
     keep.look_in(lambda: here.kernel.shell.user_ns)
     layout.tell_facts_to(here.recorder.fact)
+    training.at_new_optimizer(lambda optimizer: here.recorder.fact(**trained.facts_of(optimizer)))
     here.links = links.Links(
         training.current_step, lambda step, values: here.recorder.add("links", step, values)
     )

@@ -109,6 +109,13 @@ class Recorder:
             for name, text in texts.items():
                 self._set_fact(name, text)
 
+    def forget(self, *names: str) -> None:
+        """Tell these facts no more; what was told of a cell before this one is no fact of it."""
+        with self._lock:
+            for name in names:
+                self._facts.pop(name, None)
+                self._news.pop(name, None)
+
     def begin_cell(self) -> int:
         """Return the first `seq` of the cell that begins; all facts will be told again."""
         with self._lock:

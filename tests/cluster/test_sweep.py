@@ -134,6 +134,17 @@ def test_an_error_ends_the_sweep_and_keeps_the_runs_before(notebook: Kernel) -> 
     assert "lr=0.3" in notebook.run("%dist retry").text
 
 
+def test_a_value_that_failed_before_its_first_step_stands_in_the_list(notebook: Kernel) -> None:
+    ran = notebook.cell("assert lr < 0.2, lr\n" + TRAIN, "--run early -p lr=[0.1,0.3]")
+    assert ran.error is not None
+    listed = [line.split() for line in notebook.run("%dist runs --plain").text.splitlines()]
+    place = next(i for i, line in enumerate(listed) if line[1:3] == ["early", "failed"])
+    assert [line[1:4] for line in listed[place + 1 : place + 3]] == [
+        ["└", "lr0.1", "finished"],
+        ["└", "lr0.3", "failed"],
+    ]
+
+
 def test_an_interrupt_ends_the_sweep(notebook: Kernel) -> None:
     waiting = TRAIN + "\nimport time\nprint('asleep', lr)\ntime.sleep(60 * (lr > 0.2))"
     ran = notebook.cell(waiting, "-p lr=[0.1,0.3] --no-track", interrupt_after=["asleep 0.3"])
@@ -167,3 +178,22 @@ def test_what_no_sweep_can_be_is_refused_in_a_line(
     assert ran.error is not None
     assert said in ran.error[1]
     assert "ran\n" not in ran.text
+
+
+def test_the_layout_of_a_run_is_that_of_the_model_it_trains(notebook: Kernel) -> None:
+    model = "model = torch.nn.Linear(4, 1)\n"
+    step = (
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for i in range(3):\n    model(torch.ones(2, 4)).sum().backward(); opt.step()"
+    )
+    spread = model + 'nbdist.parallelize(model, "ddp")\n'
+    wrapped = model + "model = torch.nn.parallel.DistributedDataParallel(model)\n"
+    assert notebook.cell(spread + step, "--run spread").error is None
+    assert notebook.cell(step, "--run later").error is None
+    assert notebook.cell("kept = model\n" + model + step, "-r 0 --run plain").error is None
+    assert notebook.cell(wrapped + step, "--run wrapped").error is None
+    header, *rows = notebook.run("%dist runs --plain").text.splitlines()
+    at = header.index("layout")
+    layouts = {row.split()[1]: row[at:].split("  ")[0] for row in rows if len(row) > at}
+    assert [layouts[name] for name in ("spread", "later", "wrapped")] == ["ddp"] * 3
+    assert layouts["plain"] == ""

@@ -16,6 +16,7 @@ from nbdist.client.telemetry import Series
 
 MOST_POINTS = 400
 RECENT = 50
+_FEW = 10  # steps, of which the last one tells more than a mean
 
 Floats = npt.NDArray[np.float64]
 
@@ -89,8 +90,9 @@ def _losses(
 
 
 def _recent_mean(values: Floats) -> float:
-    """Return the mean of the last steps: half of them, at most `RECENT`."""
-    return float(np.mean(values[-max(1, min(RECENT, len(values) // 2)) :]))
+    """Return the mean of the last steps: half of them, at most `RECENT`; of a few one."""
+    half = len(values) // 2 if len(values) >= _FEW else 1
+    return float(np.mean(values[-min(RECENT, half) :]))
 
 
 def _settled(step_s: Floats) -> Floats:

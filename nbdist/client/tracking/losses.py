@@ -43,7 +43,9 @@ def window_of(curves: Iterable[Curve]) -> Window | None:
         return None
     last = min(int(curve[-1][0]) for curve in known)
     spacing = max(-(-int(c[-1][0] - c[0][0]) // (len(c) - 1)) for c in known)
-    length = max(1, min(max(RECENT, _FEWEST_ROWS * spacing), last // 2))
+    # Of a handful of steps no spread can be told, and half of them would be the start's.
+    half = last // 2 if last >= 2 * FEWEST else 1
+    length = min(max(RECENT, _FEWEST_ROWS * spacing), half)
     return Window(last - length + 1, last)
 
 

@@ -181,8 +181,16 @@ class TrackedRun:
         self._received += len(records)
         self._waiting.append(records)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="nbdist-tracking", daemon=True)
-            self._thread.start()
+            self._thread = self._started()
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="nbdist-tracking", daemon=True)
+        thread.start()
+        return thread
+
+    def _is_of_a_sweep(self) -> bool:
+        """Whether the run stands beside others of a sweep: one that failed at once is told too."""
+        return self._info.track and self._study is not None and self._study.has_begun
 
     def explained(self, steps: list[ExplainedStep]) -> None:
         """Take steps that were explained; called on insight's thread, returns at once."""
@@ -206,11 +214,14 @@ class TrackedRun:
             picture: The board's last picture, PNG.
             files: More artifacts: where they lie, by their names in the run.
         """
-        if self._thread is None:
+        ended_early = outcome != "finished" and self._is_of_a_sweep()
+        if self._thread is None and not ended_early:
             return None
         verdicts = self._insight.now().verdicts if self._insight is not None else ()
         now_ms = time.time_ns() // 1_000_000
         self._end = End(outcome, error, picture, now_ms, verdicts, files or {})
+        if self._thread is None:
+            self._thread = self._started()
         self._ending.set()
         self._thread.join(FINISH_TIMEOUT_S)
         if self._thread.is_alive():
@@ -259,7 +270,8 @@ class TrackedRun:
 
     def _write(self) -> None:
         place, info = self._tracker.place, self._info
-        time_ms = self._waiting[0][0].time_ns // 1_000_000
+        first = self._waiting[0][0].time_ns if self._waiting else time.time_ns()
+        time_ms = first // 1_000_000
         if self._study is not None:
             self._study.begin(info, time_ms)  # before its first run: runs are sent in this order
         writer = self._writer = RunWriter(place, info, self._cells, self._telemetry, time_ms)

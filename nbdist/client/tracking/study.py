@@ -48,6 +48,11 @@ class Study:
         self._is_over = False
         self._lock = threading.Lock()  # a run that hangs on the disk may still be beginning
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run is nested under it."""
+        return self._begin is not None
+
     def begin(self, info: CellInfo, time_ms: int) -> None:
         """Begin, unless it has begun; `info` is the cell of the first of its runs.
 

@@ -256,13 +256,18 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
         fsdp.refuse_old_optimizers(model, "tp")
     result = _spread(model, shape, policy)
     model.__dict__[_KEY] = result
-    _tell(
-        layout=result.name,
-        model=torch_sharded.plain_name(model),
-        parameters=str(result.size.parameters),
-        layout_explained=repr(result.explain()),
-    )
+    _tell(**facts_of(result))
     return result
+
+
+def facts_of(known: Layout) -> dict[str, str]:
+    """Return what a run tells of its layout."""
+    return {
+        "layout": known.name,
+        "model": torch_sharded.plain_name(known.model),
+        "parameters": str(known.size.parameters),
+        "layout_explained": repr(known.explain()),
+    }
 
 
 def live_layouts() -> list[Layout]:

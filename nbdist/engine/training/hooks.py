@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -32,6 +33,8 @@ class Hooks:
         self.grad_norm = False
         self.is_loading = False  # the main thread waits for a batch
         self.on_step: Callable[[int], None] | None = None  # what else to do when one has ended
+        self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] | None = None
+        self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()  # that have stepped in this cell
         self._machine: Machine | None = None
         self._undo: list[torch_hooks.Undo] = []
         self._broken: set[str] = set()
@@ -67,6 +70,7 @@ class Hooks:
         """Begin to count at zero."""
         self.cell = self._new_cell()
         self._is_inside = self.is_loading = False
+        self._seen.clear()
 
     def end_cell(self) -> int:
         """Record what is still held back; return the steps made."""
@@ -83,6 +87,11 @@ class Hooks:
     ) -> Closure | None:
         if not self._is_ours():
             return None
+        # Before the step's record is made, for a fact travels with the records that follow it.
+        if optimizer not in self._seen:
+            self._seen.add(optimizer)
+            if self.on_new_optimizer is not None:
+                self._guard("new optimizer", self.on_new_optimizer, optimizer)
         has_closure = callable(closure)
         is_outermost = self._guard(
             "step", self.cell.optimizer_began, optimizer, has_closure=has_closure

@@ -40,6 +40,12 @@ def at_step_end(callback: Callable[[int], None] | None) -> None:
         _hooks.on_step = callback
 
 
+def at_new_optimizer(callback: Callable[[torch.optim.Optimizer], None]) -> None:
+    """Call `callback` on the main thread before an optimizer's first step in a cell."""
+    if _hooks is not None:
+        _hooks.on_new_optimizer = callback
+
+
 def begin_cell() -> None:
     """A cell begins: steps count from 1 again."""
     if _hooks is not None:
