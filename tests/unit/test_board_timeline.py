@@ -1,7 +1,20 @@
 """The time line: what a bar means, where it lies, and whose lanes are shown."""
 
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from nbdist.client.board import palette
 from nbdist.client.board.look import look
-from nbdist.client.board.timeline import MOST_LANES, MOST_TRACKS, phases, telling_lanes, tracks
+from nbdist.client.board.timeline import (
+    ALPHAS,
+    MOST_LANES,
+    MOST_TRACKS,
+    hatch_over,
+    phases,
+    telling_lanes,
+    tracks,
+)
 from nbdist.client.board.view import View
 from nbdist.client.insight.values import Lane, Span
 from tests.unit.board_data import analysis_of, cell_info, training
@@ -73,3 +86,19 @@ def test_of_many_ranks_the_one_all_wait_for_and_those_who_wait_most_have_lanes()
     assert len(shown) == MOST_LANES
     assert shown == sorted(shown)
     assert {41, most} <= set(shown)
+
+
+@pytest.mark.parametrize("background", ["#ffffff", "#111111"])
+@pytest.mark.parametrize("color", palette.LINE_COLORS)
+def test_the_hatch_of_waiting_is_seen_on_its_bar_whatever_the_colour(
+    color: str, background: str
+) -> None:
+    def channels(code: str) -> np.ndarray:
+        return np.array([int(code[i : i + 2], 16) for i in (1, 3, 5)])
+
+    share = ALPHAS["waiting"]
+    under = share * channels(color) + (1 - share) * channels(background)
+    bar = "#" + "".join(f"{round(part):02x}" for part in under)
+    hatch = hatch_over([(0.0, 1.0, 0.0, 1.0)], color)
+
+    assert palette.contrast(to_hex(hatch.get_edgecolor()), bar) > 2

@@ -199,6 +199,24 @@ def test_a_loss_that_is_not_finite_is_said_with_its_rank() -> None:
     )
 
 
+def test_losses_that_are_not_finite_are_said_with_all_their_ranks_and_equal_ones_once() -> None:
+    def told(*losses: float) -> Telemetry:
+        telemetry = Telemetry()
+        for rank, loss in enumerate(losses):
+            telemetry.receive(Batch(rank, (Record(rank, 0, "step", 1, 0, {"loss": loss}),)))
+        return telemetry
+
+    both = look(told(math.nan, math.inf), cell_info(2))
+    assert "loss not finite on ranks 0-1" in sentences.sentence("overview", both)
+    alike = look(told(1.0001, 1.0002), cell_info(2))
+    assert sentences.sentence("loss", alike) == "Step 1: loss 1.00."
+
+
+@pytest.mark.parametrize(("ms", "said"), [(3.8e-4, "0.000"), (0.0126, "0.013"), (12.34, "12.3")])
+def test_times_are_read_down_to_a_microsecond(ms: float, said: str) -> None:
+    assert text.milliseconds(ms) == said
+
+
 def test_progress_reads_like_tqdm_and_names_the_last_rank() -> None:
     telemetry = training(2, 20, total=100)
     telemetry.receive(steps_of(0, 2, 40, first=21, total=100))

@@ -162,6 +162,19 @@ def test_the_table_of_collectives_tells_who_came_last_and_how_fast_it_moved() ->
     assert (row["algbw"], row["busbw"]) == ("4.10 GB/s", "6.20 GB/s")
 
 
+def test_groups_of_one_title_are_told_apart_by_their_ranks() -> None:
+    row = analysis_of().table[0]
+    titled = [("group dp", (0, 2)), ("group dp", (1, 3)), ("group tp", (0, 1)), ("", (0, 1, 2, 3))]
+    rows = [replace(row, title=title, ranks=ranks) for title, ranks in titled]
+
+    assert tables.group_names(rows) == [
+        "group dp, ranks 0, 2",
+        "group dp, ranks 1, 3",
+        "group tp",
+        "ranks 0-3",
+    ]
+
+
 def test_the_table_of_steps_has_parts_that_sum_to_the_step_and_names_who_is_waited_for() -> None:
     table = tables.table("step", seen(slow=2))
 

@@ -125,7 +125,7 @@ def test_the_table_says_who_comes_last_how_often_and_how_fast_it_goes() -> None:
     assert row.count == 1
     assert row.last == (1, 0.75)
     assert row.skew_ms == close((3 * 4 + 2) / 4)
-    assert row.waiting_ms == close((3 * 2 + 1) / 4)
+    assert row.waiting_ms == close((3 * 4 + 2) / 4), "of the rank that waited, not of both"
     assert row.transfer_ms == close((3 * 6 + 10) / 4)
     assert row.algbw == close(4e6 / 7e-3)
     assert row.busbw == row.algbw, "of two ranks: 2 (n - 1) / n = 1"

@@ -62,7 +62,7 @@ def _overview(view: "View") -> str:
     if losses:
         bad = [row.rank for row in view.rows if row.loss is not None and _is_odd(row.loss)]
         mean = sum(losses) / len(losses)
-        parts.append(f"loss not finite on rank {bad[0]}" if bad else f"loss {figure(mean)}")
+        parts.append(f"loss not finite on {name_ranks(bad)}" if bad else f"loss {figure(mean)}")
     if view.comm_pct is not None:
         parts.append(f"{view.comm_pct:.0f} % of a step in communication")
     elif not view.is_timed:
@@ -83,10 +83,9 @@ def _loss(view: "View") -> str:
         return f"Step {view.first_step:,}: the loss of {name_ranks(bad)} is not finite."
     high, low = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
     text = f"Step {view.first_step:,}: loss {figure(sum(losses.values()) / len(losses))}"
-    if len(losses) > 1:
-        text += (
-            f", from {figure(losses[low])} on rank {low} to {figure(losses[high])} on rank {high}"
-        )
+    least, most = figure(losses[low]), figure(losses[high])
+    if least != most:
+        text += f", from {least} on rank {low} to {most} on rank {high}"
     return text + "."
 
 

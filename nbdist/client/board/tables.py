@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.client.board.text import STYLE, count, figure, rate, size
+from nbdist.client.board.text import STYLE, count, figure, milliseconds, rate, size
 from nbdist.client.insight.values import CollectiveRow
 from nbdist.ranks import name_ranks
 
@@ -125,8 +125,8 @@ def _step(view: "View") -> Table:
         rows.append(
             (
                 str(rank),
-                _figure(float(stack.whole_ms[place])),
-                *(_figure(float(part[place])) for part in stack.parts.values()),
+                _ms(float(stack.whole_ms[place])),
+                *(_ms(float(part[place])) for part in stack.parts.values()),
                 NONE if waits is None else f"rank {waits[0]}, {figure(waits[1])} ms",
             )
         )
@@ -139,25 +139,43 @@ def _collectives(view: "View") -> Table:
         *("no.", "kind", "group", "line", "a step", "bytes", "skew ms", "came last"),
         *("waiting ms", "queueing ms", "transferring ms", "algbw", "busbw"),
     )
+    groups = group_names(view.analysis.table)
     rows = tuple(
-        (str(number), *collective_cells(row))
-        for number, row in enumerate(view.analysis.table, start=1)
+        (str(number), *collective_cells(row, group))
+        for number, (row, group) in enumerate(
+            zip(view.analysis.table, groups, strict=True), start=1
+        )
     )
     return Table("Collectives of a step, means over the last 50", head, rows)
 
 
-def collective_cells(row: CollectiveRow) -> tuple[str, ...]:
+def group_names(table: Sequence[CollectiveRow]) -> list[str]:
+    """Return the group of each line: its title, and its ranks where others have that title."""
+    ranks: dict[str, set[tuple[int, ...]]] = {}
+    for row in table:
+        ranks.setdefault(row.title, set()).add(row.ranks)
+    return [_group_name(row, is_one=len(ranks[row.title]) == 1) for row in table]
+
+
+def _group_name(row: CollectiveRow, *, is_one: bool) -> str:
+    who = name_ranks(row.ranks) if row.ranks else NONE
+    if not row.title:
+        return who
+    return row.title if is_one else f"{row.title}, {who}"
+
+
+def collective_cells(row: CollectiveRow, group: str) -> tuple[str, ...]:
     """Return one line of the table of collectives, without its number."""
     last = NONE if row.last is None else f"rank {row.last[0]}, {100 * row.last[1]:.0f} %"
     return (
         row.kind,
-        row.title or (name_ranks(row.ranks) if row.ranks else NONE),
+        group,
         row.line or NONE,
         count(row.count),
         f"{size(row.bytes)} {row.dtype}".rstrip(),
-        _figure(row.skew_ms),
+        _ms(row.skew_ms),
         last,
-        *map(_figure, (row.waiting_ms, row.queue_ms, row.transfer_ms)),
+        *map(_ms, (row.waiting_ms, row.queue_ms, row.transfer_ms)),
         *(NONE if speed is None else rate(speed) for speed in (row.algbw, row.busbw)),
     )
 
@@ -208,6 +226,10 @@ def _html_row(row: Sequence[str], sides: Sequence[str]) -> str:
 
 def _figure(value: float | None) -> str:
     return NONE if value is None else figure(value)
+
+
+def _ms(value: float | None) -> str:
+    return NONE if value is None else milliseconds(value)
 
 
 def _whole(value: float | None) -> str:

@@ -106,6 +106,11 @@ def figure(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
+def milliseconds(value: float) -> str:
+    """Return a time, microseconds the least: 0.380, 12.3, and 0.000 for less."""
+    return figure(round(value, 3) if _finite(value) else value)
+
+
 def tick(value: float, position: int | None = None) -> str:
     """Return a short label: 0.5, 20, 1k, 12k."""
     if abs(value) >= 10_000:

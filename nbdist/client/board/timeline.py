@@ -31,7 +31,7 @@ MOST_TRACKS = 4  # bars of one rank above each other, where collectives overlap
 MOST_NUMBERS = 160  # in the bars; the widest have theirs
 OUTLINE = 0.8
 NUMBER_PX = 9  # width of a bar that a number fits into
-ALPHAS = {"queueing": 0.0, "waiting": 0.38, "transferring": 1.0}  # within a full outline
+ALPHAS = {"queueing": 0.0, "waiting": 0.2, "transferring": 1.0}  # within a full outline
 LANE_TOP, LANE_LOW = -0.36, 0.26  # of the bars in a lane of height 1
 BLOCKED_Y = 0.36
 
@@ -173,12 +173,12 @@ class TimeLinePlot:
                     width_ms = span.end_ms - span.begin_ms
                     numbers.append(Number(span.row, at[0], (low + high) / 2, at[1], width_ms))
         artists: list[Artist] = []
-        hatched: list[Box] = []
+        hatched: dict[str, list[Box]] = {}
         for (row, name), found in boxes.items():
             artists.append(filled(found, row_color(row), ALPHAS[name]))
-            hatched += found if name == "waiting" else []
-        if hatched:
-            artists.append(hatch_over(hatched, self._theme))
+            if name == "waiting":
+                hatched.setdefault(row_color(row), []).extend(found)
+        artists += [hatch_over(found, color) for color, found in hatched.items()]
         numbers.sort(key=lambda number: -number.width_ms)
         return artists + self._numbers(numbers[:MOST_NUMBERS], height, px_per_ms)
 
@@ -259,7 +259,7 @@ def legend(theme: Theme) -> list[Artist]:
     color = palette.LINE_COLORS[0]
     return [
         Patch(facecolor="none", edgecolor=color, linewidth=OUTLINE, label="queueing"),
-        Patch(facecolor=(*_rgb(color), ALPHAS["waiting"]), edgecolor=theme.text, hatch="/////",
+        Patch(facecolor=(*_rgb(color), ALPHAS["waiting"]), edgecolor=color, hatch="/////",
               linewidth=0, label="waiting for the last rank"),
         Patch(facecolor=color, label="transferring"),
         Line2D([], [], color=theme.text, linewidth=2.6, label="main thread blocked"),
@@ -277,11 +277,13 @@ def filled(boxes: list[Box], color: str, alpha: float) -> PathPatch:
     return PathPatch(_path(boxes), facecolor=inside, edgecolor=color, linewidth=OUTLINE)
 
 
-def hatch_over(boxes: list[Box], theme: Theme) -> PathPatch:
-    """Return the hatch of boxes that are filled already: one path, for each prepares a hatch."""
-    return PathPatch(
-        _path(boxes), facecolor="none", edgecolor=theme.text, hatch="/////", linewidth=0
-    )
+def hatch_over(boxes: list[Box], color: str) -> PathPatch:
+    """Return the hatch of boxes that are filled already with less of the same colour.
+
+    Strong on faint is seen whatever the colour and the background, as a grey ink is not on grey.
+    One path a colour, for each prepares a hatch.
+    """
+    return PathPatch(_path(boxes), facecolor="none", edgecolor=color, hatch="/////", linewidth=0)
 
 
 def _path(boxes: list[Box]) -> Path:

@@ -40,9 +40,10 @@ class Met:
 def met(meetings: Meetings, families: Sequence[Family]) -> Met:
     """Return what the table counts of each meeting.
 
-    Times are means over its ranks, but for the skew; it began to transfer when it had arrived and
-    all ranks had taken it up, and is over when it is on the mean of the ranks. Where some go on
-    before others, as in a broadcast, and of messages, the last end counts.
+    Times are means over its ranks, but for the skew; waiting is that of the ranks that waited. It
+    began to transfer when it had arrived and all ranks had taken it up, and is over when it is on
+    the mean of the ranks. Where some go on before others, as in a broadcast, and of messages, the
+    last end counts.
     """
     rows, first, count = meetings.rows, meetings.first, meetings.count
     if not len(first):
@@ -54,7 +55,8 @@ def met(meetings: Meetings, families: Sequence[Family]) -> Met:
     launched = np.minimum.reduceat(rows.launch, first)
     # Sums of moments would not fit: of what lies behind the meeting's first moment they do.
     since = np.repeat(launched, count)
-    late = np.add.reduceat(rows.launch - since, first) // count
+    early = np.repeat(arrived, count) - rows.launch
+    waited = np.maximum(np.add.reduceat(early > 0, first, dtype=np.int64), 1)
     ends = np.add.reduceat(rows.end - since, first) // count + launched
     end = np.where(is_symmetric, ends, np.maximum.reduceat(rows.end, first))
     begun = np.maximum(arrived, np.maximum.reduceat(rows.begin, first))
@@ -63,7 +65,7 @@ def met(meetings: Meetings, families: Sequence[Family]) -> Met:
         family=family,
         is_whole=meetings.is_whole,
         skew=arrived - launched,
-        waiting=arrived - launched - late,
+        waiting=np.add.reduceat(early, first) // waited,
         queue=np.add.reduceat(rows.begin - rows.launch, first) // count,
         transfer=np.maximum(end - begun, 0),
         last=meetings.last,

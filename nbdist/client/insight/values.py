@@ -59,8 +59,8 @@ class CollectiveRow:
     """Alike collectives of recent steps: one line of the table.
 
     `count` and `bytes` (what one rank puts in) a step; means in milliseconds of those that were
-    seen on all their ranks: `skew_ms` between first and last arrival, `waiting_ms` of a rank for
-    the last one (all ranks' mean), `queue_ms` between launch and begin, `transfer_ms` from when it
+    seen on all their ranks: `skew_ms` between first and last arrival, `waiting_ms` of the ranks
+    that waited for the last one, `queue_ms` between launch and begin, `transfer_ms` from when it
     had arrived and begun on all ranks to the end. `last` is the rank that most often came last,
     with its share of the cases. `algbw` and `busbw` in bytes per second, as in nccl-tests'
     PERFORMANCE.md; None without bytes.

@@ -9,7 +9,7 @@ from nbdist.client.board import timeline
 from nbdist.client.board.artists import TEXT_PT, nothing_yet
 from nbdist.client.board.page import MARGIN_PX, Page, Plot
 from nbdist.client.board.sentences import no_collectives
-from nbdist.client.board.tables import collective_cells
+from nbdist.client.board.tables import collective_cells, group_names
 from nbdist.client.board.timeline import TimeLinePlot, row_color, telling_lanes
 from nbdist.client.board.view import View
 
@@ -75,7 +75,9 @@ def _note(view: View, lanes: int) -> str:
 
 
 def _write_table(page: Page, view: View, top: float) -> None:
-    cells = [collective_cells(row) for row in view.analysis.table[:MOST_ROWS]]
+    table = view.analysis.table
+    named = list(zip(table, group_names(table), strict=True))[:MOST_ROWS]
+    cells = [collective_cells(row, group) for row, group in named]
     for longest in LONGEST:
         rows = [tuple(_short(cell, longest) for cell in row) for row in cells]
         lefts, gap = _columns([HEADS, *rows], page.width)
