@@ -19,6 +19,7 @@ from tests.group.test_training import Watch
 
 STEPS = 7
 PARTS = ("data", "forward", "backward", "optimizer", "other")
+REAL = 3  # real naps are longer: what the loop itself does between them is counted as well
 NAP_S = {"data": 0.021, "forward": 0.024, "backward": 0.027, "optimizer": 0.03, "other": 0.022}
 
 Row = dict[str, float]
@@ -37,7 +38,7 @@ class Naps:
         """Sleep, and note how long."""
         if self._are_real:
             began = time.perf_counter()
-            time.sleep(NAP_S[part])
+            time.sleep(REAL * NAP_S[part])
             self.steps[-1][part] += time.perf_counter() - began
         else:
             self.now_ns += round(NAP_S[part] * 1e9)
@@ -398,4 +399,4 @@ def test_what_sleeps_by_the_real_clock_is_found_within_five_percent() -> None:
         off = median(
             row[f"{part}_s"] - naps[part] for row, naps in zip(rows, planted, strict=False)
         )
-        assert abs(off) <= max(0.05 * NAP_S[part], 0.001), (part, off)
+        assert abs(off) <= 0.05 * REAL * NAP_S[part], (part, off)
