@@ -53,7 +53,7 @@ def test_own_work_is_what_verdicts_compare_a_step_without_transfer_and_waiting()
     stack = view.stack
     assert stack is not None
 
-    own = verdicts.own_work_ms(stack)
+    own = verdicts.own_work_ms(view, stack)
 
     parts = [rank.parts for rank in view.analysis.ranks]
     expected = [sum(p[n] for n in PARTS if n not in ("transfer", "waiting")) for p in parts]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.client.board.text import STYLE, count, figure, milliseconds, rate, size
+from nbdist.client.board.text import STYLE, count, figure, milliseconds, rate, size, slower
 from nbdist.client.insight.values import CollectiveRow
 from nbdist.ranks import name_ranks
 
@@ -200,7 +200,7 @@ def _ranks(view: "View") -> Table:
 def _verdicts(view: "View") -> Table:
     head = ("rank", "slower by", "cause", "since step", "verdict")
     rows = tuple(
-        (str(v.rank), f"{100 * v.share:.0f} %", v.cause, f"{v.since_step:,}", v.sentence)
+        (str(v.rank), slower(v.share), v.cause, f"{v.since_step:,}", v.sentence)
         for v in view.analysis.verdicts
     )
     return Table("Ranks that make the others slow", head, rows)

@@ -150,3 +150,11 @@ def clock(seconds: float) -> str:
 
 def _finite(value: float) -> bool:
     return math.isfinite(value)
+
+
+def slower(share: float) -> str:
+    """Return by how much a rank is slower, as its verdict says: "48 %", "2.5 x" from twice on."""
+    times = 1 + share
+    if share < 1:
+        return f"{100 * share:.0f} %"
+    return f"{times:.0f} x" if times >= 9.95 else f"{times:.1f} x"

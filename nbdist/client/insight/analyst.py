@@ -99,6 +99,7 @@ class Analyst:
             ranks=self._parts.means(),
             verdicts=self._verdicts.newest,
             links=self._verdicts.rates,
+            own_ms=self._verdicts.own_ms,
             table=self._table.rows,
             line=self._line,
             clock_error_ms=self._clock.error_ns * _MS,

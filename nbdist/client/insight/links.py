@@ -2,6 +2,9 @@
 
 Both ends of a connection tell what they sent and how long they were busy with it ("links" records,
 see `wire.Record`); who called knows whom, and the caller's address names the connection at both.
+A connection is also busy while the other end, which has room, is late to read: the kernel does not
+tell that from a slow path. Who reads late does so now more and now less; a slow path carries about
+as much in each sample.
 """
 
 from collections import deque
@@ -12,8 +15,9 @@ from statistics import median_high
 from nbdist.wire import Record
 
 FEWEST_STEPS = 50
-FEWEST_SAMPLES = 3
+FEWEST_SAMPLES = 4
 SLOWER = 0.5  # of the other links' rate, in every sample and in all of them
+STEADY = 2.0  # the fastest sample of a slow path, against its slowest
 SMALL = 0.1  # of the bytes of the busiest link: a rate of less says little
 LEAST_BYTES = 64 * 1024  # a step: less tells when ranks got a core, and not how fast the link is
 LEAST_BUSY_S = 0.004  # the kernel counts in ticks
@@ -77,10 +81,13 @@ class Links:
                 self._callers[caller] = record.rank
 
     def rates(self) -> dict[int, dict[int, float]]:
-        """Return bytes per second, by the rank that sends and the one that receives."""
+        """Return bytes per second, by the rank that sends and the one that receives.
+
+        Links that carry little a step are left out, as by `find`.
+        """
         found: dict[int, dict[int, float]] = {}
-        for (source, target), samples in self._recent().items():
-            found.setdefault(source, {})[target] = _sum(samples).rate
+        for (source, target), total in self._busy(self._recent()).items():
+            found.setdefault(source, {})[target] = total.rate
         return found
 
     def find(self) -> SlowLink | None:
@@ -93,16 +100,13 @@ class Links:
         steps = self._steps()
         if steps < FEWEST_STEPS:
             return None
-        totals = {link: _sum(samples) for link, samples in recent.items()}
-        busiest = max((total.sent_bytes for total in totals.values()), default=0.0)
-        least = max(LEAST_BYTES * steps, SMALL * busiest)
-        totals = {k: v for k, v in totals.items() if v.sent_bytes >= least}
+        totals = self._busy(recent)
         slow = {}
         for link, total in totals.items():
             others = [other.rate for name, other in totals.items() if name != link]
             # The higher one of two: a rank's bad connection may be half of all links.
             limit = SLOWER * median_high(others) if others else 0.0
-            if total.rate < limit and _is_always_below(recent[link], limit):
+            if total.rate < limit and _is_steadily_below(recent[link], limit):
                 slow[link] = total
         if not slow:
             return None
@@ -141,6 +145,13 @@ class Links:
             return 0
         return min(s[-1].end - s[-count].begin for s in self._samples.values())
 
+    def _busy(self, recent: Mapping[Link, list[Sent]]) -> dict[Link, Sent]:
+        """Return what went over each link that carries enough a step to tell how fast it is."""
+        totals = {link: _sum(samples) for link, samples in recent.items()}
+        busiest = max((total.sent_bytes for total in totals.values()), default=0.0)
+        least = max(LEAST_BYTES * self._steps(), SMALL * busiest)
+        return {link: total for link, total in totals.items() if total.sent_bytes >= least}
+
     def _recent(self) -> dict[Link, list[Sent]]:
         found: dict[Link, list[Sent]] = {}
         count = self._count()
@@ -167,8 +178,9 @@ class Links:
         return found
 
 
-def _is_always_below(samples: list[Sent], limit: float) -> bool:
-    return all(sample.rate < limit for sample in samples)
+def _is_steadily_below(samples: list[Sent], limit: float) -> bool:
+    rates = [sample.rate for sample in samples]
+    return max(rates) < min(limit, STEADY * min(rates))
 
 
 def _sum(samples: list[Sent]) -> Sent:

@@ -25,19 +25,23 @@ def of_work(slow: Slow) -> str:
             f"{who} shares its core: it was ready to run and had to wait "
             f"{_ms(mine)} of every {_ms(slow.step_ms)} step, {_ms(theirs)} on the others."
         )
-    slower = f"{who} {_by_how_much(slow.share)}"
+    slower = f"{who} {_by_how_much(slow.share)}{', on average' if slow.on_average else ''}"
     against = f"{_ms(mine)} a step, {_ms(theirs)} on the others"
     if slow.cause == "idle":
+        against = f"{_ms(max(mine, 0.0))} a step, {_ms(max(theirs, 0.0))} on the others"
         return f"{slower}: it does nothing for {against} {_IDLE}."
     if slow.cause not in ("forward", "backward"):
         return f"{slower}: {_NAMES[slow.cause]} takes {against}."
-    idle_ms = slow.parts["idle"][0] - slow.parts["idle"][1]
-    if idle_ms >= MOST_OF * slow.late_ms:
+    # Without a loader nothing tells where forward begins.
+    is_seen = slow.cause == "backward" or slow.parts["samples"][0] == slow.parts["samples"][0]
+    part = slow.cause if is_seen else "forward, with what precedes it in the loop,"
+    idle_ms = slow.within("idle")
+    if idle_ms >= MOST_OF * (mine - theirs):
         return (
-            f"{slower}: its {slow.cause} takes {against}, and in it the rank is idle for "
+            f"{slower}: its {part} takes {against}, and in it the rank is idle for "
             f"{_ms(idle_ms)} longer {_IDLE}."
         )
-    return f"{slower}: it computes longer, {slow.cause} takes {against}{_why(slow)}."
+    return f"{slower}: it computes longer, {part} takes {against}{_why(slow)}."
 
 
 def _by_how_much(share: float) -> str:
@@ -64,12 +68,20 @@ def of_link(slow: SlowLink) -> str:
 
 
 def _why(slow: Slow) -> str:
-    starved_ms = slow.parts["starved"][0] - slow.parts["starved"][1]
+    samples, samples_of_others = slow.parts["samples"]
+    if samples != samples and _is_of_processor_time(slow):
+        return ", as it has more to do or a slower core"
+    starved_ms = slow.within("starved")
     if starved_ms >= slow.late_ms / 4:
         return f", and in it the rank waits {_ms(starved_ms)} longer for a core"
-    samples, samples_of_others = slow.parts["samples"]
     same = ", with as much to do" if samples == samples_of_others else ""
     return f"{same} (a slower or hotter core?)"
+
+
+def _is_of_processor_time(slow: Slow) -> bool:
+    """Return whether the rank computes longer by its processor's clock too."""
+    mine, theirs = slow.parts["cpu"]
+    return mine - theirs >= MOST_OF * slow.share * theirs
 
 
 def _rate(rate: float) -> str:

@@ -135,7 +135,8 @@ class Analysis:
 
     `explained_until` is the last step whose collectives were compared; `left_out` counts
     collectives whose times were not told, for there were too many. `links` holds, by the rank that
-    sends and the one that receives, bytes per second while there was something to send.
+    sends and the one that receives, bytes per second while there was something to send. `own_ms` is
+    each rank's mean own work, over the steps that the verdicts are about.
     """
 
     ranks: tuple[RankStep, ...] = ()
@@ -146,3 +147,4 @@ class Analysis:
     explained_until: int = 0
     left_out: int = 0
     links: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    own_ms: Mapping[int, float] = field(default_factory=dict)

@@ -1,13 +1,16 @@
 """Say who is slow, and why: one sentence for each, or silence.
 
 *A rank* is slow when its own work (`work`) is 20 % above its peers' median over the last 50 steps,
-or the last second where that is more, and in each fifth of them. For lack of a core it is so only
+or the last second where that is more, and in each fifth of them: in most steps, or on average, as
+by an evaluation every few steps. For lack of a core it is so only
 where that lasts for seconds and the others do not lack one: else the machine is full. Peers are all
 ranks; in a pipeline, whose stages differ by nature, those that share a group with it in which it
 sends no messages, such as its data-parallel mates: without one, a stage is not judged.
 
 *A link* is slow (`links`) when it carries less than half of what the others do for the time that it
-was busy, in each of at least three samples and 50 steps, and the step would gain by a fifth. Links
+was busy, about as little in each of at least four samples and 50 steps, and the step would gain by
+a fifth, for which both its ends wait: that the other end reads late the kernel counts as busy too.
+Links
 that carry little a step are not judged: their times are those of the ranks that answer.
 
 Nothing is said of load that all ranks have alike, nor of what passes sooner.
@@ -28,14 +31,16 @@ _log = logging.getLogger("nbdist.insight")
 
 
 class Verdicts:
-    """What a judge says: `newest`, and the `rates` of links; renewed every `EVERY_S`.
+    """What a judge says: `newest`, the `rates` of links, each rank's `own_ms`.
 
-    When it fails, that is logged and nothing more is said; whoever asks goes on. One thread.
+    They are renewed every `EVERY_S`. When it fails, that is logged and nothing more is said;
+    whoever asks goes on. One thread.
     """
 
     def __init__(self) -> None:
         self.newest: tuple[Verdict, ...] = ()
         self.rates: Mapping[int, Mapping[int, float]] = {}
+        self.own_ms: Mapping[int, float] = {}
         self._judge: Judge | None = Judge()
         self._next_s = float("-inf")
 
@@ -49,15 +54,20 @@ class Verdicts:
             if is_last or now_s >= self._next_s:
                 self._next_s = now_s + EVERY_S
                 self.newest, self.rates = self._judge.verdicts(), self._judge.rates()
+                self.own_ms = self._judge.own_ms
         except Exception:
-            self._judge, self.newest, self.rates = None, (), {}
+            self._judge, self.newest, self.rates, self.own_ms = None, (), {}, {}
             _log.exception("Nothing is said any more in this cell of who is slow")
 
 
 class Judge:
-    """One cell's evidence and what follows from it. One thread."""
+    """One cell's evidence and what follows from it. One thread.
+
+    `own_ms` is each rank's mean own work over the steps of which verdicts were asked last.
+    """
 
     def __init__(self) -> None:
+        self.own_ms: Mapping[int, float] = {}
         self._rows = work.Rows()
         self._links = links.Links()
         self._traffic: dict[int, _Traffic] = {}
@@ -83,6 +93,7 @@ class Judge:
         window = self._rows.window()
         if window is None:
             return ()
+        self.own_ms = window.own_ms()
         found = [self._of_work(slow) for slow in self._slow(window)]
         found.append(self._of_link(window))
         known = sorted((v for v in found if v is not None), key=lambda v: -v.share)
@@ -110,12 +121,13 @@ class Judge:
         if slow is None:
             return None
         step_s = window.median_s("step")
-        # What is hidden behind backward is waited for by nobody.
-        lost_s = min(slow.lost_s, window.median_s("comm"))
+        # What is hidden behind backward is waited for by nobody. An end that hardly waits is the
+        # one that reads late.
+        lost_s = min(slow.lost_s, *(window.typical_s("comm", rank) for rank in slow.link))
         share = lost_s / max(step_s - lost_s, 1e-9)
-        # An end that lacks a core lets its link wait.
+        # An end that lacks a core lets its link wait: gloo's thread as well as the main one.
         starved_s = max(window.mean_s("starved", rank) for rank in slow.link)
-        if share < work.SLOWER or starved_s > work.MOST_OF * lost_s:
+        if share < work.SLOWER or starved_s > work.LEAST_OF * lost_s:
             return None
         since = self._since.get((slow.rank, "link"), slow.since_step)
         return Verdict(slow.rank, "link", share, sentences.of_link(slow), since)

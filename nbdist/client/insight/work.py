@@ -2,7 +2,9 @@
 
 A rank's *own work* is its step without exposed communication. It is compared with the median of its
 peers' in the same steps, so that what slows all ranks down cancels; and in each of `BLOCKS` parts
-of the window by medians, so that a pause, a checkpoint or a burst of a dozen steps is no straggler.
+of the window, so that a pause, one checkpoint or a burst of a dozen steps is no straggler. Medians
+find what slows most steps, and means what comes back every few, such as an evaluation. What is told
+are means: they sum to the step, and are what the board shows.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,7 +23,7 @@ SHORTEST_S = 1.0  # steps of a millisecond: 50 of them are too short to tell noi
 MOST_STEPS = 1000
 FIRST_STEPS = 2  # of a cell: connections are opened, buckets built, code is compiled
 BLOCKS = 5
-SLOWER = 0.2  # than the peers, in the window's median
+SLOWER = 0.2  # than the peers, in the window's median or each block's mean
 IN_EACH_BLOCK = 0.1
 OF_STEP = 0.1  # where most of a step is communication, a little more work is waited for by nobody
 MOST_OF = 0.5  # of what a rank is slower: then that is the cause
@@ -29,20 +31,25 @@ LEAST_OF = 0.25  # of it, else what takes longer is now this and now that: the m
 STARVED_S = 5.0  # the kernel needs some seconds to spread over the cores what runs on them
 STANDS_OUT = 3.0  # who is starved so many times as long as any other; else the machine is full
 BIGGER_BATCH = 1.15
+ALIKE = 3.0  # the most of a block's lateness against the least: 1 or 2 evaluations, and noise
+UNEVEN = 1 / 3  # of the mean, between it and the median: then some steps are much slower
 
 _KEPT = MOST_STEPS + 1000  # steps; ranks' records come in batches, one rank's before another's
 _PARTS: tuple[Cause, ...] = ("data", "forward", "backward", "optimizer", "other")
 _LUMPS = ("cpu", "starved", "idle")  # not had in every step: the kernel gives a core for some ms
 _COLUMNS = ("own", "step", "comm", *_PARTS, *_LUMPS, "samples", "tokens")
+_TOLD = ("own", *_PARTS, *_LUMPS, "samples", "tokens")
+_UNIT = {"samples": 1.0, "tokens": 1.0}  # others are milliseconds of seconds
 _AT = {name: i for i, name in enumerate(_COLUMNS)}
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A rank whose own work is slow: the cause, by how much, and the numbers, as (it, its peers).
+    """A rank whose own work is slow: the cause, by how much, and the numbers.
 
-    Milliseconds a step; `parts` holds medians, but means of `cpu`, `starved` and `idle`, which are
-    parts of `step_ms`, a mean too.
+    Means, in milliseconds a step; `parts` as (it, its peers' median), of which `cpu`, `starved` and
+    `idle` are known of the whole step alone. `share` is how much longer its own work takes than the
+    peers'; `on_average`: that is so by some steps more than by others.
     """
 
     rank: int
@@ -52,6 +59,16 @@ class Slow:
     parts: Mapping[str, tuple[float, float]]
     late_ms: float
     since_step: int
+    on_average: bool = False
+
+    def within(self, name: str) -> float:
+        """Return how much longer `cpu`, `starved` or `idle` is within the part that is the cause.
+
+        That is what is left when the other parts that are longer have had all they can of it.
+        """
+        mine, theirs = zip(self.parts[self.cause], self.parts[name], strict=True)
+        part_ms, more_ms = (own - of_peers for own, of_peers in zip(mine, theirs, strict=True))
+        return min(max(more_ms - max(self.late_ms - part_ms, 0.0), 0.0), part_ms)
 
 
 class Rows:
@@ -82,7 +99,7 @@ class Rows:
             return None
         last = min(newest[rank] for rank in ranks)
         window = self._last(ranks, last, FEWEST_STEPS)
-        step_s = 0.0 if window is None else window.median_s("step")
+        step_s = 0.0 if window is None else window.step_s()
         if step_s <= 0:
             return None
         wanted = min(MOST_STEPS, int(at_least_s / step_s) + 1)
@@ -119,6 +136,23 @@ class Window:
         known = known[np.isfinite(known)]
         return float(np.median(known)) if len(known) else 0.0
 
+    def step_s(self) -> float:
+        """Return the mean of a step, without each rank's longest: that may be a pause."""
+        steps = np.nan_to_num(self.column("step"))
+        count = np.maximum((steps > 0).sum(axis=1) - 1, 1)
+        return float(np.median((steps.sum(axis=1) - steps.max(axis=1)) / count))
+
+    def own_ms(self) -> dict[int, float]:
+        """Return the mean own work of a step, by rank; of those that tell it."""
+        means = zip(self.ranks, _means(self.column("own")).tolist(), strict=True)
+        return {rank: 1e3 * mean for rank, mean in means if mean == mean}
+
+    def typical_s(self, name: str, rank: int) -> float:
+        """Return the median over a rank's steps; 0 where it does not tell."""
+        known = self.column(name)[self.ranks.index(rank)] if rank in self.ranks else np.zeros(0)
+        known = known[np.isfinite(known)]
+        return float(np.median(known)) if len(known) else 0.0
+
     def mean_s(self, name: str, rank: int) -> float:
         """Return the mean over a rank's steps; 0 where it does not tell."""
         known = self.column(name)[self.ranks.index(rank)] if rank in self.ranks else np.zeros(0)
@@ -131,55 +165,84 @@ def find(window: Window, peers: Mapping[int, Collection[int]]) -> list[Slow]:
     own = window.column("own")
     if np.isnan(own).mean() > 0.2:
         return []
-    typical = {
-        rank: float(np.nanmedian(row)) if np.isfinite(row).any() else np.nan
-        for rank, row in zip(window.ranks, own, strict=True)
-    }
-    found = []
-    for rank in window.ranks:
+    blocks = np.stack([_means(b) for b in np.array_split(own, BLOCKS, axis=1)], axis=1)
+    causes: dict[int, tuple[Cause, list[int]]] = {}
+    for at, rank in enumerate(window.ranks):
         others = sorted(set(peers.get(rank, ())) & set(window.ranks) - {rank})
+        of_others = [window.ranks.index(other) for other in others]
         if not others:
             continue
-        # Cheap, and nearly always the end of it.
-        if not typical[rank] > (1 + SLOWER / 2) * np.nanmedian([typical[o] for o in others]):
+        if _is_steadily_slow(own[at], own[of_others]):
+            cause = _cause(window, at, of_others, steadily=True)
+        elif _is_slow_on_average(blocks[at], blocks[of_others]):
+            cause = _cause(window, at, of_others, steadily=False)
+            cause = None if cause == "starved" else cause  # now and then anyone lacks a core
+        else:
             continue
-        slow = _judge(window, rank, others)
-        if slow is not None:
-            found.append(slow)
-    return found
+        if cause is not None and (cause != "starved" or _stands_out(window, rank, others)):
+            causes[rank] = cause, others
+    told = (_told(window, rank, causes) for rank in causes)
+    return [slow for slow in told if slow.share >= IN_EACH_BLOCK]
 
 
-def _judge(window: Window, rank: int, others: list[int]) -> Slow | None:
+def _is_steadily_slow(mine: Floats, theirs: Floats) -> bool:
+    """Return whether most steps are slow, by (step) and (peer, step)."""
+    # Cheap, and nearly always the end of it.
+    if not np.nanmedian(mine) > (1 + SLOWER / 2) * np.nanmedian(theirs):
+        return False
+    base = np.nanmedian(theirs, axis=0)
+    late = mine - base
+    if not np.nanmedian(late) >= SLOWER * np.nanmedian(base):
+        return False
+    pairs = zip(np.array_split(late, BLOCKS), np.array_split(base, BLOCKS), strict=True)
+    return all(np.nanmedian(lates) >= IN_EACH_BLOCK * np.nanmedian(of) for lates, of in pairs)
+
+
+def _is_slow_on_average(mine: Floats, theirs: Floats) -> bool:
+    """Return whether the mean of each block is, by (block) and (peer, block): a periodic cause.
+
+    Means also rise by chance, now much and now little. So the least of a rank's must be above the
+    most of a typical peer's, and what it is late alike in all blocks.
+    """
+    late = mine - np.median(theirs, axis=0)
+    is_above = mine.min() >= (1 + SLOWER) * np.median(theirs.max(axis=1))
+    return bool(is_above and late.max() <= ALIKE * late.min())
+
+
+def _cause(window: Window, at: int, of_others: list[int], *, steadily: bool) -> Cause | None:
+    """Return why a rank is slow, None where that matters little or is no one thing."""
+    if steadily:
+        own = window.column("own")
+        late_ms = float(np.nanmedian(own[at] - np.nanmedian(own[of_others], axis=0))) * 1e3
+        step_ms = float(np.nanmedian(window.column("step")[at])) * 1e3
+        parts = {n: (_typical(window, n, [at]), _typical(window, n, of_others)) for n in _TOLD}
+    else:
+        parts = _means_of(window, at, of_others)
+        late_ms = parts["own"][0] - parts["own"][1]
+        step_ms = _mean_ms(window, "step", at)
+    return cause_of(parts, late_ms) if late_ms >= OF_STEP * step_ms else None
+
+
+def _told(window: Window, rank: int, causes: Mapping[int, tuple[Cause, list[int]]]) -> Slow:
+    """Return the numbers of a slow rank: means, beside those of the peers that are not slow."""
+    cause, others = causes[rank]
     at = window.ranks.index(rank)
-    of_others = [window.ranks.index(other) for other in others]
+    of_others = [window.ranks.index(o) for o in others if o not in causes]
+    of_others = of_others or [window.ranks.index(o) for o in others]
+    parts = _means_of(window, at, of_others)
+    mine_ms, theirs_ms = parts["own"]
+    late_ms = mine_ms - theirs_ms
     own = window.column("own")
-    theirs = np.nanmedian(own[of_others], axis=0)
-    late = own[at] - theirs
-    share = float(np.nanmedian(late) / np.nanmedian(theirs))
-    step = float(np.nanmedian(window.column("step")[at]))
-    if share < SLOWER or np.nanmedian(late) < OF_STEP * step:
-        return None
-    for block, base in zip(
-        np.array_split(late, BLOCKS), np.array_split(theirs, BLOCKS), strict=True
-    ):
-        if not np.nanmedian(block) >= IN_EACH_BLOCK * np.nanmedian(base):
-            return None
-    parts = {
-        name: (_typical(window, name, [at]), _typical(window, name, of_others))
-        for name in ("own", *_PARTS, *_LUMPS, "samples", "tokens")
-    }
-    late_ms = float(np.nanmedian(late)) * 1e3
-    cause = cause_of(parts, late_ms)
-    if cause is None or (cause == "starved" and not _stands_out(window, rank, others)):
-        return None
+    typical_ms = float(np.nanmedian(own[at] - np.nanmedian(own[of_others], axis=0))) * 1e3
     return Slow(
         rank,
         cause,
-        share,
-        float(np.nanmean(window.column("step")[at])) * 1e3,
+        late_ms / theirs_ms,
+        window.mean_s("step", rank) * 1e3,
         parts,
         late_ms,
         int(window.steps[0]),
+        on_average=abs(late_ms - typical_ms) > UNEVEN * late_ms,
     )
 
 
@@ -194,10 +257,34 @@ def _typical(window: Window, name: str, at: list[int]) -> float:
     known = values[np.isfinite(values)]
     if not len(known):
         return float("nan")
-    if name in ("samples", "tokens"):
-        return float(np.mean(known))
-    middle = np.mean if name in _LUMPS else np.median
-    return float(middle(known)) * 1e3
+    middle = np.median if name in ("own", *_PARTS) else np.mean
+    return float(middle(known)) * _UNIT.get(name, 1e3)
+
+
+def _means_of(window: Window, at: int, of_others: list[int]) -> dict[str, tuple[float, float]]:
+    """Return a rank's means, and the median of its peers'."""
+    return {
+        name: (_mean_ms(window, name, at), _of_peers(window, name, of_others)) for name in _TOLD
+    }
+
+
+def _mean_ms(window: Window, name: str, at: int) -> float:
+    return float(_means(window.column(name)[[at]])[0]) * _UNIT.get(name, 1e3)
+
+
+def _of_peers(window: Window, name: str, of_others: list[int]) -> float:
+    means = _means(window.column(name)[of_others])
+    known = means[np.isfinite(means)]
+    return float(np.median(known)) * _UNIT.get(name, 1e3) if len(known) else float("nan")
+
+
+def _means(values: Floats) -> Floats:
+    """Return the mean over steps, NaN where no step tells."""
+    is_known = np.isfinite(values)
+    count = is_known.sum(axis=1)
+    total = np.where(is_known, values, 0.0).sum(axis=1)
+    means: Floats = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return means
 
 
 def cause_of(parts: Mapping[str, tuple[float, float]], late_ms: float) -> Cause | None:
@@ -214,7 +301,10 @@ def cause_of(parts: Mapping[str, tuple[float, float]], late_ms: float) -> Cause 
         return "batch"
     # Who computes more also waits more often for a core, where cores are scarce.
     computes_more = more("cpu") >= max(SLOWER * parts["own"][1], LEAST_OF * late_ms)
-    if more("starved") >= MOST_OF * late_ms and not computes_more:
+    # So much it would wait that has to wait as often as the others for what it computes.
+    mine, theirs = parts["cpu"]
+    alike = parts["starved"][1] * max(0.0, mine / theirs - 1) if theirs > 0 else 0.0
+    if more("starved") - alike >= MOST_OF * late_ms and not computes_more:
         return "starved"
     most: Cause = "other"
     for part in _PARTS:
@@ -240,6 +330,8 @@ def _row(values: Mapping[str, float]) -> list[float]:
     own = max(0.0, step - comm)
     compute = values.get("compute_s", nan)
     forward = values.get("forward_s", nan) - values.get("forward_comm_s", 0.0)
+    if forward > compute:  # they were measured apart
+        forward = compute
     starved, cpu = values.get("starved_s", nan), values.get("cpu_s", nan)
     row = {
         "own": own,

@@ -9,6 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import PathPatch
+from numpy.typing import NDArray
 
 from nbdist.client.board import palette, sentences
 from nbdist.client.board.artists import TITLE_PT, boxes, draw, note, nothing_yet, title
@@ -16,11 +17,11 @@ from nbdist.client.board.page import MARGIN_PX, Page, Plot, wrapped
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits, grown
 from nbdist.client.board.speeds import LinkBars, rates_of
-from nbdist.client.board.text import figure
+from nbdist.client.board.text import figure, slower
 from nbdist.client.board.view import Stack, View
 
 LINE_PX, ABOVE_PX, PLOT_PX, BELOW_PX = 18, 34, 180, 38
-LEFT_PX, RIGHT_PX = 44, 116
+LEFT_PX, RIGHT_PX = 44, 132
 MOST_NAMES = 4  # ranks whose bars are wide enough for names beside each other
 LINKS_LEFT_PX = 72
 EXPOSED = "transfer", "waiting", "communication"  # what is not a rank's own work
@@ -61,8 +62,11 @@ def compose(page: Page, view: View) -> list[Plot]:
     return plots
 
 
-def own_work_ms(stack: Stack) -> Floats:
-    """Return a step without its exposed communication, by rank."""
+def own_work_ms(view: View, stack: Stack) -> Floats:
+    """Return a step without its exposed communication, by rank, over the verdicts' own steps."""
+    judged = view.analysis.own_ms
+    if all(rank in judged for rank in stack.ranks):
+        return np.array([judged[rank] for rank in stack.ranks])
     own = [part for name, part in stack.parts.items() if name not in EXPOSED]
     whole: Floats = np.sum(own, axis=0)
     return whole
@@ -82,13 +86,13 @@ class OwnWork:
         air = 0.6 if count > 3 else 1.6
         axes.set_xlim(-air, count - 1 + air)
         axes.set_xlabel("rank", color=theme.text, fontsize=8, labelpad=1)
-        title(axes, "own work of a step, ms", theme)
+        title(axes, "own work of a step, mean, ms", theme)
 
     def fit(self, view: View) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""
         stack = view.stack
         assert stack is not None  # it is why there is this plot
-        own = own_work_ms(stack)
+        own = own_work_ms(view, stack)
         top = float(own.max())
         y = (0.0, top * 1.18 if top > 0 else 1.0)
         if not self._final:
@@ -104,13 +108,13 @@ class OwnWork:
         self._artists = [self._bars(at[~is_slow], own[~is_slow], "compute")]
         self._artists.append(self._bars(at[is_slow], own[is_slow], "waiting"))
         if len(at) > 1:
-            self._artists += [self._rule(middle), self._median(middle)]
+            self._artists += [self._rule(middle), self._median(middle, _whose(is_slow))]
         places = np.flatnonzero(is_slow)
         if len(at) > MOST_NAMES and len(places):  # else the sentences name them all
             places = places[[int(own[places].argmax())]]
         for place in places:
             verdict = judged[stack.ranks[place]]
-            words = f"rank {verdict.rank}: +{100 * verdict.share:.0f} %, {verdict.cause}"
+            words = f"rank {verdict.rank}: {_more(verdict.share)}, {verdict.cause}"
             self._artists.append(self._name(float(at[place]), float(own[place]), words, len(at)))
         return changed
 
@@ -130,9 +134,9 @@ class OwnWork:
             transform=self._axes.get_yaxis_transform(),
         )  # fmt: skip
 
-    def _median(self, middle: float) -> Artist:
+    def _median(self, middle: float, whose: str) -> Artist:
         return note(
-            1.01, middle, f"median {figure(middle)} ms", self._theme, clip_on=False,
+            1.01, middle, f"{whose}\n{figure(middle)} ms", self._theme, clip_on=False,
             transform=self._axes.get_yaxis_transform(),
         )  # fmt: skip
 
@@ -140,6 +144,17 @@ class OwnWork:
         side = "left" if x < count / 3 else "right" if x > 2 * count / 3 else "center"
         edge = {"left": -0.36, "right": 0.36, "center": 0.0}[side]
         return note(x + edge, y, words, self._theme, ha=side, va="bottom", fontweight="bold")
+
+
+def _more(share: float) -> str:
+    return f"+{slower(share)}" if share < 1 else slower(share)
+
+
+def _whose(is_slow: NDArray[np.bool_]) -> str:
+    """Return what the line is, where some ranks may be named as slow."""
+    if is_slow.all() or not is_slow.any():
+        return "median"
+    return "the other rank" if len(is_slow) == 2 else "median of the others"
 
 
 def _shown(view: View) -> tuple[str, ...]:
