@@ -36,9 +36,10 @@ def _train(kind: str, late: int) -> Told:
     import torch.distributed as dist
 
     from nbdist.engine.records import Recorder
-    from nbdist.engine.tap import tap
+    from nbdist.engine.tap import ledger, tap
     from nbdist.engine.training import training
     from nbdist.wire import Batch
+    from tests.group.truth import EveryStep
 
     records: list[Record] = []
     recorder = Recorder(dist.get_rank(), lambda c: records.extend(Batch.from_wire(c).records))
@@ -48,6 +49,8 @@ def _train(kind: str, late: int) -> Told:
     tap.install("full")
     training.install(recorder)
     training.begin_cell()
+    tap.begin_cell()
+    ledger.state.stride = EveryStep()
     came = []
 
     def arrive() -> None:
@@ -196,9 +199,8 @@ def assert_late_by(told: list[Told], late: int, peers: list[int]) -> None:
     injected = [(max(moments) - min(moments)) / 1e6 for moments in came]
     injected_ms = median(injected)
     assert injected_ms > 0.9e3 * DELAY_S
-    errors_ms = sorted(abs((s.skew_ms or 0.0) - ms) for s, ms in zip(steps, injected, strict=True))
-    # A rank may lose its core between what it notes here and its launch, on a busy machine often.
-    assert errors_ms[len(errors_ms) // 3] <= max(0.05 * injected_ms, 1.0)
+    errors_ms = [abs((s.skew_ms or 0.0) - ms) for s, ms in zip(steps, injected, strict=True)]
+    assert median(errors_ms) <= max(0.05 * injected_ms, 1.0)
     assert sum(step.last == late for step in steps) >= 0.9 * len(steps)
     ranks = {rank.rank: rank for rank in analysis.ranks}
     for rank in ranks.values():
