@@ -135,7 +135,7 @@ def test_the_gradient_norm_is_the_one_that_clipping_finds(trained: Trained) -> N
 
 def test_the_verdict_and_the_layout_stay_with_the_run(trained: Trained) -> None:
     said = trained.file("verdicts.txt").splitlines()
-    assert said[0].startswith("rank 1 ")
+    assert said[0].startswith("Rank 1 ")
     tags = trained.client.get_run(trained.run_id).data.tags
     assert tags["nbdist.verdict"] == "; ".join(said)
     assert trained.file("layout.txt") == f"{trained.explained}\n"
