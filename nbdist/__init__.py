@@ -20,7 +20,7 @@ _PLACES = {
     "Session": "nbdist.client.session",
     "CellResult": "nbdist.client.result",
     # on a rank
-    "parallelize": "nbdist.engine.layout.layout",
+    "parallelize": "nbdist.engine.layout.parallelize",
     "Layout": "nbdist.engine.layout.layout",
     "TensorParallel": "nbdist.engine.layout.policies",
     "loader": "nbdist.engine.data",

@@ -254,7 +254,7 @@ def join(
     """
     from nbdist.engine import group, keep, links, recovery, resize, trained
     from nbdist.engine.clone import clone
-    from nbdist.engine.layout import layout
+    from nbdist.engine.layout import parallelize
     from nbdist.engine.tap import tap as tap_module
     from nbdist.engine.training import training
 
@@ -290,7 +290,7 @@ def join(
     recovery.install()
     clone.live_in(here.kernel.shell)
     keep.look_in(lambda: here.kernel.shell.user_ns)
-    layout.tell_facts_to(here.recorder.fact)
+    parallelize.tell_facts_to(here.recorder.fact)
     training.at_new_optimizer(lambda optimizer: here.recorder.fact(**trained.facts_of(optimizer)))
     here.links = links.Links(
         training.current_step, lambda step, values: here.recorder.add("links", step, values)

@@ -25,7 +25,7 @@ from nbdist.engine import (
 )
 from nbdist.engine.clone import clone
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.layout import layout
+from nbdist.engine.layout import meshes
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
 
@@ -41,7 +41,7 @@ def install() -> None:
     clone.also("steps", boundary.here().hand_over, boundary.here().take_over)
     clone.also("loaders", data.hand_over, data.take_over)
     clone.also("kept", keep.kept, keep.take_over)
-    clone.also("meshes", layout.hand_over, layout.take_over)
+    clone.also("meshes", meshes.hand_over, meshes.take_over)
 
 
 def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:

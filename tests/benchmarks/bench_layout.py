@@ -22,7 +22,7 @@ def measure(name: str, layout: str) -> tuple[float, float]:
     import torch
     import torch.distributed as dist
 
-    from nbdist.engine.layout.layout import parallelize
+    from nbdist.engine.layout.parallelize import parallelize
     from tests.group import models
 
     x, y = models.batch(name, dist.get_rank(), 4, torch.float32)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from nbdist.engine import boundary, data, group, keep, parcel, recovery, snapshot, units
-from nbdist.engine.layout.layout import parallelize
+from nbdist.engine.layout.parallelize import parallelize
 
 WIDTH, BATCH = 16, 8
 

@@ -12,7 +12,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout.layout import Layout, parallelize, tell_facts_to
+from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.parallelize import parallelize, tell_facts_to
 from nbdist.errors import LayoutError
 from tests.group import models
 

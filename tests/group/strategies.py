@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from nbdist.engine import group, heal, hook_state
 from nbdist.engine.data import data_shard
-from nbdist.engine.layout.layout import parallelize
+from nbdist.engine.layout.parallelize import parallelize
 
 WIDTH, BATCH, MICRO_BATCHES = 32, 8, 4
 SMALL_BUCKET_MB = 0.004  # one layer a bucket: a fault finds some of them on their way

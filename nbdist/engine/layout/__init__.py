@@ -1,5 +1,5 @@
 """Spreads a model over the ranks.
 
-`mesh` reads the layout's text (pure), `blocks` finds what a model repeats (pure), one module an
-axis changes the model, and `layout` puts them in order and gives the `Layout` handle.
+`parallelize` reads text and policies, `spread` changes the model, one module an axis or policy, and
+`layout` is what the user holds. `mesh`, `blocks`, `cuts` and `cost` are pure.
 """

@@ -25,9 +25,9 @@ def check(model: nn.Module) -> None:
         )
 
 
-def apply(model: nn.Module, mesh: DeviceMesh, device_type: str) -> None:
+def apply(model: nn.Module, mesh: DeviceMesh) -> None:
     """Average the gradients of `model` over the mesh's `dp` axis, from its next backward on.
 
     Collective: builds the reducer, which compares the parameters' shapes on all ranks.
     """
-    torch_modules.replicate(model, mesh.get_group("dp"), device_type)
+    torch_modules.replicate(model, mesh.get_group("dp"), mesh.device_type)

@@ -1,9 +1,10 @@
 """What a layout's text leaves open: small frozen values that `parallelize` takes beside it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from nbdist.engine.layout.mesh import MeshShape
 from nbdist.errors import LayoutError
 
 
@@ -41,25 +42,49 @@ class TensorParallel:
         return f"plan={plan} sequence={self.sequence} loss={self.loss}"
 
 
-def tensor_parallel(policies: tuple[object, ...], has_axis: bool) -> TensorParallel:
-    """Return the policy of the `tp` axis, by itself the default one.
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """All that was asked for beside the layout's text; by itself, the default of each.
+
+    Its text is the same when the same is asked for again.
+    """
+
+    tensor: TensorParallel = field(default_factory=TensorParallel)
+
+    def __str__(self) -> str:
+        return " ".join(f"{f.name}: {getattr(self, f.name)}" for f in fields(self))
+
+
+# Where each policy stands among `Policies`, and the axis without which it means nothing.
+_PLACES: dict[type, tuple[str, str | None]] = {TensorParallel: ("tensor", "tp")}
+
+
+def read(given: tuple[object, ...], shape: MeshShape) -> Policies:
+    """Return what `parallelize` was given beside the text.
 
     Raises:
         LayoutError: A policy that is none, two of a kind, or one for an axis that is not there.
     """
-    mine = [policy for policy in policies if isinstance(policy, TensorParallel)]
-    other = next((policy for policy in policies if not isinstance(policy, TensorParallel)), None)
-    if other is not None:
-        raise LayoutError(
-            f"Policies ({type(other).__name__}) come with a later version of nbdist.",
-            why="the one of this version is TensorParallel",
-            do="leave them out; torch.autocast and torch.utils.checkpoint work as they are",
-        )
-    if len(mine) > 1:
-        raise LayoutError("TensorParallel is given twice.", do="keep one of the two")
-    if mine and not has_axis:
-        raise LayoutError(
-            "TensorParallel is given, and the layout has no axis tp.",
-            do='add the axis, as in "dp=-1 tp=2", or leave TensorParallel out',
-        )
-    return mine[0] if mine else TensorParallel()
+    chosen: dict[str, Any] = {}
+    for policy in given:
+        name = type(policy).__name__
+        if type(policy) not in _PLACES:
+            raise LayoutError(
+                f"{_shown(policy)} is no policy.",
+                why=f"policies are {', '.join(sorted(kind.__name__ for kind in _PLACES))}",
+                do='write for example parallelize(model, "dp=-1 tp=2", TensorParallel(loss=True))',
+            )
+        place, axis = _PLACES[type(policy)]
+        if place in chosen:
+            raise LayoutError(f"{name} is given twice.", do="keep one of the two")
+        if axis and shape.sizes[axis] == 1:
+            raise LayoutError(
+                f"{name} is given, and the layout has no axis {axis}.",
+                do=f'add the axis, as in "dp=-1 {axis}=2", or leave {name} out',
+            )
+        chosen[place] = policy
+    return Policies(**chosen)
+
+
+def _shown(policy: object) -> str:
+    return policy.__name__ if isinstance(policy, type) else type(policy).__name__

@@ -1,0 +1,119 @@
+"""`nbdist.parallelize`: read the layout, check, spread the model in place, hand out a `Layout`.
+
+    parse ─▶ MeshShape ─▶ check everything ─▶ DeviceMesh ─▶ equal weights ─▶ one step an axis
+
+All that can be refused is refused before the model is touched.
+"""
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch import nn
+
+from nbdist.engine.compat import torch_modules
+from nbdist.engine.layout import ddp, fsdp, mesh
+from nbdist.engine.layout.layout import Layout, attach, facts_of, layout_of
+from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.policies import read
+from nbdist.engine.layout.spread import spread
+from nbdist.errors import LayoutError
+
+
+def _tell_nobody(**_facts: str) -> None:
+    """Where facts go until the rank has a recorder."""
+
+
+_tell: Callable[..., None] = _tell_nobody
+
+
+def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
+    """Spread `model` over all ranks, in place, and return how.
+
+    Every rank calls it with the same model and layout; weights and buffers become rank 0's. The
+    optimizer comes after it. The same call again returns the same `Layout`.
+
+    Args:
+        model: A plain module, on the rank's device or to be moved there.
+        layout: `"ddp"`, `"zero2"`, `"zero3"`, or a mesh string such as `"dp=2 fsdp=-1"` or
+            `"fsdp=2 tp=2"`.
+        policies: `nbdist.TensorParallel(...)` says how tp cuts, where it should not decide.
+
+    Raises:
+        LayoutError: The text, the ranks and the model do not fit, or the model is spread already.
+    """
+    if not isinstance(model, nn.Module):
+        raise LayoutError(
+            f"parallelize got a {type(model).__name__} where a model should be.",
+            do='nbdist.parallelize(model, "ddp") with a torch.nn.Module',
+        )
+    if not (dist.is_available() and dist.is_initialized()):
+        raise LayoutError(
+            "There is no process group here, so there are no ranks to spread a model over.",
+            why="parallelize runs on the ranks",
+            do="call it in a %%distributed cell",
+        )
+    shape = mesh.parse(layout, dist.get_world_size())
+    asked = read(policies, shape)
+    known = layout_of(model)
+    if known is not None and known.shape == shape and str(known.policies) == str(asked):
+        return known
+    _refuse_later(shape)
+    _refuse_spread(model, known, shape)
+    check = fsdp.check if shape.fsdp > 1 else ddp.check
+    check(model)
+    if shape.tp > 1 and shape.fsdp == 1:
+        fsdp.refuse_old_optimizers(model, "tp")
+    result = spread(model, shape, asked)
+    attach(result)
+    _tell(**facts_of(result))
+    return result
+
+
+def tell_facts_to(tell: Callable[..., None]) -> None:
+    """Have the facts of a run told to `tell`, as texts by keyword: layout, model, parameters.
+
+    The rank gives its recorder's `fact` here when it boots.
+    """
+    global _tell
+    _tell = tell
+
+
+def _refuse_later(shape: MeshShape) -> None:
+    """Refuse what the interface names and this version does not do yet: the one place."""
+    for axis in mesh.LATER_AXES:
+        if shape.sizes[axis] > 1:
+            raise LayoutError(
+                f"Axis {axis} comes with a later version of nbdist.",
+                why="this version spreads models over dp, fsdp and tp",
+                do='"zero3" cuts parameters, gradients and optimizer states over all ranks',
+            )
+
+
+def _refuse_spread(model: nn.Module, known: Layout | None, shape: MeshShape) -> None:
+    """Refuse a model that is spread already, by us or by torch."""
+    if known is not None:
+        other = "other policies" if known.shape == shape else f'"{shape.name}"'
+        raise LayoutError(
+            f'This model has the layout "{known.name}" and cannot get {other} as well.',
+            why="a layout changes the model in place",
+            do="build the model again, then parallelize the new one",
+        )
+    inner = next((name for name, part in model.named_modules() if layout_of(part)), None)
+    if inner is not None:
+        raise LayoutError(
+            f"A part of this model, {inner}, has a layout of its own.",
+            do="build the model again and parallelize it as a whole",
+        )
+    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+    if wrapped or fsdp.is_sharded(model) or torch_modules.reducer_of(model) is not None:
+        by = "DistributedDataParallel" if wrapped else "torch's fully_shard or replicate"
+        raise LayoutError(
+            f"This model is spread already, by {by}.",
+            why="nbdist shows and heals such a model as it is; a second layout would average twice",
+            do="leave parallelize out, or build the model again without that wrapper",
+        )
+    if any(t.is_meta for t in [*model.parameters(), *model.buffers()]):
+        raise LayoutError(
+            "The model is on the meta device and has no weights yet.",
+            do="build it on the CPU; a factory built on meta comes with a later version",
+        )
