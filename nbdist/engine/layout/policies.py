@@ -46,13 +46,18 @@ class TensorParallel:
 class Policies:
     """All that was asked for beside the layout's text; by itself, the default of each.
 
-    Its text is the same when the same is asked for again.
+    Its text is the same when the same is asked for again, and empty when nothing was.
     """
 
     tensor: TensorParallel = field(default_factory=TensorParallel)
 
     def __str__(self) -> str:
-        return " ".join(f"{f.name}: {getattr(self, f.name)}" for f in fields(self))
+        """Return what differs from the defaults."""
+        usual = Policies()
+        parts = {f.name: str(getattr(self, f.name)) for f in fields(self)}
+        return " ".join(
+            f"{name}: {text}" for name, text in parts.items() if text != str(getattr(usual, name))
+        )
 
 
 # Where each policy stands among `Policies`, and the axis without which it means nothing.
