@@ -46,18 +46,14 @@ class TensorParallel:
 class Policies:
     """All that was asked for beside the layout's text; by itself, the default of each.
 
-    Its text is the same when the same is asked for again, and empty when nothing was.
+    Its text is the same when the same is asked for again.
     """
 
     tensor: TensorParallel = field(default_factory=TensorParallel)
 
     def __str__(self) -> str:
-        """Return what differs from the defaults."""
-        usual = Policies()
-        parts = {f.name: str(getattr(self, f.name)) for f in fields(self)}
-        return " ".join(
-            f"{name}: {text}" for name, text in parts.items() if text != str(getattr(usual, name))
-        )
+        """Return the same text where the same is asked for."""
+        return " ".join(f"{f.name}: {getattr(self, f.name)}" for f in fields(self))
 
 
 # Where each policy stands among `Policies`, and the axis without which it means nothing.

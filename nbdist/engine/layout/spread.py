@@ -22,7 +22,7 @@ from nbdist.engine.layout.policies import Policies
 def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
     """Change the model, and return how. Collective."""
     device_type, backend = _device_type(model)
-    weights.check_same_model(model, f"{shape.name} {policies}".strip(), device_type)
+    weights.check_same_model(model, {"layout": shape.name, "policies": str(policies)}, device_type)
     model.to(device_type)  # "cuda" is this rank's current device
     weights.broadcast(model)
     device_mesh = meshes.device_mesh(device_type, shape)

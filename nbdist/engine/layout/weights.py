@@ -18,7 +18,7 @@ from nbdist.errors import LayoutError
 _SOURCE = 0  # the rank whose weights count
 
 
-def check_same_model(model: nn.Module, layout: str, device_type: str) -> None:
+def check_same_model(model: nn.Module, asked: dict[str, str], device_type: str) -> None:
     """Raise on every rank when the ranks bring different models or ask for different layouts.
 
     Without this, the first collective with other sizes kills the process inside gloo. Costs one
@@ -27,7 +27,7 @@ def check_same_model(model: nn.Module, layout: str, device_type: str) -> None:
     Raises:
         LayoutError: With the first thing that differs and the ranks concerned.
     """
-    table = [("layout", layout)]
+    table = list(asked.items())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         grad = " trained" if tensor.requires_grad else ""
         table.append((name, f"{tuple(tensor.shape)} {tensor.dtype}{grad}"))
@@ -55,7 +55,8 @@ def _first_difference(here: list[tuple[str, str]], there: list[tuple[str, str]],
             return f"{name} stands where rank {rank} has {other_name}."
         if mine != theirs:
             return f"{name} is {mine} on rank {_SOURCE} and {theirs} on rank {rank}."
-    return f"{len(here) - 1} parameters and buffers here, {len(there) - 1} on rank {rank}."
+    # Two rows are what was asked for.
+    return f"{len(here) - 2} parameters and buffers here, {len(there) - 2} on rank {rank}."
 
 
 @torch.no_grad()
