@@ -53,6 +53,7 @@ def test_text_in_quotes_and_lists_with_spaces_reach_the_ranks(notebook: Kernel) 
 
 
 def test_a_sweep_is_nothing_to_resume_and_its_runs_are_named(notebook: Kernel) -> None:
+    assert notebook.cell(TRAIN, "--run tried -p lr=0.1").error is None  # an older one of the name
     assert notebook.cell(TRAIN, "--run tried -p lr=[1e-3,0.1]").error is None
     refused = notebook.cell("print('ran')", "--run tried --resume -p lr=0.1")
     assert refused.error is not None

@@ -148,16 +148,18 @@ def select(rows: Sequence[RunRow], words: Sequence[str]) -> tuple[RunRow, ...]:
 def require_run(folder: Path, experiment: str, name: str) -> None:
     """Check that a cell can go on with the run called `name`, as far as `folder` knows.
 
-    A name that nobody here knows may still be one in MLflow.
+    A name that nobody here knows may still be one in MLflow. An older run of a sweep's name is not
+    what is meant: the newest of a name goes on, and that is the sweep.
 
     Raises:
         UsageError: It is a sweep's, which is no run to go on with.
     """
     rows = runs(folder, experiment, limit=_MOST_SEARCHED)
-    study = next((row for row in rows if row.name == name and row.kind == "study"), None)
-    if study is None or any(row.name == name and row.kind != "study" for row in rows):
+    named = [row for row in rows if row.name == name]
+    newest = max(named, key=lambda row: row.key, default=None)  # keys sort by time
+    if newest is None or newest.kind != "study":
         return
-    inner = [row.name for row in rows if row.study == study.key]
+    inner = [row.name for row in rows if row.study == newest.key]
     more = ", ..." if len(inner) > _MOST_NAMED else ""
     raise UsageError(
         f"{name} is a sweep, and --resume goes on with one run: give --run one of its runs"

@@ -1,0 +1,75 @@
+"""What `--resume` goes on with: decided in the kernel, whatever has been sent to MLflow by then."""
+
+from pathlib import Path
+
+import pytest
+
+from nbdist.client.tracking import Tracker
+from nbdist.client.tracking.runs import require_run
+from nbdist.client.tracking.spool import spooled_runs
+from nbdist.errors import UsageError
+from tests.tracking.conftest import Ranks, cell
+
+EXPERIMENT = "02_train"
+REFUSED = (
+    "tried is a sweep, and --resume goes on with one run: give --run one of its runs, lr1, lr2."
+)
+
+
+@pytest.fixture
+def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
+    """A tracker whose runs stay in the spool: the process that sends them never comes."""
+    tracker = Tracker(tmp_path / ".nbdist", experiment=EXPERIMENT)
+    monkeypatch.setattr(tracker.shipping, "ensure", lambda: None)
+    return tracker
+
+
+def train(tracker: Tracker, name: str, study: str | None = None) -> None:
+    ranks = Ranks(2)
+    run = tracker.follow(cell(run_name=name, study=study), ranks.telemetry)
+    ranks.step(2)
+    assert run.finish("finished") is not None
+
+
+def sweep(tracker: Tracker, name: str) -> None:
+    study = tracker.begin_study(name, "train()", {"lr": [1, 2]})
+    for lr in (1, 2):
+        train(tracker, f"lr{lr}", study.key)
+    study.finish("finished")
+
+
+def test_a_sweep_is_refused_before_any_of_it_was_sent(tracker: Tracker) -> None:
+    sweep(tracker, "tried")
+    with pytest.raises(UsageError) as refused:
+        require_run(tracker.folder, EXPERIMENT, "tried")
+    assert str(refused.value) == REFUSED
+    assert not any(run.state().sent for run in spooled_runs(tracker.folder))
+
+
+def test_a_sweep_is_refused_while_it_goes_on(tracker: Tracker) -> None:
+    study = tracker.begin_study("tried", "train()", {"lr": [1, 2]})
+    train(tracker, "lr1", study.key)
+    with pytest.raises(UsageError, match="one of its runs, lr1"):
+        require_run(tracker.folder, EXPERIMENT, "tried")
+    study.finish("finished")
+
+
+def test_an_older_run_of_a_sweeps_name_is_not_what_is_meant(tracker: Tracker) -> None:
+    train(tracker, "tried")
+    require_run(tracker.folder, EXPERIMENT, "tried")
+    sweep(tracker, "tried")
+    with pytest.raises(UsageError) as refused:
+        require_run(tracker.folder, EXPERIMENT, "tried")
+    assert str(refused.value) == REFUSED
+
+
+def test_a_run_that_is_newer_than_a_sweep_of_its_name_is_gone_on_with(tracker: Tracker) -> None:
+    sweep(tracker, "tried")
+    train(tracker, "tried")
+    require_run(tracker.folder, EXPERIMENT, "tried")
+
+
+def test_a_run_of_a_sweep_is_gone_on_with_by_its_own_name(tracker: Tracker) -> None:
+    sweep(tracker, "tried")
+    require_run(tracker.folder, EXPERIMENT, "lr2")
+    require_run(tracker.folder, EXPERIMENT, "nobody here knows it")
