@@ -25,6 +25,7 @@ _PLACES = {
     "TensorParallel": "nbdist.engine.layout.policies",
     "loader": "nbdist.engine.data",
     "log": "nbdist.engine.training.training",
+    "scale_lr": "nbdist.engine.learning_rate",
     "keep": "nbdist.engine.keep",
     "emulate_link": "nbdist.engine.pacing",
     # on both sides

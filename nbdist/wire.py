@@ -40,8 +40,8 @@ class Record:
     """One row of metrics.
 
     `kind` is "step" (one optimizer step, seen by the hooks), "log" (`nbdist.log`), "calls" (a
-    step's collectives, in `detail`) or "links" (what the sockets to other ranks tell, see
-    `engine/links.py`).
+    step's collectives, in `detail`), "links" (what the sockets to other ranks tell, see
+    `engine/links.py`) or "optimizer" (one makes its first step in the cell).
     `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
     `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
     `values` holds plain floats. A step row has, where known: `loss`; `step_s`, and what it is made
@@ -61,6 +61,11 @@ class Record:
     `.resent_bytes`, and `.rtt_s` (the round trip now, smoothed). CALLER is the address of the end
     that called, the same at both; PEER the other's rank where this end called, else nothing: who
     was called learns from no address who that is, and the notebook does.
+
+    An optimizer row has `lr` (the rate that its schedule, if any, is multiplied with), `tensors`
+    and `numbers` (what it trains: a count of parameters, and of all their elements); `parts` (of
+    a batch: ranks that differ in their samples), where a layout or DDP spreads the model;
+    `scaled_for`, the batch for which `nbdist.scale_lr` scaled the rate.
     """
 
     rank: int

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
 from nbdist.client import arguments, transcript
+from nbdist.client.batch_growth import BatchGrowth, Trained
 from nbdist.client.board import Board, Past, show_past
 from nbdist.client.cells import CellRequest, Outcome
 from nbdist.client.cluster import Cluster
@@ -148,6 +149,8 @@ class Showing:
         clocks = self._clocks_of(cluster, pids)
         insight = self.insight = Insight(info, clocks)
         telemetry.subscribe(insight.receive)
+        growth = BatchGrowth(info, _trained)
+        telemetry.subscribe(growth.receive)
         before = tuple(self._cells)
         run = self._tracking().follow(info, telemetry, insight, before) if track else None
         self._cells.append(info)
@@ -157,6 +160,7 @@ class Showing:
             telemetry,
             insight,
             clocks,
+            growth,
             run,
             above,
             show=show,
@@ -190,6 +194,8 @@ class Showing:
         return _trackers[place]
 
 
+# One a kernel, also after `%dist stop`: more ranks often come with a new start.
+_trained: deque[Trained] = deque(maxlen=_MOST_CELLS)
 # One a kernel and place, also after `%dist stop`: its process goes on sending what is spooled.
 _trackers: dict[tuple[Path, str | None], "Tracker"] = {}
 
@@ -212,6 +218,7 @@ class ShownCell:
         telemetry: Telemetry,
         insight: Insight,
         clocks: Clocks,
+        growth: BatchGrowth,
         run: "TrackedRun | None",
         above: Sequence[wire.Display],
         *,
@@ -226,6 +233,7 @@ class ShownCell:
             telemetry: Gets its records.
             insight: Explains them.
             clocks: Of the ranks.
+            growth: Knows whether the learning rate followed the batch.
             run: Its run, which begins with the first record; None when it is not tracked.
             above: What the notebook's cell shows already.
             show: Whether to show anything; a script reads the result instead.
@@ -239,6 +247,8 @@ class ShownCell:
         self._showing = showing
         self._ranks = info.ranks
         self._clocks = clocks
+        self._growth = growth
+        self._warned = False
         self._run = run
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
@@ -254,6 +264,9 @@ class ShownCell:
         """Open the board once the cell trains. Called a few times a second."""
         if self._board.wants_to_open:
             self._board.open()
+        if not self._warned and (line := self._growth.line()):
+            self._warned = True
+            self.slots.open(_text(line))
 
     def clocks_after_all(self) -> Clocks:
         """Return the ranks' clocks as they are known when all records have been explained."""
@@ -268,8 +281,10 @@ class ShownCell:
         try:
             board = self._board.finish(outcome.word)
             self._showing.remember_board(self._board.past)
+            line = self._growth.line(is_last=True)
             if self._show:
-                finals = [*board, *self._texts(outcome), *_notices(outcome), *_shown(profiled)]
+                said = [*([_text(line)] if line else ()), *_notices(outcome)]
+                finals = [*board, *self._texts(outcome), *said, *_shown(profiled)]
                 self.slots.settle(finals)
                 self.left += finals
         except Exception:
@@ -323,7 +338,11 @@ def _notices(outcome: Outcome) -> list[wire.Display]:
     """
     said = next(filter(None, (c.summary.notices for c in outcome.collectors.values())), ())
     mended = outcome.repaired.lines if outcome.error is None else ()
-    return [wire.Display({"text/plain": line}) for line in (*said, *mended)]
+    return [_text(line) for line in (*said, *mended)]
+
+
+def _text(line: str) -> wire.Display:
+    return wire.Display({"text/plain": line})
 
 
 def _shown(profiled: Profiled | None) -> list[wire.Display]:

@@ -108,7 +108,7 @@ class Program:
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine import boundary, profile, snapshot
+        from nbdist.engine import boundary, profile, snapshot, weighting
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 
@@ -131,7 +131,11 @@ class Program:
             steps=steps,
             value=plain.encode(value) if is_plain else None,
             value_repr=None if is_plain else _short_repr(value),
-            notices=(*snapshot.take_notices(), *boundary.here().take_notices()),
+            notices=(
+                *snapshot.take_notices(),
+                *boundary.here().take_notices(),
+                *weighting.take_notices(),
+            ),
             cut_bytes=cut_bytes,
             output_file=None if file is None else str(file),
             seconds=time.perf_counter() - self._began,
@@ -291,7 +295,7 @@ def join(
     clone.live_in(here.kernel.shell)
     keep.look_in(lambda: here.kernel.shell.user_ns)
     parallelize.tell_facts_to(here.recorder.fact)
-    training.at_new_optimizer(lambda optimizer: here.recorder.fact(**trained.facts_of(optimizer)))
+    training.at_new_optimizer(lambda optimizer: trained.tell(here.recorder, optimizer))
     here.links = links.Links(
         training.current_step, lambda step, values: here.recorder.add("links", step, values)
     )

@@ -1,30 +1,66 @@
-"""Tell of a cell's run which layout it trains with: of the model whose weights its optimizer has.
+"""Tell of a cell's run what it trains, and how: of the model whose weights its optimizer has.
 
 A layout that an earlier cell made says nothing of a plain module that this one trains.
 """
 
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.layout import layout
+from nbdist.engine.layout.layout import Layout
+from nbdist.engine.learning_rate import scaled_for
+from nbdist.engine.records import Recorder
+from nbdist.engine.training import training
 
 FACTS = ("layout", "model", "parameters", "layout_explained")
 
 
+def tell(recorder: Recorder, optimizer: Optimizer) -> None:
+    """Tell of an optimizer before its first step in a cell. Main thread."""
+    recorder.fact(**facts_of(optimizer))
+    recorder.add("optimizer", training.current_step(), numbers_of(optimizer))
+
+
 def facts_of(optimizer: Optimizer) -> dict[str, str]:
     """Return what is told of the model that this optimizer changes; nothing for a plain module."""
+    spread = _spread_by(optimizer)
+    if isinstance(spread, Layout):
+        return layout.facts_of(spread)
+    if spread is not None:
+        count = sum(parameter.numel() for parameter in spread.parameters())
+        name = torch_sharded.plain_name(spread.module)
+        return {"layout": "ddp", "model": name, "parameters": str(count)}
+    return {}
+
+
+def numbers_of(optimizer: Optimizer) -> dict[str, float]:
+    """Return the values of an "optimizer" record; see `wire.Record`."""
+    tensors = [p for group in optimizer.param_groups for p in group["params"]]
+    group = optimizer.param_groups[0]
+    values = {
+        "lr": float(group.get("initial_lr", group["lr"])),
+        "tensors": len(tensors),
+        "numbers": sum(tensor.numel() for tensor in tensors),
+    }
+    spread, batch = _spread_by(optimizer), scaled_for(optimizer)
+    if isinstance(spread, Layout):
+        values["parts"] = spread.shape.data_part(0)[1]
+    elif spread is not None:
+        values["parts"] = dist.get_world_size(spread.process_group)
+    if batch is not None:
+        values["scaled_for"] = batch
+    return {name: float(value) for name, value in values.items()}
+
+
+def _spread_by(optimizer: Optimizer) -> Layout | DistributedDataParallel | None:
+    """Return what spreads the model that this optimizer changes; None for a plain module."""
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
 
     def is_changed(model: nn.Module) -> bool:
         return any(id(parameter) in own for parameter in model.parameters())
 
-    for known in layout.live_layouts():
-        if is_changed(known.model):
-            return layout.facts_of(known)
-    for ddp in torch_modules.live_ddps():
-        if is_changed(ddp):
-            count = sum(parameter.numel() for parameter in ddp.parameters())
-            name = torch_sharded.plain_name(ddp.module)
-            return {"layout": "ddp", "model": name, "parameters": str(count)}
-    return {}
+    layouts = (known for known in layout.live_layouts() if is_changed(known.model))
+    return next(layouts, None) or next(filter(is_changed, torch_modules.live_ddps()), None)

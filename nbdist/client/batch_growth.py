@@ -1,0 +1,140 @@
+"""Notice that a training's batch grew and its learning rate did not follow.
+
+What can be seen: how many samples each rank took for a step, how many parts of a batch there are,
+and the rate. A batch is only compared with earlier ones of the same model in this kernel, or with
+the one that `nbdist.scale_lr` was told: of the first training nobody knows for which batch its
+rate was found, and so nothing is said. `advice` is the pure decision; `BatchGrowth` gathers what
+it decides on, in one cell.
+
+Threads: `receive` runs on ipyparallel's IO thread and remembers; the rest on the main one.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import MutableSequence, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from nbdist.wire import CellInfo, Record
+
+GROWTH = 1.5  # less is the remainder that joins a batch, or the last one of an epoch
+FIRST_STEPS = 3  # by which a cell's batch is known
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What one cell trained, and how.
+
+    Attributes:
+        model: How many parameters and how many elements its optimizer has: the same in the next
+            cell, whatever names have changed.
+        lr: The learning rate.
+        batch: Samples in a step, over all ranks.
+        parts: Ranks that differ in their samples.
+        scaled_for: The batch that `nbdist.scale_lr` was told; None if it was not called.
+    """
+
+    model: tuple[int, int]
+    lr: float
+    batch: int
+    parts: int
+    scaled_for: int | None = None
+
+    @property
+    def split(self) -> str:
+        """The batch as a product, for people."""
+        ranks = "1 rank" if self.parts == 1 else f"{self.parts} ranks"
+        return f"{ranks} x {self.batch / self.parts:g}"
+
+
+def advice(now: Trained, before: Sequence[Trained]) -> str:
+    """Return one sentence if the learning rate did not follow the batch, else nothing.
+
+    Args:
+        now: The newest training.
+        before: The earlier ones of this kernel, the newest last.
+    """
+    same = [one for one in before if one.model == now.model]
+    if now.scaled_for is not None:
+        known = any((one.batch, one.scaled_for) == (now.batch, now.scaled_for) for one in same)
+        return "" if known or now.batch < GROWTH * now.scaled_for else _scaled_for_less(now)
+    if not same or now.batch < GROWTH * max(one.batch for one in same):
+        return ""  # a batch as large was tried before, and what was to say of it was said
+    last = same[-1]
+    return _did_not_follow(now, last) if math.isclose(now.lr, last.lr, rel_tol=1e-6) else ""
+
+
+def _scaled_for_less(now: Trained) -> str:
+    return (
+        f"nbdist.scale_lr scaled the learning rate for batches of {now.scaled_for} samples, and a "
+        f"step takes {now.batch} ({now.split}): tell it global_batch={now.batch}, or keep the "
+        f"batch by nbdist.loader(dataset, global_batch={now.scaled_for})."
+    )
+
+
+def _did_not_follow(now: Trained, last: Trained) -> str:
+    return (
+        f"The batch grew from {last.batch} to {now.batch} samples a step ({now.split}, before "
+        f"{last.split}) and the learning rate is still {now.lr:g}, so an epoch makes "
+        f"{now.batch / last.batch:.3g} x fewer steps of the same length: nbdist.scale_lr("
+        f"optimizer, global_batch={now.batch}, reference_batch={last.batch}) lets the rate follow, "
+        f"nbdist.loader(dataset, global_batch={last.batch}) keeps the batch on any number of ranks."
+    )
+
+
+class BatchGrowth:
+    """What one cell trains with, as far as its records have come."""
+
+    def __init__(self, info: CellInfo, before: MutableSequence[Trained]) -> None:
+        """Begin with nothing known.
+
+        Args:
+            info: The cell.
+            before: What earlier cells trained with; this one's is added once it is known.
+        """
+        self._ranks = info.ranks
+        # The values of a sweep are varied on purpose.
+        self._is_quiet = info.study is not None
+        self._before = before
+        self._optimizer: dict[str, float] | None = None
+        self._samples: defaultdict[int, dict[int, float]] = defaultdict(dict)  # by step and rank
+        self._said: str | None = None
+
+    def receive(self, records: list[Record]) -> None:
+        """Remember what the first steps tell."""
+        for record in records:
+            if record.kind == "optimizer" and record.rank == self._ranks[0]:
+                self._optimizer = self._optimizer or record.values
+            elif record.kind == "step" and record.step <= FIRST_STEPS:
+                self._samples[record.step][record.rank] = record.values.get("samples", 0.0)
+
+    def line(self, *, is_last: bool = False) -> str:
+        """Return what there is to say, once it is known; with `is_last`, no more will come."""
+        if self._said is not None:
+            return self._said
+        whole = [dict(told) for told in self._samples.values() if len(told) == len(self._ranks)]
+        if len(whole) < (1 if is_last else FIRST_STEPS):
+            return ""
+        trained = self._trained(whole)
+        self._said = ""
+        if trained is not None:
+            self._said = "" if self._is_quiet else advice(trained, self._before)
+            self._before.append(trained)
+        return self._said
+
+    def _trained(self, steps: Sequence[dict[int, float]]) -> Trained | None:
+        """Return what is known; None where it cannot be known what a step took."""
+        values = self._optimizer
+        if values is None:
+            return None
+        # Of plain models on many ranks nobody sees whether the program averages what they learn.
+        parts = int(values.get("parts", 1 if len(self._ranks) == 1 else 0))
+        taken = [[n for n in samples.values() if n] for samples in steps]
+        batches = [mean(samples) * parts for samples in taken if samples]
+        if not parts or not batches:
+            return None
+        model = int(values["tensors"]), int(values["numbers"])
+        told = values.get("scaled_for")
+        return Trained(
+            model, values["lr"], round(median(batches)), parts, None if told is None else int(told)
+        )

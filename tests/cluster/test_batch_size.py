@@ -1,0 +1,109 @@
+"""The learning rate follows the batch, or the notebook says that it did not."""
+
+import pytest
+
+from nbdist import RankError, Session
+from tests.cluster.conftest import Kernel
+
+# Every rank takes 4 samples a step, whatever their number.
+PER_RANK = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+torch.manual_seed(0)
+samples = torch.arange(48.).reshape(16, 3)
+def train(model, **options):
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    if options:
+        nbdist.scale_lr(opt, **options)
+    for x in DataLoader(samples, batch_size=4):
+        model(x).mean().backward(); opt.step(); opt.zero_grad()
+"""
+
+
+def test_a_batch_that_grew_with_the_ranks_is_told_once(notebook: Kernel) -> None:
+    alone = notebook.cell(PER_RANK + "train(torch.nn.Linear(3, 11))", "-r 0 --no-track")
+    assert alone.error is None, alone.error
+    assert "learning rate" not in alone.text
+    both = notebook.cell(PER_RANK + "train(DDP(torch.nn.Linear(3, 11)))", "--no-track")
+    assert "grew from 4 to 8 samples a step (2 ranks x 4, before 1 rank x 4)" in both.text
+    assert "reference_batch=4" in both.text
+    again = notebook.cell("train(DDP(torch.nn.Linear(3, 11)))", "--no-track")
+    assert "learning rate" not in again.text
+
+
+def test_a_rate_that_scale_lr_made_for_another_batch_is_told(notebook: Kernel) -> None:
+    train = "train(DDP(torch.nn.Linear(3, 12)), global_batch={}, reference_batch=4)"
+    right = notebook.cell(PER_RANK + train.format(8), "--no-track")
+    assert right.error is None, right.error
+    assert "learning rate" not in right.text
+    wrong = notebook.cell(train.format(4), "--no-track")
+    assert "for batches of 4 samples, and a step takes 8 (2 ranks x 4)" in wrong.text
+
+
+WARM_UP = """
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+nbdist.parallelize(model, "ddp")
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+warmup = nbdist.scale_lr(opt, global_batch=8, reference_batch=2, warmup_steps=6)
+points = nbdist.loader(torch.arange(48.).reshape(16, 3), global_batch=4)
+rates, broke = [], False
+"""
+FOUR_STEPS = """
+for x in points:
+    if rank and not broke and len(rates) == 2:
+        broke = True
+        raise ValueError
+    rates.append(opt.param_groups[0]["lr"])
+    model(x).mean().backward(); opt.step(); warmup.step(); opt.zero_grad()
+opt.param_groups[0]["lr"], warmup.last_epoch
+"""
+
+
+def test_a_warm_up_goes_on_after_a_fault_as_without_one(session: Session) -> None:
+    session.run(WARM_UP)
+    unbroken = session.run("broke = True" + FOUR_STEPS, track=False).value_list
+    session.run(WARM_UP)
+    with pytest.raises(RankError):
+        session.run(FOUR_STEPS, track=False)
+    assert session.retry().value_list == unbroken
+    assert unbroken[0][1] == 4
+    same = "nbdist.scale_lr(opt, global_batch=8, reference_batch=2, warmup_steps=6) is warmup"
+    assert session.run(same).value_list == [True, True]
+
+
+WEIGHTED = """
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 13)
+layout = nbdist.parallelize(model, "ddp")
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+points = nbdist.loader(torch.arange(48.).reshape(16, 3), global_batch=4, weights=[1, 0.3])
+def loss_fn(out, _): return out.mean()
+"""
+PLAIN = "for x in points:\n    model(x).mean().backward(); opt.step(); opt.zero_grad()"
+
+
+def test_a_plain_loop_on_unequal_parts_is_told_and_one_that_weighs_is_not(
+    notebook: Kernel,
+) -> None:
+    told = notebook.cell(WEIGHTED + PLAIN, "--no-track").text
+    assert told.count("samples of a small part count more") == 1
+    for weighs in (
+        PLAIN.replace("model(x).mean()", "(model(x).mean() * points.share)"),
+        PLAIN.replace("model(x).mean().backward()", "layout.step(x, x, loss_fn)"),
+    ):
+        ran = notebook.cell(WEIGHTED + weighs, "--no-track")
+        assert ran.error is None, ran.error
+        assert "small part" not in ran.text
+
+
+def test_weights_for_another_number_of_ranks_are_one_clear_error(session: Session) -> None:
+    session.run(WEIGHTED)
+    session.scale(1)
+    try:
+        with pytest.raises(RankError, match=r"There are 2 weights, and a batch has 1 parts?"):
+            session.run("for x in points: pass", track=False)
+        session.run("points.weights = None")
+        assert session.run("[len(x) for x in points]").value_list == [[4] * 4]
+    finally:
+        session.scale(2)
