@@ -2,11 +2,15 @@
 
 cut     positions 0 ... samples into global batches; a remainder smaller than the number of
 ranks joins the batch before, so that no rank is ever without a sample
-part    of a batch for each rank: contiguous, sizes differ by at most one
+part    of a batch for each rank: contiguous; sizes differ by at most one, or follow weights
 """
 
 import hashlib
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +43,49 @@ def cut(samples: int, start: int, global_batch: int, ranks: int, drop_last: bool
     return ends
 
 
-def part(start: int, end: int, shard: Shard) -> range:
+def part(start: int, end: int, shard: Shard, weights: Sequence[float] | None = None) -> range:
     """Return the positions of one rank in the batch `range(start, end)`.
 
-    The first `(end - start) % count` ranks have one sample more than the others.
+    Args:
+        start: Where the batch begins.
+        end: Where it ends.
+        shard: Which part.
+        weights: One positive number a shard: sizes follow them. Without, the first
+            `(end - start) % count` shards have one sample more than the others.
     """
+    if weights is not None:
+        ends = tuple(itertools.accumulate(shares(end - start, tuple(weights)), initial=start))
+        return range(ends[shard.index], ends[shard.index + 1])
     base, extra = divmod(end - start, shard.count)
     first = start + shard.index * base + min(shard.index, extra)
     return range(first, first + base + (shard.index < extra))
+
+
+@lru_cache(maxsize=256)
+def shares(samples: int, weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Return how many of `samples` each shard gets: proportional to its weight, at least one.
+
+    There is a sample for each shard at least, and weights are positive. Those whose due is less
+    than one get one; the others share the rest, whole numbers first and then one more for the
+    largest remainders, of equal ones for the first shards. Exact: every rank finds the same,
+    whatever its processor.
+
+    Source: the method of largest remainders (Hamilton's).
+    """
+    due = [Fraction(weight) for weight in weights]
+    small: set[int] = set()
+    while True:
+        rest, total = samples - len(small), sum(d for i, d in enumerate(due) if i not in small)
+        below = {i for i, d in enumerate(due) if i not in small and d * rest < total}
+        if not below:
+            break
+        small |= below
+    exact = [Fraction(1) if i in small else d * rest / total for i, d in enumerate(due)]
+    sizes = [int(size) for size in exact]
+    by_remainder = sorted(range(len(due)), key=lambda i: sizes[i] - exact[i])  # stable
+    for i in by_remainder[: samples - sum(sizes)]:
+        sizes[i] += 1
+    return tuple(sizes)
 
 
 def mix(*numbers: int) -> int:

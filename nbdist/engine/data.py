@@ -14,7 +14,7 @@ Threads: the loop's. The position is kept by the iterator that the loop drives.
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from nbdist.engine import boundary
+from nbdist.engine import boundary, weighting
 from nbdist.engine.batches import Shard, cut, mix, part
 from nbdist.engine.trail import Commit, Position, Trail
 from nbdist.errors import UsageError
@@ -77,6 +77,7 @@ class _Batches:
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
+        self.weights: tuple[float, ...] | None = None
         self.epoch = 0
         self.start = 0
 
@@ -91,7 +92,7 @@ class _Batches:
         shard, start = data_shard(), self.start
         order = self._order()
         for end in self.ends(start):
-            positions = part(start, end, shard)
+            positions = part(start, end, shard, self.weights)
             if order is None:
                 yield list(positions)
             else:
@@ -120,6 +121,8 @@ class Loader(DataLoader[T]):
         self._batches = batches
         self._consumed = 0  # samples of this epoch that the loop was given, over all ranks
         self._given = 0  # batches of the running loop that it was given
+        self._newest = range(0)  # the positions of the newest batch, over all ranks
+        self._heed = weighting.Heed()
         self._is_resumed = False
         self._own_generator = options.get("generator") is None
         if self._own_generator:
@@ -157,8 +160,40 @@ class Loader(DataLoader[T]):
         """Batches that the running loop is still to be given, or that the next one will be."""
         return len(self._batches.ends(self._consumed))
 
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """How large each part of a batch is, one number a part; None: all alike.
+
+        Counts from the next `for` on. It is not part of `state_dict`, and changes neither the
+        global batches nor the position.
+        """
+        return self._batches.weights
+
+    @weights.setter
+    def weights(self, weights: Sequence[float] | None) -> None:
+        self._batches.weights = weighting.checked(
+            weights, data_shard().count, self._batches.global_batch
+        )
+
+    @property
+    def share(self) -> float:
+        """The size of this rank's part of the newest batch, in units of the mean part.
+
+        In a plain loop, which averages the ranks' gradients, `(loss * loader.share).backward()`
+        lets every sample count once; `layout.step` does it by itself.
+        """
+        self._heed.weigh()
+        shard, whole = data_shard(), self._newest
+        mine = part(whole.start, whole.stop, shard, self.weights)
+        return len(mine) * shard.count / len(whole) if whole else 1.0
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Begin the next epoch, or go on with the one whose state was loaded."""
+        """Begin the next epoch, or go on with the one whose state was loaded.
+
+        Raises:
+            UsageError: There are not as many weights as parts: `%dist scale` has changed them.
+        """
+        weighting.checked(self.weights, data_shard().count, self._batches.global_batch)
         if self._plan:
             planned = self._plan.popleft()
             if planned is None:
@@ -179,6 +214,17 @@ class Loader(DataLoader[T]):
         loop = _Loop(self, super().__iter__(), ends)
         self._trail.begin_pass(self._position(), weakref.ref(loop))
         return loop
+
+    def _give(self, end: int) -> None:
+        """Count a batch that the loop gets; `end` is where it ends in the epoch."""
+        global _newest
+        _newest = weakref.ref(self)
+        self._newest = range(self._consumed, end)
+        self._consumed = end
+        self._given += 1
+        self._trail.give()
+        if self.weights is not None:
+            self._heed.give()
 
     def _position(self) -> Position:
         return Position(self._batches.epoch, self._consumed)
@@ -271,9 +317,7 @@ class _Loop:
                 self._loader._trail.end_pass()
                 self._loader._next_epoch()
             raise
-        self._loader._consumed = next(self._ends)
-        self._loader._given += 1
-        self._loader._trail.give()
+        self._loader._give(next(self._ends))
         return batch
 
 
@@ -284,6 +328,7 @@ def loader(
     shuffle: bool = True,
     seed: int = 0,
     drop_last: bool = False,
+    weights: Sequence[float] | None = None,
     **options: Any,
 ) -> Loader[Any]:
     """Return a DataLoader over this rank's parts of global batches of `dataset`.
@@ -298,11 +343,14 @@ def loader(
         shuffle: A new order each epoch; False keeps the dataset's order.
         seed: Decides the order, and with epoch and rank the seeds of workers.
         drop_last: Leave out a last batch that is not full.
+        weights: One number a rank (of those that share a batch), such as `[1, 0.5]` where rank 1
+            is half as fast: parts are proportional to it, a sample each at least. Gradients must
+            be weighed then, by `layout.step` or by `loader.share`. None shares equally.
         options: The other options of `torch.utils.data.DataLoader`.
 
     Raises:
-        UsageError: A dataset without length or index, fewer samples than ranks, or an option that
-            says how batches are made.
+        UsageError: A dataset without length or index, fewer samples than ranks, weights that do
+            not fit, or an option that says how batches are made.
     """
     for name, why in _OURS.items():
         if name in options:
@@ -332,6 +380,7 @@ def loader(
             do="use more samples, fewer ranks, or a smaller batch",
         )
     made = Loader(dataset, _Batches(samples, global_batch, shuffle, seed, drop_last), options)
+    made.weights = weights
     _cell.add(made)
     return made
 
@@ -410,7 +459,8 @@ def begin_cell(number: int, *, failed: int | None, is_retry: bool) -> str | None
     Returns:
         What was decided, for people, where something was.
     """
-    global _cell, _again
+    global _cell, _again, _newest
+    _newest = None
     if _again is None or _again.number != failed:
         _again = _cell.again() if _cell.number == failed else None
     again = _again if is_retry else None
@@ -475,6 +525,12 @@ def take_over(handed: list[_Handed]) -> None:
     _again = failed[0] if failed else None
 
 
+def weigh_newest() -> None:
+    """Note that the newest batch's gradient is weighed by its part: `layout.step` does."""
+    if _newest is not None and (newest := _newest()) is not None:
+        newest._heed.weigh()
+
+
 def count_copied() -> None:
     """Note that this rank has copied the step that it had lost: its batches are trained on."""
     for live in list(_live):
@@ -483,6 +539,8 @@ def count_copied() -> None:
 
 def _take() -> _Mark:
     """Note every loader's position: an optimizer has stepped on what was given."""
+    if _newest is not None and (newest := _newest()) is not None:
+        newest._heed.step()
     return [(live._trail, live._trail.commit(*live._state())) for live in list(_live)]
 
 
@@ -498,4 +556,5 @@ def _restore(mark: _Mark) -> None:
 _cell = _Cell()
 _again: _Again | None = None
 _live: "weakref.WeakSet[Loader[Any]]" = weakref.WeakSet()
+_newest: "weakref.ref[Loader[Any]] | None" = None  # the loader that gave the newest batch
 boundary.also(_take, _restore)

@@ -4,10 +4,14 @@ import multiprocessing
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from nbdist.engine.batches import mix
 from nbdist.engine.data import Loader, loader
+from nbdist.engine.layout.parallelize import parallelize
 from nbdist.errors import UsageError
+from tests.group import models
+from tests.group.layout_ranks import difference, state_of
 
 
 class Numbers(Dataset[int]):
@@ -46,11 +50,12 @@ def epochs(n: int, global_batch: int, count: int, options: dict[str, Any]) -> li
 
 
 def stop_after(
-    n: int, global_batch: int, batches: int, workers: int
+    n: int, global_batch: int, batches: int, workers: int, weights: list[float] | None = None
 ) -> tuple[list[list[int]], dict[str, int]]:
     """Take some batches of epoch 1, and the state in the body of the last one."""
     allow_workers()
-    data = loader(Numbers(n), global_batch=global_batch, num_workers=workers, seed=7)
+    options = {"num_workers": workers, "seed": 7, "weights": weights}
+    data = loader(Numbers(n), global_batch=global_batch, **options)
     samples(data)
     seen = []
     for batch in data:
@@ -61,10 +66,10 @@ def stop_after(
 
 
 def go_on(
-    n: int, global_batch: int, state: dict[str, int]
+    n: int, global_batch: int, state: dict[str, int], weights: list[float] | None = None
 ) -> tuple[int, list[list[int]], list[list[int]], int]:
     """Resume: batches left, the rest of the epoch, the next one, and the length."""
-    data = loader(Numbers(n), global_batch=global_batch)
+    data = loader(Numbers(n), global_batch=global_batch, weights=weights)
     data.load_state_dict(state)
     return data.batches_left, samples(data), samples(data), len(data)
 
@@ -96,6 +101,45 @@ def noises(workers: int) -> list[float]:
     return [number for _ in range(2) for _, noise in data for number in noise.tolist()]
 
 
+WEIGHTS = [1.0, 0.25]
+
+
+def weighted_ways() -> dict[str, dict[str, Any]]:
+    """Return what `weighted` does, by layout and way."""
+    ways = [("ddp", "step"), ("zero3", "step"), ("ddp", "share"), ("ddp", "plain")]
+    return {f"{layout}, {way}": weighted(layout, way) for layout, way in ways}
+
+
+def weighted(layout: str, way: str) -> dict[str, Any]:
+    """Train an epoch on unequal parts, and alone on the whole batches; return how they differ."""
+    dtype = torch.float64
+    data = TensorDataset(*models.batch("gpt", 0, 26, dtype))
+    mine, whole = models.make("gpt", dtype), models.make("gpt", dtype)
+    spread = parallelize(mine, layout)
+    sizes = []
+
+    def loss_fn(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return models.loss_of("gpt", out, y)
+
+    opt = torch.optim.AdamW(mine.parameters(), lr=1e-3)
+    train = loader(data, global_batch=10, weights=WEIGHTS)
+    for x, y in train:
+        if way == "step":
+            spread.step(x, y, loss_fn)
+        else:
+            (loss_fn(mine(x), y) * (train.share if way == "share" else 1.0)).backward()
+        opt.step()
+        opt.zero_grad()
+        sizes.append(len(x))
+    alone = torch.optim.AdamW(whole.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(mix(0, 0))
+    for batch in torch.randperm(26, generator=generator).split([10, 10, 6]):
+        loss_fn(whole(data[batch][0]), data[batch][1]).backward()
+        alone.step()
+        alone.zero_grad()
+    return {"difference": difference(state_of(mine), state_of(whole)), "sizes": sizes}
+
+
 def leaves_the_global_generator() -> bool:
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -119,6 +163,9 @@ def refusals() -> dict[str, str]:
     refused("small batch", Numbers(8), global_batch=1)
     refused("float batch", Numbers(8), global_batch=4.0)
     refused("few samples", Numbers(1), global_batch=4)
+    refused("three weights", Numbers(8), global_batch=4, weights=[1, 1, 1])
+    refused("no weight", Numbers(8), global_batch=4, weights=[1, 0])
+    refused("measured weights", Numbers(8), global_batch=4, weights="measured")
     data = loader(Numbers(8), global_batch=4)
     try:
         data.load_state_dict({**data.state_dict(), "samples": 9})

@@ -66,6 +66,30 @@ def test_a_loop_resumes_in_mid_epoch_on_another_number_of_ranks(
     assert [(left, length) for left, _, _, length in resumed] == [(2, 4)] * after
 
 
+def test_weighted_parts_make_the_same_global_batches_and_resume_on_other_weights() -> None:
+    unbroken = [
+        together([rank[epoch] for rank in run_ranks(1, RANKS + "epochs", 48, 12, 3, {"seed": 7})])
+        for epoch in range(3)
+    ]
+    stopped = run_ranks(3, RANKS + "stop_after", 48, 12, 2, 0, [1, 0.5, 0.5])
+    assert [[len(part) for part in parts] for parts, _ in stopped] == [[6, 6], [3, 3], [3, 3]]
+    assert [state["consumed"] for _, state in stopped] == [24] * 3
+    resumed = run_ranks(2, RANKS + "go_on", 48, 12, stopped[0][1], [0.1, 1])
+    assert [[len(part) for part in rest] for _, rest, _, _ in resumed] == [[1, 1], [11, 11]]
+    seen = together([part for part, _ in stopped]) + together([rest for _, rest, _, _ in resumed])
+    assert seen == unbroken[1]
+    assert together([epoch for _, _, epoch, _ in resumed]) == unbroken[2]
+
+
+def test_weighed_gradients_of_unequal_parts_are_those_of_the_whole_batch() -> None:
+    ranks = run_ranks(2, RANKS + "weighted_ways")
+    for way in ("ddp, step", "zero3, step", "ddp, share"):
+        assert [rank[way]["sizes"] for rank in ranks] == [[8, 8, 5], [2, 2, 1]]
+        assert [rank[way]["difference"] < 1e-12 for rank in ranks] == [True, True]
+    # A plain loop averages the ranks as if all were alike.
+    assert [rank["ddp, plain"]["difference"] > 1e-5 for rank in ranks] == [True, True]
+
+
 def test_a_state_taken_at_the_end_of_an_epoch_resumes_with_the_next() -> None:
     ((_, state),) = run_ranks(1, RANKS + "stop_after", 12, 4, 3, 0)
     ((left, first, _, _),) = run_ranks(1, RANKS + "go_on", 12, 4, state)
@@ -118,6 +142,9 @@ def refusals() -> list[dict[str, str]]:
         ("float batch", ["global_batch=4.0"]),
         ("few samples", ["1 samples", "2 ranks"]),
         ("another dataset", ["9 samples", "has 8"]),
+        ("three weights", ["3 weights", "2 parts", "loader.weights = [1, 1]"]),
+        ("no weight", ["weights=[1, 0]", "more than 0"]),
+        ("measured weights", ["weights='measured' are no weights"]),
     ],
 )
 def test_wrong_use_is_refused_in_words(

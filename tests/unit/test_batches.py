@@ -1,18 +1,25 @@
 """Every sample once: the cut of an epoch and of a batch, for all sizes."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.engine.batches import Shard, cut, mix, part
+from nbdist.engine.batches import Shard, cut, mix, part, shares
 
 RANKS = st.integers(1, 9)
 
 
-def all_parts(ends: list[int], start: int, ranks: int) -> list[list[range]]:
+WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9)
+
+
+def all_parts(
+    ends: list[int], start: int, ranks: int, weights: list[float] | None = None
+) -> list[list[range]]:
     """Return the parts of each batch, by batch and rank."""
     starts = [start, *ends[:-1]]
     return [
-        [part(a, b, Shard(rank, ranks)) for rank in range(ranks)]
+        [part(a, b, Shard(rank, ranks), weights) for rank in range(ranks)]
         for a, b in zip(starts, ends, strict=True)
     ]
 
@@ -29,6 +36,54 @@ def test_every_sample_comes_once_and_no_rank_is_without(
         sizes = [len(positions) for positions in parts]
         assert min(sizes) >= 1
         assert max(sizes) - min(sizes) <= 1
+
+
+@given(samples=st.integers(0, 200), extra=st.integers(0, 20), weights=WEIGHTS)
+def test_every_sample_comes_once_with_any_weights(
+    samples: int, extra: int, weights: list[float]
+) -> None:
+    ranks = len(weights)
+    samples += ranks
+    ends = cut(samples, 0, ranks + extra, ranks, drop_last=False)
+    batches = all_parts(ends, 0, ranks, weights)
+    assert [i for parts in batches for one in parts for i in one] == list(range(samples))
+    assert all(len(one) >= 1 for parts in batches for one in parts)
+
+
+@given(samples=st.integers(0, 300), weights=WEIGHTS)
+def test_parts_are_within_one_sample_of_proportional(samples: int, weights: list[float]) -> None:
+    samples += len(weights)
+    sizes = shares(samples, tuple(weights))
+    assert sum(sizes) == samples
+    # Whose due is less than one sample gets one, and the others share the rest.
+    due, bound = dict(enumerate(weights)), samples
+    while small := {i for i, w in due.items() if w * bound / sum(due.values()) < 1 - 1e-9}:
+        assert all(sizes[i] == 1 for i in small)
+        due = {i: w for i, w in due.items() if i not in small}
+        bound -= len(small)
+    for i, weight in due.items():
+        assert abs(sizes[i] - weight * bound / sum(due.values())) < 1 + 1e-9
+
+
+@given(samples=st.integers(0, 200), ranks=RANKS, weight=st.floats(1e-3, 1e3))
+def test_equal_weights_are_none(samples: int, ranks: int, weight: float) -> None:
+    samples += ranks
+    equal = all_parts([samples], 0, ranks)
+    assert all_parts([samples], 0, ranks, [weight] * ranks) == equal
+
+
+@given(samples=st.integers(0, 300), weights=WEIGHTS)
+def test_a_larger_weight_never_gets_less(samples: int, weights: list[float]) -> None:
+    sizes = shares(samples + len(weights), tuple(weights))
+    by_weight = sorted(zip(weights, sizes, strict=True))
+    for (light, few), (heavy, many) in itertools.pairwise(by_weight):
+        assert few <= many or light == heavy
+
+
+def test_half_a_weight_is_half_the_work() -> None:
+    assert shares(12, (1.0, 0.5)) == (8, 4)
+    assert shares(13, (1.0, 0.5)) == (9, 4)
+    assert shares(4, (1.0, 1.0, 0.01)) == (2, 1, 1)
 
 
 @given(samples=st.integers(1, 200), batch=st.integers(1, 20), ranks=RANKS)

@@ -135,6 +135,7 @@ class Layout:
         Returns:
             The loss of this share, detached, a plain tensor.
         """
+        data.weigh_newest()
         with loss_parallel() if self.policies.tensor.loss else nullcontext():
             loss = loss_fn(self.model(x), y)
             loss.backward(torch.full_like(loss, self._weight(len(x))))

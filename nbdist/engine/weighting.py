@@ -1,0 +1,89 @@
+"""Parts of a batch that differ in size: what is asked for, and whether a loop heeds it.
+
+A rank with a small part of the batch has a gradient of few samples. Averaged with the others' as
+if all were alike, its samples count more. `layout.step` weighs by size; a plain loop must do it
+itself, by `loader.share`, and is told where it does not.
+
+Main thread.
+"""
+
+import math
+from collections.abc import Sequence
+
+from nbdist.errors import UsageError
+
+_notices: list[str] = []
+
+UNHEEDED = (
+    "weights= gives the ranks parts of different size, and this loop averages the ranks' gradients "
+    "as if all were alike: samples of a small part count more. layout.step(x, y, loss_fn) weighs "
+    "them; in a plain loop (loss * loader.share).backward() does."
+)
+
+
+def checked(
+    weights: Sequence[float] | None, parts: int, global_batch: int
+) -> tuple[float, ...] | None:
+    """Return the weights as they are kept: None for equal parts.
+
+    Args:
+        weights: One number a part; None for equal parts.
+        parts: Into how many a batch is cut.
+        global_batch: Samples in a batch.
+
+    Raises:
+        UsageError: Not one positive number a part, or fewer samples than parts.
+    """
+    if weights is None:
+        return None
+    numbers = list(weights) if isinstance(weights, Sequence) else []
+    if not numbers or not all(_is_weight(number) for number in numbers):
+        raise UsageError(
+            f"weights={weights!r} are no weights.",
+            why="each rank's part of a batch follows its number, which is more than 0",
+            do="give one number a rank, such as weights=[1, 0.5]; None shares equally",
+        )
+    if len(numbers) != parts:
+        raise UsageError(
+            f"There are {len(numbers)} weights, and a batch has {parts} parts.",
+            why="a weight belongs to one part; ranks of one tp group share theirs",
+            do=f"give {parts} numbers: loader.weights = {[1] * parts}; None shares equally",
+        )
+    if global_batch < parts:
+        raise UsageError(f"A batch of {global_batch} samples has no {parts} parts.")
+    return tuple(float(number) for number in numbers)
+
+
+def _is_weight(number: object) -> bool:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return math.isfinite(number) and number > 0
+
+
+class Heed:
+    """Whether the steps on one loader's batches weigh its parts."""
+
+    def __init__(self) -> None:
+        self._is_weighed = True
+        self._is_told = False
+
+    def give(self) -> None:
+        """Note that the loop gets another batch."""
+        self._is_weighed = False
+
+    def weigh(self) -> None:
+        """Note that the newest batch's gradient is weighed by its part."""
+        self._is_weighed = True
+
+    def step(self) -> None:
+        """Note that an optimizer has stepped; tell, once, of gradients that were not weighed."""
+        if not (self._is_weighed or self._is_told):
+            self._is_told = True
+            _notices.append(UNHEEDED)
+
+
+def take_notices() -> tuple[str, ...]:
+    """Return what is to be told of loops, once."""
+    taken = tuple(_notices)
+    _notices.clear()
+    return taken

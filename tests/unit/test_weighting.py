@@ -1,0 +1,40 @@
+"""Weights are positive numbers, one a part, and a loop that does not heed them is told once."""
+
+from typing import Any
+
+import pytest
+
+from nbdist.engine import weighting
+from nbdist.errors import UsageError
+
+
+def test_weights_are_kept_as_numbers_and_none_is_equal_parts() -> None:
+    assert weighting.checked([1, 0.5], 2, 8) == (1.0, 0.5)
+    assert weighting.checked(None, 2, 8) is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], [1, 0], [1, -1], [1, float("nan")], [1, float("inf")], [1, True], [1, "2"], "12"]
+)
+def test_what_is_no_weight_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="are no weights"):
+        weighting.checked(wrong, 2, 8)
+
+
+def test_more_parts_than_samples_are_refused() -> None:
+    with pytest.raises(UsageError, match="4 samples has no 5 parts"):
+        weighting.checked([1] * 5, 5, 4)
+
+
+def test_only_a_step_whose_newest_batch_was_not_weighed_is_told_and_once() -> None:
+    heed = weighting.Heed()
+    heed.step()
+    heed.give()
+    heed.weigh()
+    heed.step()
+    assert weighting.take_notices() == ()
+    for _ in range(2):
+        heed.give()
+        heed.step()
+    assert weighting.take_notices() == (weighting.UNHEEDED,)
+    assert weighting.take_notices() == ()
