@@ -23,6 +23,8 @@ _PLACES = {
     "parallelize": "nbdist.engine.layout.parallelize",
     "Layout": "nbdist.engine.layout.layout",
     "TensorParallel": "nbdist.engine.layout.policies",
+    "LocalSGD": "nbdist.engine.averaging.local_sgd",
+    "DiLoCo": "nbdist.engine.averaging.diloco",
     "loader": "nbdist.engine.data",
     "log": "nbdist.engine.training.training",
     "scale_lr": "nbdist.engine.learning_rate",

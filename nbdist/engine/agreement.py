@@ -3,20 +3,21 @@
 A *unit* is one wrapped model with the optimizers that hold its parameters. After a fault one rank
 may have finished the step that another lost. *Replicated* units are made equal by copying from the
 most advanced rank; *sharded* ones, of which no rank has a second copy, go back together to a
-snapshot that all of them hold, or are refused. Ranks that train on their own have no unit, and
-are left alone.
+snapshot that all of them hold, or are refused. Ranks that train *apart* (local SGD) go back in the
+same way, each to its own; where they cannot, they are made equal: all models are as good. Ranks
+that train on their own have no unit, and are left alone.
 
 Every rank decides by itself, from the same reports, and so all decide the same.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from nbdist.ranks import begin_with_ranks, name_ranks
 
-Kind = Literal["replicated", "sharded"]
+Kind = Literal["replicated", "sharded", "apart"]
 Steps = tuple[int, ...]  # of each optimizer, then of each scheduler; the newest first
 
 
@@ -25,7 +26,7 @@ class Report:
     """What one rank says of one unit.
 
     Attributes:
-        kind: Whether each rank holds all of it, or a part.
+        kind: Whether each rank holds all of it, a part, or a model of its own for a while.
         name: For people, such as `GPT`.
         ranks: Global ranks that train it together.
         signature: Equal on all of them, and on no other model.
@@ -107,8 +108,7 @@ def decide(reports: Mapping[int, Sequence[Report]], newcomers: Iterable[int]) ->
         elif set(some.ranks) - new != set(of_unit):
             continue  # made on some ranks only: nobody can train it
         elif not _is_equal(of_unit):
-            make = _copy if some.kind == "replicated" else _roll_back
-            decisions.append(make(places, of_unit))
+            decisions.append(_DECIDE[some.kind](places, of_unit))
     return decisions
 
 
@@ -170,8 +170,8 @@ def _copy(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
 def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
     newest = max((report.steps for report in of_unit.values()), key=sum)
     name = next(iter(of_unit.values())).name
-    held = [dict(report.snapshots) for report in of_unit.values()]
-    common = [steps for steps in held[0] if all(steps in other for other in held)]
+    is_apart = next(iter(of_unit.values())).kind == "apart"
+    common = _common(of_unit)
     if not common:
         line = (
             f"The ranks that hold {name} are one step apart ({_spread(of_unit)}), and no snapshot "
@@ -179,13 +179,41 @@ def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Deci
         )
         return Decision(places, "refuse", newest, line, lost=_number(newest))
     steps = max(common, key=sum)
-    age = max(snapshots[steps] for snapshots in held)
+    age = max(dict(report.snapshots)[steps] for report in of_unit.values())
     count = _number(newest) - _number(steps)
+    apart = "at different steps" if is_apart else "one step apart"
     line = (
-        f"The ranks that hold {name} were one step apart: rolled back {count} "
+        f"The ranks that hold {name} were {apart}: rolled back {count} "
         f"step{'' if count == 1 else 's'}, to step {_number(steps)} (snapshot {age:.0f} s old)."
     )
     return Decision(places, "roll back", steps, line, lost=count)
+
+
+def _common(of_unit: Mapping[int, Report]) -> list[Steps]:
+    """Return the steps at which all ranks hold a snapshot."""
+    held = [dict(report.snapshots) for report in of_unit.values()]
+    return [steps for steps in held[0] if all(steps in other for other in held)]
+
+
+def _settle_apart(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
+    """Go back together, or begin anew from the most advanced rank's model."""
+    if _common(of_unit):
+        return _roll_back(places, of_unit)
+    made = _copy(places, of_unit)
+    line = (
+        f"The ranks that train {of_unit[made.source].name} apart were at different steps "
+        f"({_spread(of_unit)}), and no snapshot is common to all of them: "
+        f"{name_ranks(made.behind)} copied the model and its optimizer from rank {made.source}. "
+        "Training is sound, and not what it would have been."
+    )
+    return replace(made, line=line)
+
+
+_DECIDE: Mapping[Kind, Callable[[Mapping[int, int], Mapping[int, Report]], Decision]] = {
+    "replicated": _copy,
+    "sharded": _roll_back,
+    "apart": _settle_apart,
+}
 
 
 def _refuse_lost(

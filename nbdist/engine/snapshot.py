@@ -1,4 +1,6 @@
-"""Snapshots in memory of sharded units: what a fault takes one step apart can go back together.
+"""Snapshots in memory: what a fault takes steps apart, and no rank has twice, goes back together.
+
+Of sharded units, and of models that ranks train apart (local SGD).
 
 Taken at a boundary, and by all ranks at the same one: after a unit's first step, and then when its
 lowest rank says so. That rank looks at its own clock (at most every 30 s, and so that snapshots
@@ -7,7 +9,8 @@ far enough ahead for the others, which look there once a second. Who comes too l
 of that step, which is found out when snapshots are compared (`agreement.py`).
 
 The one before is kept until two more steps are made: by then no rank can have lost the step of the
-newest. Main thread, but `status`.
+newest. Ranks that train apart take theirs where all are equal, at the end of a round, and keep the
+one before for a round more, by which one rank may be ahead. Main thread, but `status`.
 """
 
 import logging
@@ -24,6 +27,7 @@ import torch
 
 from nbdist.engine import boundary, group, membership, memory, unit_state, units
 from nbdist.engine.agreement import Steps
+from nbdist.engine.wrapper import ApartWrapper
 
 INTERVAL_S = 30.0
 TIME_SHARE = 0.01
@@ -102,6 +106,7 @@ class _Series:
     polled_at: float = 0.0
     last_step_at: float = 0.0
     step_s: float = math.inf
+    wrapper: ApartWrapper | None = None  # of a unit whose ranks train apart
     refused: str | None = None
 
 
@@ -123,7 +128,7 @@ def at_boundary(optimizer: torch.optim.Optimizer, steps: int) -> None:
     now = time.monotonic()
     series.step_s = shortest(series.step_s, now - series.last_step_at)
     series.last_step_at = now
-    if len(series.kept) == 2 and steps >= series.kept_at_step + SETTLED_AFTER:
+    if len(series.kept) == 2 and steps >= series.kept_at_step + _settled_after(series):
         series.kept.popleft()
     if steps == 1 or steps == series.target:
         series.target = None
@@ -199,11 +204,14 @@ def take_notices() -> tuple[str, ...]:
 
 def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
     unit = units.unit_of(optimizer)
-    if unit is None or unit.kind != "sharded":
+    if unit is None or unit.kind == "replicated":
         return None
     key = f"snapshot/{unit.signature}/{'-'.join(map(str, unit.ranks))}"
     return _Series(
-        key, is_leader=unit.ranks[0] == torch.distributed.get_rank(), last_step_at=time.monotonic()
+        key,
+        is_leader=unit.ranks[0] == torch.distributed.get_rank(),
+        last_step_at=time.monotonic(),
+        wrapper=optimizer if isinstance(optimizer, ApartWrapper) else None,
     )
 
 
@@ -211,9 +219,19 @@ def _series_of(unit: units.Unit) -> _Series | None:
     return next((s for o in unit.optimizers if (s := _series.get(o)) is not None), None)
 
 
+def _settled_after(series: _Series) -> int:
+    """Return after how many steps no rank can have lost the one of a snapshot."""
+    ahead = 0 if series.wrapper is None else series.wrapper.between_meetings()
+    return SETTLED_AFTER + ahead
+
+
 def _lead(series: _Series, steps: int, now: float) -> None:
     if series.target is None and now >= series.next_at:
-        series.target = steps + margin(series.step_s)
+        ahead = margin(series.step_s)
+        if series.wrapper is not None:
+            # The others may be ahead by a round, and must hear of it before they are there.
+            ahead = series.wrapper.next_meeting(ahead + series.wrapper.between_meetings())
+        series.target = steps + ahead
         membership.store().set(series.key, str(series.target))
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from nbdist.engine.averaging.local_sgd import InRounds
 from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.layout import layout
 from nbdist.engine.layout.layout import Layout
@@ -26,6 +27,8 @@ def tell(recorder: Recorder, optimizer: Optimizer) -> None:
 
 def facts_of(optimizer: Optimizer) -> dict[str, str]:
     """Return what is told of the model that this optimizer changes; nothing for a plain module."""
+    if isinstance(optimizer, InRounds):
+        return {"layout": optimizer.name}
     spread = _spread_by(optimizer)
     if isinstance(spread, Layout):
         return layout.facts_of(spread)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from nbdist.engine.units import Unit, local, parameters_of
+from nbdist.engine.wrapper import ApartWrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ def read(unit: Unit, *, buffers: bool) -> tuple[dict[str, Any], list[torch.Tenso
             }
             for optimizer in _real(unit)
         ],
+        "wrappers": [_take(wrapper.own_state(), tensors) for wrapper in _wrappers(unit)],
         "schedule": None,
     }
     return frame, tensors
@@ -74,6 +76,8 @@ def put_back(unit: Unit, frame: dict[str, Any], tensors: list[torch.Tensor]) -> 
                 optimizer.state.pop(parameter, None)
             else:
                 optimizer.state[parameter] = _fill(state, optimizer.state.get(parameter), tensors)
+    for wrapper, saved in zip(_wrappers(unit), frame["wrappers"], strict=False):
+        wrapper.load_own_state(_fill(saved, wrapper.own_state(), tensors))
     if frame["schedule"] is not None:
         _put_back_schedule(unit, frame["schedule"])
 
@@ -94,6 +98,11 @@ def _put_back_schedule(unit: Unit, schedule: dict[str, Any]) -> None:
 def _real(unit: Unit) -> list[torch.optim.Optimizer]:
     """Return the optimizers that hold state: the one inside a ZeroRedundancyOptimizer."""
     return [getattr(optimizer, "optim", optimizer) for optimizer in unit.optimizers]
+
+
+def _wrappers(unit: Unit) -> list[ApartWrapper]:
+    """Return the optimizers around others, which remember something of their own."""
+    return [optimizer for optimizer in unit.optimizers if isinstance(optimizer, ApartWrapper)]
 
 
 def _take(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -3,7 +3,8 @@
 Only wrapped models are units: ranks that train on their own differ rightfully, and are never
 compared. *Replicated* is DDP, also behind composable `replicate`; *sharded* is an optimizer whose
 parameters are DTensors (FSDP2, tensor parallel), shards of FSDP1 or a pipeline stage's, or whose
-state is cut over the ranks (ZeroRedundancyOptimizer).
+state is cut over the ranks (ZeroRedundancyOptimizer). *Apart* is a plain module under an optimizer
+that averages models now and then (local SGD): a wrapper of ours, over the default group.
 
 Main thread. Nothing is searched on the heap but pipelines, where they are used.
 """
@@ -28,6 +29,7 @@ from nbdist.engine.compat import (
     torch_pipeline,
     torch_sharded,
 )
+from nbdist.engine.wrapper import ApartWrapper
 
 Optimizer = torch.optim.Optimizer
 
@@ -37,7 +39,7 @@ class Unit:
     """One wrapped model on this rank.
 
     Attributes:
-        kind: Replicated or sharded.
+        kind: Replicated, sharded or apart.
         name: For people.
         ranks: Global ranks that train it together.
         parameters: In an order that is the same on all of them.
@@ -115,8 +117,12 @@ def find() -> list[Unit]:
         unit = _replicated_unit(ddp, optimizers)
         if unit is not None and not any(id(o) in sharded for o in unit.optimizers):
             units.append(unit)
+    for optimizer in optimizers:
+        if isinstance(optimizer, ApartWrapper):
+            units.append(_apart_unit(optimizer))
     for unit in units:
         held = {id(o): place for place, o in enumerate(unit.optimizers)}
+        held |= {id(w.optim): held[id(w)] for w in unit.optimizers if isinstance(w, ApartWrapper)}
         mine = [s for s in reversed(schedulers) if id(getattr(s, "optimizer", None)) in held]
         unit.schedulers = sorted(mine, key=lambda s: held[id(s.optimizer)])
     return units
@@ -202,6 +208,13 @@ def _sharded_unit(
         is_alike=is_alike,
         is_cut_in_states_only=states_only,
     )
+
+
+def _apart_unit(optimizer: ApartWrapper) -> Unit:
+    modules = optimizer.modules
+    name = _name(modules[0]) if modules else f"the model of {_kind(optimizer.optim)}"
+    ranks = tuple(range(dist.get_world_size()))
+    return Unit("apart", name, ranks, optimizer.parameters(), modules, [optimizer])
 
 
 def _is_cut_in_states_only(optimizer: Optimizer) -> bool:

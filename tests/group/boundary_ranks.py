@@ -22,6 +22,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from nbdist.engine import boundary, data, group, keep, parcel, recovery, snapshot, units
+from nbdist.engine.averaging.diloco import DiLoCo
+from nbdist.engine.averaging.local_sgd import LocalSGD
 from nbdist.engine.layout.parallelize import parallelize
 
 WIDTH, BATCH = 16, 8
@@ -103,6 +105,11 @@ def _zero() -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
+def _apart(wrap: Callable[..., Any]) -> dict[str, Any]:
+    made = _training(_net())
+    return {**made, "optimizer": wrap(made["optimizer"], every=4)}
+
+
 def _independent() -> dict[str, Any]:
     return _training(_net())
 
@@ -114,6 +121,8 @@ _KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "tensor parallel": _tensor_parallel,
     "pipeline": _pipeline,
     "zero": _zero,
+    "LocalSGD": lambda: _apart(LocalSGD),
+    "DiLoCo": lambda: _apart(DiLoCo),
     "independent": _independent,
 }
 
@@ -179,6 +188,9 @@ def fingerprint() -> str:
     optimizer = names["optimizer"]
     optimizer = getattr(optimizer, "optim", optimizer)
     tensors: list[Tensor] = [*names["model"].parameters(), *names["model"].buffers()]
+    if isinstance(names["optimizer"], DiLoCo):
+        own = names["optimizer"].own_state()
+        tensors += own["anchors"] + own["momenta"]
     for group_ in optimizer.param_groups:
         for parameter in group_["params"]:
             state = optimizer.state.get(parameter, {})
@@ -189,6 +201,11 @@ def fingerprint() -> str:
     digest.update(repr([g["lr"] for g in optimizer.param_groups]).encode())
     digest.update(torch.get_rng_state().numpy().tobytes())
     return digest.hexdigest()
+
+
+def parameters() -> list[float]:
+    """Return all parameters of the model, one after the other."""
+    return [float(v) for p in names["model"].parameters() for v in p.detach().flatten()]
 
 
 def forward_error() -> str:

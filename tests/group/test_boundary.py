@@ -65,6 +65,49 @@ def test_sharded_ranks_one_step_apart_roll_back_together_and_training_is_bit_equ
     assert found == unbroken(kind, 2)
 
 
+@pytest.mark.parametrize("kind", [pytest.param("LocalSGD", marks=pytest.mark.slow), "DiLoCo"])
+def test_ranks_that_train_apart_go_back_each_to_its_own_model_and_training_is_bit_equal(
+    kind: str,
+) -> None:
+    with cluster(2) as ranks:
+        ranks.run(ranks_.schedule_snapshots, 0.0)
+        ranks.run(ranks_.build, kind)
+        ranks.run(ranks_.train, 18)
+        newest = ranks.run(ranks_.snapshots_held)
+        ranks.post(ranks_.train, 24, 21)  # rank 1 fails in the midst of a round
+        ranks.engines[1].result()
+        for engine in ranks.engines:
+            engine.now(faults.abort)
+        assert ranks.engines[0].result() == 23  # waited for the end of the round
+        agreed = ranks.run(ranks_.recover, 1)
+        stood = ranks.run(ranks_.steps)
+        ranks.run(ranks_.train, 24)
+        found = ranks.run(ranks_.fingerprint)
+
+    assert newest[0][0] % 4 == 0  # where all are equal
+    assert stood == [newest[0][0]] * 2
+    assert "were at different steps: rolled back" in agreed[0][0]
+    assert found == unbroken(kind, 2, 24)
+
+
+@pytest.mark.slow
+def test_ranks_that_train_apart_without_a_snapshot_are_made_equal_and_this_is_said() -> None:
+    with cluster(2) as ranks:
+        ranks.run(ranks_.without_snapshots)
+        ranks.run(ranks_.build, "LocalSGD")
+        fail_between_backward_and_step(ranks)
+        agreed = ranks.run(ranks_.recover, 1)
+        stood = ranks.run(ranks_.steps)
+        ranks.run(ranks_.train, 8)
+        models = ranks.run(ranks_.parameters)
+
+    # Rank 0 was freed in the averaging that ends its fourth step; rank 1 stands after its third.
+    assert "rank 0 copied the model and its optimizer from rank 1" in agreed[0][0]
+    assert "Training is sound, and not what it would have been" in agreed[0][0]
+    assert stood == [3, 3]
+    assert models[0] == models[1]  # a round has ended
+
+
 def test_scheduled_snapshots_are_of_one_step_and_what_follows_them_can_be_made_again() -> None:
     steps, break_at = 90, 80
     with cluster(3) as ranks:

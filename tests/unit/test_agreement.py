@@ -56,6 +56,33 @@ def test_sharded_ranks_go_back_to_their_newest_common_snapshot() -> None:
     )
 
 
+def apart(step: int, *snapshots: int, torn: bool = False) -> Report:
+    held = tuple(((s,), 8.0) for s in snapshots)
+    return Report("apart", "GPT", (0, 1, 2), "abc", (step,), torn, held)
+
+
+def test_ranks_that_train_apart_go_back_together_each_to_its_own() -> None:
+    reports = {0: [apart(21, 16, torn=True)], 1: [apart(18, 16)], 2: [apart(21, 16, torn=True)]}
+
+    (found,) = decide(reports, [])
+
+    assert (found.action, found.steps, found.lost) == ("roll back", (16,), 5)
+    assert "were at different steps: rolled back 5 steps, to step 16" in found.line
+
+
+def test_ranks_that_train_apart_without_a_common_snapshot_copy_the_most_advanced_one() -> None:
+    reports = {0: [apart(3, torn=True)], 1: [apart(3, 1)], 2: [apart(2, 1)]}
+
+    (found,) = decide(reports, [])
+
+    assert (found.action, found.source, found.behind, found.steps) == ("copy", 1, (0, 2), (3,))
+    assert "Training is sound, and not what it would have been." in found.line
+
+
+def test_a_dead_rank_takes_nothing_from_those_that_train_apart() -> None:
+    assert decide({0: [apart(8)], 1: [apart(8)]}, [2]) == []
+
+
 def test_sharded_ranks_without_a_common_snapshot_are_refused() -> None:
     (found,) = decide({0: [sharded(3, 3)], 1: [sharded(2, 1)]}, [])
 

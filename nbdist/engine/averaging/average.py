@@ -1,0 +1,90 @@
+"""Make tensors equal on all ranks of a group, by their mean or by one rank's: few, large calls.
+
+Tensors of one dtype and device are laid end to end in buckets, so that a slow network is asked a
+few times and not once a tensor. Main thread, all ranks of the group at once.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from nbdist.errors import LayoutError
+
+BUCKET_BYTES = 32 << 20
+_SOURCE = 0  # the rank whose weights count
+
+
+@torch.no_grad()
+def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Put the mean over the group's ranks into each tensor."""
+    n = dist.get_world_size(group)
+    for bucket in _buckets(tensors):
+        flat = _flat(bucket)
+        dist.all_reduce(flat, group=group)
+        flat /= n
+        _spread(flat, bucket)
+
+
+@torch.no_grad()
+def broadcast(tensors: Sequence[torch.Tensor]) -> None:
+    """Give every rank what rank 0 holds."""
+    for bucket in _buckets(tensors):
+        flat = _flat(bucket)
+        dist.broadcast(flat.view(torch.uint8), _SOURCE)
+        _spread(flat, bucket)
+
+
+def check_alike(tensors: Iterable[torch.Tensor], asked: str) -> None:
+    """Raise on every rank when ranks bring other tensors, or ask for other things.
+
+    Without this, the first collective of another size ends the process inside gloo.
+
+    Raises:
+        LayoutError: With the first rank that differs.
+    """
+    said = f"{asked} {[(tuple(t.shape), str(t.dtype)) for t in tensors]}"
+    digest = hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+    heard: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
+    dist.all_gather_object(heard, (digest, asked))
+    other = next((r for r, found in enumerate(heard) if found[0] != heard[_SOURCE][0]), None)
+    if other is None:
+        return
+    if heard[other][1] != heard[_SOURCE][1]:
+        raise LayoutError(
+            f"Rank {_SOURCE} asks for {heard[_SOURCE][1]}, rank {other} for {heard[other][1]}.",
+            do="make the same call on every rank",
+        )
+    raise LayoutError(
+        f"Ranks {_SOURCE} and {other} bring different models to {asked}.",
+        why="every rank trains a copy of one and the same model",
+        do="build the model on every rank from the same code and sizes",
+    )
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Return the tensors in groups of one dtype and device, none of them above BUCKET_BYTES."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    for alike in kinds.values():
+        bucket: list[torch.Tensor] = []
+        size = 0
+        for tensor in alike:
+            if bucket and size + tensor.nbytes > BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(tensor)
+            size += tensor.nbytes
+        yield bucket
+
+
+def _flat(bucket: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in bucket])
+
+
+def _spread(flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
+    parts = flat.split([tensor.numel() for tensor in bucket])
+    torch._foreach_copy_(bucket, [p.view(t.shape) for p, t in zip(parts, bucket, strict=True)])

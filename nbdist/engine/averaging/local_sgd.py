@@ -1,0 +1,154 @@
+"""`nbdist.LocalSGD`: ranks train by themselves and average their models every few steps.
+
+Stich, "Local SGD Converges Fast and Communicates Little" (ICLR 2019). With `every=1` and plain SGD
+it computes what DDP does, but for the order of summation. Averages of averages, inside a host often
+and between hosts seldom: Lin et al., "Don't Use Large Mini-Batches, Use Local SGD" (ICLR 2020),
+hierarchical local SGD.
+
+Averaged are the parameters that the optimizer has and the running statistics of batch norm; states
+of the optimizer (momentum) stay each rank's own. Main thread.
+"""
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from nbdist.engine.averaging import fit, groups
+from nbdist.engine.averaging.average import average, broadcast, check_alike
+from nbdist.engine.averaging.rounds import Rounds
+from nbdist.engine.wrapper import ApartWrapper, Closure
+from nbdist.errors import LayoutError
+
+
+class InRounds(ApartWrapper):
+    """Base of the wrappers that train in rounds: whose ranks are equal when a round ends."""
+
+    def __init__(self, optim: Optimizer, rounds: Rounds, asked: str) -> None:
+        super().__init__(optim)
+        self.rounds = rounds
+        self.steps = 0
+        self._asked = asked
+        self._is_checked = False  # that nothing has spread the model since
+        self.modules = fit.modules_of(optim)
+        buffers = list(fit.buffers_of(self.modules).values())
+        own = {id(p) for p in self.parameters()}
+        others = [p for m in self.modules for p in m.parameters() if id(p) not in own]
+        whole = [*self.parameters(), *dict.fromkeys(others), *buffers]
+        check_alike(whole, asked)
+        broadcast(whole)
+
+    def __repr__(self) -> str:
+        parameters = self.parameters()
+        statistics = fit.statistics_of(self.modules)
+        size = sum(p.nbytes for p in parameters)
+        also = f" and {len(statistics)} running statistics" if statistics else ""
+        return f"<{self._asked}: averages {len(parameters)} parameters ({size:,} bytes){also}>"
+
+    @property
+    def name(self) -> str:
+        """How it was asked for, such as `LocalSGD(SGD, every=8)`."""
+        return self._asked
+
+    def step(self, closure: Closure | None = None) -> Any:
+        """Make a step of the optimizer inside, and average where a round ends with it.
+
+        Every rank makes as many: who ends a round waits for the others.
+
+        Raises:
+            LayoutError: The model was spread over the ranks after it was wrapped.
+        """
+        if not self._is_checked:
+            fit.refuse_spread(self.optim, type(self).__name__)
+            self._is_checked = True
+        result = self._step_inside(closure)
+        self.steps += 1
+        due = self.rounds.due(self.steps)
+        if due == "inside":
+            average(self._averaged(), self._near())
+        elif due == "all":
+            self._meet()
+        return result
+
+    def end_round(self) -> None:
+        """Average over all ranks now, as at the end of a round. All ranks at once.
+
+        After the last step, say, where its number is no multiple of a round's.
+        """
+        self._meet()
+
+    def next_meeting(self, ahead: int) -> int:
+        """Return in how many steps, `ahead` at least, all ranks are equal again."""
+        return self.rounds.next_for_all(self.steps, ahead)
+
+    def between_meetings(self) -> int:
+        """Return the most steps that a rank can be ahead of another one."""
+        return self.rounds.length
+
+    def own_state(self) -> dict[str, Any]:
+        """Return the number of steps made."""
+        return {"steps": self.steps}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Go on at this number of steps."""
+        self.steps = int(state["steps"])
+
+    def _averaged(self) -> list[torch.Tensor]:
+        return [*self.parameters(), *fit.statistics_of(self.modules).values()]
+
+    def _near(self) -> Any:
+        """Return the group of near ranks."""
+        raise NotImplementedError
+
+    def _meet(self) -> None:
+        """Make all ranks equal."""
+        average(self._averaged())
+
+
+class LocalSGD(InRounds):
+    """Wrap an optimizer, so that ranks train by themselves and average now and then.
+
+        opt = nbdist.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), every=8)
+
+    The model is a plain module; every rank's weights and buffers become rank 0's here. All ranks
+    call it, and make the same number of steps.
+
+    Args:
+        optim: The optimizer that makes the steps.
+        every: Steps from one averaging to the next.
+        warmup_steps: So many first steps are each followed by an averaging over all ranks.
+        between: Steps between averages over all ranks, a multiple of `every`; the others are then
+            taken inside groups of near ranks.
+        group_size: So many neighbouring ranks are a group; without it, those of one host.
+
+    Raises:
+        LayoutError: A number does not fit, ranks bring different models, or the model exchanges its
+            gradients already.
+    """
+
+    def __init__(
+        self,
+        optim: Optimizer,
+        every: int,
+        warmup_steps: int = 0,
+        *,
+        between: int | None = None,
+        group_size: int | None = None,
+    ) -> None:
+        fit.check(optim, "LocalSGD")
+        rounds = Rounds(every, warmup_steps, between)
+        self.group_size = group_size
+        if group_size is not None and between is None:
+            raise LayoutError(
+                f"group_size={group_size} needs `between`, the steps between averages over all.",
+                do=f"add between={4 * every}, say",
+            )
+        said = {"every": every, "warmup_steps": warmup_steps or None, "between": between}
+        said["group_size"] = group_size
+        words = ", ".join(f"{k}={v}" for k, v in said.items() if v is not None)
+        super().__init__(optim, rounds, f"LocalSGD({type(optim).__name__}, {words})")
+        if between is not None:
+            self._near()  # refused here, if it is
+
+    def _near(self) -> Any:
+        return groups.inside(self.group_size)
