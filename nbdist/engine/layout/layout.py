@@ -5,7 +5,7 @@ A layout lives as long as its model: the model holds it, and the return value ma
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from nbdist.engine import data
 from nbdist.engine.batches import Shard
 from nbdist.engine.compat import torch_modules, torch_sharded
-from nbdist.engine.layout import cost, cuts
+from nbdist.engine.layout import cost, cuts, load
 from nbdist.engine.layout.explain import Explanation
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.policies import Policies
@@ -44,6 +44,8 @@ class Layout:
         backend: "gloo" or "nccl": what carries this model's collectives.
         plan: What tp cuts; None without tp.
         policies: What was asked for beside the text.
+        skeleton: The plain model as it was, without weights; None where it cannot be copied.
+        no_skeleton: Why there is none.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class Layout:
         plan: cuts.Plan | None = None,
         policies: Policies | None = None,
         token_bytes: float | None = None,
+        skeleton: nn.Module | None = None,
+        no_skeleton: str = "",
     ) -> None:
         self.model = model
         self.shape = shape
@@ -69,6 +73,8 @@ class Layout:
         self.backend = backend
         self.plan = plan
         self.policies = policies or Policies()
+        self.skeleton = skeleton
+        self.no_skeleton = no_skeleton
         self._token_bytes = token_bytes
         self._number = next(_count)
         _live.add(self)
@@ -184,6 +190,30 @@ class Layout:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         whole: torch.Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return whole
+
+    def load_from(self, other: "Layout | nn.Module | Mapping[str, torch.Tensor] | None") -> None:
+        """Copy weights and buffers into this model, by name; dtypes stay this model's. Collective.
+
+        Optimizers keep their state, which is that of other weights: make them anew, or go on where
+        the weights are nearly the same.
+
+        Args:
+            other: Another layout on the same ranks, or its model; or a plain module or a state
+                dict, of which rank 0's counts, and other ranks may give None.
+
+        Raises:
+            LayoutError: Names or shapes differ; nothing was changed.
+        """
+        source = layout_of(other) if isinstance(other, nn.Module) else other
+        if isinstance(source, Layout):
+            load.from_spread(self, source)
+        elif other is None or isinstance(other, nn.Module | Mapping):
+            load.from_one(self, other)
+        else:
+            raise LayoutError(
+                f"load_from got a {type(other).__name__}.",
+                do="give another layout, a module or a state_dict",
+            )
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Register a DDP communication hook, as on `DistributedDataParallel`; before training.

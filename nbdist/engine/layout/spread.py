@@ -12,7 +12,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout import cost, cuts, ddp, fsdp, meshes, random_numbers, tp, weights
+from nbdist.engine.layout import (
+    cost,
+    cuts,
+    ddp,
+    fsdp,
+    meshes,
+    random_numbers,
+    skeleton,
+    tp,
+    weights,
+)
 from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.mesh import MeshShape
@@ -23,6 +33,7 @@ def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
     """Change the model, and return how. Collective."""
     device_type, backend = _device_type(model)
     weights.check_same_model(model, {"layout": shape.name, "policies": str(policies)}, device_type)
+    plain, no_skeleton = skeleton.copy_without_weights(model)
     model.to(device_type)  # "cuda" is this rank's current device
     weights.broadcast(model)
     device_mesh = meshes.device_mesh(device_type, shape)
@@ -45,6 +56,8 @@ def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
         plan=plan,
         policies=policies,
         token_bytes=token_bytes,
+        skeleton=plain,
+        no_skeleton=no_skeleton,
     )
 
 

@@ -1,0 +1,37 @@
+"""A copy of the plain model without its weights: what a model was before it was spread.
+
+Weights are on the meta device, where they take no memory, and so are large buffers. All else is a
+copy of its own, so that nothing that happens to the live model happens to it.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+LARGEST_BUFFER_BYTES = 1 << 20  # larger ones are left out; `whole` can tell them
+
+
+def copy_without_weights(model: nn.Module) -> tuple[nn.Module | None, str]:
+    """Return (the copy, ""), or (None, why there is none). No collective; changes nothing.
+
+    Tied parameters stay tied; modes, flags and hooks of the user's own are copied.
+    """
+    try:
+        memo: dict[int, Any] = {id(p): _on_meta(p) for p in model.parameters()}
+        for buffer in model.buffers():
+            if buffer.nbytes > LARGEST_BUFFER_BYTES:
+                memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+        return copy.deepcopy(model, memo), ""
+    except Exception as error:
+        return None, f"{type(model).__name__} cannot be copied: {type(error).__name__}: {error}"
+
+
+def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a parameter without numbers, with the marks that a library has put on it."""
+    empty = nn.Parameter(
+        torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
+    )
+    vars(empty).update(vars(parameter))
+    return empty

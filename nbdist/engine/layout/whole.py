@@ -1,0 +1,195 @@
+"""What a layout holds, whole: one tensor at a time, by the names of the plain model; and back.
+
+A rank needs room for one whole tensor beside its own parts, or for `_PACK_BYTES` of small ones.
+With pp a tensor comes from a stage that has it. The way back begins on rank 0.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+from nbdist.engine.compat import torch_hooks, torch_modules
+from nbdist.engine.layout.mesh import MeshShape
+
+_SOURCE = 0  # the rank whose tensors are sent
+_PACK_BYTES = 32 << 20  # sent at once
+
+
+class Spread(Protocol):
+    """What must be known of a layout: how its model lies over which ranks."""
+
+    model: nn.Module
+    shape: MeshShape
+    mesh: DeviceMesh
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is known of one tensor of the plain model.
+
+    Attributes:
+        shape: Of the whole.
+        dtype: Its type.
+        is_saved: Whether it is part of the model's state: parameters, and buffers that are not
+            constants.
+        stage: The coordinate on the axis pp of a rank that has it; 0 without pp.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    is_saved: bool = True
+    stage: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole."""
+        return self.shape.numel() * self.dtype.itemsize
+
+
+def names(model: nn.Module, *, duplicates: bool = False) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a model by name; tied ones once, or by each name."""
+    found: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=not duplicates))
+    found.update(model.named_buffers(remove_duplicate=not duplicates))
+    return found
+
+
+def places(model: nn.Module, *, duplicates: bool = False) -> dict[str, Place]:
+    """Return what is known of the tensors that a model has here; nothing of those on meta."""
+    saved = model.state_dict().keys()
+    return {
+        name: Place(tensor.shape, tensor.dtype, name in saved)
+        for name, tensor in names(model, duplicates=duplicates).items()
+        if not tensor.is_meta
+    }
+
+
+def settle(model: nn.Module) -> None:
+    """Have every parameter be what an optimizer sees: shards, also after a forward alone.
+
+    Forwards gather anew from then on, as they must when weights have been changed. No collective.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def table(spread: Spread, *, duplicates: bool = False) -> dict[str, Place]:
+    """Return what the layout holds, over all of its ranks; with pp in the order of stages.
+
+    Collective with pp, where each rank has the names of its stages.
+    """
+    settle(spread.model)
+    held = places(spread.model, duplicates=duplicates)
+    if spread.shape.pp == 1:
+        return held
+    group = spread.mesh.get_group("pp")
+    tables: list[Any] = [None] * spread.shape.pp
+    dist.all_gather_object(tables, held, group=group)
+    merged: dict[str, Place] = {}
+    for stage, there in enumerate(tables):
+        for name, place in there.items():
+            merged.setdefault(name, replace(place, stage=stage))
+    return merged
+
+
+@torch.no_grad()
+def tensors(spread: Spread) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every parameter and buffer, whole and on every rank. Collective; all take all.
+
+    What lies here whole is yielded as it is, without a copy. Tied ones come once.
+    """
+    known = table(spread)
+    held = names(spread.model)
+    for name, place in known.items():
+        tensor = held.get(name)
+        if spread.shape.pp == 1:
+            assert tensor is not None, "the table is made of these names"
+            yield name, whole_of(tensor)
+        else:
+            yield name, _from_stage(spread, place, tensor)
+
+
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a tensor of which this rank may have a part. Collective for DTensors."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    whole: Any = tensor.detach()
+    # One axis after the other, in the order in which fsdp and tp have cut: torch warns where
+    # it gathers over two at once.
+    for axis in range(whole.device_mesh.ndim):
+        placements = [Replicate()] * (axis + 1) + list(whole.placements[axis + 1 :])
+        whole = whole.redistribute(placements=placements)
+    full: torch.Tensor = whole.to_local()
+    return full
+
+
+@torch.no_grad()
+def put(target: torch.Tensor, full: torch.Tensor) -> None:
+    """Overwrite what this rank has of a tensor by its part of `full`. No collective."""
+    if isinstance(target, DTensor):
+        there = full.to(target.device, target.dtype)
+        cut: Any = distribute_tensor(
+            there, target.device_mesh, target.placements, src_data_rank=None
+        )
+        torch_hooks.local_part(target.detach()).copy_(cut.to_local())
+    else:
+        target.detach().copy_(full)
+
+
+@torch.no_grad()
+def from_rank_0(
+    wanted: Mapping[str, Place], source: Mapping[str, torch.Tensor], device_type: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield rank 0's tensors of these names, on every rank. Collective; all take all.
+
+    Args:
+        wanted: The same on every rank: what is sent, in this order.
+        source: Looked into on rank 0 alone.
+        device_type: Where they are sent and come out.
+    """
+    for pack in _packs(wanted.items()):
+        packed: dict[str, torch.Tensor] = {}
+        for name, place in pack:
+            if dist.get_rank() == _SOURCE:
+                packed[name] = source[name].detach().to(device_type, place.dtype).contiguous()
+            else:
+                packed[name] = torch.empty(place.shape, dtype=place.dtype, device=device_type)
+        # As bytes: a broadcast carries one dtype, and gloo not every one.
+        sent = [tensor.view(-1).view(torch.uint8) for tensor in packed.values() if tensor.numel()]
+        if sent:
+            torch_modules.broadcast_coalesced(sent, _SOURCE)
+        yield from packed.items()
+
+
+def _packs(items: Iterable[tuple[str, Place]]) -> Iterator[list[tuple[str, Place]]]:
+    """Yield what is sent at once: small ones together, a large one by itself."""
+    pack: list[tuple[str, Place]] = []
+    filled = 0
+    for name, place in items:
+        if pack and filled + place.nbytes > _PACK_BYTES:
+            yield pack
+            pack, filled = [], 0
+        pack.append((name, place))
+        filled += place.nbytes
+    if pack:
+        yield pack
+
+
+def _from_stage(spread: Spread, place: Place, tensor: torch.Tensor | None) -> torch.Tensor:
+    """Return a tensor whole on the ranks of all stages: its own sends it to those beside it."""
+    group = spread.mesh.get_group("pp")
+    if spread.mesh.get_local_rank("pp") == place.stage:
+        assert tensor is not None, "the table says that this stage has it"
+        full = whole_of(tensor).contiguous()
+    else:
+        full = torch.empty(place.shape, dtype=place.dtype, device=spread.mesh.device_type)
+    if full.numel():
+        dist.broadcast(full, group=group, group_src=place.stage)
+    return full

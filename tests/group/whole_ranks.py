@@ -1,0 +1,127 @@
+"""What the ranks run in test_whole: weights whole, copied between layouts, and skeletons."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nbdist.engine.layout import whole
+from nbdist.engine.layout.parallelize import parallelize
+from nbdist.errors import LayoutError
+from tests.group import models
+from tests.group import tensor_parallel_ranks as tensor_parallel
+
+LAYOUTS = ("ddp", "zero2", "zero3")
+
+
+def make(name: str, seed: int = 0) -> nn.Module:
+    if name in ("gpt", "conv"):
+        return models.make(name, torch.float32, seed)
+    return tensor_parallel.make("gpt", torch.float32, seed)
+
+
+def plain_state(name: str, seed: int = 0) -> dict[str, Tensor]:
+    model = make(name, seed)
+    return {key: t.detach().clone() for key, t in whole.names(model).items()}
+
+
+def same(state: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return list(state) == list(other) and all(torch.equal(state[n], other[n]) for n in state)
+
+
+def copies(name: str, layouts: list[str]) -> dict[str, bool]:
+    """Hand weights from layout to layout, and back into a plain module; each must have them all."""
+    expected = plain_state(name, seed=7)
+    found = {}
+    source: Any = make(name, seed=7 + dist.get_rank())  # rank 0's count
+    for layout in layouts:
+        spread = parallelize(make(name, seed=dist.get_rank()), layout)
+        spread.load_from(source)
+        found[layout] = same({n: t.clone() for n, t in whole.tensors(spread)}, expected)
+        source = spread
+    return found
+
+
+def loads_between_steps(layout: str) -> list[bool]:
+    """Weights that are loaded count in the next forward, also where the last one gathered."""
+    x, y = models.batch("gpt", 0, 4, torch.float32)
+    source = models.make("gpt", torch.float32, seed=3)
+    expected = source(x)
+    found = []
+    model = models.make("gpt", torch.float32)
+    spread = parallelize(model, layout)
+    for _ in range(2):
+        with torch.no_grad():
+            model(x)
+        spread.load_from(source if dist.get_rank() == 0 else None)
+        found.append(torch.equal(model(x), expected))
+        models.loss_of("gpt", model(x), y).backward()
+    return found
+
+
+def refused() -> dict[str, Any]:
+    texts: dict[str, Any] = {}
+    spread = parallelize(models.make("gpt", torch.float32), "zero3")
+    before = {n: t.clone() for n, t in whole.tensors(spread)}
+
+    def load(label: str, other: Any) -> None:
+        try:
+            spread.load_from(other)
+        except LayoutError as error:
+            texts[label] = str(error)
+        else:
+            texts[label] = "accepted"
+
+    state = models.make("gpt", torch.float32, seed=1).state_dict()
+    load("missing", {key: state[key] for key in state if not key.startswith("blocks.1.")})
+    load("unexpected", {**state, "extra": torch.zeros(1)})
+    load("shape", {**state, "norm.weight": torch.zeros(3)})
+    load("other model", models.make("conv", torch.float32))
+    load("other layout", parallelize(models.make("conv", torch.float32), "ddp"))
+    load("parts", spread.model.state_dict())
+    load("a number", 3)
+    texts["unchanged"] = same({n: t.clone() for n, t in whole.tensors(spread)}, before)
+    load("state dict", state)
+    return texts
+
+
+def skeletons() -> dict[str, Any]:
+    """Say of skeletons what they are."""
+    model = models.make("conv", torch.float32)
+    model.marked = model.head.weight  # type: ignore[assignment]
+    spread = parallelize(model, "zero3")
+    plain = spread.skeleton
+    assert plain is not None
+    tied = parallelize(models.make("gpt", torch.float32), "zero3").skeleton
+    assert tied is not None
+    whole_size = sum(p.nbytes for p in plain.parameters())
+    return {
+        "on meta": all(p.is_meta for p in plain.parameters()),
+        "plain": type(plain) is models.ConvNet,
+        "names": [n for n, _ in plain.named_parameters()]
+        == [n for n, _ in model.named_parameters()],
+        "whole size": whole_size == spread.size.parameter_bytes,
+        "buffers": [b.is_meta for b in plain.buffers()].count(True),
+        "of its own": not {id(b) for b in plain.buffers()} & {id(b) for b in model.buffers()},
+        "tied": tied.head.weight is tied.token.weight,
+        "tied inside": plain.marked is plain.head.weight,
+    }
+
+
+def uncopied() -> tuple[Any, str, str]:
+    model = models.make("gpt", torch.float32)
+    model.group = dist.group.WORLD  # type: ignore[assignment]
+    spread = parallelize(model, "ddp")
+    return spread.skeleton, spread.no_skeleton, spread.name
+
+
+def on_two_ranks() -> dict[str, Any]:
+    """One group for all that two ranks prove."""
+    return {
+        "statistics": copies("conv", ["zero3", "ddp", "zero2"]),
+        "between steps": {layout: loads_between_steps(layout) for layout in LAYOUTS},
+        "refused": refused(),
+        "skeletons": skeletons(),
+        "uncopied": uncopied(),
+    }
