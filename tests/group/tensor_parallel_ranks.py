@@ -157,14 +157,14 @@ def block_of(attention: type[nn.Module] = Attention, mlp: type[nn.Module] = MLP)
     return lambda: Block(attention, mlp)
 
 
-def llama(heads: int = 4, key_heads: int = 2) -> nn.Module:
+def llama(heads: int = 4, key_heads: int = 2, layers: int = 2) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = LlamaConfig(
         vocab_size=V,
         hidden_size=D,
         intermediate_size=2 * D,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=key_heads,
         head_dim=8,

@@ -1,0 +1,189 @@
+"""Which layouts test_parity proves, and the table that it writes. Pure: no torch.
+
+Made anew by `NBDIST_WRITE_PARITY_TABLE=1 python -m pytest -m "" tests/group/test_parity.py`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import nbdist
+
+FILE = Path(__file__).parent / "parity_table.md"
+
+POLICIES: dict[str, Callable[[], Any]] = {
+    "TensorParallel(sequence=True)": lambda: nbdist.TensorParallel(sequence=True),
+    "TensorParallel(loss=True)": lambda: nbdist.TensorParallel(loss=True),
+}
+
+# Two right ways to add up lie a few noise floors apart: the floor is one sample of rounding.
+WITHIN = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One training under a layout.
+
+    Attributes:
+        ranks: How many.
+        layout: The text.
+        policies: Calls in the words of the interface, as `"TensorParallel(sequence=True)"`.
+        model: "gpt", "conv" or "llama".
+        dtype: "float32" or "float64".
+        accumulate: Parts of a step.
+        clip: Whether gradients are clipped to a norm that they exceed.
+        microbatches: Of a pipeline.
+    """
+
+    ranks: int
+    layout: str
+    policies: tuple[str, ...] = ()
+    model: str = "gpt"
+    dtype: str = "float32"
+    accumulate: int = 1
+    clip: bool = False
+    microbatches: int = 1
+
+    @property
+    def way(self) -> str:
+        """What a user would write, in short."""
+        words = [f'"{self.layout}"', *self.policies]
+        words += [f"accumulate({self.accumulate})"] if self.accumulate > 1 else []
+        words += ["clipped"] if self.clip else []
+        return ", ".join(words)
+
+    @property
+    def column(self) -> str:
+        """Which of the table's columns this is."""
+        return f"{self.model} {self.dtype}"
+
+
+SEQUENCE, LOSS = "TensorParallel(sequence=True)", "TensorParallel(loss=True)"
+MODELS, DTYPES = ("gpt", "conv", "llama"), ("float32", "float64")
+
+# Every way to spread over so many ranks.
+WAYS = [
+    *(Case(2, layout) for layout in ("ddp", "zero2", "zero3", "tp=2")),
+    Case(2, "tp=2", (SEQUENCE,)),
+    Case(2, "tp=2", (LOSS,)),
+    *(Case(2, layout, accumulate=2) for layout in ("ddp", "zero2", "zero3")),
+    *(Case(2, layout, clip=True) for layout in ("ddp", "zero3", "tp=2")),
+    *(Case(4, layout) for layout in ("ddp", "zero2", "zero3", "dp=2 fsdp=2", "tp=4")),
+    *(Case(4, layout) for layout in ("dp=2 tp=2", "fsdp=2 tp=2", "fsdp=2 tp=2 zero2")),
+    Case(4, "fsdp=2 tp=2", (SEQUENCE,)),
+    Case(4, "fsdp=2 tp=2", (SEQUENCE, LOSS)),
+    Case(4, "dp=2 fsdp=2", clip=True),
+    Case(4, "fsdp=2 tp=2", clip=True),
+    *(Case(8, layout) for layout in ("ddp", "zero2", "zero3", "dp=2 fsdp=4", "dp=4 fsdp=2")),
+    *(Case(8, layout) for layout in ("dp=2 fsdp=2 tp=2", "fsdp=4 tp=2", "fsdp=2 tp=4")),
+    Case(8, "dp=2 fsdp=2 tp=2", clip=True),
+]
+
+# What `make test` proves each time, beside the other tests of layouts.
+EVERY_TIME = [
+    Case(2, "ddp", accumulate=2, dtype="float64"),
+    Case(2, "zero3", model="llama"),
+    Case(2, "tp=2", clip=True, dtype="float64"),
+    Case(4, "dp=2 fsdp=2", model="conv"),
+    Case(4, "fsdp=2 tp=2", (SEQUENCE,), dtype="float64"),
+]
+
+
+def matrix() -> Iterator[Case]:
+    """Yield every way, for each model and dtype."""
+    for case in WAYS:
+        for model in MODELS:
+            for dtype in DTYPES:
+                yield replace(case, model=model, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How far a training lies from one process on the same split; or why it cannot be.
+
+    Attributes:
+        loss: Largest difference of a step's loss.
+        parameters: Largest difference of a parameter after the last step.
+        loss_floor: What rounding alone does to the loss.
+        parameters_floor: The same of parameters.
+        worst: The parameter that differs most.
+        refused: What the error says first; else nothing.
+    """
+
+    loss: float = 0.0
+    parameters: float = 0.0
+    loss_floor: float = 0.0
+    parameters_floor: float = 0.0
+    worst: str = ""
+    refused: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The word of the table: `bit-equal`, `noise floor`, `refused`, or `DIFFERS`."""
+        if self.refused:
+            return "refused"
+        if self.loss == self.parameters == 0.0:
+            return "bit-equal"
+        is_near = self.loss <= WITHIN * self.loss_floor
+        return (
+            "noise floor"
+            if is_near and self.parameters <= WITHIN * self.parameters_floor
+            else "DIFFERS"
+        )
+
+    def __str__(self) -> str:
+        if self.verdict in ("bit-equal", "refused"):
+            return self.verdict
+        return f"{self.verdict}: {self.loss:.1e} / {self.parameters:.1e}"
+
+
+def policies_of(case: Case) -> list[Any]:
+    """Return the policies themselves; on a rank."""
+    return [POLICIES[text]() for text in case.policies]
+
+
+def render(measured: dict[Case, Outcome], torch: str, date: str) -> str:
+    """Return the table as Markdown: a row a layout, a column a model and dtype."""
+    columns = sorted({case.column for case in measured})
+    rows: dict[tuple[int, str], dict[str, str]] = {}
+    for case, outcome in measured.items():
+        rows.setdefault((case.ranks, case.way), {})[case.column] = str(outcome)
+    lines = [["ranks", "layout", *columns], ["---"] * (len(columns) + 2)]
+    lines += [
+        [str(ranks), way, *(cells.get(c, "") for c in columns)]
+        for (ranks, way), cells in rows.items()
+    ]
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return f"{_HEAD.format(torch=torch, date=date, within=WITHIN)}\n{table}"
+
+
+def parse(text: str) -> dict[tuple[int, str, str], str]:
+    """Return the verdict of each (ranks, layout, column) of a table that `render` has written."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    (_, _, *columns), _, *rows = [
+        [cell.strip() for cell in line[1:-1].split("|")] for line in lines
+    ]
+    return {
+        (int(ranks), way, column): cell.split(":")[0]
+        for ranks, way, *cells in rows
+        for column, cell in zip(columns, cells, strict=True)
+        if cell
+    }
+
+
+_HEAD = """# Every layout against one process
+
+Four AdamW steps under each layout, and the same four in one process that sums the gradients of the
+same parts of the batch. Cells tell the largest difference of a step's loss / of a parameter at the
+end.
+
+- **bit-equal**: no bit differs, in losses and parameters.
+- **noise floor**: at most {within:g} times what rounding alone does: the distance between one
+  process in this dtype and one in float64 (for float64: that distance, smaller by the ratio of the
+  machine epsilons).
+- **refused**: `parallelize` says in one sentence why this model cannot be spread that way.
+
+Made by `test_parity.py` on {date}, torch {torch}, gloo, on CPUs. The test compares each run with
+this file and says how to write it anew.
+"""
