@@ -10,7 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.benchmarks import bench_board, bench_cells, bench_faults, bench_start, bench_step
+from tests.benchmarks import (
+    bench_board,
+    bench_cells,
+    bench_faults,
+    bench_layout,
+    bench_start,
+    bench_step,
+)
 from tests.benchmarks import bench_tap as tap
 from tests.benchmarks.table import Row, render
 from tests.group.harness import run_ranks
@@ -37,6 +44,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "tap": _tap_rows,
     "frame": _frame_rows,
     "faults": bench_faults.rows,
+    "layouts": bench_layout.rows,
 }
 
 
