@@ -41,7 +41,8 @@ class Record:
 
     `kind` is "step" (one optimizer step, seen by the hooks), "log" (`nbdist.log`), "calls" (a
     step's collectives, in `detail`), "links" (what the sockets to other ranks tell, see
-    `engine/links.py`) or "optimizer" (one makes its first step in the cell).
+    `engine/links.py`), "optimizer" (one makes its first step in the cell) or "alike" (now and then:
+    what ranks must hold alike, see `engine/checks`).
     `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
     `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
     `values` holds plain floats. A step row has, where known: `loss`; `step_s`, and what it is made
@@ -54,6 +55,8 @@ class Record:
     loader knows); now and then `rss_bytes`, `cuda_bytes` (allocated), `cuda_reserved_bytes`,
     `cuda_peak_bytes`; `grad_share`, this rank's share of the squared gradient norm, where that is
     asked for: the norm is the root of the sum over all ranks.
+
+    An "alike" row holds fingerprints by name and part of a tensor.
 
     A links row has for each connection that carried much since the rank's row before, also where
     several lead to one rank: `PEER@CALLER.sent_bytes` (that the other end has), `.busy_s` (there

@@ -70,6 +70,14 @@ class Session:
         return self._showing.verdicts
 
     @property
+    def alarms(self) -> tuple[str, ...]:
+        """What goes wrong in the newest cell's training, in sentences, the oldest first.
+
+        Such as replicas that differ. While a cell runs they are those of now.
+        """
+        return self._showing.alarms
+
+    @property
     def profile(self) -> Profiled | None:
         """What the last cell with `profile` recorded: `said`, `text`, and the file `trace`."""
         return self._attempts.profile

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
 from nbdist.client import arguments, transcript
-from nbdist.client.batch_growth import BatchGrowth, Trained
 from nbdist.client.board import Board, Past, show_past
 from nbdist.client.cells import CellRequest, Outcome
+from nbdist.client.checks import Checks, Trained
 from nbdist.client.cluster import Cluster
 from nbdist.client.insight.clocks import Clocks
 from nbdist.client.insight.insight import Insight
@@ -61,6 +61,7 @@ class Showing:
         self._pids: dict[int, int] = {}
         self._clocks: Clocks | None = None
         self.insight: Insight | None = None  # of the newest cell
+        self.checks: Checks | None = None  # of the newest cell
         self._trained: Insight | None = None  # of the newest cell that made steps, and has ended
         self._cells: deque[wire.CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
 
@@ -71,6 +72,11 @@ class Showing:
             if insight is not None and insight.now().ranks:
                 return insight.now().verdicts
         return ()
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        """What goes wrong in the training of the newest cell."""
+        return () if self.checks is None else self.checks.found
 
     def show_board(self, view: str | None = None) -> None:
         """Display the board of the last training; with buttons where they can work.
@@ -149,8 +155,8 @@ class Showing:
         clocks = self._clocks_of(cluster, pids)
         insight = self.insight = Insight(info, clocks)
         telemetry.subscribe(insight.receive)
-        growth = BatchGrowth(info, _trained)
-        telemetry.subscribe(growth.receive)
+        checks = self.checks = Checks(info, _trained)
+        telemetry.subscribe(checks.receive)
         before = tuple(self._cells)
         run = self._tracking().follow(info, telemetry, insight, before) if track else None
         self._cells.append(info)
@@ -160,7 +166,7 @@ class Showing:
             telemetry,
             insight,
             clocks,
-            growth,
+            checks,
             run,
             above,
             show=show,
@@ -218,7 +224,7 @@ class ShownCell:
         telemetry: Telemetry,
         insight: Insight,
         clocks: Clocks,
-        growth: BatchGrowth,
+        checks: Checks,
         run: "TrackedRun | None",
         above: Sequence[wire.Display],
         *,
@@ -233,7 +239,7 @@ class ShownCell:
             telemetry: Gets its records.
             insight: Explains them.
             clocks: Of the ranks.
-            growth: Knows whether the learning rate followed the batch.
+            checks: Notice what goes wrong in its training.
             run: Its run, which begins with the first record; None when it is not tracked.
             above: What the notebook's cell shows already.
             show: Whether to show anything; a script reads the result instead.
@@ -247,8 +253,7 @@ class ShownCell:
         self._showing = showing
         self._ranks = info.ranks
         self._clocks = clocks
-        self._growth = growth
-        self._warned = False
+        self._checks = checks
         self._run = run
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
@@ -264,8 +269,7 @@ class ShownCell:
         """Open the board once the cell trains. Called a few times a second."""
         if self._board.wants_to_open:
             self._board.open()
-        if not self._warned and (line := self._growth.line()):
-            self._warned = True
+        for line in self._checks.lines():
             self.slots.open(_text(line))
 
     def clocks_after_all(self) -> Clocks:
@@ -281,9 +285,9 @@ class ShownCell:
         try:
             board = self._board.finish(outcome.word)
             self._showing.remember_board(self._board.past)
-            line = self._growth.line(is_last=True)
+            self._checks.lines(is_last=True)
             if self._show:
-                said = [*([_text(line)] if line else ()), *_notices(outcome)]
+                said = [*map(_text, self._checks.found), *_notices(outcome)]
                 finals = [*board, *self._texts(outcome), *said, *_shown(profiled)]
                 self.slots.settle(finals)
                 self.left += finals

@@ -41,6 +41,7 @@ from nbdist.engine.output_files import LogStream
 from nbdist.engine.records import Recorder
 
 if TYPE_CHECKING:
+    from nbdist.engine.checks.checks import Checks
     from nbdist.engine.links import Links
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Program:
         self.joined = False
         self._spec = spec
         self.links: Links | None = None
+        self.checks: Checks | None = None
         self._began = 0.0
         self._first_seq = 0
         self._modes = modes.current()
@@ -94,6 +96,8 @@ class Program:
         tap.begin_cell()
         if self.links is not None:
             self.links.begin_cell()
+        if self.checks is not None:
+            self.checks.begin_cell()
         self._modes = modes.current()
         line = data.begin_cell(
             options["cell"], failed=options.get("failed"), is_retry=bool(options.get("retry"))
@@ -257,6 +261,7 @@ def join(
         RuntimeError: The notebook runs another version of nbdist.
     """
     from nbdist.engine import group, keep, links, recovery, resize, trained
+    from nbdist.engine.checks.checks import Checks
     from nbdist.engine.clone import clone
     from nbdist.engine.layout import parallelize
     from nbdist.engine.tap import tap as tap_module
@@ -295,7 +300,10 @@ def join(
     clone.live_in(here.kernel.shell)
     keep.look_in(lambda: here.kernel.shell.user_ns)
     parallelize.tell_facts_to(here.recorder.fact)
-    training.at_new_optimizer(lambda optimizer: trained.tell(here.recorder, optimizer))
+    training.at_new_optimizer("trained", lambda opt: trained.tell(here.recorder, opt))
+    here.checks = Checks(here.recorder.add)
+    training.at_new_optimizer("checks", here.checks.optimizer_begins)
+    training.at_step_end("checks", here.checks.step_ended)
     here.links = links.Links(
         training.current_step, lambda step, values: here.recorder.add("links", step, values)
     )

@@ -275,14 +275,14 @@ def begin_cell(asked: dict[str, Any] | None, rank: int, *, cuda: bool) -> None:
         return
     file = Path(asked["folder"]) / f"rank-{rank}.json.gz"
     _current = Profile(file, rank, asked["first"], asked["last"], cuda=cuda)
-    training.at_step_end(_current.step_ended)
+    training.at_step_end("profile", _current.step_ended)
     _current.begin()
 
 
 def end_cell() -> None:
     """The cell has ended, however: keep what was recorded."""
     if _current is not None:
-        training.at_step_end(None)
+        training.at_step_end("profile", None)
         _current.end()
 
 

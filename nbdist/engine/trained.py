@@ -29,7 +29,7 @@ def facts_of(optimizer: Optimizer) -> dict[str, str]:
     """Return what is told of the model that this optimizer changes; nothing for a plain module."""
     if isinstance(optimizer, InRounds):
         return {"layout": optimizer.name}
-    spread = _spread_by(optimizer)
+    spread = spread_by(optimizer)
     if isinstance(spread, Layout):
         return layout.facts_of(spread)
     if spread is not None:
@@ -48,7 +48,7 @@ def numbers_of(optimizer: Optimizer) -> dict[str, float]:
         "tensors": len(tensors),
         "numbers": sum(tensor.numel() for tensor in tensors),
     }
-    spread, batch = _spread_by(optimizer), scaled_for(optimizer)
+    spread, batch = spread_by(optimizer), scaled_for(optimizer)
     if isinstance(spread, Layout):
         values["parts"] = spread.shape.data_part(0)[1]
     elif spread is not None:
@@ -58,7 +58,7 @@ def numbers_of(optimizer: Optimizer) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
-def _spread_by(optimizer: Optimizer) -> Layout | DistributedDataParallel | None:
+def spread_by(optimizer: Optimizer) -> Layout | DistributedDataParallel | None:
     """Return what spreads the model that this optimizer changes; None for a plain module."""
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
 

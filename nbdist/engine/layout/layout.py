@@ -242,8 +242,8 @@ def facts_of(known: Layout) -> dict[str, str]:
 
 
 def live_layouts() -> list[Layout]:
-    """Return the layouts whose models are alive."""
-    return list(_live)
+    """Return the layouts whose models are alive, in the order in which they were made."""
+    return sorted(_live, key=lambda layout: layout._number)
 
 
 def layout_of(model: nn.Module) -> Layout | None:

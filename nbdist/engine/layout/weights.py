@@ -6,6 +6,7 @@ every layout: compare the models' shapes, then give every rank what rank 0 holds
 """
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -77,13 +78,7 @@ class BufferSync:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        saved = model.state_dict().keys()
-        self._places = [
-            (module, name)
-            for prefix, module in model.named_modules()
-            for name, buffer in module.named_buffers(recurse=False)
-            if buffer.numel() and (f"{prefix}.{name}" if prefix else name) in saved
-        ]
+        self._places = [(module, name) for _, module, name in _saved_buffers(model)]
         if self._places:
             model.register_forward_hook(self._after_forward)
 
@@ -98,6 +93,22 @@ class BufferSync:
             # statistics, and must not refuse because they have changed.
             buffers = [_as_float32(getattr(owner, name).data) for owner, name in self._places]
             torch_modules.broadcast_coalesced(buffers, _SOURCE)
+
+
+def buffers_alike(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers that `BufferSync` keeps alike, by qualified name."""
+    for name, module, own_name in _saved_buffers(model):
+        yield name, getattr(module, own_name)
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield (qualified name, module, its own name) of each buffer that is saved and not empty."""
+    saved = model.state_dict().keys()
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            qualified = f"{prefix}.{name}" if prefix else name
+            if buffer.numel() and qualified in saved:
+                yield qualified, module, name
 
 
 def _as_float32(tensor: torch.Tensor) -> torch.Tensor:

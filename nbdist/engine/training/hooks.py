@@ -32,8 +32,8 @@ class Hooks:
         self.recorder = recorder
         self.grad_norm = False
         self.is_loading = False  # the main thread waits for a batch
-        self.on_step: Callable[[int], None] | None = None  # what else to do when one has ended
-        self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] | None = None
+        self.on_step: dict[str, Callable[[int], None]] = {}  # what else to do when one has ended
+        self.on_new_optimizer: dict[str, Callable[[torch.optim.Optimizer], None]] = {}
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()  # that have stepped in this cell
         self._machine: Machine | None = None
         self._undo: list[torch_hooks.Undo] = []
@@ -90,8 +90,8 @@ class Hooks:
         # Before the step's record is made, for a fact travels with the records that follow it.
         if optimizer not in self._seen:
             self._seen.add(optimizer)
-            if self.on_new_optimizer is not None:
-                self._guard("new optimizer", self.on_new_optimizer, optimizer)
+            for name, callback in self.on_new_optimizer.copy().items():
+                self._guard(name, callback, optimizer)
         has_closure = callable(closure)
         is_outermost = self._guard(
             "step", self.cell.optimizer_began, optimizer, has_closure=has_closure
@@ -101,8 +101,9 @@ class Hooks:
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._is_ours():
             is_closed = self._guard("step", self.cell.optimizer_ended, optimizer)
-            if is_closed and self.on_step is not None:
-                self._guard("step", self.on_step, self.cell.step)
+            if is_closed:
+                for name, callback in self.on_step.copy().items():
+                    self._guard(name, callback, self.cell.step)
 
     def _around_closure(self, optimizer: torch.optim.Optimizer, native: Closure) -> Closure:
         @wraps(native)

@@ -34,16 +34,28 @@ def set_enabled(is_enabled: bool, *, grad_norm: bool = False) -> None:
         _hooks.set_enabled(is_enabled)
 
 
-def at_step_end(callback: Callable[[int], None] | None) -> None:
-    """Call `callback` on the main thread with the number of each step that ends; None: no more."""
+def at_step_end(name: str, callback: Callable[[int], None] | None) -> None:
+    """Call `callback` on the main thread with the number of each step that ends; None: no more.
+
+    One that raises is logged, told as a fact and not called again.
+
+    Args:
+        name: Whose it is; each has one.
+        callback: Gets the step's number.
+    """
     if _hooks is not None:
-        _hooks.on_step = callback
+        _hooks.on_step.pop(name, None)
+        if callback is not None:
+            _hooks.on_step[name] = callback
 
 
-def at_new_optimizer(callback: Callable[[torch.optim.Optimizer], None]) -> None:
-    """Call `callback` on the main thread before an optimizer's first step in a cell."""
+def at_new_optimizer(name: str, callback: Callable[[torch.optim.Optimizer], None]) -> None:
+    """Call `callback` on the main thread before an optimizer's first step in a cell.
+
+    One that raises is logged, told as a fact and not called again; each name has one.
+    """
     if _hooks is not None:
-        _hooks.on_new_optimizer = callback
+        _hooks.on_new_optimizer[name] = callback
 
 
 def begin_cell() -> None:

@@ -1,0 +1,49 @@
+"""Hear one cell's records, and say what goes wrong in its training: each thing once.
+
+Threads: `receive` runs on ipyparallel's IO thread, `lines` on the main one.
+"""
+
+from collections.abc import MutableSequence
+
+from nbdist.client.checks.batch_growth import BatchGrowth, Trained
+from nbdist.client.checks.drift import Drift
+from nbdist.wire import CellInfo, Record
+
+
+class Checks:
+    """What one cell's ranks have told, and what follows from it."""
+
+    def __init__(self, info: CellInfo, before: MutableSequence[Trained]) -> None:
+        """Begin with nothing known.
+
+        Args:
+            info: The cell.
+            before: What earlier cells trained with; this one's is added once it is known.
+        """
+        self._growth = BatchGrowth(info, before)
+        self._drift = Drift(info.ranks)
+        self._found: dict[str, str] = {}  # by rule; the first time counts
+        self._said = 0
+
+    @property
+    def found(self) -> tuple[str, ...]:
+        """All that was found so far, the oldest first."""
+        return tuple(self._found.values())
+
+    def receive(self, records: list[Record]) -> None:
+        """Take in what ranks tell."""
+        self._growth.receive(records)
+        for record in records:
+            if record.kind == "alike":
+                self._note("drift", self._drift.take(record.rank, record.step, record.values))
+
+    def lines(self, *, is_last: bool = False) -> list[str]:
+        """Return what was found since the last call; with `is_last`, no more records will come."""
+        self._note("growth", self._growth.line(is_last=is_last))
+        new = list(self.found)[self._said :]
+        self._said += len(new)
+        return new
+
+    def _note(self, rule: str, sentence: str) -> None:
+        if sentence:
+            self._found.setdefault(rule, sentence)

@@ -1,0 +1,40 @@
+"""What this rank holds that other ranks must hold as well: parameters and buffers of its layouts.
+
+Under each tensor's name stands which of its parts this rank has: ranks with the same name and part
+hold the same numbers, bit for bit, at every end of a step.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.weights import buffers_alike
+
+
+def held_alike(layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name and part, this rank's plain tensor) of what a layout keeps alike on ranks.
+
+    Left out are tensors of which no other rank has the same part: nothing compares them.
+    """
+    for name, parameter in layout.model.named_parameters():
+        if isinstance(parameter, DTensor):
+            part, copies = _part_of(parameter)
+            if copies > 1:
+                yield name + part, parameter.to_local()
+        else:
+            yield name, parameter
+    yield from buffers_alike(layout.model)
+
+
+def _part_of(parameter: DTensor) -> tuple[str, int]:
+    """Return which part of a parameter this rank has, "" for all, and how many ranks have it."""
+    mesh = parameter.device_mesh
+    part, copies = "", 1
+    for dim, placement in enumerate(parameter.placements):
+        if not placement.is_replicate():
+            part += f"@{dim}.{mesh.get_local_rank(dim)}"
+        else:
+            copies *= mesh.size(dim)
+    return part, copies

@@ -1,0 +1,63 @@
+"""What the ranks run in test_checks: trainings, right and wrong, and what their ranks tell."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from nbdist.engine.checks.checks import Checks
+from nbdist.engine.checks.fingerprint import SELECTION, fingerprints
+from nbdist.engine.layout.parallelize import parallelize
+from tests.group import models
+
+Told = list[tuple[int, dict[str, float]]]
+
+
+def told(name: str, layout: str, spoil: str | None = None, steps: int = 5) -> Told:
+    """Train under a layout; rank 1 changes the tensor `spoil` by one bit after step 2."""
+    model = models.make(name, torch.float32, seed=dist.get_rank())
+    parallelize(model, layout)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    records: Told = []
+    checks = Checks(lambda kind, step, values: records.append((step, values)))
+    checks.optimizer_begins(opt)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for step in range(1, steps + 1):
+        x, y = models.batch(name, step, 8, torch.float32)
+        models.loss_of(name, model(x.chunk(world)[rank]), y.chunk(world)[rank]).backward()
+        opt.step()
+        opt.zero_grad()
+        if step == 2 and spoil and rank == 1:
+            _change(dict([*model.named_parameters(), *model.named_buffers()])[spoil])
+        checks.step_ended(step)
+    return records
+
+
+@torch.no_grad()
+def _change(tensor: torch.Tensor) -> None:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    value = local.view(-1)[0]
+    value.copy_(torch.nextafter(value, value + 1))
+
+
+def cases(asked: list[tuple[str, str, str | None]]) -> list[Told]:
+    """Return what this rank told in each training."""
+    return [told(*case) for case in asked]
+
+
+def prints_of_tensors() -> dict[str, Any]:
+    """Return which kinds of tensors and which changes fingerprints tell apart."""
+    large = torch.arange(3 * SELECTION, dtype=torch.float32)
+    kinds = [
+        torch.ones(3, dtype=dtype)
+        for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool)
+    ]
+    kinds += [torch.ones(2, 3).t(), torch.ones(3, dtype=torch.complex64), torch.tensor(2.0)]
+    nan = torch.tensor([float("nan"), 1.0])
+    return {
+        "kinds": len(fingerprints(kinds)),
+        "same": torch.equal(fingerprints([large]), fingerprints([large.clone()])),
+        "nan is itself": torch.equal(fingerprints([nan]), fingerprints([nan.clone()])),
+        "one of many": not torch.equal(fingerprints([large]), fingerprints([large + 1])),
+    }

@@ -1,0 +1,42 @@
+"""Replicas that differ, found in what ranks tell of the same steps."""
+
+from nbdist.client.checks.drift import MOST_OPEN, Drift
+
+
+def test_ranks_that_tell_the_same_are_silent() -> None:
+    drift = Drift([0, 1])
+    told = {"a.weight": 1.0, "a.bias": 2.0}
+    assert [drift.take(rank, step, dict(told)) for step in (1, 2) for rank in (0, 1)] == [""] * 4
+
+
+def test_a_rank_that_tells_another_number_is_named_with_the_tensors_and_the_step() -> None:
+    drift = Drift([0, 1, 2])
+    for rank in range(3):
+        assert drift.take(rank, 10, {"a.weight": 1.0, "b.weight": 5.0}) == ""
+    assert drift.take(0, 20, {"a.weight": 1.0, "b.weight": 6.0}) == ""
+    assert drift.take(2, 20, {"a.weight": 3.0, "b.weight": 7.0}) == ""
+    said = drift.take(1, 20, {"a.weight": 1.0, "b.weight": 6.0})
+    assert (
+        "at step 20 (alike until step 10): a.weight and 1 more, rank 2 against ranks 0-1." in said
+    )
+
+
+def test_parts_of_a_tensor_are_only_compared_with_the_same_part() -> None:
+    drift = Drift([0, 1])
+    assert drift.take(0, 1, {"w@0.0": 1.0}) == ""
+    assert drift.take(1, 1, {"w@0.1": 2.0}) == ""
+    drift.take(0, 2, {"w@0.0": 1.0})
+    assert "w, rank 1 against rank 0" in drift.take(1, 2, {"w@0.0": 2.0})
+
+
+def test_a_difference_from_the_first_step_on_is_said_to_be() -> None:
+    drift = Drift([0, 1])
+    drift.take(0, 1, {"w": 1.0})
+    assert "at step 1 (from the cell's first step on)" in drift.take(1, 1, {"w": 2.0})
+
+
+def test_steps_that_some_ranks_never_tell_are_forgotten() -> None:
+    drift = Drift([0, 1])
+    for step in range(10 * MOST_OPEN):
+        drift.take(0, step, {"w": 1.0})
+    assert len(drift._open) <= MOST_OPEN
