@@ -20,7 +20,8 @@ _MINIMUM_PYTHON = (3, 11)
 ROOMS = (
     *("kernel", "shell", "clone.torch_rebuild", "clone.pickler"),
     *("compat.torch_compat", "compat.torch_hooks", "compat.torch_modules"),
-    *("compat.torch_sharded", "compat.torch_pipeline"),
+    *("compat.torch_sharded", "compat.torch_pipeline", "compat.torch_wrappers"),
+    "compat.third_parties",
 )
 
 # What is broken in them comes last: what they import may raise.

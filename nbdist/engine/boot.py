@@ -263,7 +263,7 @@ def join(
     from nbdist.engine import group, keep, links, recovery, resize, trained
     from nbdist.engine.checks.checks import Checks
     from nbdist.engine.clone import clone
-    from nbdist.engine.layout import parallelize
+    from nbdist.engine.layout import parallelize, wrapped
     from nbdist.engine.tap import tap as tap_module
     from nbdist.engine.training import training
 
@@ -300,6 +300,7 @@ def join(
     clone.live_in(here.kernel.shell)
     keep.look_in(lambda: here.kernel.shell.user_ns)
     parallelize.tell_facts_to(here.recorder.fact)
+    wrapped.look_on()
     training.at_new_optimizer("trained", lambda opt: trained.tell(here.recorder, opt))
     here.checks = Checks(here.recorder.add)
     training.at_new_optimizer("checks", here.checks.optimizer_begins)

@@ -117,6 +117,10 @@ class Loader(DataLoader[T]):
     would begin now. Make it by `nbdist.loader`.
     """
 
+    # Accelerate's own mark of a loader that is shared out already: `prepare` returns it as it is,
+    # where it would else give each rank a part of its part.
+    _is_accelerate_prepared = True
+
     def __init__(self, dataset: Dataset[T], batches: _Batches, options: dict[str, Any]) -> None:
         self._batches = batches
         self._consumed = 0  # samples of this epoch that the loop was given, over all ranks

@@ -9,6 +9,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from nbdist.engine import on_import
+from nbdist.errors import UsageError
+
 
 def rank_variables(rank: int, world_size: int, device: str, threads: int) -> dict[str, str]:
     """Return what a rank of a cluster on one host has in its environment.
@@ -60,9 +63,10 @@ def restore(variables: Mapping[str, str]) -> None:
 def refuse_forked_ranks() -> None:
     """Make launchers for notebooks say what to do here, where they would wait for ever.
 
-    Lightning's `ddp_notebook` and the like fork the ranks they want to have. A rank is one of the
-    ranks already, and a process with its threads and connections must not fork another. What
-    spawns fresh interpreters, and DataLoader's workers, are left alone.
+    Lightning's `ddp_notebook`, Accelerate's `notebook_launcher` and the like fork the ranks they
+    want to have. A rank is one of the ranks already, and a process with its threads and
+    connections must not fork another. What spawns fresh interpreters, and DataLoader's workers,
+    are left alone.
     """
     from torch import multiprocessing
 
@@ -78,11 +82,30 @@ def refuse_forked_ranks() -> None:
         start_method: str = "spawn",
     ) -> Any:
         if start_method == "fork":
-            raise RuntimeError(
-                f"A rank cannot fork {nprocs} more ranks: this cell runs on every rank already. "
-                "Use the library's ordinary way, such as Lightning's strategy=\"ddp\" instead of "
-                '"ddp_notebook", or Accelerator() without notebook_launcher.'
-            )
+            raise _forks(nprocs)
         return native(fn, args, nprocs, join, daemon, start_method)
 
     multiprocessing.start_processes = start_processes  # type: ignore[attr-defined]
+    on_import.adapt("accelerate.launchers", _refuse_notebook_launcher)
+
+
+def _refuse_notebook_launcher(module: Any) -> None:
+    """Speak before it does: it blames an Accelerator that was made, or torch's elastic agent."""
+
+    @functools.wraps(module.notebook_launcher)
+    def notebook_launcher(
+        function: Any, args: Any = (), num_processes: int | None = None, *_: Any, **__: Any
+    ) -> Any:
+        raise _forks(num_processes)
+
+    module.notebook_launcher = notebook_launcher
+
+
+def _forks(count: int | None) -> UsageError:
+    more = f"{count} more ranks" if count else "ranks"
+    return UsageError(
+        f"A rank cannot fork {more}: this cell runs on every rank already.",
+        do="use the library's ordinary way, such as Lightning's strategy=\"ddp\" instead of "
+        '"ddp_notebook", or call the function yourself, with Accelerator() in it, instead of '
+        "giving it to notebook_launcher",
+    )

@@ -6,6 +6,7 @@ The first feature of a sample is its number, so that a model's input tells which
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 N = 32
 LR = 0.1
@@ -35,8 +36,9 @@ def watch(model: nn.Module) -> list[list[int]]:
 
 
 def flat(model: nn.Module) -> torch.Tensor:
-    """Return all parameters in one row."""
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    """Return all parameters in one row; collective where they are shards."""
+    parts = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return torch.cat([part.detach().flatten() for part in parts])
 
 
 def replay(batches: list[list[int]]) -> torch.Tensor:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout import ddp, fsdp, mesh
+from nbdist.engine.layout import ddp, fsdp, mesh, wrapped
 from nbdist.engine.layout.layout import Layout, attach, facts_of, layout_of
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.policies import read
@@ -104,14 +103,7 @@ def _refuse_spread(model: nn.Module, known: Layout | None, shape: MeshShape) -> 
             f"A part of this model, {inner}, has a layout of its own.",
             do="build the model again and parallelize it as a whole",
         )
-    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
-    if wrapped or fsdp.is_sharded(model) or torch_modules.reducer_of(model) is not None:
-        by = "DistributedDataParallel" if wrapped else "torch's fully_shard or replicate"
-        raise LayoutError(
-            f"This model is spread already, by {by}.",
-            why="nbdist shows and heals such a model as it is; a second layout would average twice",
-            do="leave parallelize out, or build the model again without that wrapper",
-        )
+    wrapped.refuse_wrapped(model)
     if any(t.is_meta for t in [*model.parameters(), *model.buffers()]):
         raise LayoutError(
             "The model is on the meta device and has no weights yet.",

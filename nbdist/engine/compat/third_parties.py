@@ -1,0 +1,133 @@
+"""The places where Accelerate and DeepSpeed take a model, adapted when a cell imports them.
+
+Accelerate's `prepare` wraps every model in DDP. For a model "that already owns placement and
+gradient reduction" transformers' Trainer calls `prepare_model(..., evaluation_mode=True)`, which
+brings autocast and compilation alone; we do the same for models that have a layout. Tried with
+accelerate 1.15, transformers 5.23, deepspeed 0.19.8.
+"""
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from nbdist.engine import on_import
+from nbdist.engine.compat.torch_wrappers import Ask
+from nbdist.errors import LayoutError
+
+IsSpread = Callable[[nn.Module], bool]  # may raise
+AskLoader = Callable[[Optimizer], None]  # may raise
+
+_USE_FSDP = "ACCELERATE_USE_FSDP"
+
+
+def check() -> list[str]:
+    """Return what Accelerate, where it is imported, lacks of what we use; else nothing."""
+    module = sys.modules.get("accelerate.accelerator")
+    if module is None:
+        return []
+    wanted = {"__init__": "fsdp_plugin", "prepare_model": "evaluation_mode"}
+    return [
+        f"Accelerator.{name} takes no {word} any more"
+        for name, word in wanted.items()
+        if word not in inspect.signature(getattr(module.Accelerator, name)).parameters
+    ]
+
+
+def adapt(is_spread: IsSpread, ask_loader: AskLoader, ask: Ask) -> None:
+    """Adapt Accelerate and DeepSpeed, now or when they are imported.
+
+    Args:
+        is_spread: Called with each model that Accelerate prepares; True leaves it as it is.
+        ask_loader: Called with each optimizer for which Accelerate shares out a DataLoader.
+        ask: Called before DeepSpeed takes a model.
+    """
+
+    def adapt_accelerate(module: Any) -> None:
+        _adapt_model(module.Accelerator, is_spread)
+        _adapt_loader(module.Accelerator, ask_loader)
+        _refuse_plugin(module.Accelerator)
+
+    on_import.adapt("accelerate.accelerator", adapt_accelerate)
+    on_import.adapt("deepspeed.runtime.engine", lambda it: _adapt_deepspeed(it, ask))
+
+
+def _adapt_model(accelerator: Any, is_spread: IsSpread) -> None:
+    native = accelerator.prepare_model
+
+    @functools.wraps(native)
+    def prepare_model(
+        self: Any,
+        model: nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+    ) -> Any:
+        # One that Accelerate has wrapped itself is given again in evaluations.
+        if not getattr(model, "_is_accelerate_prepared", False) and is_spread(model):
+            device_placement, evaluation_mode = False, True
+        return native(
+            self, model, device_placement=device_placement, evaluation_mode=evaluation_mode
+        )
+
+    accelerator.prepare_model = prepare_model
+
+
+def _adapt_loader(accelerator: Any, ask: AskLoader) -> None:
+    native = accelerator.prepare
+
+    @functools.wraps(native)
+    def prepare(self: Any, *given: Any, **keywords: Any) -> Any:
+        is_sharing_out = any(
+            isinstance(it, DataLoader) and not getattr(it, "_is_accelerate_prepared", False)
+            for it in given
+        )
+        for optimizer in given if is_sharing_out else ():
+            if isinstance(optimizer, Optimizer):
+                ask(optimizer)
+        return native(self, *given, **keywords)
+
+    accelerator.prepare = prepare
+
+
+def _refuse_plugin(accelerator: Any) -> None:
+    native = accelerator.__init__
+    signature = inspect.signature(native)
+
+    @functools.wraps(native)
+    def __init__(self: Any, *args: Any, **keywords: Any) -> None:
+        given = signature.bind(self, *args, **keywords).arguments
+        # TrainingArguments say it by the environment, where it must not stay for others.
+        asked = given.get("fsdp_plugin") is not None or _is_set(_USE_FSDP)
+        if asked and (given.get("cpu") or _is_set("ACCELERATE_USE_CPU")):
+            os.environ.pop(_USE_FSDP, None)
+            raise LayoutError(
+                "Accelerate ignores its FSDP plugin on the CPU and would train with DDP.",
+                do='nbdist.parallelize(model, "zero3"), and Accelerator() without the plugin: it '
+                "takes the model as it is",
+            )
+        native(self, *args, **keywords)
+
+    accelerator.__init__ = __init__
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() == "true"
+
+
+def _adapt_deepspeed(module: Any, ask: Ask) -> None:
+    engine = module.DeepSpeedEngine
+    native = engine.__init__
+    signature = inspect.signature(native)
+
+    @functools.wraps(native)
+    def __init__(self: Any, *args: Any, **keywords: Any) -> None:
+        ask("DeepSpeed", signature.bind(self, *args, **keywords).arguments["model"])
+        native(self, *args, **keywords)
+
+    engine.__init__ = __init__

@@ -1,0 +1,67 @@
+"""The three places where torch spreads a model; somebody may object before it does.
+
+One of the files that make the room for torch's private parts; see `torch_compat.py`. Constructors
+and `FSDPState.init` are replaced, and not `fully_shard` itself: a program has imported that by its
+name long before. Tried with torch 2.13.0 (CPU).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from nbdist.engine.compat.torch_compat import lacking
+
+Ask = Callable[[str, nn.Module], None]  # gets who is about to spread which module; may raise
+
+
+def check() -> list[str]:
+    """Return what this torch lacks of what we use, in words; empty when all is there."""
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+    except ImportError as error:
+        return [f"torch {torch.__version__}: fully_shard's state has moved: {error}"]
+    return [f"torch {torch.__version__}: {x}" for x in lacking(FSDPState, ["init"], "FSDPState")]
+
+
+def before_wrapping(ask: Ask) -> None:
+    """Call `ask` before DDP, FSDP1 or `fully_shard` takes a module. Main thread.
+
+    It replaces what an earlier call gave. DDP of a composable `replicate` is seen as well, with a
+    list of the module's parameters in its place.
+    """
+    global _ask
+    _ask = ask
+    _guard(DistributedDataParallel, "__init__", "module", "DistributedDataParallel")
+    _guard(FullyShardedDataParallel, "__init__", "module", "FullyShardedDataParallel")
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    _guard(FSDPState, "init", "modules", "fully_shard")
+
+
+def _nobody(_by: str, _module: nn.Module) -> None:
+    """Where nobody objects."""
+
+
+_ask: Ask = _nobody
+
+
+def _guard(owner: Any, name: str, parameter: str, by: str) -> None:
+    native = getattr(owner, name)
+    if getattr(native, "_nbdist_asks", False):
+        return
+
+    @functools.wraps(native)
+    def guarded(self: Any, *args: Any, **keywords: Any) -> None:
+        given = args[0] if args else keywords[parameter]
+        # `fully_shard` takes one module or several, and hands on a tuple.
+        for module in given if isinstance(given, tuple) else (given,):
+            _ask(by, module)
+        native(self, *args, **keywords)
+
+    guarded._nbdist_asks = True  # type: ignore[attr-defined]
+    setattr(owner, name, guarded)

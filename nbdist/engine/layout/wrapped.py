@@ -1,0 +1,140 @@
+"""A model is spread once: by nbdist, or by another library, and whoever comes second is told.
+
+Other libraries keep working on top of a layout where they can leave the model as it is, and beside
+it, on models of their own. Where neither goes, one sentence says so, before anything is changed.
+"""
+
+import gc
+from collections.abc import Iterable
+
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from nbdist.engine.compat import third_parties, torch_modules, torch_wrappers
+from nbdist.engine.layout import fsdp
+from nbdist.engine.layout.layout import Layout, live_layouts
+from nbdist.errors import LayoutError
+
+# Wrappers by their class's module and name: none of these libraries has to be imported.
+_WRAPPERS = {
+    ("lightning.fabric.wrappers", "_FabricModule"): "Fabric.setup",
+    ("lightning_fabric.wrappers", "_FabricModule"): "Fabric.setup",
+    ("deepspeed.runtime.engine", "DeepSpeedEngine"): "DeepSpeed",
+}
+
+
+def look_on() -> None:
+    """Have torch, Accelerate and DeepSpeed ask here before they spread a model."""
+    torch_wrappers.before_wrapping(refuse_again)
+    third_parties.adapt(is_spread, refuse_own_samples, refuse_again)
+
+
+def wrapper_of(model: nn.Module) -> str | None:
+    """Return who has spread a model, by the name its user knows; None if nobody but nbdist has."""
+    kind = type(model)
+    named = _WRAPPERS.get((kind.__module__, kind.__name__))
+    if named is not None:
+        return named
+    by = _torchs_wrapper_of(model)
+    is_accelerates = by is not None and getattr(model, "_is_accelerate_prepared", False)
+    return f"Accelerator.prepare ({by})" if is_accelerates else by
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """Refuse to give a layout to what another library has spread.
+
+    Raises:
+        LayoutError: It has, and this is who.
+    """
+    by = wrapper_of(model)
+    if by is not None:
+        raise LayoutError(
+            f"This model is spread already, by {by}.",
+            why="nbdist shows and heals such a model as it is; a second layout would average twice",
+            do="leave parallelize out, or build the model again without that wrapper",
+        )
+
+
+def refuse_again(by: str, module: nn.Module) -> None:
+    """Refuse to let `by` spread a module of which a layout has spread any parameter.
+
+    Raises:
+        LayoutError: There is such a layout.
+    """
+    layouts = _layouts_of(module.parameters())
+    if layouts:
+        raise LayoutError(
+            f'{by} got a model that has the layout "{layouts[0].name}" already.',
+            why="a model is spread once; a second time would send all gradients twice, or fail",
+            do="train the model as it is, or leave parallelize out. Accelerate and Trainer take it "
+            "as it is; Lightning and Fabric do with ModelParallelStrategy",
+        )
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Return whether layouts have spread `model`, so that Accelerate must not.
+
+    Raises:
+        LayoutError: Only a part of it has a layout, or its ranks must share samples (tp).
+    """
+    layouts = _layouts_of(model.parameters())
+    if not layouts:
+        return False
+    first = layouts[0]
+    covered = {id(p) for layout in layouts for p in layout.model.parameters()}
+    bare = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in covered]
+    if bare:
+        raise LayoutError(
+            f'A part of this model has the layout "{first.name}", and {bare[0]} has none.',
+            why="nobody would average the gradients of the rest",
+            do="parallelize the whole model that Accelerate gets",
+        )
+    _check_samples(first)
+    return True
+
+
+def refuse_own_samples(optimizer: Optimizer) -> None:
+    """Refuse that Accelerate shares out batches for a model whose ranks must share samples (tp).
+
+    Raises:
+        LayoutError: The optimizer's model has such a layout.
+    """
+    for layout in _layouts_of(p for group in optimizer.param_groups for p in group["params"]):
+        _check_samples(layout)
+
+
+def _check_samples(layout: Layout) -> None:
+    if layout.shape.data_part(0)[1] < layout.shape.world_size:
+        raise LayoutError(
+            f'Accelerate gives each rank samples of its own, and in the layout "{layout.name}" '
+            "some ranks need the same.",
+            do="loop over nbdist.loader(...), and give Accelerate the optimizer and that loader "
+            "alone; in Lightning and Fabric, ModelParallelStrategy knows which ranks share samples",
+        )
+
+
+def _torchs_wrapper_of(model: nn.Module) -> str | None:
+    if isinstance(model, DistributedDataParallel):
+        return "DistributedDataParallel"
+    if any(isinstance(part, FullyShardedDataParallel) for part in model.modules()):
+        return "FullyShardedDataParallel"
+    if fsdp.is_sharded(model) or torch_modules.reducer_of(model) is not None:
+        return "torch's fully_shard or replicate"
+    if _is_held_by_ddp(model):
+        gc.collect()  # one that only a reference cycle keeps averages nothing
+        if _is_held_by_ddp(model):
+            return "DistributedDataParallel, which holds it"
+    return None
+
+
+def _is_held_by_ddp(model: nn.Module) -> bool:
+    own = {id(p) for p in model.parameters()}
+    return any(id(p) in own for ddp in torch_modules.live_ddps() for p in ddp.parameters())
+
+
+def _layouts_of(parameters: Iterable[nn.Parameter]) -> list[Layout]:
+    """Return the layouts that hold any of these parameters."""
+    wanted = {id(p) for p in parameters}
+    return [x for x in live_layouts() if any(id(p) in wanted for p in x.model.parameters())]
