@@ -41,13 +41,18 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([part.detach().flatten() for part in parts])
 
 
-def replay(batches: list[list[int]]) -> torch.Tensor:
-    """Return the parameters after one process has trained on these batches."""
+def replay(batches: list[list[int]], clip: float | None = None) -> torch.Tensor:
+    """Return the parameters after one process has trained on these batches.
+
+    `clip` is the norm that its gradients may have.
+    """
     model = fresh()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for batch in batches:
         loss = nn.functional.mse_loss(model(X[batch]), Y[batch])
         optimizer.zero_grad()
         loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     return flat(model)

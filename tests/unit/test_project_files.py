@@ -48,6 +48,9 @@ def test_conda_users_get_what_pip_users_get(project: dict[str, Any]) -> None:
 def test_every_requirement_is_pinned_to_a_version_it_allows(project: dict[str, Any]) -> None:
     extras = project["optional-dependencies"].values()
     pinned = pins("constraints.txt") | pins("constraints-torch.txt")
+    heavy = pins("constraints-thirdparty.txt")
+    assert not heavy.keys() & pinned.keys()
+    pinned |= heavy
 
     for word in [*project["dependencies"], *(word for extra in extras for word in extra)]:
         requirement = Requirement(word)
@@ -56,7 +59,7 @@ def test_every_requirement_is_pinned_to_a_version_it_allows(project: dict[str, A
 
 
 def test_constraints_name_versions_alone_and_leave_torch_to_its_own_file() -> None:
-    for name in ("constraints.txt", "constraints-torch.txt"):
+    for name in ("constraints.txt", "constraints-torch.txt", "constraints-thirdparty.txt"):
         for version in pins(name).values():
             assert Version(version).local is None
     assert "torch" not in pins("constraints.txt")

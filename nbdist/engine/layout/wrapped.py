@@ -37,6 +37,8 @@ def wrapper_of(model: nn.Module) -> str | None:
     named = _WRAPPERS.get((kind.__module__, kind.__name__))
     if named is not None:
         return named
+    if any(hasattr(p, "ds_id") for p in model.parameters()):
+        return "DeepSpeed"  # ZeRO-3 keeps them elsewhere, and leaves these empty
     by = _torchs_wrapper_of(model)
     is_accelerates = by is not None and getattr(model, "_is_accelerate_prepared", False)
     return f"Accelerator.prepare ({by})" if is_accelerates else by
