@@ -96,39 +96,34 @@ def gather(
         offset_ns: Of rank and moment: what to add for the common clock; None when not known.
     """
     try:
-        return _gather(cluster, folder, chosen, steps_made, told, offset_ns)
+        found = _find(cluster, folder, list(steps_made))
+        said = _said(found, chosen, steps_made)
+        if not found.files:
+            return Profiled(said)
+        known = {r: offset_ns(r, int(found.facts[r]["began_ns"])) for r in found.files}
+        if lost := [rank for rank, offset in known.items() if offset is None]:
+            said += f" The clocks of {name_ranks(lost)} are not known: their moments may lie apart."
+        offsets = {rank: offset or 0 for rank, offset in known.items()}
+        path, summaries, left_out = _write(cluster, folder, found, offsets, told)
+        text = words.as_text(summaries)
+        summary = folder / "summary.txt"
+        with _draft(summary) as file:
+            file.write(f"{said}\n\n{text}\n".encode())
+        return Profiled(said, path, summary, text, words.as_html(summaries), left_out)
     except Exception as error:
         log.exception("The profile could not be put together")
         return Profiled(f"The profile could not be put together: {type(error).__name__}: {error}.")
 
 
-def _gather(
-    cluster: Cluster,
-    folder: Path,
-    chosen: Steps,
-    steps_made: Mapping[int, int],
-    told: Told,
-    offset_ns: Callable[[int, int], int | None],
-) -> Profiled:
-    found = _find(cluster, folder, list(steps_made))
+def _said(found: _Found, chosen: Steps, steps_made: Mapping[int, int]) -> str:
+    """Return what was recorded, and what of it is too large."""
     recorded = {r: (facts["steps"], facts["end"]) for r, facts in found.facts.items()}
     made = max(steps_made.values(), default=0)
     said = words.what_was_recorded(chosen, recorded, found.missing, made)
     if found.too_large:
         places = ", ".join(str(file) for file in found.too_large.values())
         said += f" Too large to be merged: {places}."
-    if not found.files:
-        return Profiled(said)
-    known = {r: offset_ns(r, int(found.facts[r]["began_ns"])) for r in found.files}
-    if lost := [rank for rank, offset in known.items() if offset is None]:
-        said += f" The clocks of {name_ranks(lost)} are not known: their moments may lie apart."
-    offsets = {rank: offset or 0 for rank, offset in known.items()}
-    path, summaries, left_out = _write(cluster, folder, found, offsets, told)
-    text = words.as_text(summaries)
-    with _draft(folder / "summary.txt") as file:
-        file.write(f"{said}\n\n{text}\n".encode())
-    summary = folder / "summary.txt"
-    return Profiled(said, path, summary, text, words.as_html(summaries), left_out)
+    return said
 
 
 def _find(cluster: Cluster, folder: Path, ranks: list[int]) -> _Found:

@@ -97,6 +97,27 @@ def make_begin(
     )
 
 
+def summary_of(begin: Begin, info: CellInfo, status: str) -> dict[str, Any]:
+    """Return what every summary holds: which run it is, and how it stands now.
+
+    The summaries of runs and studies add what came of them.
+    """
+    return {
+        "name": begin.name,
+        "experiment": begin.experiment,
+        "uri": begin.uri,
+        "status": status,
+        "cell": info.number,
+        "started_ms": begin.time_ms,
+        # A clock that was set back must not let a run end before it began.
+        "updated_ms": max(begin.time_ms, time.time_ns() // 1_000_000),
+        "world_size": len(info.ranks),
+        "ranks": info.ranks,
+        "continues": begin.continues,
+        "study": begin.study,
+    }
+
+
 def own_params(info: CellInfo) -> dict[str, str]:
     """Return the params that a run has whatever the ranks tell."""
     own: Mapping[str, Any] = {

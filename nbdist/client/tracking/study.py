@@ -14,10 +14,9 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from nbdist.client.tracking import provenance
-from nbdist.client.tracking.begin import Place, new_key, own_params
+from nbdist.client.tracking.begin import Place, new_key, own_params, summary_of
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.names import RUN_NAME_LENGTH, hide_secrets, params_of
 from nbdist.client.tracking.settings import own_artifacts
@@ -148,32 +147,25 @@ class Study:
         spool.flush(to_disk=True)
 
     def _params(self, info: CellInfo) -> dict[str, str]:
-        tried = {key: list(values) for key, values in self._values.items()}
-        return own_params(info) | params_of(tried)
+        return own_params(info) | params_of(self._tried)
+
+    @property
+    def _tried(self) -> dict[str, list[object]]:
+        return {key: list(values) for key, values in self._values.items()}
 
     def _write_summary(self, status: str) -> None:
         begin, info = self._begin, self._info
         assert begin is not None
         assert info is not None
         assert self._spool is not None
-        summary: dict[str, Any] = {
+        summary = summary_of(begin, info, status) | {
             "kind": "study",
-            "name": begin.name,
-            "experiment": begin.experiment,
-            "uri": begin.uri,
-            "status": status,
-            "cell": info.number,
-            "started_ms": begin.time_ms,
-            "updated_ms": max(begin.time_ms, time.time_ns() // 1_000_000),
             "steps": 0,
             "last_step": 0,
             "values": {},
             "user_keys": [],
-            "params": params_of({key: list(values) for key, values in self._values.items()}),
+            "params": params_of(self._tried),
             "layout": "",
-            "world_size": len(info.ranks),
-            "ranks": info.ranks,
-            "continues": None,
             "lost": 0,
         }
         self._spool.summary(summary)

@@ -14,7 +14,14 @@ from typing import Any, Literal, Protocol
 from nbdist.client.insight.values import ExplainedStep, Verdict
 from nbdist.client.telemetry import Series as History
 from nbdist.client.tracking import provenance
-from nbdist.client.tracking.begin import TAG_FACTS, Place, continued, make_begin, own_params
+from nbdist.client.tracking.begin import (
+    TAG_FACTS,
+    Place,
+    continued,
+    make_begin,
+    own_params,
+    summary_of,
+)
 from nbdist.client.tracking.curves import curves_of, end_of, end_values, joined
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.machine import Machine
@@ -204,14 +211,7 @@ class RunWriter:
     def summary(self, status: str) -> Mapping[str, Any]:
         """Return what `%dist runs` shows of this run."""
         begin, info, series, facts = self.begin, self._info, self.series, self._facts()
-        return {
-            "name": begin.name,
-            "experiment": begin.experiment,
-            "uri": begin.uri,
-            "status": status,
-            "cell": info.number,
-            "started_ms": begin.time_ms,
-            "updated_ms": max(begin.time_ms, time.time_ns() // 1_000_000),
+        return summary_of(begin, info, status) | {
             "steps": self._steps_before + series.steps,
             "last_step": series.last_step,
             "values": series.summary() | end_values(end_of(self._feed.series)),
@@ -219,10 +219,6 @@ class RunWriter:
             "params": params_of(info.params),
             "facts": own_params(info) | params_of(facts) | _versions(begin.tags),
             "layout": facts.get("layout", ""),
-            "world_size": len(info.ranks),
-            "ranks": info.ranks,
-            "continues": begin.continues,
-            "study": begin.study,
             "lost": self.lost,
         }
 
