@@ -168,7 +168,7 @@ def _called(named: dict[str, Any], stages: list[Any]) -> list[nn.Module]:
     """Return the modules that may be called: where a refusal can stand, and buffers lie."""
     found = [module for module, _ in torch_sharded.live_fsdp2_roots()]
     found += [stage.submod for stage in stages] + torch_sharded.live_fsdp1()
-    found += torch_modules.live_ddps()
+    found += [torch_modules.replicated_by(ddp) or ddp for ddp in torch_modules.live_ddps()]
     return found + [value for value in named.values() if isinstance(value, nn.Module)]
 
 

@@ -65,7 +65,7 @@ def train(
     """Train this rank's part under `layout`, from weights that depend on `seed`."""
     model = models.make(name, dtype, seed)
     spread = parallelize(model, layout)
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    opt = spread.optimizer(torch.optim.AdamW, lr=1e-3)
     rank, world = dist.get_rank(), dist.get_world_size()
     losses = []
     for step in range(STEPS):
@@ -188,6 +188,45 @@ def gathers_without_synchronising() -> bool:
     alone = [torch.empty_like(local[0]) for _ in range(dist.get_world_size())]
     dist.all_gather(alone, local[0])
     return torch.equal(*everyone) and not torch.equal(*alone)
+
+
+def shares_states() -> dict[str, Any]:
+    """Step under zero1: the numbers of state on this rank, and what a plain optimizer says."""
+    model = models.make("gpt", torch.float32)
+    layout = parallelize(model, "zero1")
+    x, y = models.batch("gpt", dist.get_rank(), 4, torch.float32)
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    opt = layout.optimizer(torch.optim.AdamW, groups, lr=1e-3)
+    models.loss_of("gpt", model(x), y).backward()
+    said = []
+    plain = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        try:
+            plain.step()
+        except LayoutError as error:
+            said.append(str(error))
+    before = state_of(model)
+    opt.step()
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    other.step()
+    states = opt.optim.state.values()
+    return {
+        "moments": sum(state["exp_avg"].numel() for state in states),
+        "numbers": layout.size.parameters,
+        "said": said,
+        "moved": difference(before, state_of(model)) > 0,
+        "sum": float(sum(p.sum() for p in model.parameters())),
+        "explained": repr(layout.explain()),
+        "kinds": [type(o).__name__ for o in (opt, layout_optimizer_of("ddp"))],
+    }
+
+
+def layout_optimizer_of(layout: str) -> torch.optim.Optimizer:
+    model = models.make("gpt", torch.float32)
+    return parallelize(model, layout).optimizer(torch.optim.AdamW, lr=1e-3)
 
 
 def refusals() -> dict[str, str]:

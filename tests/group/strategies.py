@@ -323,6 +323,13 @@ def _ddp_with_zero() -> Training:
     return Training(model, optimizer, _plain_step)
 
 
+def _zero1_by_nbdist() -> Training:
+    model = _mlp()
+    layout = parallelize(model, "zero1")
+    optimizer = layout.optimizer(torch.optim.Adam, lr=1e-2)
+    return Training(model, optimizer, _plain_step, extra={"layout": layout})
+
+
 def _ddp_with_scaler() -> Training:
     """The places also of a fault between `unscale_` and `update`: see "unscaled"."""
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
@@ -523,6 +530,7 @@ STRATEGIES: dict[str, Callable[[], Training]] = {
     "DDP, activation checkpointing": _ddp_checkpointed,
     "DDP, GradScaler, clip_grad_norm_": _ddp_with_scaler,
     "DDP, ZeroRedundancyOptimizer": _ddp_with_zero,
+    'nbdist.parallelize(model, "zero1")': _zero1_by_nbdist,
     "fully_shard": _fsdp,
     "fully_shard, our own reset": _fsdp_without_torchs_reset,
     "fully_shard, accumulation, clip_grad_norm_": _fsdp_accumulating_and_clipping,

@@ -8,7 +8,7 @@ import pytest
 from tests.group.harness import run_ranks
 
 RANKS = "tests.group.layout_ranks:"
-LAYOUTS = {2: ["ddp", "zero2", "zero3"], 4: ["ddp", "zero2", "zero3", "dp=2 fsdp=2"]}
+LAYOUTS = {2: ["ddp", "zero1", "zero2", "zero3"], 4: ["ddp", "zero1", "zero2", "zero3", "hsdp"]}
 # Largest difference of a parameter after five AdamW steps that comes from the order of summation
 # alone: AdamW amplifies round-off.
 FLOOR = {"torch.float32": 2e-5, "torch.float64": 1e-12}
@@ -65,6 +65,21 @@ def test_shards_halve_what_a_rank_holds_and_units_are_the_residual_blocks() -> N
         assert seen["held"] < 0.51 * seen["count"]
         assert seen["blocks"] == ("layer_1.0", "layer_1.1", "layer_2.0", "layer_2.1")
         assert "4 blocks (layer_1.0" in seen["explained"]
+
+
+def test_zero1_shares_the_states_and_refuses_an_optimizer_that_does_not() -> None:
+    first, second = run_ranks(2, RANKS + "shares_states")
+    assert first["sum"] == second["sum"]
+    assert first["moments"] + second["moments"] == first["numbers"]
+    assert max(first["moments"], second["moments"]) < 0.75 * first["numbers"]
+    for seen in (first, second):
+        assert seen["moved"]
+        assert len(seen["said"]) == 2  # at each step, and nothing was changed
+        assert "This AdamW would keep all of its states" in seen["said"][0]
+        assert "layout.optimizer(torch.optim.AdamW, lr=...)" in seen["said"][0]
+        assert '"zero2"' in seen["said"][0]
+        assert "1/2 of an optimizer's states" in seen["explained"]
+        assert seen["kinds"] == ["ZeroRedundancyOptimizer", "AdamW"]
 
 
 @pytest.mark.parametrize("layout", ["ddp", "zero3"])

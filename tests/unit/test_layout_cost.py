@@ -2,7 +2,14 @@
 
 import pytest
 
-from nbdist.engine.layout.cost import ModelSize, human, resident_bytes, sent_bytes, token_bytes
+from nbdist.engine.layout.cost import (
+    ModelSize,
+    human,
+    resident_bytes,
+    sent_bytes,
+    state_share,
+    token_bytes,
+)
 from nbdist.engine.layout.mesh import MeshShape
 
 SIZE = ModelSize(3_263_000, 3_263_000, block_bytes=3_163_000, parameters=815_872)
@@ -13,6 +20,8 @@ SIZE = ModelSize(3_263_000, 3_263_000, block_bytes=3_163_000, parameters=815_872
     [
         (MeshShape(dp=2), "gloo", 1.0),
         (MeshShape(dp=4), "nccl", 1.5),
+        (MeshShape(dp=2, shards_states=True), "gloo", 1.5),
+        (MeshShape(dp=4, shards_states=True), "nccl", 2.25),
         (MeshShape(fsdp=2, reshard_after_forward=False), "nccl", 1.0),
         (MeshShape(fsdp=2, reshard_after_forward=False), "gloo", 1.5),
         (MeshShape(fsdp=4, reshard_after_forward=False), "gloo", 2.25),
@@ -38,6 +47,12 @@ def test_replicas_of_shards_average_only_their_shard() -> None:
 def test_shards_divide_what_a_rank_keeps_and_replicas_do_not() -> None:
     assert resident_bytes(SIZE, MeshShape(dp=4)) == 2 * SIZE.parameter_bytes
     assert resident_bytes(SIZE, MeshShape(dp=2, fsdp=2)) == SIZE.parameter_bytes
+
+
+def test_zero1_shares_the_states_alone_and_fsdp_all() -> None:
+    zero1 = MeshShape(dp=4, shards_states=True)
+    assert (resident_bytes(SIZE, zero1), state_share(zero1)) == (2 * SIZE.parameter_bytes, 1 / 4)
+    assert [state_share(s) for s in (MeshShape(dp=4), MeshShape(dp=2, fsdp=2))] == [1, 1 / 2]
 
 
 def test_a_token_of_a_measured_gpt_sends_over_tp_what_was_measured() -> None:

@@ -30,6 +30,15 @@ def refusal(text: str, world_size: int) -> str:
         ("pp=2 fsdp=2 tp=2", 8, MeshShape(pp=2, fsdp=2, tp=2)),
         (" DP=2,  tp=-1 ", 4, MeshShape(dp=2, tp=2)),
         ("ddp", 1, MeshShape()),
+        ("zero1", 4, MeshShape(dp=4, shards_states=True)),
+        ("dp=2 zero1", 2, MeshShape(dp=2, shards_states=True)),
+        ("zero1", 1, MeshShape(shards_states=True)),
+        ("hsdp", 4, MeshShape(dp=2, fsdp=2)),
+        ("hsdp", 6, MeshShape(dp=2, fsdp=3)),
+        ("hsdp dp=4", 8, MeshShape(dp=4, fsdp=2)),
+        ("hsdp fsdp=2", 8, MeshShape(dp=4, fsdp=2)),
+        ("hsdp tp=2", 8, MeshShape(dp=2, fsdp=2, tp=2)),
+        ("hsdp zero2", 4, MeshShape(dp=2, fsdp=2, reshard_after_forward=False)),
     ],
 )
 def test_a_layout_reads_as_its_mesh(text: str, ranks: int, shape: MeshShape) -> None:
@@ -41,7 +50,9 @@ def test_a_layout_reads_as_its_mesh(text: str, ranks: int, shape: MeshShape) -> 
     [
         ("dp=4", 4, "ddp"),
         ("fsdp=4", 4, "zero3"),
+        ("zero1", 4, "zero1"),
         ("zero2", 4, "zero2"),
+        ("hsdp", 4, "dp=2 fsdp=2"),
         ("fsdp=2 dp=2", 4, "dp=2 fsdp=2"),
         ("dp=2 zero2", 4, "dp=2 fsdp=2 zero2"),
         ("tp=2 pp=2", 4, "pp=2 tp=2"),
@@ -142,6 +153,62 @@ def test_zero2_and_zero3_at_once_are_refused() -> None:
     assert "at once" in refusal("zero2 zero3", 4)
 
 
-def test_zero1_is_known_and_says_what_works_today() -> None:
-    assert '"zero1" comes with a later version' in refusal("zero1", 2)
-    assert '"zero2"' in refusal("zero1", 2)
+@pytest.mark.parametrize(
+    ("text", "ranks", "ranks_on_host", "shape"),
+    [
+        ("hsdp", 8, 4, MeshShape(dp=2, fsdp=4)),
+        ("hsdp", 12, 2, MeshShape(dp=6, fsdp=2)),
+        ("hsdp tp=2", 16, 8, MeshShape(dp=2, fsdp=4, tp=2)),
+        ("hsdp pp=2", 32, 8, MeshShape(pp=2, dp=2, fsdp=8)),
+        ("hsdp fsdp=2", 8, 4, MeshShape(dp=4, fsdp=2)),
+    ],
+)
+def test_hsdp_shards_inside_a_host_and_replicates_between_hosts(
+    text: str, ranks: int, ranks_on_host: int, shape: MeshShape
+) -> None:
+    assert parse(text, ranks, ranks_on_host) == shape
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "ranks_on_host"),
+    [
+        *(("hsdp", ranks, ranks) for ranks in (1, 2, 3, 5)),
+        ("hsdp", 8, 1),
+        ("hsdp", 6, 4),
+        ("hsdp tp=2", 8, 2),
+        ("hsdp tp=3", 8, 4),
+        ("hsdp pp=2", 8, 4),
+        ("hsdp dp=1", 4, 4),
+        ("hsdp fsdp=4", 4, 4),
+    ],
+)
+def test_hsdp_without_replicas_of_shards_is_one_clear_error(
+    text: str, ranks: int, ranks_on_host: int
+) -> None:
+    with pytest.raises(LayoutError, match=f'"{text}" finds no replicas of shards on {ranks} ranks'):
+        parse(text, ranks, ranks_on_host)
+
+
+def test_hsdp_beside_an_open_axis_is_refused() -> None:
+    assert "to two axes" in refusal("hsdp tp=-1", 8)
+
+
+def test_hsdp_takes_no_size_and_says_which_axes_do() -> None:
+    assert '"hsdp dp=2" has 2 replicas' in refusal("hsdp=2", 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("zero1 tp=2", '"fsdp=-1 tp=2 zero2"'),
+        ("zero1 fsdp=2", '"fsdp=-1 zero2"'),
+        ("zero1 ddp", 'write "zero1"'),
+    ],
+)
+def test_zero1_goes_with_dp_alone(text: str, instead: str) -> None:
+    assert "zero1 goes with dp alone" in refusal(text, 4)
+    assert instead in refusal(text, 4)
+
+
+def test_zero1_and_zero2_at_once_are_refused() -> None:
+    assert "both take the rest" in refusal("zero1 zero2", 4)

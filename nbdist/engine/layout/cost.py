@@ -37,12 +37,21 @@ def sent_bytes(size: ModelSize, shape: MeshShape, backend: str) -> float:
     gathered = size.parameter_bytes + (size.block_bytes if shape.reshard_after_forward else 0)
     scatter = 2 if backend == "gloo" else 1
     inside = shards * (gathered + scatter * size.gradient_bytes)
-    return inside + 2 * replicas * size.gradient_bytes / shape.fsdp
+    averaged = 2 * replicas * size.gradient_bytes / shape.fsdp
+    return inside + averaged + (replicas * size.parameter_bytes if shape.shards_states else 0)
 
 
 def resident_bytes(size: ModelSize, shape: MeshShape) -> float:
     """Return the bytes of parameters and gradients a rank keeps between steps."""
     return (size.parameter_bytes + size.gradient_bytes) / shape.fsdp
+
+
+def state_share(shape: MeshShape) -> float:
+    """Return which part of the optimizer's states for its parameters a rank keeps.
+
+    An optimizer with k numbers a parameter keeps k * P bytes of them on one process.
+    """
+    return 1 / (shape.dp if shape.shards_states else shape.fsdp)
 
 
 def token_bytes(summed: Iterable[int], gathered: Iterable[int], tp: int) -> float:

@@ -47,7 +47,8 @@ class Explanation:
         lines = [
             f"layout {self.name}: {axes} on {self.shape.world_size} ranks, {self.backend}",
             f"model: {self.size.parameters:,} parameters, {whole}",
-            f"a rank keeps {cost.human(self.resident_bytes)} of parameters and gradients",
+            f"a rank keeps {cost.human(self.resident_bytes)} of parameters and gradients"
+            + self._states(),
             f"a rank sends {cost.human(self.sent_bytes)} a step",
         ]
         if self.token_bytes is not None:
@@ -57,6 +58,10 @@ class Explanation:
         if self.plan is not None:
             lines.append(str(self.plan))
         return "\n".join(lines)
+
+    def _states(self) -> str:
+        share = cost.state_share(self.shape)
+        return "" if share == 1 else f", and 1/{1 / share:.0f} of an optimizer's states for them"
 
     def _units(self) -> str:
         if not self.blocks:

@@ -5,7 +5,7 @@ A layout lives as long as its model: the model holds it, and the return value ma
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from nbdist.engine import data
 from nbdist.engine.batches import Shard
 from nbdist.engine.compat import torch_modules, torch_sharded
-from nbdist.engine.layout import cost, cuts, load
+from nbdist.engine.layout import cost, cuts, load, zero1
 from nbdist.engine.layout.explain import Explanation
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.policies import Policies
@@ -77,17 +77,22 @@ class Layout:
         self.no_skeleton = no_skeleton
         self._token_bytes = token_bytes
         self._number = next(_count)
-        _live.add(self)
+        self._begin()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Be known as a living layout on a rank that got it from another one, too."""
         self.__dict__.update(state)
+        self._begin()
+
+    def _begin(self) -> None:
         _live.add(self)
+        if self.shape.shards_states:
+            zero1.watch(self.model)
 
     @property
     def can_follow(self) -> bool:
-        """Whether the model can go on with another number of ranks: each holds the whole of it."""
-        return set(self.shape.axes) == {"dp"}
+        """Whether all can go on with another number of ranks: each holds the whole of it."""
+        return set(self.shape.axes) == {"dp"} and not self.shape.shards_states
 
     def follow(self) -> None:
         """Average over all ranks of the default group from here on, however many. No collective."""
@@ -101,7 +106,7 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """The canonical text: "ddp", "zero3", "dp=2 fsdp=4"."""
+        """The canonical text: "ddp", "zero1", "zero3", "dp=2 fsdp=4"."""
         return self.shape.name
 
     def __repr__(self) -> str:
@@ -179,6 +184,26 @@ class Layout:
                 yield part
         finally:
             switch(True)
+
+    def optimizer(
+        self, kind: type[torch.optim.Optimizer], params: Iterable[Any] | None = None, **options: Any
+    ) -> torch.optim.Optimizer:
+        """Return the model's optimizer: the same line for every layout.
+
+            opt = layout.optimizer(torch.optim.AdamW, lr=3e-4)
+
+        With `"zero1"` it is torch's ZeroRedundancyOptimizer, whose states are cut over the ranks;
+        else `kind` itself, on the model's parameters.
+
+        Args:
+            kind: A class of optimizers, such as `torch.optim.AdamW`.
+            params: Parameters, or groups of them with options of their own; all by itself.
+            options: What `kind` takes.
+        """
+        chosen = self.model.parameters() if params is None else params
+        if self.shape.shards_states:
+            return zero1.make(kind, chosen, self.mesh.get_group("dp"), **options)
+        return kind(chosen, **options)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale gradients so that their norm, over all of the model, is at most `max_norm`.

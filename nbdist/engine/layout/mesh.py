@@ -10,6 +10,11 @@ Pure: no torch, no process group. The number of ranks is an argument.
     tp      parts of each weight
 
 The words and their order are those of torchtitan, Accelerate and Megatron.
+
+`"zero1"` is `dp` whose optimizer states are cut over the replicas. `"hsdp"` is `dp` beside `fsdp`:
+a number beside it (`"hsdp dp=4"`, `"hsdp fsdp=8"`) leaves the rest to the other axis. Without one,
+shards lie inside a host and replicas between hosts, so that only gradients cross the slow network;
+on one host there are 2 replicas.
 """
 
 import difflib
@@ -22,11 +27,11 @@ from nbdist.errors import LayoutError
 AXES = ("pp", "dp", "fsdp", "cp", "tp")
 
 # A name stands for an axis that takes the rest of the ranks, unless a number is given beside it.
-NAMES = {"ddp": "dp", "fsdp": "fsdp", "zero3": "fsdp", "zero2": "fsdp"}
+NAMES = {"ddp": "dp", "zero1": "dp", "fsdp": "fsdp", "zero3": "fsdp", "zero2": "fsdp"}
+HSDP = "hsdp"  # a name for two axes
 
 # Words of the interface whose work comes with a later version: known, never "unknown".
 LATER_AXES = ("pp", "cp")
-LATER_NAMES = {"zero1": "zero2", "hsdp": "dp=2 fsdp=-1"}  # and what does nearly the same today
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class MeshShape:
 
     `reshard_after_forward` concerns `fsdp` only: True gives the gathered parameters back after
     forward (ZeRO-3), False keeps them until backward has used them (ZeRO-2's traffic).
+    `shards_states` concerns `dp` alone: replicas share the optimizer's states (ZeRO-1).
     """
 
     pp: int = 1
@@ -43,11 +49,14 @@ class MeshShape:
     cp: int = 1
     tp: int = 1
     reshard_after_forward: bool = True
+    shards_states: bool = False
 
     def __post_init__(self) -> None:
         for axis, size in self.sizes.items():
             if size < 1:
                 raise ValueError(f"axis {axis} has size {size}; sizes begin at 1")
+        if self.shards_states and set(self.axes) != {"dp"}:
+            raise ValueError(f"zero1 goes with dp alone, and the axes are {self.axes}")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -78,14 +87,14 @@ class MeshShape:
         sharded = "zero3" if self.reshard_after_forward else "zero2"
         match list(self.axes):
             case ["dp"]:
-                return "ddp"
+                return "zero1" if self.shards_states else "ddp"
             case ["fsdp"]:
                 return sharded
         words = [f"{axis}={size}" for axis, size in self.axes.items()]
         return " ".join([*words, "zero2"] if self.fsdp > 1 and sharded == "zero2" else words)
 
 
-def parse(text: str, world_size: int) -> MeshShape:
+def parse(text: str, world_size: int, ranks_on_host: int | None = None) -> MeshShape:
     """Return the mesh that `text` asks for on `world_size` ranks.
 
     Args:
@@ -93,6 +102,7 @@ def parse(text: str, world_size: int) -> MeshShape:
             `"dp=-1"`, `"zero3"` and `"fsdp"` are `"fsdp=-1"`, `"zero2"` is that without
             giving parameters back between forward and backward.
         world_size: Number of ranks of the group.
+        ranks_on_host: How many of them each host has; None is one host. For `"hsdp"`.
 
     Raises:
         LayoutError: An unknown or repeated word, a size that is no number, or a product that
@@ -113,20 +123,70 @@ def parse(text: str, world_size: int) -> MeshShape:
             sizes[axis] = _size(axis, number)
     if {"zero2", "zero3"} <= set(named):
         raise LayoutError(f'"{text}" asks for zero2 and zero3 at once.', do="keep one of the two")
+    if HSDP in named:
+        sizes = _hsdp(text, sizes, world_size, ranks_on_host or world_size)
     for name in named:
-        sizes.setdefault(NAMES[name], -1)
+        if name != HSDP:
+            sizes.setdefault(NAMES[name], -1)
     filled = _fill(sizes, world_size)
-    return MeshShape(**filled, reshard_after_forward="zero2" not in named)
+    if "zero1" in named:
+        _refuse_beside_zero1(text, named, filled)
+    if HSDP in named and min(filled["dp"], filled["fsdp"]) < 2:
+        raise _no_hsdp(text, world_size)
+    return MeshShape(
+        **filled, reshard_after_forward="zero2" not in named, shards_states="zero1" in named
+    )
+
+
+def _hsdp(text: str, sizes: dict[str, int], world_size: int, ranks_on_host: int) -> dict[str, int]:
+    """Return `sizes` with those of dp and fsdp, one of them open; see the module's text."""
+    if {"dp", "fsdp"} & set(sizes):
+        return {**dict.fromkeys(("dp", "fsdp"), -1), **sizes}
+    if -1 in sizes.values():
+        raise LayoutError(
+            f'"{text}" leaves the rest of the ranks to two axes.',
+            why="hsdp takes what the numbers beside it leave",
+            do="give the other axis a number",
+        )
+    if ranks_on_host == world_size:
+        shards, odd = divmod(world_size, 2 * math.prod(sizes.values()))
+    else:
+        shards, odd = divmod(ranks_on_host, sizes.get("cp", 1) * sizes.get("tp", 1))
+        odd = odd or world_size % ranks_on_host
+    if odd or shards < 2:
+        raise _no_hsdp(text, world_size)
+    return {**sizes, "dp": -1, "fsdp": shards}
+
+
+def _no_hsdp(text: str, world_size: int) -> LayoutError:
+    return LayoutError(
+        f'"{text}" finds no replicas of shards on {world_size} ranks.',
+        why="it needs 2 replicas or more, of 2 shards or more: inside a host where there are many",
+        do='give a number, as in "hsdp fsdp=2"; "zero3" shards over all ranks',
+    )
+
+
+def _refuse_beside_zero1(text: str, named: list[str], sizes: dict[str, int]) -> None:
+    """Refuse axes beside dp where its replicas share the optimizer's states.
+
+    Raises:
+        LayoutError: There are such; torch's ZeroRedundancyOptimizer takes whole parameters.
+    """
+    others = [axis for axis, size in sizes.items() if axis != "dp" and size > 1]
+    if not others and not {"ddp", "fsdp", "zero2", "zero3", HSDP} & set(named):
+        return
+    beside = [axis for axis in others if axis != "fsdp"]
+    instead = " ".join(["fsdp=-1", *(f"{axis}={sizes[axis]}" for axis in beside), "zero2"])
+    raise LayoutError(
+        f'"{text}": zero1 goes with dp alone.',
+        why="it cuts the optimizer's states over replicas that hold whole parameters",
+        do=f'"{instead}" cuts states, gradients and parameters' if others else 'write "zero1"',
+    )
 
 
 def _known_name(word: str) -> str:
-    if word in NAMES:
+    if word in NAMES or word == HSDP:
         return word
-    if word in LATER_NAMES:
-        raise LayoutError(
-            f'"{word}" comes with a later version of nbdist.',
-            do=f'"{LATER_NAMES[word]}" is the nearest that works today',
-        )
     if word in AXES:
         raise LayoutError(
             f'Axis {word} needs a size in "{word}".', do=f'"{word}=-1" takes the rest'
@@ -139,20 +199,25 @@ def _known_axis(axis: str, number: str) -> str:
         return axis
     if axis in NAMES:
         target = NAMES[axis]
-        extra = " zero2" if axis == "zero2" else ""
+        extra = f" {axis}" if axis in ("zero1", "zero2") else ""
         raise LayoutError(
             f'"{axis}" is a name and takes no size; "{axis}={number}" gives it one.',
             do=f'the axis is {target}: "{target}={number}{extra}"',
+        )
+    if axis == HSDP:
+        raise LayoutError(
+            f'"hsdp" is a name for two axes; "hsdp={number}" gives it one size.',
+            do=f'"hsdp dp={number}" has {number} replicas, "hsdp fsdp={number}" shards of {number}',
         )
     raise _unknown(axis)
 
 
 def _unknown(word: str) -> LayoutError:
-    known = [*AXES, *NAMES, *LATER_NAMES]
+    known = [*AXES, *NAMES, HSDP]
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return LayoutError(
         f'"{word}" is no word of a layout.' + (f' Did you mean "{near[0]}"?' if near else ""),
-        why="axes are dp, fsdp, tp, cp and pp; names are ddp, zero2 and zero3",
+        why="axes are dp, fsdp, tp, cp and pp; names are ddp, zero1, zero2, zero3 and hsdp",
         do='write for example "ddp", "zero3" or "dp=2 fsdp=-1"',
     )
 

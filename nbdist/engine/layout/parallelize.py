@@ -5,6 +5,7 @@
 All that can be refused is refused before the model is touched.
 """
 
+import os
 from collections.abc import Callable
 
 import torch.distributed as dist
@@ -33,8 +34,9 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
 
     Args:
         model: A plain module, on the rank's device or to be moved there.
-        layout: `"ddp"`, `"zero2"`, `"zero3"`, or a mesh string such as `"dp=2 fsdp=-1"` or
-            `"fsdp=2 tp=2"`.
+        layout: `"ddp"`, `"zero1"`, `"zero2"`, `"zero3"`, `"hsdp"`, or a mesh string such as
+            `"dp=2 fsdp=-1"` or `"fsdp=2 tp=2"`. With `"zero1"` the optimizer is made by
+            `layout.optimizer`.
         policies: `nbdist.TensorParallel(...)` says how tp cuts, where it should not decide.
 
     Raises:
@@ -51,7 +53,9 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
             why="parallelize runs on the ranks",
             do="call it in a %%distributed cell",
         )
-    shape = mesh.parse(layout, dist.get_world_size())
+    world_size = dist.get_world_size()
+    ranks_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # as torchrun sets it
+    shape = mesh.parse(layout, world_size, min(ranks_on_host, world_size))
     asked = read(policies, shape)
     known = layout_of(model)
     if known is not None and known.shape == shape and str(known.policies) == str(asked):

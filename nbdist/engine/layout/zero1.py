@@ -1,0 +1,68 @@
+"""`"zero1"`: replicas of the model share the optimizer's states (torch's ZeroRedundancyOptimizer).
+
+Each rank has the states of a part of the parameters, changes that part in a step and broadcasts it
+(Rajbhandari et al., "ZeRO", 2020, section 5.1). An optimizer of torch would hold all states on
+every rank and train rightly, so nobody would see that nothing is saved: it is refused.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakSet
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from nbdist.errors import LayoutError
+
+_models: "WeakSet[nn.Module]" = WeakSet()  # whose states are shared
+_sharing: "WeakSet[Any]" = WeakSet()  # ZeroRedundancyOptimizers
+_checked: "WeakSet[Optimizer]" = WeakSet()
+
+
+def make(
+    kind: type[Optimizer], params: Iterable[Any], group: dist.ProcessGroup, **options: Any
+) -> Optimizer:
+    """Return an optimizer of class `kind` whose states are cut over `group`."""
+    # Here, for it brings in RPC and the compiler of scripts.
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(params, kind, process_group=group, **options)
+
+
+def watch(model: nn.Module) -> None:
+    """Have every optimizer refused, at its first step, that keeps all states of `model`."""
+    _models.add(model)
+
+
+def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    """Refuse a plain optimizer; one inside a ZeroRedundancyOptimizer has a part, and may step.
+
+    Raises:
+        LayoutError: It holds parameters of a model whose states are to be shared.
+    """
+    if not _models or optimizer in _checked:
+        return
+    if hasattr(optimizer, "consolidate_state_dict"):  # a ZeroRedundancyOptimizer, whoever made it
+        _sharing.add(optimizer)  # it steps before the one inside it
+    elif not any(one.optim is optimizer for one in _sharing):
+        _refuse(optimizer)
+    _checked.add(optimizer)
+
+
+def _refuse(optimizer: Optimizer) -> None:
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not any(id(p) in own for model in _models for p in model.parameters()):
+        return
+    name = type(optimizer).__name__
+    raise LayoutError(
+        f'This {name} would keep all of its states on every rank, and the layout is "zero1".',
+        why="zero1 cuts an optimizer's states over the ranks, and torch's own are whole",
+        do=f'opt = layout.optimizer(torch.optim.{name}, lr=...); or the layout "zero2", which '
+        "works with any optimizer",
+    )
+
+
+# At import, and so before `boundary` counts steps: one that is refused has not begun.
+register_optimizer_step_pre_hook(_before_step)
