@@ -187,6 +187,36 @@ for epoch in range(2):
 made = dict(seen=seen, parameters=flat(model))
 """
 
+LLAMA = """
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+def train(layout, save):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=64, max_position_embeddings=32,
+    ))
+    if layout:
+        nbdist.parallelize(model, layout)
+    ids = torch.randint(0, 64, (32, 16), generator=torch.Generator().manual_seed(1))
+    data = [{"input_ids": row, "labels": row} for row in ids]
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir="llama", per_device_train_batch_size=2, gradient_accumulation_steps=2,
+            num_train_epochs=1, learning_rate=0.01, max_grad_norm=0.5, logging_steps=1,
+            report_to="none", save_strategy=save, disable_tqdm=True,
+        ),
+        train_dataset=data, eval_dataset=data[:8],
+    )
+    trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
+    return [
+        *(entry[name] for entry in steps for name in ("loss", "grad_norm")),
+        trainer.evaluate()["eval_loss"],
+    ]
+"""
+
 METRIC = """
 from torchmetrics.classification import BinaryAccuracy
 

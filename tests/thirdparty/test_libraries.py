@@ -22,6 +22,7 @@ from tests.thirdparty.cells import (
     FABRIC,
     FABRIC_SPREAD,
     LAUNCHER,
+    LLAMA,
     METRIC,
     METRIC_OF_LAYOUT,
     TRAINER,
@@ -182,6 +183,27 @@ str(inside[0]), str(out.dtype), prepared is model
 def test_accelerate_brings_its_mixed_precision_to_a_layout(session: nbdist.Session) -> None:
     results = session.run(MIXED, track=False).value_list
     assert results == [("torch.bfloat16", "torch.float32", True)] * 2
+
+
+@pytest.mark.slow
+def test_the_trainer_clips_accumulates_and_evaluates_a_layout_as_it_does_its_own(
+    session: nbdist.Session,
+) -> None:
+    session.run(LLAMA, track=False)
+    own, ddp, zero3 = (
+        session.run(f"train({how})", track=False).value_list
+        for how in ("None, 'no'", "'ddp', 'epoch'", "'zero3', 'no'")
+    )
+    assert own[0] == own[1]
+    # Loss and norm of each of 4 steps, one evaluation.
+    assert len(own[0]) == 9
+    for found in (ddp, zero3):
+        assert found == [pytest.approx(own[0], rel=1e-4)] * 2
+
+
+def test_the_trainer_says_first_that_it_cannot_save_shards(session: nbdist.Session) -> None:
+    session.run(LLAMA, track=False)
+    refused(session, "train('zero3', 'epoch')", "The Trainer saves what rank 0 holds, and of the l")
 
 
 def test_torchmetrics_agree_over_the_ranks(session: nbdist.Session) -> None:

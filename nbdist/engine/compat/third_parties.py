@@ -1,4 +1,4 @@
-"""The places where Accelerate and DeepSpeed take a model, adapted when a cell imports them.
+"""Where Accelerate, the Trainer and DeepSpeed take a model, adapted when a cell imports them.
 
 Accelerate's `prepare` wraps every model in DDP. For a model "that already owns placement and
 gradient reduction" transformers' Trainer calls `prepare_model(..., evaluation_mode=True)`, which
@@ -23,6 +23,7 @@ from nbdist.errors import LayoutError
 
 IsSpread = Callable[[nn.Module], bool]  # may raise
 AskLoader = Callable[[Optimizer], None]  # may raise
+AskSaving = Callable[[nn.Module], None]  # may raise
 
 _USE_FSDP = "ACCELERATE_USE_FSDP"
 
@@ -40,12 +41,13 @@ def check() -> list[str]:
     ]
 
 
-def adapt(is_spread: IsSpread, ask_loader: AskLoader, ask: Ask) -> None:
-    """Adapt Accelerate and DeepSpeed, now or when they are imported.
+def adapt(is_spread: IsSpread, ask_loader: AskLoader, ask_saving: AskSaving, ask: Ask) -> None:
+    """Adapt Accelerate, transformers and DeepSpeed, now or when they are imported.
 
     Args:
         is_spread: Called with each model that Accelerate prepares; True leaves it as it is.
         ask_loader: Called with each optimizer for which Accelerate shares out a DataLoader.
+        ask_saving: Called before a Trainer that writes checkpoints trains a model.
         ask: Called before DeepSpeed takes a model.
     """
 
@@ -55,6 +57,7 @@ def adapt(is_spread: IsSpread, ask_loader: AskLoader, ask: Ask) -> None:
         _refuse_plugin(module.Accelerator)
 
     on_import.adapt("accelerate.accelerator", adapt_accelerate)
+    on_import.adapt("transformers.trainer", lambda it: _adapt_trainer(it.Trainer, ask_saving))
     on_import.adapt("deepspeed.runtime.engine", lambda it: _adapt_deepspeed(it, ask))
 
 
@@ -114,6 +117,18 @@ def _refuse_plugin(accelerator: Any) -> None:
         native(self, *args, **keywords)
 
     accelerator.__init__ = __init__
+
+
+def _adapt_trainer(trainer: Any, ask: AskSaving) -> None:
+    native = trainer.train
+
+    @functools.wraps(native)
+    def train(self: Any, *args: Any, **keywords: Any) -> Any:
+        if self.args.save_strategy != "no":
+            ask(self.model)
+        return native(self, *args, **keywords)
+
+    trainer.train = train
 
 
 def _is_set(variable: str) -> bool:

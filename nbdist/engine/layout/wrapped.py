@@ -28,7 +28,7 @@ _WRAPPERS = {
 def look_on() -> None:
     """Have torch, Accelerate and DeepSpeed ask here before they spread a model."""
     torch_wrappers.before_wrapping(refuse_again)
-    third_parties.adapt(is_spread, refuse_own_samples, refuse_again)
+    third_parties.adapt(is_spread, refuse_own_samples, refuse_saving, refuse_again)
 
 
 def wrapper_of(model: nn.Module) -> str | None:
@@ -105,6 +105,22 @@ def refuse_own_samples(optimizer: Optimizer) -> None:
     """
     for layout in _layouts_of(p for group in optimizer.param_groups for p in group["params"]):
         _check_samples(layout)
+
+
+def refuse_saving(model: nn.Module) -> None:
+    """Refuse that the Trainer, which saves on rank 0 alone, writes checkpoints of shards.
+
+    Raises:
+        LayoutError: The model's parameters are shards.
+    """
+    for layout in _layouts_of(model.parameters()):
+        if layout.shape.dp < layout.shape.world_size:
+            raise LayoutError(
+                f'The Trainer saves what rank 0 holds, and of the layout "{layout.name}" that is '
+                "only a part.",
+                do='TrainingArguments(save_strategy="no"), and torch.distributed.checkpoint '
+                'afterwards; or the layout "ddp"',
+            )
 
 
 def _check_samples(layout: Layout) -> None:
