@@ -25,6 +25,7 @@ _PLACES = {
     "TensorParallel": "nbdist.engine.layout.policies",
     "LocalSGD": "nbdist.engine.averaging.local_sgd",
     "DiLoCo": "nbdist.engine.averaging.diloco",
+    "Pipeline": "nbdist.engine.layout.policies",
     "loader": "nbdist.engine.data",
     "log": "nbdist.engine.training.training",
     "scale_lr": "nbdist.engine.learning_rate",

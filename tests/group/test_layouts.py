@@ -124,8 +124,8 @@ def refusals() -> list[dict[str, str]]:
     [
         ("unknown word", ["zeor3", "zero3"]),
         ("product", ["needs 3 ranks", "has 2", '"dp=-1" gives dp=2']),
-        ("pp", ["Axis pp comes with a later version"]),
-        ("policy", ["object is no policy", "policies are TensorParallel"]),
+        ("cp", ["Axis cp comes with a later version"]),
+        ("policy", ["object is no policy", "policies are", "TensorParallel"]),
         ("no module", ["got a function", "torch.nn.Module"]),
         ("optimizer before fsdp", ["An optimizer (SGD) already holds", "make the optimizer after"]),
         ("another layout", ['has the layout "ddp"', "build the model again"]),

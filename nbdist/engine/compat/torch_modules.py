@@ -227,16 +227,20 @@ def replicated_by(ddp: DistributedDataParallel) -> nn.Module | None:
     return known()
 
 
-def broadcast_coalesced(tensors: list[torch.Tensor], source: int) -> None:
-    """Overwrite `tensors` with those of rank `source` of the default group, in few collectives.
+def broadcast_coalesced(
+    tensors: list[torch.Tensor], source: int, group: dist.ProcessGroup | None = None
+) -> None:
+    """Overwrite `tensors` with those of rank `source` of a group, in few collectives.
+
+    The default group by itself; `source` counts in the group.
 
     What DDP uses for parameters and buffers; torch.distributed has no public form of it.
     """
     from torch._C._distributed_c10d import _broadcast_coalesced
 
-    world = dist.group.WORLD
-    assert world is not None, "parallelize has checked that there is a process group"
-    _broadcast_coalesced(world, tensors, _BROADCAST_BYTES, source)
+    among = group or dist.group.WORLD
+    assert among is not None, "parallelize has checked that there is a process group"
+    _broadcast_coalesced(among, tensors, _BROADCAST_BYTES, source)
 
 
 def composable_replicate() -> Any:

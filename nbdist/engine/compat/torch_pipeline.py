@@ -6,9 +6,11 @@ says what broke when a version moves. Tried with torch 2.13.0 (CPU).
 
 import gc
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.compat.torch_compat import lacking
@@ -81,3 +83,43 @@ def reset_schedule(schedule: Any) -> None:
     for name in _READY_FLAGS:
         if hasattr(schedule, name):
             setattr(schedule, name, False)
+
+
+# ---- Making what a layout runs -------------------------------------------------------------------
+
+_SCHEDULES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "zero-bubble": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
+}
+
+
+def make_stage(
+    module: nn.Module,
+    index: int,
+    count: int,
+    device: torch.device,
+    group: dist.ProcessGroup,
+    *,
+    inputs: torch.Tensor,
+    outputs: torch.Tensor,
+) -> Any:
+    """Return a stage that knows its shapes, so that torch needs not run it to learn them."""
+    from torch.distributed.pipelining import PipelineStage
+
+    return PipelineStage(
+        module, index, count, device, input_args=(inputs,), output_args=(outputs,), group=group
+    )
+
+
+def make_schedule(
+    name: str, stages: list[Any], microbatches: int, loss_fn: Callable[..., Any] | None
+) -> Any:
+    """Return a schedule of these stages of a rank; without a loss it runs forwards alone."""
+    from torch.distributed import pipelining
+
+    kind = getattr(pipelining, _SCHEDULES[name])
+    of_rank = stages if len(stages) > 1 else stages[0]
+    return kind(of_rank, n_microbatches=microbatches, loss_fn=loss_fn, scale_grads=False)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from nbdist.engine.compat import torch_live
 from nbdist.engine.compat.torch_compat import lacking
@@ -29,7 +29,9 @@ def _broken() -> list[str]:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
     broken = lacking(_composable_state, ["_module_state_mapping"], "composable state")
-    broken += lacking(FSDPParamGroup, ["_to_sharded"], "fully_shard's parameter group")
+    broken += lacking(
+        FSDPParamGroup, ["_to_sharded", "post_backward"], "fully_shard's parameter group"
+    )
     broken += lacking(_runtime_utils, ["_reshard"], "FullyShardedDataParallel's runtime")
     broken += lacking(FlatParamHandle, ["reshard", "post_reshard"], "FlatParamHandle")
     try:
@@ -207,3 +209,34 @@ def _reset_flat_parameter(module: Any, handle: Any) -> None:
     handle._needs_pre_backward_unshard = False
     handle._post_forward_index = None
     handle._prefetched = False
+
+
+# ---- FSDP2 in a pipeline -------------------------------------------------------------------------
+
+
+def keep_gradients(root: Any) -> None:
+    """Have the backwards that follow gather gradients, whole, and send none."""
+    root.set_is_last_backward(False)
+    root.set_reshard_after_backward(False)
+    root.set_requires_gradient_sync(False)
+
+
+def reduce_gradients(root: Any) -> None:
+    """Reduce into shards what backwards have gathered since `keep_gradients`. Collective.
+
+    What torch's own pipeline stages do after the last micro-batch.
+    """
+    root.set_is_last_backward(True)
+    root.set_reshard_after_backward(True)
+    root.set_requires_gradient_sync(True)
+    state = root._get_fsdp_state()
+    for group in _fsdp_param_groups(state):
+        group.post_backward()
+    state._root_post_backward_final_callback()
+
+
+def reshard(root: nn.Module) -> None:
+    """Give back what forwards alone have gathered."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -14,7 +14,7 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., 2022
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,12 @@ class Plan:
         """Return the plan with one module kept whole."""
         kept = tuple(cut for cut in self.cuts if cut.module != module)
         return replace(self, cuts=kept, left=(*self.left, (module, why)))
+
+    def within(self, modules: Container[str]) -> "Plan":
+        """Return the plan for a rank that has these modules only."""
+        cuts = tuple(cut for cut in self.cuts if cut.module in modules)
+        pairs = tuple(pair for pair in self.pairs if pair.row in modules)
+        return replace(self, cuts=cuts, pairs=pairs)
 
     def __str__(self) -> str:
         rows = [(cut.module, f"{_word(cut.style)}: {cut.why}") for cut in self.cuts]

@@ -18,7 +18,9 @@ from torch.utils._pytree import tree_map_only
 
 from nbdist.errors import LayoutError
 
-_TOKENS = 16  # of a guessed sequence
+_TOKENS, _FEW_TOKENS = 16, 4  # of a guessed sequence
+_PIXELS = (32, 64, 224)  # of the side of a guessed image
+_FIRST_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def find_inputs(model: nn.Module, example: Any) -> tuple[Inputs, list[Call]]:
     Raises:
         LayoutError: The model does not run with the example, or with any that was tried.
     """
-    given = [_as_inputs(example)] if example is not None else list(_guesses(model))
+    given = [as_inputs(example)] if example is not None else list(guesses(model))
     first: Exception | None = None
     for inputs in given:
         try:
@@ -64,7 +66,7 @@ def find_inputs(model: nn.Module, example: Any) -> tuple[Inputs, list[Call]]:
     tried = "the example" if example is not None else "any input that was tried"
     raise LayoutError(
         f"{type(model).__name__} does not run with {tried}, so no plan for tp can be found.",
-        why=f"{type(first).__name__}: {_first_line(first)}"
+        why=f"{type(first).__name__}: {first_line(first)}"
         if first
         else "it has no layer that tells what it takes",
         do="give a small batch, parallelize(model, layout, TensorParallel(example=(x,))), or a "
@@ -79,7 +81,7 @@ def run_in_parts(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size])
         LayoutError: Some line counts with sizes of the whole; the text names it.
     """
     try:
-        with untouched(model), _quiet(), FakeTensorMode() as mode, torch.no_grad():
+        with untouched(model), quiet(), FakeTensorMode() as mode, torch.no_grad():
             state = _fake_state(model, mode)
             for name, shape in parts.items():
                 state[name] = state[name].new_empty(shape)
@@ -87,7 +89,7 @@ def run_in_parts(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size])
     except Exception as error:
         raise LayoutError(
             f"{type(model).__name__} cannot run on a part of its heads or features: "
-            f"{_first_line(error)}",
+            f"{first_line(error)}",
             why=f"{_place(error)} counts with the sizes of the whole model",
             do="let sizes follow from the tensor: view(b, t, -1, head_dim), not "
             "view(b, t, n_heads, head_dim); or leave the module out with a plan of your own",
@@ -102,7 +104,7 @@ def _trace(model: nn.Module, inputs: Inputs) -> list[Call]:
         if any(p is not None for p in module._parameters.values()):
             hooks.append(module.register_forward_pre_hook(_recorder(name, calls), with_kwargs=True))
     try:
-        with untouched(model), _quiet(), FakeTensorMode() as mode, torch.no_grad():
+        with untouched(model), quiet(), FakeTensorMode() as mode, torch.no_grad():
             _call(model, _fake_state(model, mode), inputs.map(mode.from_tensor))
     finally:
         for hook in hooks:
@@ -127,29 +129,40 @@ def _call(model: nn.Module, state: dict[str, torch.Tensor], inputs: Inputs) -> N
     torch.func.functional_call(model, state, inputs.args, inputs.keywords)
 
 
-def _as_inputs(example: Any) -> Inputs:
+def as_inputs(example: Any) -> Inputs:
+    """Return an example as inputs: a dict is keywords, a tuple or list the arguments."""
     if isinstance(example, dict):
         return Inputs((), example)
     return Inputs(tuple(example) if isinstance(example, tuple | list) else (example,), {})
 
 
-def _guesses(model: nn.Module) -> Iterator[Inputs]:
+def guesses(model: nn.Module) -> Iterator[Inputs]:
     """Yield inputs that the model's first layers let expect, the likeliest first."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     if tables:
         # A table that is added as a whole, such as one of positions, wants as many tokens.
-        lengths = dict.fromkeys([_TOKENS, *(m.num_embeddings for m in tables)])
+        lengths = dict.fromkeys([_TOKENS, *(m.num_embeddings for m in tables), _FEW_TOKENS])
         entries = min(m.num_embeddings for m in tables)
         for length in lengths:
             ids = torch.arange(length, device=device) * 7 % entries
             yield Inputs((ids.unsqueeze(0),), {})
         return
-    first = next((m for m in model.modules() if isinstance(m, nn.Linear)), None)
-    if first is not None:
-        for shape in ((2, first.in_features), (1, _TOKENS, first.in_features)):
-            wave = torch.linspace(-1, 1, _size(shape), device=device).sin()
-            yield Inputs((wave.view(shape).to(first.weight.dtype),), {})
+    first = next((m for m in model.modules() if isinstance(m, _FIRST_LAYERS)), None)
+    for shape in _shapes_for(first):
+        assert first is not None
+        wave = torch.linspace(-1, 1, _size(shape), device=device).sin()
+        yield Inputs((wave.view(shape).to(first.weight.dtype),), {})
+
+
+def _shapes_for(first: nn.Module | None) -> list[tuple[int, ...]]:
+    """Return shapes of features that a model with this first layer may take."""
+    if isinstance(first, nn.Linear):
+        return [(2, first.in_features), (1, _TOKENS, first.in_features)]
+    if first is None:
+        return []
+    channels, dims = int(first.in_channels), len(first.kernel_size)  # type: ignore[arg-type]
+    return [(2, channels, *[pixels] * dims) for pixels in _PIXELS]
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -181,7 +194,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep torch from logging the traceback of a shape that does not fit: we tell it in words."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was = log.disabled
@@ -192,7 +205,8 @@ def _quiet() -> Iterator[None]:
         log.disabled = was
 
 
-def _first_line(error: BaseException | None) -> str:
+def first_line(error: BaseException | None) -> str:
+    """Return the first line of an error's text."""
     return (str(error).strip().splitlines() or [""])[0]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from nbdist.engine.layout import cost
 from nbdist.engine.layout.cuts import Plan
 from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.pipeline import Plan as Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Explanation:
         backend: "gloo" or "nccl".
         plan: What tp cuts, if it does.
         token_bytes: What one token of a batch makes a rank send over tp, where the plan tells.
+        stages: What pp cuts, if it does.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Explanation:
     backend: str
     plan: Plan | None = None
     token_bytes: float | None = None
+    stages: Stages | None = None
 
     @property
     def resident_bytes(self) -> float:
@@ -53,6 +56,10 @@ class Explanation:
         ]
         if self.token_bytes is not None:
             lines[-1] += f", and over tp {cost.human(self.token_bytes)} for each token of its batch"
+        if self.stages is not None:
+            sent = cost.human(self.stages.sent_bytes)
+            lines[-1] += f", and over pp {sent} for each {self.stages.unit} of its batch"
+            lines.append(str(self.stages))
         if self.shape.fsdp > 1:
             lines.append(self._units())
         if self.plan is not None:

@@ -22,7 +22,10 @@ from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.layout import cost, cuts, load, zero1
 from nbdist.engine.layout.explain import Explanation
 from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.pipe import size_of
+from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
+from nbdist.engine.layout.stages import Stage
 from nbdist.errors import LayoutError
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
@@ -46,6 +49,7 @@ class Layout:
         policies: What was asked for beside the text.
         skeleton: The plain model as it was, without weights; None where it cannot be copied.
         no_skeleton: Why there is none.
+        piped: The pipeline's steps; None without pp.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Layout:
         token_bytes: float | None = None,
         skeleton: nn.Module | None = None,
         no_skeleton: str = "",
+        piped: Piped | None = None,
     ) -> None:
         self.model = model
         self.shape = shape
@@ -75,6 +80,7 @@ class Layout:
         self.policies = policies or Policies()
         self.skeleton = skeleton
         self.no_skeleton = no_skeleton
+        self.piped = piped
         self._token_bytes = token_bytes
         self._number = next(_count)
         self._begin()
@@ -130,13 +136,22 @@ class Layout:
             self.backend,
             self.plan,
             self._token_bytes,
+            self.piped.pipe.plan if self.piped else None,
         )
 
-    def step(self, x: Any, y: Any, loss_fn: Callable[[Any, Any], torch.Tensor]) -> torch.Tensor:
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of the pipeline, with the names of their parameters; none without pp."""
+        return self.piped.pipe.plan.stages if self.piped else ()
+
+    def step(
+        self, x: Any, y: Any, loss_fn: Callable[[Any, Any], torch.Tensor]
+    ) -> torch.Tensor | None:
         """Run forward and backward on this rank's share of a batch; the optimizer is yours.
 
         Shares may differ in size: gradients are weighted by it, so that every sample counts once,
-        where a plain loop averages ranks. Collective, as every backward.
+        where a plain loop averages ranks. Collective, as every backward. Inside of
+        `torch.no_grad()` it makes the loss alone; with pp still by all ranks.
 
         Args:
             x: What the model is called with; its length is the number of samples.
@@ -144,12 +159,19 @@ class Layout:
             loss_fn: Makes the mean loss of `(model(x), y)`.
 
         Returns:
-            The loss of this share, detached, a plain tensor.
+            The loss of this share, detached, a plain tensor. With pp it is the mean over
+            micro-batches, for each of which `loss_fn` makes a mean, and None on ranks without the
+            last stage.
         """
         data.weigh_newest()
+        trains = torch.is_grad_enabled()
+        if self.piped is not None:
+            weight = self._weight(size_of(x)) if trains else 1.0
+            return self.piped.step(x, y, loss_fn, weight)
         with loss_parallel() if self.policies.tensor.loss else nullcontext():
             loss = loss_fn(self.model(x), y)
-            loss.backward(torch.full_like(loss, self._weight(len(x))))
+            if trains:
+                loss.backward(torch.full_like(loss, self._weight(len(x))))
         seen = loss.detach()
         whole: torch.Tensor = seen.full_tensor() if isinstance(seen, DTensor) else seen
         return whole
@@ -169,6 +191,8 @@ class Layout:
                 (loss_of(batches[part]) / 4).backward()
             opt.step()
 
+        With `layout.step`, let its `loss_fn` divide.
+
         Raises:
             LayoutError: `parts` is less than 1.
         """
@@ -178,6 +202,8 @@ class Layout:
 
     def _accumulate(self, parts: int) -> Iterator[int]:
         switch = getattr(self.model, "set_requires_gradient_sync", lambda _is_on: None)
+        if self.piped is not None:
+            switch = self.piped.share
         try:
             for part in range(parts):
                 switch(part == parts - 1)
@@ -210,8 +236,10 @@ class Layout:
 
         Returns:
             The norm before, a plain tensor, the same on every rank. Collective where the layout
-            has shards.
+            has shards or stages.
         """
+        if self.piped is not None:
+            return self.piped.clip_grad_norm_(max_norm)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         whole: torch.Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return whole

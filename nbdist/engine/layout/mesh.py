@@ -31,7 +31,7 @@ NAMES = {"ddp": "dp", "zero1": "dp", "fsdp": "fsdp", "zero3": "fsdp", "zero2": "
 HSDP = "hsdp"  # a name for two axes
 
 # Words of the interface whose work comes with a later version: known, never "unknown".
-LATER_AXES = ("pp", "cp")
+LATER_AXES = ("cp",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,8 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
     _refuse_spread(model, known, shape)
     check = fsdp.check if shape.fsdp > 1 else ddp.check
     check(model)
-    if shape.tp > 1 and shape.fsdp == 1:
-        fsdp.refuse_old_optimizers(model, "tp")
+    if (shape.tp > 1 or shape.pp > 1) and shape.fsdp == 1:
+        fsdp.refuse_old_optimizers(model, "tp" if shape.tp > 1 else "pp")
     result = spread(model, shape, asked)
     attach(result)
     _tell(**facts_of(result))
@@ -87,7 +87,7 @@ def _refuse_later(shape: MeshShape) -> None:
         if shape.sizes[axis] > 1:
             raise LayoutError(
                 f"Axis {axis} comes with a later version of nbdist.",
-                why="this version spreads models over dp, fsdp and tp",
+                why="this version spreads models over pp, dp, fsdp and tp",
                 do='"zero3" cuts parameters, gradients and optimizer states over all ranks',
             )
 

@@ -1,6 +1,6 @@
 """What a layout's text leaves open: small frozen values that `parallelize` takes beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -42,6 +42,54 @@ class TensorParallel:
         return f"plan={plan} sequence={self.sequence} loss={self.loss}"
 
 
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "zbv")
+SPLITS = ("parameters", "time")
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """How the `pp` axis works: `parallelize(model, "pp=2", Pipeline(microbatches=16))`.
+
+    Attributes:
+        schedule: "1f1b"; "gpipe" (all forwards, then all backwards); "interleaved" and
+            "zero-bubble" (two stages a rank, so less waiting and more messages), "zbv" (zero-bubble
+            where a rank has the first and the last of them).
+        microbatches: Equal parts that a rank's share of a batch is cut into.
+        split: What the stages are balanced by: "parameters", which is the default, or "time", of a
+            forward and backward of each block; or the first block of each stage, by name or number.
+        example: One small batch to look at the forward with: a tensor, a tuple of arguments or a
+            dict of keywords. By itself, token ids, features or pixels that the first layers take.
+
+    Raises:
+        LayoutError: An unknown word, or no micro-batch.
+    """
+
+    schedule: str = "1f1b"
+    microbatches: int = 8
+    split: str | Sequence[str | int] | None = None
+    example: Any = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise LayoutError(
+                f"{self.schedule!r} is no schedule of a pipeline.",
+                do=f"schedules are {', '.join(SCHEDULES)}",
+            )
+        if not isinstance(self.microbatches, int) or self.microbatches < 1:
+            raise LayoutError(
+                f"A step of {self.microbatches!r} micro-batches is none.", do="use 1 or more"
+            )
+        if isinstance(self.split, str) and self.split not in SPLITS:
+            raise LayoutError(
+                f"{self.split!r} is no way to split a model into stages.",
+                do='use "parameters", "time", or a list of the first block of each stage',
+            )
+
+    def __str__(self) -> str:
+        """Return the same text where the same is asked for."""
+        return f"schedule={self.schedule} microbatches={self.microbatches} split={self.split}"
+
+
 @dataclass(frozen=True, slots=True)
 class Policies:
     """All that was asked for beside the layout's text; by itself, the default of each.
@@ -50,6 +98,7 @@ class Policies:
     """
 
     tensor: TensorParallel = field(default_factory=TensorParallel)
+    pipeline: Pipeline = field(default_factory=Pipeline)
 
     def __str__(self) -> str:
         """Return the same text where the same is asked for."""
@@ -57,7 +106,10 @@ class Policies:
 
 
 # Where each policy stands among `Policies`, and the axis without which it means nothing.
-_PLACES: dict[type, tuple[str, str | None]] = {TensorParallel: ("tensor", "tp")}
+_PLACES: dict[type, tuple[str, str | None]] = {
+    TensorParallel: ("tensor", "tp"),
+    Pipeline: ("pipeline", "pp"),
+}
 
 
 def read(given: tuple[object, ...], shape: MeshShape) -> Policies:

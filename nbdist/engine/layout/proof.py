@@ -21,7 +21,7 @@ from nbdist.engine.layout.dry_run import Inputs, untouched
 from nbdist.errors import LayoutError
 
 # Largest difference, relative to the largest value, that comes of another order of summation.
-_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def prove(model: nn.Module, plan: Plan, mesh: DeviceMesh, inputs: Inputs) -> None:
@@ -36,16 +36,16 @@ def prove(model: nn.Module, plan: Plan, mesh: DeviceMesh, inputs: Inputs) -> Non
     Raises:
         LayoutError: They differ; names the first row that does, by how much.
     """
-    inputs = inputs.map(_of_rank_0)
+    inputs = inputs.map(of_rank_0)
     rows = [pair.row for pair in plan.pairs]
-    with untouched(model), _evaluating(model), torch.no_grad():
+    with untouched(model), evaluating(model), torch.no_grad():
         whole = _outputs(model, {}, rows, inputs, None)
         parts = _outputs(model, _parts(model, plan, mesh), rows, inputs, mesh)
     for row in rows:
         expected, found = whole[row].double(), parts[row].double()
         scale = float(expected.abs().max()) or 1.0
         error = float((expected - found).abs().max()) / scale
-        if not error <= _TOLERANCE.get(whole[row].dtype, 1e-4):
+        if not error <= TOLERANCE.get(whole[row].dtype, 1e-4):
             pair = next(pair for pair in plan.pairs if pair.row == row)
             raise LayoutError(
                 f"Cutting {', '.join(pair.columns)} and {row} changes what the model computes: by "
@@ -104,7 +104,7 @@ def _parts(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> dict[str, torch.Te
     return parts
 
 
-def _of_rank_0(tensor: torch.Tensor) -> torch.Tensor:
+def of_rank_0(tensor: torch.Tensor) -> torch.Tensor:
     """Return rank 0's, for an example may differ between ranks."""
     copy = tensor.detach().clone()
     torch_modules.broadcast_coalesced([copy], 0)
@@ -112,7 +112,7 @@ def _of_rank_0(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Have no dropout and no running statistics, and no kernel that skips modules."""
     training = [module for module in model.modules() if module.training]
     fast = torch.backends.mha.get_fastpath_enabled()

@@ -8,6 +8,9 @@ part (heads of an attention, with sequence parallel also parts of the sequence) 
 draw the same numbers for their parts.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -41,3 +44,21 @@ def _of_first(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     there = tensor.to(mesh.device_type)
     dist.broadcast(there, group=mesh.get_group(), group_src=0)
     return there.cpu()
+
+
+@contextmanager
+def of_place(*place: int, device_type: str) -> Iterator[None]:
+    """Draw a place's own numbers for one step, such as a pipeline stage's dropout.
+
+    The rank's own stream goes on by one number: ranks that draw alike (samples that a cell makes)
+    go on doing so, and what a step draws follows from where the stream stood before it.
+
+    Args:
+        place: Numbers that say where: another place draws others.
+        device_type: "cuda" has a stream of its own there.
+    """
+    base = int(torch.randint(2**62, ()))
+    devices = [torch.cuda.current_device()] if device_type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(mix(base, *place))
+        yield

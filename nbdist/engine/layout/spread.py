@@ -18,6 +18,7 @@ from nbdist.engine.layout import (
     ddp,
     fsdp,
     meshes,
+    pipeline,
     random_numbers,
     skeleton,
     tp,
@@ -26,7 +27,10 @@ from nbdist.engine.layout import (
 from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.pipe import Pipe
+from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
+from nbdist.errors import LayoutError
 
 
 def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
@@ -39,12 +43,23 @@ def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
     device_mesh = meshes.device_mesh(device_type, shape)
     blocks = find_blocks(model)
     size = _size(model, blocks)
-    plan, token_bytes = None, None
+    plan, token_bytes, stages = None, None, None
     if shape.tp > 1:
-        plan, token_bytes = _cut_weights(model, shape, policies, device_mesh, blocks)
+        plan, token_bytes = _plan_cuts(model, shape, policies, device_mesh, blocks)
+    if shape.pp > 1:
+        if plain is None:
+            raise LayoutError(
+                f"pp asks a copy of the model without its weights for shapes, and {no_skeleton}.",
+                do='make it a model that copy.deepcopy can copy, or use "zero3"',
+            )
+        stages = _Stages(model, plain, shape, policies, device_mesh, list(blocks))
+        blocks = stages.blocks
+    if plan is not None:
+        _cut_weights(model, shape, policies, device_mesh, blocks, plan)
     local = _size(model, blocks)
     _share_batches(model, shape, device_mesh, blocks)
-    weights.BufferSync(model)
+    if stages is None:
+        weights.BufferSync(model)
     return Layout(
         model,
         shape,
@@ -58,7 +73,56 @@ def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
         token_bytes=token_bytes,
         skeleton=plain,
         no_skeleton=no_skeleton,
+        piped=stages.piped(model, shape, policies, device_mesh) if stages else None,
     )
+
+
+class _Stages:
+    """What pp leaves of a model on this rank, and what will run it. Collective."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plain: nn.Module,
+        shape: MeshShape,
+        policies: Policies,
+        device_mesh: DeviceMesh,
+        blocks: list[str],
+    ) -> None:
+        self._skeleton = plain
+        self._plan, self._relay = pipeline.find_plan(model, policies.pipeline, shape.pp, blocks)
+        rank = device_mesh.get_local_rank("pp")
+        pipeline.apply(model, self._plan, rank)
+        names = [name for stage in self._plan.of_rank(rank) for name in stage.blocks]
+        self.blocks = {name: model.get_submodule(name) for name in names}
+
+    def piped(
+        self, model: nn.Module, shape: MeshShape, policies: Policies, device_mesh: DeviceMesh
+    ) -> Piped:
+        """Return what runs the steps, when all other axes have been laid."""
+        self._relay.install()  # before the hooks that these have put
+        device = torch.device(device_mesh.device_type)
+        if device.type == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
+        pipe = Pipe(self._plan, self._relay, self._skeleton, device_mesh["pp"], device)
+        return Piped(model, pipe, shape, device_mesh, loss=policies.tensor.loss)
+
+
+def _plan_cuts(
+    model: nn.Module,
+    shape: MeshShape,
+    policies: Policies,
+    device_mesh: DeviceMesh,
+    blocks: dict[str, nn.Module],
+) -> tuple[cuts.Plan, float | None]:
+    """Return what tp will cut, and bytes sent for each token where the plan tells."""
+    policy, axis = policies.tensor, device_mesh["tp"]
+    plan = tp.find_plan(model, policy, axis, blocks)
+    token_bytes = None
+    if cuts.is_known(plan):
+        summed, gathered = cuts.token_widths(plan, model)
+        token_bytes = cost.token_bytes(summed, [] if policy.loss else gathered, shape.tp)
+    return plan, token_bytes
 
 
 def _cut_weights(
@@ -67,17 +131,12 @@ def _cut_weights(
     policies: Policies,
     device_mesh: DeviceMesh,
     blocks: dict[str, nn.Module],
-) -> tuple[cuts.Plan, float | None]:
-    """Cut weights over tp; return the plan, and bytes sent for each token where it tells."""
-    policy, axis = policies.tensor, device_mesh["tp"]
-    plan = tp.find_plan(model, policy, axis, blocks)
-    token_bytes = None
-    if cuts.is_known(plan):
-        summed, gathered = cuts.token_widths(plan, model)
-        token_bytes = cost.token_bytes(summed, [] if policy.loss else gathered, shape.tp)
-    tp.apply(model, plan, policy, axis, blocks)
-    random_numbers.align(axis, shape.data_part(dist.get_rank())[0])
-    return plan, token_bytes
+    plan: cuts.Plan,
+) -> None:
+    """Cut over tp the weights that this rank has."""
+    here = plan.within({name.rpartition(".")[0] for name, _ in model.named_parameters()})
+    tp.apply(model, here, policies.tensor, device_mesh["tp"], blocks)
+    random_numbers.align(device_mesh["tp"], shape.data_part(dist.get_rank())[0])
 
 
 def _share_batches(
@@ -86,8 +145,11 @@ def _share_batches(
     """Have gradients averaged over the ranks that share a batch, and shards made of the model."""
     if shape.fsdp > 1:
         inner = device_mesh["dp", "fsdp"] if shape.dp > 1 else device_mesh["fsdp"]
-        reshard = shape.reshard_after_forward
+        # A stage's micro-batches follow each other: its weights stay until the last backward.
+        reshard = shape.reshard_after_forward and shape.pp == 1
         fsdp.apply(model, blocks.values(), inner, reshard_after_forward=reshard)
+    elif shape.pp > 1:
+        return  # a step averages its gradients once, behind the last micro-batch
     elif shape.tp == 1:
         ddp.apply(model, device_mesh)
     elif shape.dp > 1:

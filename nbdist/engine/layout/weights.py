@@ -6,7 +6,7 @@ every layout: compare the models' shapes, then give every rank what rank 0 holds
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -75,11 +75,15 @@ class BufferSync:
     forward, in evaluation too. After the forward leaves the same numbers on rank 0, equal ones on
     the others, and no collective in evaluation, which a rank may then do alone. Buffers that are
     not saved with the model (masks, tables) are constants and stay at home.
+
+    With groups, where a forward is a part of a step, `sync` is called at the end of it instead, and
+    the first rank of each group gives.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, groups: Sequence[dist.ProcessGroup] | None = None) -> None:
+        self._groups = groups
         self._places = [(module, name) for _, module, name in _saved_buffers(model)]
-        if self._places:
+        if self._places and groups is None:
             model.register_forward_hook(self._after_forward)
 
     @property
@@ -89,10 +93,17 @@ class BufferSync:
 
     def _after_forward(self, module: nn.Module, _args: object, _output: object) -> None:
         if module.training and torch.is_grad_enabled():
-            # `.data` has a version counter of its own: backward does not use the running
-            # statistics, and must not refuse because they have changed.
-            buffers = [_as_float32(getattr(owner, name).data) for owner, name in self._places]
-            torch_modules.broadcast_coalesced(buffers, _SOURCE)
+            self.sync()
+
+    def sync(self) -> None:
+        """Give every rank the first one's buffers. Collective."""
+        if not self._places:
+            return
+        # `.data` has a version counter of its own: backward does not use the running
+        # statistics, and must not refuse because they have changed.
+        buffers = [_as_float32(getattr(owner, name).data) for owner, name in self._places]
+        for group in [None] if self._groups is None else self._groups:
+            torch_modules.broadcast_coalesced(buffers, _SOURCE, group)
 
 
 def buffers_alike(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

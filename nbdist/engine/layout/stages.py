@@ -1,0 +1,269 @@
+"""Stages of a pipeline as plain values: which blocks each has, on which rank, by which balance.
+
+    schedule        stages a rank   stages of rank r, of p
+    gpipe, 1f1b     1               r
+    interleaved     2               r, r + p
+    zero-bubble     2               r, r + p
+    zbv             2               r, 2p - 1 - r
+
+Pure: counts and names, no model. Sources: Huang et al., "GPipe", 2019; Narayanan et al.,
+"Efficient Large-Scale Language Model Training", 2021, section 2.2; Qi et al., "Zero Bubble Pipeline
+Parallelism", 2023.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from nbdist.engine.layout.policies import Pipeline
+from nbdist.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A run of blocks, with what lies before the first one and behind the last one of all.
+
+    Attributes:
+        index: Of the stage, in the order of the data.
+        rank: Its place on the axis pp.
+        first: Number of its first block.
+        end: Number of the block after its last one.
+        blocks: Names of its blocks.
+        parameters: Names of what it trains or keeps.
+        numbers: How many numbers these hold.
+        share: Its part of what was balanced, from 0 to 1.
+    """
+
+    index: int
+    rank: int
+    first: int
+    end: int
+    blocks: tuple[str, ...]
+    parameters: tuple[str, ...]
+    numbers: int
+    share: float
+
+
+def per_rank(schedule: str) -> int:
+    """Return how many stages a rank has."""
+    return 1 if schedule in ("gpipe", "1f1b") else 2
+
+
+def rank_of(stage: int, schedule: str, pp: int) -> int:
+    """Return the place on the axis pp of the rank that has a stage."""
+    return 2 * pp - 1 - stage if schedule == "zbv" and stage >= pp else stage % pp
+
+
+def crossings(schedule: str, pp: int) -> int:
+    """Return how many times a sample goes from a rank to another, one way."""
+    count = per_rank(schedule) * pp
+    ranks = [rank_of(stage, schedule, pp) for stage in range(count)]
+    return sum(a != b for a, b in pairwise(ranks))
+
+
+def bubble(schedule: str, pp: int, microbatches: int) -> float:
+    """Return the part of a step in which a rank waits, where every block takes the same time.
+
+    A backward counts as two forwards, half of it for the weights, which zero-bubble schedules put
+    where a rank would wait.
+    """
+    work = microbatches * per_rank(schedule)
+    if schedule == "zbv":
+        return 0.0
+    if schedule == "zero-bubble":
+        work *= 3
+    return (pp - 1) / (work + pp - 1)
+
+
+def check_microbatches(policy: Pipeline, pp: int) -> None:
+    """Refuse a number of micro-batches that the schedule cannot order.
+
+    Raises:
+        LayoutError: With the nearest number that works.
+    """
+    if _is_orderly(policy.schedule, pp, policy.microbatches):
+        return
+    near = sorted(range(1, 2 * (policy.microbatches + pp)), key=lambda n: _far(n, policy))
+    works = next(n for n in near if _is_orderly(policy.schedule, pp, n))
+    raise LayoutError(
+        f'{policy.microbatches} micro-batches do not go through {pp} ranks by "{policy.schedule}".',
+        why="it needs one a rank at least"
+        if policy.microbatches < pp
+        else "it works in rounds of as many micro-batches, one or more a rank",
+        do=f"Pipeline(microbatches={works}) is the nearest that works",
+    )
+
+
+def _far(count: int, policy: Pipeline) -> tuple[int, int]:
+    return abs(count - policy.microbatches), -count
+
+
+def _is_orderly(schedule: str, pp: int, microbatches: int) -> bool:
+    if schedule == "gpipe":
+        return True
+    if schedule == "zbv":
+        return microbatches >= 2 * pp - 1
+    in_rounds = microbatches % max(1, microbatches // pp) == 0
+    return microbatches >= pp and (schedule == "1f1b" or in_rounds)
+
+
+def check_batch(samples: int, microbatches: int) -> None:
+    """Refuse a batch that cannot be cut into equal micro-batches.
+
+    Raises:
+        LayoutError: With the nearest numbers that work.
+    """
+    if samples and samples % microbatches == 0:
+        return
+    below, above = (
+        samples // microbatches * microbatches,
+        -(-samples // microbatches) * microbatches,
+    )
+    sizes = " or ".join(str(n) for n in dict.fromkeys((below, above)) if n)
+    counts = [n for n in range(2, samples + 1) if samples % n == 0]
+    nearest = min(counts, key=lambda n: abs(n - microbatches), default=0)
+    raise LayoutError(
+        f"A share of {samples} samples cannot be cut into {microbatches} equal micro-batches.",
+        why="every micro-batch goes through the same buffers, and counts the same",
+        do=f"give {sizes} samples"
+        + (f", or Pipeline(microbatches={nearest})" if nearest else "")
+        + "; loaders drop a smaller last batch with drop_last=True",
+    )
+
+
+def first_blocks(
+    policy: Pipeline, pp: int, blocks: Sequence[str], costs: Sequence[float]
+) -> list[int]:
+    """Return the number of the first block of each stage.
+
+    Args:
+        policy: Its `split` may name them.
+        pp: Ranks of a pipeline.
+        blocks: Names, in the order of the data.
+        costs: What each costs, with what lies before the first and behind the last.
+
+    Raises:
+        LayoutError: More stages than blocks, or names that are none or in another order.
+    """
+    count = per_rank(policy.schedule) * pp
+    if len(blocks) < count:
+        fits = len(blocks) // per_rank(policy.schedule)
+        raise LayoutError(
+            f'pp={pp} by "{policy.schedule}" makes {count} stages of {len(blocks)} blocks.',
+            why="every stage needs a block",
+            do=f"pp={fits} is the largest that works"
+            if fits > 1
+            else 'Pipeline("1f1b") makes one stage a rank; "zero3" cuts any model',
+        )
+    if policy.split is None or isinstance(policy.split, str):
+        return balanced(costs, count)
+    numbers = [_number(entry, blocks) for entry in policy.split]
+    if len(numbers) != count or numbers[0] != 0 or sorted(set(numbers)) != numbers:
+        shown = balanced(costs, count)
+        raise LayoutError(
+            f"split names {len(numbers)} first blocks, and there are {count} stages."
+            if len(numbers) != count
+            else "split must begin with the first block and go on in the order of the data.",
+            do=f"by size it would be split={[blocks[n] for n in shown]}",
+        )
+    return numbers
+
+
+def _number(entry: object, blocks: Sequence[str]) -> int:
+    if entry in blocks:
+        return list(blocks).index(str(entry))
+    if isinstance(entry, int) and 0 <= entry < len(blocks):
+        return entry
+    raise LayoutError(
+        f"split names {entry!r}, which is no block.",
+        do=f"blocks are {blocks[0]} ... {blocks[-1]}, or numbers from 0 to {len(blocks) - 1}",
+    )
+
+
+def balanced(costs: Sequence[float], parts: int) -> list[int]:
+    """Cut a row of costs into runs, the heaviest as light as can be, and then all as even.
+
+    Returns:
+        Where each run begins.
+    """
+    heaviest = _best(costs, parts, max, float("inf"))[0]
+    return _best(costs, parts, lambda a, b: a + b * b, heaviest)[1]
+
+
+def _best(
+    costs: Sequence[float], parts: int, join: Callable[[float, float], float], limit: float
+) -> tuple[float, list[int]]:
+    """Return the least value of `join` over the runs, none above `limit`, and their beginnings."""
+    n = len(costs)
+    before = [0.0]
+    for cost in costs:
+        before.append(before[-1] + cost)
+    infinite = float("inf")
+    # best[i]: the least value, and the beginnings, of the first i costs in so many runs.
+    best: list[tuple[float, list[int]]] = [(0.0, []), *[(infinite, list[int]())] * n]
+    for _ in range(parts):
+        best = [
+            min(
+                (
+                    (join(best[j][0], before[i] - before[j]), [*best[j][1], j])
+                    for j in range(i)
+                    if before[i] - before[j] <= limit * (1 + 1e-12)
+                ),
+                default=(infinite, list[int]()),
+            )
+            for i in range(n + 1)
+        ]
+    return best[n]
+
+
+def stages(
+    policy: Pipeline,
+    pp: int,
+    blocks: Sequence[str],
+    firsts: Sequence[int],
+    uses: Mapping[str, frozenset[int]],
+    sizes: Mapping[str, int],
+    costs: Sequence[float],
+) -> tuple[Stage, ...]:
+    """Return the stages.
+
+    Args:
+        policy: The schedule says which rank has which.
+        pp: Ranks of a pipeline.
+        blocks: Names, in the order of the data.
+        firsts: From `first_blocks`.
+        uses: In which segments each parameter is used; the name of a segment is its block's number.
+        sizes: How many numbers each parameter holds.
+        costs: Of each segment.
+
+    Raises:
+        LayoutError: A parameter is used by several stages.
+    """
+    ends = [*firsts[1:], len(blocks)]
+    owned: dict[int, list[str]] = {stage: [] for stage in range(len(firsts))}
+    last = 0
+    for name, segments in uses.items():
+        used = sorted({sum(first <= s for first in firsts) - 1 for s in segments})
+        if len(used) > 1:
+            raise LayoutError(
+                f"{name} is used by stages {used[0]} and {used[-1]}, which lie on different ranks.",
+                why="a parameter that parts of a model share would be trained in each alone",
+                do="give each its own (untie the embedding and the head), or use fsdp or tp",
+            )
+        # One that the forward does not use stays with those it was written beside.
+        last = used[0] if used else last
+        owned[last].append(name)
+    total = sum(costs) or 1.0
+    return tuple(
+        Stage(
+            index=i,
+            rank=rank_of(i, policy.schedule, pp),
+            first=first,
+            end=end,
+            blocks=tuple(blocks[first:end]),
+            parameters=tuple(owned[i]),
+            numbers=sum(sizes[name] for name in owned[i]),
+            share=sum(costs[first:end]) / total,
+        )
+        for i, (first, end) in enumerate(zip(firsts, ends, strict=True))
+    )
