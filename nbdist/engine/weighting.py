@@ -45,13 +45,17 @@ def checked(
         )
     if len(numbers) != parts:
         raise UsageError(
-            f"There are {len(numbers)} weights, and a batch has {parts} parts.",
+            f"The loader has {len(numbers)} weights, and a batch has {parts} part{_s(parts)}.",
             why="a weight belongs to one part; ranks of one tp group share theirs",
-            do=f"give {parts} numbers: loader.weights = {[1] * parts}; None shares equally",
+            do=f"loader.weights = {[1] * parts}, or other numbers; None shares equally",
         )
     if global_batch < parts:
         raise UsageError(f"A batch of {global_batch} samples has no {parts} parts.")
     return tuple(float(number) for number in numbers)
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
 
 
 def _is_weight(number: object) -> bool:

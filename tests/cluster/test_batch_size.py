@@ -97,13 +97,56 @@ def test_a_plain_loop_on_unequal_parts_is_told_and_one_that_weighs_is_not(
         assert "small part" not in ran.text
 
 
-def test_weights_for_another_number_of_ranks_are_one_clear_error(session: Session) -> None:
-    session.run(WEIGHTED)
-    session.scale(1)
-    try:
-        with pytest.raises(RankError, match=r"There are 2 weights, and a batch has 1 parts?"):
-            session.run("for x in points: pass", track=False)
-        session.run("points.weights = None")
-        assert session.run("[len(x) for x in points]").value_list == [[4] * 4]
-    finally:
-        session.scale(2)
+RIGHT = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+torch.manual_seed(0)
+samples = torch.arange(48.).reshape(16, 3)
+def sgd(model, lr=0.01):
+    return torch.optim.SGD(model.parameters(), lr=lr)
+def step(model, opt, x):
+    model(x).mean().backward(); opt.step(); opt.zero_grad()
+"""
+RIGHT_PROGRAMS = {
+    "one rank": """
+model = torch.nn.Linear(3, 17); opt = sgd(model)
+if rank == 0:
+    for x in DataLoader(samples, batch_size=4): step(model, opt, x)""",
+    "the batch fixed by the loader": """
+model = torch.nn.Linear(3, 17); layout = nbdist.parallelize(model, "ddp"); opt = sgd(model)
+for x in nbdist.loader(samples, global_batch=4): step(model, opt, x)""",
+    "the same batch in two parts": """
+for i, x in enumerate(nbdist.loader(samples, global_batch=2)):
+    (model(x).mean() / 2).backward()
+    if i % 2: opt.step(); opt.zero_grad()""",
+    "evaluation on large batches in between": """
+for x in nbdist.loader(samples, global_batch=4):
+    step(model, opt, x)
+    with torch.no_grad():
+        for y in DataLoader(samples, batch_size=16): model(y)""",
+    "evaluation alone": """
+with torch.no_grad():
+    for y in DataLoader(samples, batch_size=16): model(y)""",
+    "every rank trains by itself": """
+alone = torch.nn.Linear(3, 17); opt = sgd(alone)
+for x in DataLoader(samples, batch_size=8): step(alone, opt, x)""",
+    "the rate scaled by hand": """
+wide = DDP(torch.nn.Linear(3, 17)); opt = sgd(wide, lr=0.02)
+for x in DataLoader(samples, batch_size=4): step(wide, opt, x)""",
+    "the rate scaled by nbdist": """
+wide = DDP(torch.nn.Linear(3, 17)); opt = sgd(wide)
+warmup = nbdist.scale_lr(opt, global_batch=16, reference_batch=4, warmup_steps=2)
+for x in DataLoader(samples, batch_size=8): step(wide, opt, x); warmup.step()""",
+    "another model": """
+other = DDP(torch.nn.Linear(3, 18)); opt = sgd(other)
+for x in DataLoader(samples, batch_size=16): step(other, opt, x)""",
+}
+
+
+def test_right_programs_are_left_alone(notebook: Kernel) -> None:
+    notebook.cell(RIGHT)
+    for name, program in RIGHT_PROGRAMS.items():
+        options = "-r 0 --no-track" if name == "one rank" else "--no-track"
+        ran = notebook.cell(program, options)
+        assert ran.error is None, (name, ran.error)
+        assert "learning rate" not in ran.text, (name, ran.text)

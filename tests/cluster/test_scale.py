@@ -34,6 +34,8 @@ half = dist.new_group([0, 1])
 mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
 cut = torch.nn.Linear(2, 2)
 nbdist.parallelize(cut, "zero3")
+shared = torch.nn.Linear(2, 2)
+nbdist.parallelize(shared, "zero1")
 """
 
 
@@ -61,6 +63,16 @@ def test_fewer_ranks_keep_what_they_hold_and_train_on(scaled: Session) -> None:
     assert scaled.run("train(1)", track=False).value_list == [[0.0, 2.0, 4.0, 6.0]]
 
 
+def test_weights_of_a_loader_are_asked_for_anew(scaled: Session) -> None:
+    scaled.run("weighted = nbdist.loader(torch.arange(12.), global_batch=4, weights=[1, 0.3])")
+    scaled.scale(1)
+    told = fail(scaled, "for x in weighted: pass")
+    assert "The loader has 2 weights, and a batch has 1 part." in told
+    assert "loader.weights = [1]" in told
+    scaled.run("weighted.weights = None")
+    assert scaled.run("[len(x) for x in weighted]").value_list == [[4] * 3]
+
+
 def test_more_ranks_meet_in_one_group_and_know_their_number(scaled: Session) -> None:
     assert scaled.scale(3)[0] == "There are 3 ranks now."
     assert scaled.run(SUM).value_list == [3.0] * 3
@@ -86,19 +98,20 @@ def test_new_ranks_hold_what_the_others_hold_and_train_with_them(scaled: Session
 def test_what_stands_on_the_old_groups_is_named_and_refused(scaled: Session) -> None:
     scaled.run(BEGIN + OWN)
     said = scaled.scale(1)[-1]
-    for name in ("wrapped (", "half (process group)", "mesh (mesh)", 'cut (layout "zero3")'):
+    own = ("wrapped (", "half (process group)", "mesh (mesh)")
+    for name in (*own, 'cut (layout "zero3")', 'shared (layout "zero1")'):
         assert name in said
     assert "model" not in said
     x = "torch.ones(1, 2)"
     for use in (
-        *(f"wrapped({x})", f"cut({x})", f"dist.all_reduce({x}, group=half)"),
+        *(f"wrapped({x})", f"cut({x})", f"shared({x})", f"dist.all_reduce({x}, group=half)"),
         f"dist.all_reduce({x}, group=mesh.get_group())",
     ):
         assert "ClusterError: This " in fail(scaled, use)
     again = " ".join(scaled.scale(2))
     assert "half (process group)" not in again  # named once
     assert "half (" in again  # for the newcomer, a placeholder
-    scaled.run("del wrapped, half, mesh, cut")
+    scaled.run("del wrapped, half, mesh, cut, shared")
 
 
 def test_ranks_that_do_not_come_up_leave_the_others_as_they_were(scaled: Session) -> None:

@@ -1,4 +1,4 @@
-"""`"zero1"` in a session: the wrong optimizer, a dead rank, another number of ranks."""
+"""`"zero1"` in a session: the wrong optimizer, and a dead rank."""
 
 import pytest
 
@@ -57,11 +57,3 @@ def test_states_that_died_with_a_rank_are_named_and_an_optimizer_made_anew_train
         session.run("train(torch.optim.SGD(model.parameters(), lr=0.1))", track=False)
     session.run(f"model.zero_grad()\n{MAKE}\ntrain(opt)", track=False)
     assert alike(session) != before
-
-
-def test_another_number_of_ranks_names_the_layout_that_cannot_follow(session: Session) -> None:
-    session.run(f"{BEGIN}{MAKE}\ntrain(opt)", track=False)
-    try:
-        assert 'model (layout "zero1")' in session.scale(1)[-1]
-    finally:
-        session.scale(2)

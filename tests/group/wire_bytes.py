@@ -55,6 +55,37 @@ def _measured(action: Any) -> tuple[int, int]:
     return received, counted
 
 
+def layouts(names: list[str]) -> dict[str, tuple[float, float]]:
+    """Return by layout the bytes this rank received in a step, and those that `explain` tells."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from nbdist.engine.layout.parallelize import parallelize
+
+    found = {}
+    for name in names:
+        model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
+        layout = parallelize(model, name)
+        optimizer = layout.optimizer(torch.optim.SGD, lr=0.1)
+
+        def step(model: nn.Module = model, opt: torch.optim.Optimizer = optimizer) -> None:
+            model(torch.ones(2, 512)).sum().backward()
+            opt.step()
+            opt.zero_grad()
+
+        for _ in range(2):
+            step()  # makes the connections; DDP's buckets are laid anew in the second
+        dist.barrier()
+        before = received_bytes()
+        dist.barrier()
+        for _ in range(CALLS):
+            step()
+        found[name] = (received_bytes() - before) / CALLS, layout.explain().sent_bytes
+        dist.barrier()
+    return found
+
+
 def received_bytes() -> int:
     """Return the payload that this process's TCP connections have received, as Linux counts it.
 
