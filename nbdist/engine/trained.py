@@ -5,6 +5,7 @@ A layout that an earlier cell made says nothing of a plain module that this one 
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -56,6 +57,13 @@ def numbers_of(optimizer: Optimizer) -> dict[str, float]:
     if batch is not None:
         values["scaled_for"] = batch
     return {name: float(value) for name, value in values.items()}
+
+
+def is_plain(optimizer: Optimizer) -> bool:
+    """Return whether the model is trained by this rank alone, as far as can be seen."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    is_shared = isinstance(optimizer, InRounds) or any(isinstance(p, DTensor) for p in parameters)
+    return not is_shared and spread_by(optimizer) is None
 
 
 def spread_by(optimizer: Optimizer) -> Layout | DistributedDataParallel | None:

@@ -1,37 +1,38 @@
 """What goes wrong in a training is said in its cell, once; right trainings are silent."""
 
+import pytest
+
 import nbdist
+from tests.cluster import programs
 from tests.cluster.conftest import Kernel
 
-TRAIN = """
-import torch.nn.functional as F
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-layout = nbdist.parallelize(model, "ddp")
-opt = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(6):
-    model(torch.randn(2, 4) + rank).square().mean().backward()
-    opt.step()
-    opt.zero_grad()
-    if rank == 1 and step == SPOILED:
-        with torch.no_grad():
-            model[2].weight.mul_(1.001)
-"""
 
-
-def test_replicas_that_drift_apart_are_named_while_the_cell_runs(
-    notebook: Kernel, session: nbdist.Session
-) -> None:
-    ran = notebook.cell(TRAIN.replace("SPOILED", "3"), "--no-track")
+def test_what_goes_wrong_is_shown_once_in_its_cell(notebook: Kernel) -> None:
+    ran = notebook.cell(programs.WRONG["one rank changes a weight"], "--no-track")
     assert ran.error is None
     (line,) = [line for line in ran.text.splitlines() if "Replicas differ" in line]
-    assert "at step 5 (alike until step 2)" in line
-    assert "2.weight" in line
-    assert "rank 1 against rank 0" in line
+    assert "0.weight, rank 1 against rank 0." in line
+    assert notebook.cell(programs.RIGHT["ddp"], "--no-track").error is None
 
 
-def test_a_right_training_says_nothing(session: nbdist.Session) -> None:
-    session.run(TRAIN.replace("SPOILED", "-1"), track=False)
+@pytest.mark.parametrize("name", programs.WRONG)
+def test_each_planted_wrong_use_is_named(session: nbdist.Session, name: str) -> None:
+    session.run(programs.WRONG[name], track=False)
+    first = [alarm for alarm in session.alarms if alarm.startswith(programs.SAYS[name])]
+    assert len(first) == 1, session.alarms
+
+
+@pytest.mark.parametrize("name", programs.RIGHT)
+def test_a_right_program_gives_no_alarm(session: nbdist.Session, name: str) -> None:
+    session.run(programs.RIGHT[name], track=False)
     assert session.alarms == ()
-    session.run(TRAIN.replace("SPOILED", "3"), track=False)
-    assert len(session.alarms) == 1
+
+
+def test_a_branch_that_depends_on_the_rank_around_a_collective_is_an_error_that_names_both(
+    session: nbdist.Session,
+) -> None:
+    branch = "dist.all_reduce(torch.ones(2)) if rank == 0 else dist.broadcast(torch.ones(2), 0)"
+    with pytest.raises(nbdist.RankError) as caught:
+        session.run(branch, track=False)
+    assert "all_reduce" in str(caught.value)
+    assert "broadcast" in str(caught.value)

@@ -7,6 +7,7 @@ from collections.abc import MutableSequence
 
 from nbdist.client.checks.batch_growth import BatchGrowth, Trained
 from nbdist.client.checks.drift import Drift
+from nbdist.client.checks.uses import Uses
 from nbdist.wire import CellInfo, Record
 
 
@@ -22,6 +23,7 @@ class Checks:
         """
         self._growth = BatchGrowth(info, before)
         self._drift = Drift(info.ranks)
+        self._uses = Uses(info.ranks)
         self._found: dict[str, str] = {}  # by rule; the first time counts
         self._said = 0
 
@@ -36,6 +38,9 @@ class Checks:
         for record in records:
             if record.kind == "alike":
                 self._note("drift", self._drift.take(record.rank, record.step, record.values))
+            else:
+                for rule, sentence in self._uses.take(record).items():
+                    self._note(rule, sentence)
 
     def lines(self, *, is_last: bool = False) -> list[str]:
         """Return what was found since the last call; with `is_last`, no more records will come."""

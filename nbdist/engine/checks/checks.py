@@ -7,14 +7,20 @@ tell of the same ones: soon after a cell's begin, where most goes wrong, then ev
 import weakref
 from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.data import DistributedSampler
 
 from nbdist.engine import trained
 from nbdist.engine.checks.alike import held_alike
 from nbdist.engine.checks.fingerprint import as_float, fingerprints
+from nbdist.engine.checks.use import Use
+from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout.layout import Layout
+from nbdist.engine.tap import tap
+from nbdist.engine.training import training
 
 EVERY = 100
 SOON = frozenset({1, 2, 5, 10, 20, 50})
@@ -42,32 +48,83 @@ class Checks:
         """
         self._add = add
         self._layouts: list[weakref.ref[Layout]] = []
+        self._uses: list[Use] = []
+        self._epochs = Epochs()
 
     def begin_cell(self) -> None:
         """Nothing is trained yet."""
+        self._look(is_on=False)
+        for use in self._uses:
+            use.end()
+        self._uses.clear()
         self._layouts.clear()
+        self._epochs = Epochs()
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Take note of what an optimizer trains; before its first step in a cell."""
         layout = trained.spread_by(optimizer)
         if isinstance(layout, Layout):
             self._layouts.append(weakref.ref(layout))
+        use = Use(optimizer)
+        if values := use.at_first():
+            self._add("use", 0, values | {"optimizer": float(len(self._uses))})
+        self._uses.append(use)
 
     def step_ended(self, step: int) -> None:
-        """Tell what this rank holds, if this step is one of those.
+        """Tell what this rank holds and has done, if this step is one of those.
 
         Costs a pass over the parameters, at most `fingerprint.SELECTION` elements of each; on a
         GPU it waits for what is queued.
         """
-        if is_due(step):
-            values: dict[str, float] = {}
-            for number, reference in enumerate(self._layouts):
-                layout = reference()
-                prefix = f"{number}:" if number else ""
-                if layout is not None:
-                    values |= _told([(prefix + n, t) for n, t in held_alike(layout) if t.numel()])
-            if values:
-                self._add("alike", step, values)
+        has_repeated = self._epochs.is_repeated(*training.current_pass())
+        if is_due(step) or has_repeated:
+            self._tell_alike(step)
+            self._tell_uses(step, has_repeated=has_repeated)
+        self._look(is_on=is_due(step + 1))
+
+    def _tell_alike(self, step: int) -> None:
+        values: dict[str, float] = {}
+        for number, reference in enumerate(self._layouts):
+            layout = reference()
+            prefix = f"{number}:" if number else ""
+            if layout is not None:
+                values |= _told([(prefix + n, t) for n, t in held_alike(layout) if t.numel()])
+        if values:
+            self._add("alike", step, values)
+
+    def _tell_uses(self, step: int, *, has_repeated: bool) -> None:
+        reduced = tap.look_for_reductions(False)
+        for number, use in enumerate(self._uses):
+            values = use.at_step_end(reduced)
+            values |= {"optimizer": number, "same_epoch": has_repeated}
+            self._add("use", step, {name: float(value) for name, value in values.items()})
+
+    def _look(self, *, is_on: bool) -> None:
+        tap.look_for_reductions(is_on)
+        for use in self._uses:
+            use.look(is_on=is_on)
+
+
+class Epochs:
+    """Which epoch each sampler that can shuffle was in when a pass over it began."""
+
+    def __init__(self) -> None:
+        self._iterator: weakref.ref[Any] | None = None
+        self._began_at = 0
+        self._seen: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def is_repeated(self, iterator: Any, began_at: int) -> bool:
+        """Return whether another pass has begun, in the order of the one before."""
+        known = None if self._iterator is None else self._iterator()
+        if iterator is None or (known is iterator and began_at == self._began_at):
+            return False
+        self._iterator, self._began_at = weakref.ref(iterator), began_at
+        sampler = torch_hooks.sampler_of(iterator)
+        if not (isinstance(sampler, DistributedSampler) and sampler.shuffle):
+            return False
+        before = self._seen.get(sampler)
+        self._seen[sampler] = sampler.epoch
+        return before == sampler.epoch
 
 
 def _told(held: list[tuple[str, Tensor]]) -> dict[str, float]:

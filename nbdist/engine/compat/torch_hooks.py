@@ -179,6 +179,12 @@ def batch_number(iterator: Any) -> int:
     return int(iterator._num_yielded)
 
 
+def sampler_of(iterator: Any) -> Any:
+    """Return the sampler of a DataLoader's iterator, that of single samples; None without one."""
+    batches = getattr(iterator, "_index_sampler", None)
+    return getattr(batches, "sampler", batches)
+
+
 def batch_count(iterator: Any) -> int | None:
     """Return how many batches one pass of a DataLoader's iterator gives, if it knows."""
     try:

@@ -96,6 +96,8 @@ class State:
         self.backward: Backward | None = None
         self.seen_until_ns = 0  # intervals up to here have been taken
         self.cuda = CudaTimes()
+        # Addresses of tensors that the loop itself all-reduces, outside of backward; where asked.
+        self.reduced: deque[int] | None = None
         self.begin_telling()
 
     def begin_telling(self) -> None:
@@ -215,6 +217,17 @@ def take(step: int | None = None) -> Traffic:
     if state.backward is not None:
         state.backward.exposed_ns = 0
     return traffic
+
+
+def look_for_reductions(is_on: bool) -> set[int]:
+    """Begin or end to note what the main thread all-reduces outside of backward.
+
+    Returns:
+        The addresses of the tensors noted so far, the newest `MAX_ROWS`; they may be used again.
+    """
+    noted = set(state.reduced or ())
+    state.reduced = deque(maxlen=MAX_ROWS) if is_on else None
+    return noted
 
 
 def late() -> tuple[int, Calls] | None:

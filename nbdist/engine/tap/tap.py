@@ -65,6 +65,7 @@ from nbdist.engine.tap.ledger import (
     late,
     launch_of,
     launched_to_be_waited_for,
+    look_for_reductions,
     reset_counts,
     state,
     take,
@@ -90,6 +91,7 @@ __all__ = [
     "last_kind",
     "late",
     "level",
+    "look_for_reductions",
     "received",
     "reset_counts",
     "sent",
@@ -162,6 +164,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     prepare = op.prepare if device_type == "cpu" else None
     returns_outputs, returns_nothing = op.returns == "outputs and work", op.returns == "nothing"
     device, is_cuda = torch.device(device_type), device_type == "cuda"
+    is_reduction = op.kind == "all_reduce"
     unbox, is_gloo = torch_hooks.unbox_group, torch_hooks.is_gloo
     get_ident, now = threading.get_ident, perf_counter_ns
 
@@ -219,6 +222,8 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             state.collectives += 1
             if sends:
                 state.bytes += size
+            if state.reduced is not None and is_main and is_reduction and state.backward is None:
+                state.reduced.extend(tensor.data_ptr() for tensor in args[0])
             is_sync = returns_nothing or (
                 async_at is not None and len(args) > async_at and not args[async_at]
             )

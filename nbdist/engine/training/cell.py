@@ -117,6 +117,14 @@ class Cell:
         may_train = is_batch and torch.is_grad_enabled()
         self._parts.fetch_ended(now_ns, tap.exposed_ns(), self._pass.number, may_train=may_train)
 
+    @property
+    def current_pass(self) -> tuple[Any, int]:
+        """The DataLoader's iterator that was asked last, if one was, and at which step it began.
+
+        With persistent workers one iterator makes all passes.
+        """
+        return self._iterator, self._pass.began_at
+
     def note_batch(self, batch: Any) -> None:
         """Take in what a batch holds."""
         self._fetched.append(size_of(batch))

@@ -74,6 +74,11 @@ def current_step() -> int:
     return 0 if _hooks is None else _hooks.cell.step
 
 
+def current_pass() -> tuple[Any, int]:
+    """Return the DataLoader's iterator that the cell asked last, or None, and its first step."""
+    return (None, 0) if _hooks is None else _hooks.cell.current_pass
+
+
 def is_loading() -> bool:
     """Return whether the main thread waits for a DataLoader's batch. Any thread."""
     return _hooks is not None and _hooks.is_loading

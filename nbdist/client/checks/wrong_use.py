@@ -1,0 +1,253 @@
+"""Rules on how a cell uses one model: what is wrong, in a sentence, from what all ranks told.
+
+Each rule gets the steps of which every rank has told, oldest first, and answers with a sentence or
+"". None decides on a single step where chance could make it look wrong.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nbdist.ranks import name_ranks
+
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all ranks told of one step, by rank: "use" rows of `engine/checks/use`.
+
+    `bytes` are those each rank sent in it, where its step's record has come.
+    """
+
+    number: int
+    told: Mapping[int, Values]
+    bytes: Mapping[int, float] = field(default_factory=dict)
+
+    def of(self, name: str) -> dict[int, float]:
+        """Return one value of the ranks that told it."""
+        return {rank: values[name] for rank, values in self.told.items() if name in values}
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a batch is cut; 0 of a model that nothing spreads."""
+        return int(max(self.of("parts").values(), default=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One optimizer's steps in a cell.
+
+    `first` is what ranks told before the first one. `collectives` counts those of all steps of all
+    ranks, None where ranks do not tell. `rates` are the ranks' learning rates.
+    """
+
+    steps: Sequence[Step]
+    first: Step | None = None
+    collectives: float | None = None
+    rates: frozenset[float] = frozenset()
+
+    @property
+    def last(self) -> Step:
+        """The newest step."""
+        return self.steps[-1]
+
+
+ENOUGH = 5  # the step from which "never" is meant
+
+
+def trains_nothing(seen: Seen) -> str:
+    """No parameter has a gradient when the optimizer steps."""
+    idle = [
+        {r for r, n in step.of("gradients").items() if n == 0 and step.told[r].get("parameters")}
+        for step in seen.steps
+    ]
+    if len(idle) < 2 or not all(idle[-2:]):
+        return ""
+    ranks = sorted(idle[-1])
+    count = int(seen.last.told[ranks[0]]["parameters"])
+    return (
+        f"The optimizer of {name_ranks(ranks)} trains nothing: none of its {count} parameters has "
+        "a gradient when it steps. It was made before the model was spread, or for another model; "
+        "make it after parallelize (or fully_shard), from model.parameters()."
+    )
+
+
+def never_averages(seen: Seen) -> str:
+    """A spread model is trained and no rank sends anything."""
+    if seen.last.parts < 2 or seen.last.number < ENOUGH or seen.collectives != 0:
+        return ""
+    return (
+        f"Gradients are not averaged: {seen.last.number} steps, and no rank has sent anything. The "
+        "layout's hooks are bypassed; call the model itself, model(x), not model.module, "
+        "model.forward or its parts, and leave no_sync before the last backward of a step."
+    )
+
+
+def trains_alone(seen: Seen) -> str:
+    """Every rank trains a plain model of its own, from the same weights."""
+    first = {} if seen.first is None else seen.first.of("weights")
+    now = seen.last.of("weights")
+    is_alike = len(first) == len(seen.last.told) > 1 and len(set(first.values())) == 1
+    is_apart = len(set(now.values())) > 1
+    is_one_recipe = len(seen.rates) <= 1
+    if not (is_alike and is_apart and is_one_recipe and seen.collectives == 0):
+        return ""
+    if seen.last.number < ENOUGH:
+        return ""
+    return (
+        "Each rank trains a model of its own: they began alike, and after "
+        f"{seen.last.number} steps they differ, for"
+        '  nothing averages gradients. nbdist.parallelize(model, "ddp") before the '
+        "optimizer trains one model on all ranks."
+    )
+
+
+def averages_by_hand(seen: Seen) -> str:
+    """The loop all-reduces gradients that are averaged already."""
+    recent = [step for step in seen.steps if step.parts > 1 and any(step.of("by_hand").values())]
+    if len(recent) < 2:
+        return ""
+    count = int(max(recent[-1].of("by_hand").values()))
+    return (
+        f"Gradients are averaged twice: the loop all-reduces {count} gradients that backward has "
+        "averaged over ranks already. Leave the all_reduce out; where it sums, the step is as many "
+        "times too long as there are ranks."
+    )
+
+
+def began_apart(seen: Seen) -> str:
+    """The loop averages gradients itself, of models that began with different weights."""
+    first = {} if seen.first is None else seen.first.of("weights")
+    by_hand = [step for step in seen.steps if any(step.of("by_hand").values())]
+    if len(set(first.values())) < 2 or len(by_hand) < 2 or seen.last.parts:
+        return ""
+    return (
+        "Ranks average gradients of models that began with different weights, so none of them is "
+        'trained. nbdist.parallelize(model, "ddp") gives all ranks rank 0\'s; or build the model '
+        "after torch.manual_seed with the same seed."
+    )
+
+
+def feeds_the_same(seen: Seen) -> str:
+    """All parts of a batch are the same samples, though samples change."""
+    alike, kinds = 0, set()
+    for step in seen.steps:
+        fed = step.of("input")
+        parts = {step.told[rank]["part"] for rank in fed if "part" in step.told[rank]}
+        if len(parts) > 1 and len(parts) == step.parts and len(set(fed.values())) == 1:
+            alike += 1
+            kinds |= set(fed.values())
+    if alike < 3 or len(kinds) < 2:
+        return ""
+    return (
+        f"All ranks learn from the same samples: in {alike} steps that were looked at, their "
+        "inputs were equal. nbdist.loader(dataset, global_batch=...) gives each its own part; "
+        "torch's DataLoader needs a DistributedSampler."
+    )
+
+
+def feeds_parts_of_a_group_different(seen: Seen) -> str:
+    """Ranks that share weights of one sample get different samples."""
+    apart = []
+    for step in seen.steps:
+        groups: dict[float, set[float]] = {}
+        for rank, fed in step.of("input").items():
+            groups.setdefault(step.told[rank].get("part", -1.0 - rank), set()).add(fed)
+        apart.append(any(len(fed) > 1 for fed in groups.values()))
+    if sum(apart) < 2:
+        return ""
+    return (
+        "Ranks that hold parts of the same weights get different samples, so what they compute "
+        "together belongs to none. nbdist.loader gives them the same; a DistributedSampler takes "
+        "num_replicas and rank from layout.shape.data_part(rank)."
+    )
+
+
+def drops_alike(seen: Seen) -> str:
+    """Dropout draws the same numbers on ranks with different samples."""
+    alike = 0
+    for step in seen.steps:
+        drawn = step.of("random")
+        parts = {step.told[rank]["part"] for rank in drawn if "part" in step.told[rank]}
+        alike += len(parts) > 1 and len(parts) == step.parts and len(set(drawn.values())) == 1
+    if alike < 2:
+        return ""
+    return (
+        "Dropout drops the same on all ranks, which makes their samples less independent: the "
+        "random numbers are in the same state. torch.manual_seed(seed + rank) after parallelize."
+    )
+
+
+def drops_differently(seen: Seen) -> str:
+    """Dropout draws other numbers on ranks that hold parts of the same activations."""
+    apart = 0
+    for step in seen.steps:
+        streams: dict[float, set[float]] = {}
+        for rank, drawn in step.of("random").items():
+            if "stream" in step.told[rank]:
+                streams.setdefault(step.told[rank]["stream"], set()).add(drawn)
+        apart += any(len(drawn) > 1 for drawn in streams.values())
+    if apart < 2:
+        return ""
+    return (
+        "Dropout drops differently on ranks of one tp group, where activations must be equal: a "
+        "seed was set that depends on the rank. Use the same seed in a group, "
+        "torch.manual_seed(seed + layout.shape.data_part(rank)[0]), or none after parallelize."
+    )
+
+
+def keeps_own_statistics(seen: Seen) -> str:
+    """Batch norm's running statistics are each rank's own."""
+    apart = [len(set(step.of("statistics").values())) > 1 for step in seen.steps]
+    if len(apart) < 2 or not all(apart[-2:]):
+        return ""
+    return (
+        "Batch norm keeps other running statistics on each rank, so a model evaluates differently "
+        'on each. nbdist.parallelize(model, "ddp") keeps rank 0\'s on all; '
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) computes them over all ranks."
+    )
+
+
+def repeats_an_order(seen: Seen) -> str:
+    """A sampler that shuffles begins another pass in the order of the one before."""
+    if not any(any(step.of("same_epoch").values()) for step in seen.steps):
+        return ""
+    return (
+        "Each epoch has the same order: the DistributedSampler shuffles by its epoch, which nobody "
+        "sets. Call sampler.set_epoch(epoch) before each pass; nbdist.loader counts by itself."
+    )
+
+
+def averages_each_part(seen: Seen) -> str:
+    """Gradients are averaged and then added to, where the last backward alone would do."""
+    wasted = [
+        (rank, int(count) + 1)
+        for step in seen.steps
+        for rank, count in step.of("sums").items()
+        if count
+        and 0 < 1.9 * step.told[rank].get("averaged_bytes", 0.0) <= step.bytes.get(rank, 0.0)
+    ]
+    if len({rank for rank, _ in wasted}) < len(seen.last.told) or len(wasted) < 2:
+        return ""
+    count = wasted[-1][1]
+    return (
+        f"Each of {count} backwards of a step averages all gradients, where the last alone would "
+        f"do: {count - 1} of {count} bytes are sent for nothing. for part in "
+        f"layout.accumulate({count}) leaves them out; with DistributedDataParallel, no_sync()."
+    )
+
+
+RULES: tuple[Callable[[Seen], str], ...] = (
+    trains_nothing,
+    never_averages,
+    trains_alone,
+    averages_by_hand,
+    began_apart,
+    feeds_the_same,
+    feeds_parts_of_a_group_different,
+    drops_alike,
+    drops_differently,
+    keeps_own_statistics,
+    repeats_an_order,
+    averages_each_part,
+)

@@ -1,0 +1,157 @@
+"""How the cell uses one model: what it is fed, whether its gradients are averaged, and by whom.
+
+One rank tells; the notebook compares, and decides what is wrong (`nbdist/client/checks/wrong_use`).
+Main thread.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from nbdist.engine import trained
+from nbdist.engine.checks.fingerprint import as_float, fingerprints
+from nbdist.engine.layout.layout import Layout
+
+Spread = Layout | DistributedDataParallel
+
+
+class Use:
+    """What one optimizer and its model do, from the optimizer's first step in a cell on."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        """Look for the model; changes nothing but for a hook on its forward."""
+        self._optimizer = weakref.ref(optimizer)
+        spread = trained.spread_by(optimizer)
+        self._spread = None if spread is None else weakref.ref(spread)
+        self._fed: dict[str, float] = {}
+        self._hooks: list[Any] = []
+        self._summed = 0
+        model = spread.model if isinstance(spread, Layout) else spread
+        if model is not None:
+            before_forward = _weakly(weakref.WeakMethod(self._before_forward))
+            hook = model.register_forward_pre_hook(before_forward, with_kwargs=True)
+            self._hooks.append(hook)
+            sample = next((p for p in model.parameters() if p.requires_grad), None)
+            if sample is not None:
+                self._sample = weakref.ref(sample)
+                before_sum = _weakly(weakref.WeakMethod(self._before_sum))
+                self._hooks.append(sample.register_hook(before_sum))
+        self.is_looking = False  # in the step that runs
+        self._has_fed = False
+
+    def end(self) -> None:
+        """Take the hooks out."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def at_first(self) -> dict[str, float]:
+        """Return what is known before the first step: of a model on its own, its weights."""
+        return self._weights() if self._alone() else {}
+
+    def look(self, *, is_on: bool) -> None:
+        """Look, or do not look, at the step that begins."""
+        self.is_looking, self._has_fed, self._summed = is_on, False, 0
+        self._fed = {}
+
+    def at_step_end(self, reduced: set[int]) -> dict[str, float]:
+        """Return what is known of the step that has ended.
+
+        Args:
+            reduced: Addresses of tensors that the loop itself has all-reduced in it.
+        """
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return {}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        grads = [p.grad for p in parameters if p.grad is not None]
+        values = dict(self._fed)
+        values |= {"parameters": len(parameters), "gradients": len(grads), "sums": self._summed}
+        values["by_hand"] = sum(
+            not isinstance(g, DTensor) and g.data_ptr() in reduced for g in grads
+        )
+        spread = None if self._spread is None else self._spread()
+        if spread is None:
+            return values | (self._weights() if self._alone() else {})
+        return values | _place(spread) | _state(spread)
+
+    def _alone(self) -> bool:
+        """Whether these are plain weights that nothing which is known here spreads."""
+        optimizer = self._optimizer()
+        return optimizer is not None and self._spread is None and trained.is_plain(optimizer)
+
+    def _weights(self) -> dict[str, float]:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        tensors = [p for group in optimizer.param_groups for p in group["params"] if p.numel()]
+        return {"weights": as_float(int(fingerprints(tensors).sum()))} if tensors else {}
+
+    def _before_forward(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        is_training = module.training and torch.is_grad_enabled()
+        if self._has_fed or not (self.is_looking and is_training):
+            return
+        self._has_fed = True
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.numel()]
+        if given:
+            self._fed["input"] = as_float(int(fingerprints(given).sum()))
+        if any(isinstance(m, _DropoutNd) and m.p and m.training for m in module.modules()):
+            states = [torch.get_rng_state()]
+            if given and given[0].is_cuda:
+                states.append(torch.cuda.get_rng_state(given[0].device))
+            self._fed["random"] = as_float(int(fingerprints(states).sum()))
+
+    def _before_sum(self, _gradient: Tensor) -> None:
+        """One parameter gets a gradient: note whether it is added to another one."""
+        sample = self._sample()
+        if self.is_looking and sample is not None and sample.grad is not None:
+            self._summed += bool(sample.grad.any())
+
+
+def _weakly(method: "weakref.WeakMethod[Any]") -> Any:
+    """Return a hook that does not keep alive what it belongs to."""
+
+    def hook(*args: Any) -> None:
+        bound = method()
+        if bound is not None:
+            bound(*args)
+
+    return hook
+
+
+def _place(spread: Spread) -> dict[str, float]:
+    """Return which part of every batch this rank has, of how many, and whom it drops alike with."""
+    rank = dist.get_rank()
+    if isinstance(spread, Layout):
+        part, parts = spread.shape.data_part(rank)
+        place = {"part": float(part), "parts": float(parts)}
+        return place | ({"stream": float(rank // spread.shape.tp)} if spread.shape.tp > 1 else {})
+    group = spread.process_group
+    return {"part": dist.get_rank(group), "parts": dist.get_world_size(group)}
+
+
+def _state(spread: Spread) -> dict[str, float]:
+    """Return the bytes of gradients that are averaged, and of batch norm that nobody keeps alike.
+
+    A layout sends rank 0's statistics after each forward, DDP before each unless told not to.
+    """
+    values = {}
+    model = spread.model if isinstance(spread, Layout) else spread
+    if not isinstance(spread, Layout) or set(spread.shape.axes) == {"dp"}:
+        sizes = (p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        values["averaged_bytes"] = float(sum(sizes))
+    if isinstance(spread, DistributedDataParallel) and not spread.broadcast_buffers:
+        norms = [m for m in spread.modules() if isinstance(m, _BatchNorm)]
+        found = [m.running_mean for m in norms if m.running_mean is not None]
+        if found:
+            values["statistics"] = as_float(int(fingerprints(found).sum()))
+    return values

@@ -1,0 +1,314 @@
+"""Training programs for two ranks: right ones, and one for each wrong use that is looked for."""
+
+_DATA = """
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+torch.manual_seed(0)
+x, y = torch.randn(64, 6), torch.randint(3, (64,))
+dataset = TensorDataset(x, y)
+
+def net(*inner):
+    return nn.Sequential(nn.Linear(6, 8), *inner, nn.ReLU(), nn.Linear(8, 3))
+
+def fit(model, loader, opt, steps=12, backward=None):
+    done = 0
+    while done < steps:
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward() if backward is None else backward(loss)
+            opt.step()
+            opt.zero_grad()
+            done += 1
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+def batches():
+    return nbdist.loader(dataset, global_batch=8)
+"""
+
+_WRONG = {
+    "the wrapper is bypassed": """
+ddp = DDP(net())
+fit(ddp.module, batches(), sgd(ddp))
+""",
+    "a layout's hooks are bypassed": """
+model = net()
+nbdist.parallelize(model, "ddp")
+fit(model.forward, batches(), sgd(model))
+""",
+    "gradients averaged twice": """
+model = net()
+nbdist.parallelize(model, "ddp")
+def backward(loss):
+    loss.backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= world_size
+fit(model, batches(), sgd(model), backward=backward)
+""",
+    "gradients averaged never": """
+model = net()
+fit(model, batches(), sgd(model))
+""",
+    "optimizer made before the layout": """
+from torch.distributed.fsdp import fully_shard
+model = net()
+opt = sgd(model)
+fully_shard(model)
+fit(model, batches(), opt)
+""",
+    "different initial weights": """
+torch.manual_seed(rank)
+model = net()
+def backward(loss):
+    loss.backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= world_size
+fit(model, batches(), sgd(model), backward=backward)
+""",
+    "same data on all ranks": """
+model = net()
+nbdist.parallelize(model, "ddp")
+order = torch.Generator().manual_seed(1)
+fit(model, DataLoader(dataset, batch_size=4, shuffle=True, generator=order), sgd(model))
+""",
+    "other samples in a tp group": """
+model = nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)), nn.Linear(6, 3))
+nbdist.parallelize(model, "tp=2")
+fit(model, DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset)), sgd(model))
+""",
+    "sampler without epoch": """
+model = net()
+nbdist.parallelize(model, "ddp")
+fit(model, DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset)), sgd(model))
+""",
+    "unsynchronised batch norm": """
+ddp = DDP(net(nn.BatchNorm1d(8)), broadcast_buffers=False)
+fit(ddp, batches(), sgd(ddp))
+""",
+    "forgotten no_sync": """
+model = net()
+nbdist.parallelize(model, "ddp")
+opt = sgd(model)
+for step, (x, y) in enumerate(nbdist.loader(dataset, global_batch=4)):
+    (F.cross_entropy(model(x), y) / 2).backward()
+    if step % 2:
+        opt.step()
+        opt.zero_grad()
+""",
+    "dropout alike on ranks with other samples": """
+model = net(nn.Dropout(0.5))
+nbdist.parallelize(model, "ddp")
+torch.manual_seed(1)
+fit(model, batches(), sgd(model))
+""",
+    "dropout that differs in a tp group": """
+model = nn.Sequential(
+    nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)), nn.Dropout(0.5), nn.Linear(6, 3)
+)
+nbdist.parallelize(model, "tp=2")
+torch.manual_seed(rank)
+fit(model, batches(), sgd(model))
+""",
+    "one rank changes a weight": """
+model = net()
+nbdist.parallelize(model, "ddp")
+opt = sgd(model)
+fit(model, batches(), opt, steps=8)
+if rank == 1:
+    with torch.no_grad():
+        model[0].weight[0, 0] += 1e-3
+fit(model, batches(), opt, steps=8)
+""",
+}
+
+# The first words of what is said.
+SAYS = {
+    "the wrapper is bypassed": "Gradients are not averaged: 5 steps",
+    "a layout's hooks are bypassed": "Gradients are not averaged: 5 steps",
+    "gradients averaged twice": "Gradients are averaged twice: the loop all-reduces 4 gradients",
+    "gradients averaged never": "Each rank trains a model of its own",
+    "optimizer made before the layout": "The optimizer of ranks 0-1 trains nothing: none of its 4",
+    "different initial weights": "Ranks average gradients of models that began with different",
+    "same data on all ranks": "All ranks learn from the same samples",
+    "other samples in a tp group": "Ranks that hold parts of the same weights get different",
+    "sampler without epoch": "Each epoch has the same order",
+    "unsynchronised batch norm": "Batch norm keeps other running statistics on each rank",
+    "forgotten no_sync": "Each of 2 backwards of a step averages all gradients",
+    "dropout alike on ranks with other samples": "Dropout drops the same on all ranks",
+    "dropout that differs in a tp group": "Dropout drops differently on ranks of one tp group",
+    "one rank changes a weight": "Replicas differ at step 10 (alike until step 5)",
+}
+
+_RIGHT = {
+    "DistributedDataParallel": """
+ddp = DDP(net())
+fit(ddp, batches(), sgd(ddp))
+""",
+    "ddp": """
+model = net()
+nbdist.parallelize(model, "ddp")
+fit(model, batches(), sgd(model))
+""",
+    "zero2": """
+model = net()
+nbdist.parallelize(model, "zero2")
+fit(model, batches(), sgd(model))
+""",
+    "zero3, clipped": """
+model = net()
+layout = nbdist.parallelize(model, "zero3")
+def backward(loss):
+    loss.backward()
+    layout.clip_grad_norm_(0.1)
+fit(model, batches(), sgd(model), backward=backward)
+""",
+    "tp, with dropout": """
+model = nn.Sequential(
+    nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)), nn.Dropout(0.5), nn.Linear(6, 3)
+)
+nbdist.parallelize(model, "tp=2")
+fit(model, batches(), sgd(model))
+""",
+    "accumulation": """
+model = net()
+layout = nbdist.parallelize(model, "ddp")
+opt, parts = sgd(model), iter(nbdist.loader(dataset, global_batch=4))
+for step in range(6):
+    for part in layout.accumulate(2):
+        x, y = next(parts)
+        (F.cross_entropy(model(x), y) / 2).backward()
+    opt.step()
+    opt.zero_grad()
+""",
+    "no_sync": """
+ddp = DDP(net())
+opt, parts = sgd(ddp), iter(nbdist.loader(dataset, global_batch=4))
+for step in range(6):
+    with ddp.no_sync():
+        x, y = next(parts)
+        F.cross_entropy(ddp(x), y).backward()
+    x, y = next(parts)
+    F.cross_entropy(ddp(x), y).backward()
+    opt.step()
+    opt.zero_grad()
+""",
+    "two models that play against each other": """
+making, judging = net(), nn.Linear(3, 1)
+nbdist.parallelize(making, "ddp")
+nbdist.parallelize(judging, "ddp")
+first, second = sgd(making), sgd(judging)
+for x, y in batches():
+    judging(making(x)).square().mean().backward()
+    first.step()
+    second.zero_grad()
+    judging(making(x).detach()).mean().backward()
+    second.step()
+    first.zero_grad()
+    second.zero_grad()
+""",
+    "evaluation after each pass": """
+model = net(nn.BatchNorm1d(8))
+nbdist.parallelize(model, "ddp")
+opt = sgd(model)
+for epoch in range(2):
+    fit(model.train(), batches(), opt, steps=8)
+    with torch.no_grad():
+        model.eval()(x)
+""",
+    "dropout with a seed a rank": """
+model = net(nn.Dropout(0.5))
+nbdist.parallelize(model, "ddp")
+torch.manual_seed(rank)
+fit(model, batches(), sgd(model))
+""",
+    "one batch again and again": """
+model = net()
+nbdist.parallelize(model, "ddp")
+fit(model, [(torch.ones(4, 6), torch.zeros(4, dtype=torch.long))], sgd(model))
+""",
+    "set_epoch": """
+model, sampler = net(), DistributedSampler(dataset)
+nbdist.parallelize(model, "ddp")
+opt, loader = sgd(model), DataLoader(dataset, batch_size=8, sampler=sampler)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    fit(model, loader, opt, steps=1)
+""",
+    "batch norm": """
+model = net(nn.BatchNorm1d(8))
+nbdist.parallelize(model, "ddp")
+fit(model, batches(), sgd(model))
+""",
+    "DistributedDataParallel with batch norm": """
+ddp = DDP(net(nn.BatchNorm1d(8)))
+fit(ddp, batches(), sgd(ddp))
+""",
+    "frozen layers": """
+model = net()
+model[0].requires_grad_(False)
+nbdist.parallelize(model, "ddp")
+fit(model, batches(), sgd(model))
+""",
+    "a learning rate for each rank": """
+torch.manual_seed(0)
+model = net()
+opt = torch.optim.SGD(model.parameters(), lr=0.01 * (rank + 1))
+fit(model, DataLoader(dataset, batch_size=8), opt)
+""",
+    "an ensemble": """
+torch.manual_seed(rank)
+model = net()
+fit(model, DataLoader(dataset, batch_size=8), sgd(model))
+""",
+    "gradients averaged by the loop": """
+torch.manual_seed(0)
+model = net()
+def backward(loss):
+    loss.backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= world_size
+fit(model, batches(), sgd(model), backward=backward)
+""",
+    "local SGD": """
+model = net()
+fit(model, batches(), nbdist.LocalSGD(sgd(model), every=4))
+""",
+    "a closure": """
+model = net()
+nbdist.parallelize(model, "ddp")
+opt = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+for x, y in batches():
+    def closure():
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+    opt.step(closure)
+""",
+    "GradScaler": """
+model = net()
+nbdist.parallelize(model, "ddp")
+opt, scaler = sgd(model), torch.amp.GradScaler("cpu")
+for x, y in batches():
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    scaler.step(opt)
+    scaler.update()
+    opt.zero_grad()
+""",
+    "bare fully_shard": """
+from torch.distributed.fsdp import fully_shard
+torch.manual_seed(0)
+model = fully_shard(net())
+fit(model, batches(), sgd(model))
+""",
+}
+
+WRONG = {name: _DATA + program for name, program in _WRONG.items()}
+RIGHT = {name: _DATA + program for name, program in _RIGHT.items()}
