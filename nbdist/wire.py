@@ -41,8 +41,8 @@ class Record:
 
     `kind` is "step" (one optimizer step, seen by the hooks), "log" (`nbdist.log`), "calls" (a
     step's collectives, in `detail`), "links" (what the sockets to other ranks tell, see
-    `engine/links.py`), "optimizer" (one makes its first step in the cell), "alike" or "use" (now and
-    then: what ranks must hold alike, and how a model is used, see `engine/checks`).
+    `engine/links.py`), "optimizer" (one makes its first step in the cell), "alike" or "use"
+    (now and then: what ranks must hold alike, and how a model is used, see `engine/checks`).
     `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
     `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
     `values` holds plain floats. A step row has, where known: `loss`; `step_s`, and what it is made
