@@ -481,3 +481,13 @@ def survives_an_interrupt() -> dict[str, Any]:
     same = before == [id(p) for p in model.parameters()]
     loss_of(model(x), y).backward()
     return {"same": same, "gradients": all(p.grad is not None for p in model.parameters())}
+
+
+def several(calls: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+    """Return what functions of this module give, one after the other on the same ranks."""
+    found = []
+    for name, arguments in calls:
+        torch.manual_seed(0)
+        found.append(globals()[name](*arguments))
+        gc.collect()  # models that are gone have no say in the next
+    return found

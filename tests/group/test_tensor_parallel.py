@@ -8,6 +8,8 @@ import pytest
 from nbdist.engine.layout.policies import TensorParallel
 from tests.group.harness import run_ranks
 
+pytestmark = pytest.mark.timeout(300)  # the first to ask waits for all that its ranks do
+
 RANKS = "tests.group.tensor_parallel_ranks:"
 PLAIN = TensorParallel()
 SEQUENCE = TensorParallel(sequence=True)
@@ -47,13 +49,56 @@ SLOW = [
 Case = tuple[str, int, str, TensorParallel]
 
 
+def _parity_calls(cases: list[Case], ranks: int) -> list[tuple[str, tuple[Any, ...]]]:
+    models = dict.fromkeys(model for model, n, _, _ in cases if n == ranks)
+    return [
+        ("parity", (model, [(how, p) for m, n, how, p in cases if (m, n) == (model, ranks)]))
+        for model in models
+    ]
+
+
+# Starting ranks takes longer than most of what they do here, so each number of them starts once.
+PARTS = ["ddp", "zero3", "dp=2 tp=2", "fsdp=2 tp=2"]
+UNEVEN = [("ddp", PLAIN), ("dp=2 tp=2", LOSS), ("fsdp=2 tp=2", PLAIN), ("tp=4", BOTH)]
+CALLS: dict[int, list[tuple[str, tuple[Any, ...]]]] = {
+    2: [
+        *_parity_calls(EVERY_TIME, 2),
+        ("looks_like_the_users_model", ()),
+        ("plans", ()),
+        ("refusals", ()),
+        ("makes_a_table_once", ()),
+        ("survives_an_interrupt", ()),
+    ],
+    4: [
+        *_parity_calls(EVERY_TIME, 4),
+        ("too_many_parts", ()),
+        ("samples_of_ranks", ("dp=2 tp=2",)),
+        ("outputs_with_dropout", ()),
+        ("gradients_of_parts", (PARTS,)),
+        ("steps_on_uneven_shares", (UNEVEN,)),
+    ],
+}
+
+
 @cache
-def parity(
-    model: str, ranks: int, is_slow: bool
-) -> list[dict[tuple[str, str, str], tuple[float, float]]]:
-    every = SLOW if is_slow else EVERY_TIME
-    cases = [(layout, policy) for m, n, layout, policy in every if (m, n) == (model, ranks)]
-    return run_ranks(ranks, RANKS + "parity", model, cases, timeout_s=600 if is_slow else 110)
+def _all_of(ranks: int) -> list[list[Any]]:
+    return run_ranks(ranks, RANKS + "several", CALLS[ranks], timeout_s=280)
+
+
+def given(ranks: int, name: str, model: str = "") -> list[Any]:
+    """Return what each rank gave for a function of `CALLS`; of parity for one model."""
+    (place,) = (
+        i
+        for i, (called, arguments) in enumerate(CALLS[ranks])
+        if called == name and (not model or arguments[0] == model)
+    )
+    return [of_rank[place] for of_rank in _all_of(ranks)]
+
+
+@cache
+def slow_parity(model: str, ranks: int) -> list[Any]:
+    cases = [(layout, policy) for m, n, layout, policy in SLOW if (m, n) == (model, ranks)]
+    return run_ranks(ranks, RANKS + "parity", model, cases, timeout_s=600)
 
 
 def _id(case: Case) -> str:
@@ -62,9 +107,9 @@ def _id(case: Case) -> str:
     return ", ".join([model, layout, *words])
 
 
-def _check(case: Case, is_slow: bool) -> None:
-    model, ranks, layout, policy = case
-    for found in parity(model, ranks, is_slow):
+def _check(case: Case, ranks_found: list[Any]) -> None:
+    _, _, layout, policy = case
+    for found in ranks_found:
         for dtype, floor in FLOOR.items():
             in_losses, in_state = found[layout, str(policy), dtype]
             assert in_losses <= floor
@@ -73,18 +118,20 @@ def _check(case: Case, is_slow: bool) -> None:
 
 @pytest.mark.parametrize("case", EVERY_TIME, ids=map(_id, EVERY_TIME))
 def test_it_trains_as_one_process_does_on_the_same_split(case: Case) -> None:
-    _check(case, is_slow=False)
+    model, ranks, _, _ = case
+    _check(case, given(ranks, "parity", model))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", SLOW, ids=map(_id, SLOW))
 def test_every_layout_trains_as_one_process_does_on_the_same_split(case: Case) -> None:
-    _check(case, is_slow=True)
+    model, ranks, _, _ = case
+    _check(case, slow_parity(model, ranks))
 
 
 def test_a_model_keeps_its_names_and_holds_half_of_itself() -> None:
-    for seen in run_ranks(2, RANKS + "looks_like_the_users_model", timeout_s=110):
+    for seen in given(2, "looks_like_the_users_model"):
         claims = ("same names", "all DTensors", "tied", "again")
         assert {claim: seen[claim] for claim in claims} == dict.fromkeys(claims, True)
         assert seen["held"] < 0.53 * seen["count"]
@@ -94,7 +141,7 @@ def test_a_model_keeps_its_names_and_holds_half_of_itself() -> None:
 
 @pytest.fixture(scope="module")
 def plans() -> dict[str, str]:
-    first, second = run_ranks(2, RANKS + "plans", timeout_s=110)
+    first, second = given(2, "plans")
     assert first == second
     return first
 
@@ -129,7 +176,7 @@ def test_a_plan_is_explained_with_its_reasons(
 
 @pytest.fixture(scope="module")
 def refusals() -> list[dict[str, str]]:
-    return run_ranks(2, RANKS + "refusals", timeout_s=110)
+    return given(2, "refusals")
 
 
 @pytest.mark.parametrize(
@@ -166,17 +213,17 @@ def test_what_cannot_be_cut_is_refused_in_words_on_every_rank(
 
 
 def test_too_many_parts_for_the_heads_name_the_nearest_that_works() -> None:
-    for text in run_ranks(4, RANKS + "too_many_parts", timeout_s=110):
+    for text in given(4, "too_many_parts"):
         assert "has 2 heads for keys and values, which tp=4 does not divide" in text
         assert "tp=2 is the nearest that works" in text
 
 
 def test_what_a_forward_makes_once_is_real_afterwards() -> None:
-    assert run_ranks(2, RANKS + "makes_a_table_once", timeout_s=110) == [True, True]
+    assert given(2, "makes_a_table_once") == [True, True]
 
 
 def test_ranks_of_a_tp_group_get_the_same_samples_and_groups_share_a_batch() -> None:
-    seen = run_ranks(4, RANKS + "samples_of_ranks", "dp=2 tp=2", timeout_s=110)
+    seen = given(4, "samples_of_ranks")
     (first, _, third, _) = (here for here, _, _ in seen)
     assert [here for here, _, _ in seen] == [first, first, third, third]
     assert (len(first), len(third), len({*first, *third})) == (8, 8, 16)
@@ -187,7 +234,7 @@ def test_ranks_of_a_tp_group_get_the_same_samples_and_groups_share_a_batch() -> 
 
 
 def test_dropout_is_the_same_in_a_tp_group_and_another_in_each_group() -> None:
-    seen: list[Any] = run_ranks(4, RANKS + "outputs_with_dropout", timeout_s=110)
+    seen: list[Any] = given(4, "outputs_with_dropout")
     first, second = (pair[0] for pair in (seen[0], seen[2]))
     assert [pair[0] for pair in seen] == [first, first, second, second]
     assert first != second
@@ -196,12 +243,11 @@ def test_dropout_is_the_same_in_a_tp_group_and_another_in_each_group() -> None:
 
 @pytest.fixture(scope="module")
 def gradients() -> dict[str, list[tuple[float, bool, float]]]:
-    layouts = ["ddp", "zero3", "dp=2 tp=2", "fsdp=2 tp=2"]
-    ranks = run_ranks(4, RANKS + "gradients_of_parts", layouts, timeout_s=110)
-    return {layout: [rank[i] for rank in ranks] for i, layout in enumerate(layouts)}
+    ranks = given(4, "gradients_of_parts")
+    return {layout: [rank[i] for rank in ranks] for i, layout in enumerate(PARTS)}
 
 
-@pytest.mark.parametrize("layout", ["ddp", "zero3", "dp=2 tp=2", "fsdp=2 tp=2"])
+@pytest.mark.parametrize("layout", PARTS)
 def test_parts_of_a_batch_add_up_to_its_gradient_and_are_clipped_as_one(
     gradients: dict[str, list[tuple[float, bool, float]]], layout: str
 ) -> None:
@@ -212,13 +258,12 @@ def test_parts_of_a_batch_add_up_to_its_gradient_and_are_clipped_as_one(
 
 
 def test_a_step_counts_every_sample_once_though_shares_differ() -> None:
-    cases = [("ddp", PLAIN), ("dp=2 tp=2", LOSS), ("fsdp=2 tp=2", PLAIN), ("tp=4", BOTH)]
-    for found in run_ranks(4, RANKS + "steps_on_uneven_shares", cases, timeout_s=110):
+    for found in given(4, "steps_on_uneven_shares"):
         for in_gradients, in_loss in found:
             assert in_gradients <= 1e-14
             assert abs(in_loss) <= 1e-14
 
 
 def test_an_interrupted_forward_leaves_the_parameters_in_their_places() -> None:
-    for seen in run_ranks(2, RANKS + "survives_an_interrupt", timeout_s=110):
+    for seen in given(2, "survives_an_interrupt"):
         assert seen == {"same": True, "gradients": True}
