@@ -5,6 +5,7 @@ Made anew by `NBDIST_WRITE_PARITY_TABLE=1 python -m pytest -m "" tests/group/tes
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,19 @@ import nbdist
 
 FILE = Path(__file__).parent / "parity_table.md"
 
+SEQUENCE, LOSS = "TensorParallel(sequence=True)", "TensorParallel(loss=True)"
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "zbv")
+PIPELINE = 'Pipeline("1f1b", 2)'
+MODELS, DTYPES = ("gpt", "conv", "llama"), ("float32", "float64")
+
 POLICIES: dict[str, Callable[[], Any]] = {
     "TensorParallel(sequence=True)": lambda: nbdist.TensorParallel(sequence=True),
     "TensorParallel(loss=True)": lambda: nbdist.TensorParallel(loss=True),
+    **{
+        f'Pipeline("{schedule}", {count})': partial(nbdist.Pipeline, schedule, count)
+        for schedule in SCHEDULES
+        for count in (2, 4)
+    },
 }
 
 # Two right ways to add up lie a few noise floors apart: the floor is one sample of rounding.
@@ -33,7 +44,6 @@ class Case:
         dtype: "float32" or "float64".
         accumulate: Parts of a step.
         clip: Whether gradients are clipped to a norm that they exceed.
-        microbatches: Of a pipeline.
     """
 
     ranks: int
@@ -43,7 +53,12 @@ class Case:
     dtype: str = "float32"
     accumulate: int = 1
     clip: bool = False
-    microbatches: int = 1
+
+    @property
+    def microbatches(self) -> int:
+        """Of a pipeline; 1 without one."""
+        found = (policy.microbatches for policy in policies_of(self) if hasattr(policy, "schedule"))
+        return next(found, 1)
 
     @property
     def way(self) -> str:
@@ -59,17 +74,20 @@ class Case:
         return f"{self.model} {self.dtype}"
 
 
-SEQUENCE, LOSS = "TensorParallel(sequence=True)", "TensorParallel(loss=True)"
-MODELS, DTYPES = ("gpt", "conv", "llama"), ("float32", "float64")
-
 # Every way to spread over so many ranks.
 WAYS = [
-    *(Case(2, layout) for layout in ("ddp", "zero2", "zero3", "tp=2")),
+    *(Case(2, layout) for layout in ("ddp", "zero1", "zero2", "zero3", "tp=2")),
     Case(2, "tp=2", (SEQUENCE,)),
     Case(2, "tp=2", (LOSS,)),
     *(Case(2, layout, accumulate=2) for layout in ("ddp", "zero2", "zero3")),
     *(Case(2, layout, clip=True) for layout in ("ddp", "zero3", "tp=2")),
-    *(Case(4, layout) for layout in ("ddp", "zero2", "zero3", "dp=2 fsdp=2", "tp=4")),
+    *(Case(2, "pp=2", (f'Pipeline("{schedule}", 4)',)) for schedule in SCHEDULES),
+    Case(2, "pp=2", (PIPELINE,), clip=True),
+    Case(2, "pp=2", (PIPELINE,), accumulate=2),
+    *(Case(4, layout) for layout in ("ddp", "zero1", "zero2", "zero3", "hsdp", "tp=4")),
+    *(Case(4, f"pp=2 {layout}", (PIPELINE,)) for layout in ("dp=2", "fsdp=2", "tp=2")),
+    Case(4, "pp=4", (PIPELINE,)),
+    Case(4, "pp=2 fsdp=2", (PIPELINE,), clip=True),
     *(Case(4, layout) for layout in ("dp=2 tp=2", "fsdp=2 tp=2", "fsdp=2 tp=2 zero2")),
     Case(4, "fsdp=2 tp=2", (SEQUENCE,)),
     Case(4, "fsdp=2 tp=2", (SEQUENCE, LOSS)),
@@ -78,6 +96,8 @@ WAYS = [
     *(Case(8, layout) for layout in ("ddp", "zero2", "zero3", "dp=2 fsdp=4", "dp=4 fsdp=2")),
     *(Case(8, layout) for layout in ("dp=2 fsdp=2 tp=2", "fsdp=4 tp=2", "fsdp=2 tp=4")),
     Case(8, "dp=2 fsdp=2 tp=2", clip=True),
+    *(Case(8, layout, (PIPELINE,)) for layout in ("pp=2 fsdp=2 tp=2", "pp=4 dp=2", "pp=2 hsdp")),
+    Case(8, "pp=2 dp=2 tp=2", (PIPELINE,), clip=True),
 ]
 
 # What `make test` proves each time, beside the other tests of layouts.
@@ -85,7 +105,9 @@ EVERY_TIME = [
     Case(2, "ddp", accumulate=2, dtype="float64"),
     Case(2, "zero3", model="llama"),
     Case(2, "tp=2", clip=True, dtype="float64"),
-    Case(4, "dp=2 fsdp=2", model="conv"),
+    Case(2, "pp=2", ('Pipeline("interleaved", 4)',), model="llama"),
+    Case(4, "hsdp", model="conv"),
+    Case(4, "pp=2 fsdp=2", (PIPELINE,), clip=True, dtype="float64"),
     Case(4, "fsdp=2 tp=2", (SEQUENCE,), dtype="float64"),
 ]
 

@@ -141,7 +141,7 @@ def _train(case: Case, dtype: torch.dtype) -> tuple[list[float], State, int]:
     """Train this rank's part. Every rank begins with other weights, of which rank 0's count."""
     model = _make(case.model, torch.float32, seed=dist.get_rank()).to(dtype)
     layout = parallelize(model, case.layout, *parity_cases.policies_of(case))
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    opt = layout.optimizer(torch.optim.AdamW, lr=1e-3)
     shard, loss_fn = data_shard(), _loss(case.model)
     losses = []
     for step in range(STEPS):
