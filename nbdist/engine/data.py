@@ -11,6 +11,7 @@ run again its loops go on there.
 Threads: the loop's. The position is kept by the iterator that the loop drives.
 """
 
+import gc
 import logging
 import weakref
 from collections import deque
@@ -48,8 +49,12 @@ def data_shard() -> Shard:
     there is one shard.
     """
     if dist.is_available() and dist.is_initialized():
-        return _ask_layout() or Shard(dist.get_rank(), dist.get_world_size())
+        return _ask_layout() or _by_rank()
     return Shard(0, 1)
+
+
+def _by_rank() -> Shard:
+    return Shard(dist.get_rank(), dist.get_world_size())
 
 
 def _no_layout() -> Shard | None:
@@ -370,6 +375,8 @@ def loader(
             why="a stream cannot be cut so that every sample comes once, in a known order",
             do="make it a list or a map-style Dataset, or give the stream to torch's DataLoader",
         )
+    if dist.is_initialized() and data_shard() != _by_rank():
+        gc.collect()  # a layout that only a reference cycle keeps says nothing of what comes
     ranks, samples = data_shard().count, len(dataset)
     if isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < ranks:
         raise UsageError(

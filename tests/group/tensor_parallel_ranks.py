@@ -2,7 +2,6 @@
 
 # B batch, T sequence, H heads, D model width, V vocabulary
 
-import gc
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -400,8 +399,7 @@ def samples_of_ranks(layout: str) -> tuple[list[int], list[int], list[int]]:
         return next(iter(loader(range(64), global_batch=16))).tolist()
 
     here, again = first_batch(), first_batch()
-    del model, spread
-    gc.collect()
+    del model, spread  # cycles keep them alive until somebody collects
     return here, again, first_batch()
 
 
