@@ -2,6 +2,7 @@
 
 # B batch, T sequence, H heads, D model width, V vocabulary
 
+import gc
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
