@@ -26,6 +26,7 @@ _PLACES = {
     "LocalSGD": "nbdist.engine.averaging.local_sgd",
     "DiLoCo": "nbdist.engine.averaging.diloco",
     "Pipeline": "nbdist.engine.layout.policies",
+    "AsyncSGD": "nbdist.engine.averaging.async_sgd",
     "loader": "nbdist.engine.data",
     "log": "nbdist.engine.training.training",
     "scale_lr": "nbdist.engine.learning_rate",

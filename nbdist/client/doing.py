@@ -64,7 +64,8 @@ class Doing:
 
     `word` is `idle`, `computing`, `waiting` or `loading data`. `function` and `line` (of the cell)
     tell where the main thread is. `counts` are the collectives launched by group, `sent` and
-    `received` the messages by "group/peer"; None where the rank does not say.
+    `received` the messages by "group/peer"; None where the rank does not say. A rank that `serves`
+    answers messages on a thread, also when it has finished the cell.
     """
 
     word: str
@@ -75,6 +76,7 @@ class Doing:
     function: str | None = None
     line: int | None = None
     step: int = 0
+    serves: bool = False
 
     @classmethod
     def from_wire(cls, answer: Mapping[str, Any]) -> "Doing":
@@ -90,6 +92,7 @@ class Doing:
             where.get("function"),
             where.get("line"),
             answer.get("step", 0),
+            answer.get("serves", False),
         )
 
     @property
@@ -174,6 +177,8 @@ def _is_missing(
         return peer in gone and gone[peer].why in ("died", "dead")
     if wait.kind == STORE or (wait.is_message and wait.peer is None):
         return True  # what it waits for may come from any of them
+    if wait.is_message and there.serves:
+        return False
     if wait.is_message:
         done = there.sent if wait.kind == "recv" else there.received
         if there.wait is not None and there.wait.is_message and there.wait.peer == rank:

@@ -113,6 +113,7 @@ class Program:
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
         from nbdist.engine import boundary, profile, snapshot, weighting
+        from nbdist.engine.averaging import async_sgd
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 
@@ -121,6 +122,7 @@ class Program:
         if result is None or not result.success:
             modes.restore(self._modes)
         steps = training.end_cell()
+        async_sgd.cell_ended()
         boundary.end_cell(is_failed=getattr(result, "success", None) is not True)
         environment.restore(self.variables)
         cut_bytes, file = self.output.end_cell()

@@ -23,6 +23,7 @@ from nbdist.engine import (
     units,
     whole_steps,
 )
+from nbdist.engine.averaging import async_sgd
 from nbdist.engine.clone import clone
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout import meshes
@@ -85,6 +86,7 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         cloned = None
         if newcomers:
             cloned = clone.clone_each(newcomers, step=training.current_step())
+        async_sgd.begin_anew()
         # What was sent in between is no cell's.
         tap.reset_counts()
         return {

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbdist.engine import group, refusals
+from nbdist.engine.averaging import serving
 from nbdist.engine.compat import torch_compat, torch_live, torch_modules, torch_sharded
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.errors import ClusterError
@@ -41,6 +42,7 @@ def leave(user_ns: Mapping[str, Any]) -> dict[str, Any]:
         `groups`: how many this process has made; `stale`: what cannot be used any more.
     """
     stale = _stale_modules()
+    serving.stop()
     named = _name_stale(user_ns, {id(module) for module in stale})
     _refuse(stale, _SCALED, "make it again, from a plain model.")
     return {"groups": group.leave(), "stale": named}

@@ -9,13 +9,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbdist.engine.averaging.local_sgd import InRounds
 from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.layout import layout
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.learning_rate import scaled_for
 from nbdist.engine.records import Recorder
 from nbdist.engine.training import training
+from nbdist.engine.wrapper import Wrapper
 
 FACTS = ("layout", "model", "parameters", "layout_explained")
 
@@ -28,7 +28,7 @@ def tell(recorder: Recorder, optimizer: Optimizer) -> None:
 
 def facts_of(optimizer: Optimizer) -> dict[str, str]:
     """Return what is told of the model that this optimizer changes; nothing for a plain module."""
-    if isinstance(optimizer, InRounds):
+    if isinstance(optimizer, Wrapper):
         return {"layout": optimizer.name}
     spread = spread_by(optimizer)
     if isinstance(spread, Layout):
@@ -62,7 +62,7 @@ def numbers_of(optimizer: Optimizer) -> dict[str, float]:
 def is_plain(optimizer: Optimizer) -> bool:
     """Return whether the model is trained by this rank alone, as far as can be seen."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    is_shared = isinstance(optimizer, InRounds) or any(isinstance(p, DTensor) for p in parameters)
+    is_shared = isinstance(optimizer, Wrapper) or any(isinstance(p, DTensor) for p in parameters)
     return not is_shared and spread_by(optimizer) is None
 
 

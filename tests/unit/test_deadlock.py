@@ -56,6 +56,13 @@ def test_ranks_that_wait_for_one_that_has_finished_are_stuck_and_the_text_names_
     )
 
 
+def test_a_rank_that_serves_may_have_finished_the_cell_and_answers_all_the_same() -> None:
+    receives = Doing("waiting", Wait("recv", "7", 2, peer=0, ranks=(0, 1)), {}, {}, {})
+    gone = {0: Gone("finished")}
+    assert stuck({0: idle(), 1: receives}, gone) == (1,)
+    assert stuck({0: replace(idle(), serves=True), 1: receives}, gone) == ()
+
+
 def test_a_rank_that_is_not_in_the_cell_is_named_with_the_ranks_that_are() -> None:
     said = {0: waiting(), 1: idle()}
     found = prove(said, said, {1: Gone("absent", "-r 0")}, frozenset({0, 1}))

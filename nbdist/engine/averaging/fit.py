@@ -115,6 +115,13 @@ def _is_built(module: Any) -> bool:
     return "_modules" in module.__dict__ and "_parameters" in module.__dict__
 
 
+def whole_of(parameters: list[torch.Tensor], modules: list[nn.Module]) -> list[torch.Tensor]:
+    """Return all that makes ranks begin equal: parameters, those that are not trained, buffers."""
+    others = [p for module in modules for p in module.parameters()]
+    tensors = [*parameters, *others, *buffers_of(modules).values()]
+    return list({id(t): t for t in tensors}.values())
+
+
 def buffers_of(modules: list[nn.Module]) -> dict[str, torch.Tensor]:
     """Return the modules' buffers by name, each once."""
     found: dict[int, tuple[str, torch.Tensor]] = {}

@@ -28,13 +28,10 @@ class InRounds(ApartWrapper):
         super().__init__(optim)
         self.rounds = rounds
         self.steps = 0
-        self._asked = asked
+        self.name = asked
         self._is_checked = False  # that nothing has spread the model since
         self.modules = fit.modules_of(optim)
-        buffers = list(fit.buffers_of(self.modules).values())
-        own = {id(p) for p in self.parameters()}
-        others = [p for m in self.modules for p in m.parameters() if id(p) not in own]
-        whole = [*self.parameters(), *dict.fromkeys(others), *buffers]
+        whole = fit.whole_of(self.parameters(), self.modules)
         check_alike(whole, asked)
         broadcast(whole)
 
@@ -43,12 +40,7 @@ class InRounds(ApartWrapper):
         statistics = fit.statistics_of(self.modules)
         size = sum(p.nbytes for p in parameters)
         also = f" and {len(statistics)} running statistics" if statistics else ""
-        return f"<{self._asked}: averages {len(parameters)} parameters ({size:,} bytes){also}>"
-
-    @property
-    def name(self) -> str:
-        """How it was asked for, such as `LocalSGD(SGD, every=8)`."""
-        return self._asked
+        return f"<{self.name}: averages {len(parameters)} parameters ({size:,} bytes){also}>"
 
     def step(self, closure: Closure | None = None) -> Any:
         """Make a step of the optimizer inside, and average where a round ends with it.

@@ -1,0 +1,196 @@
+"""The parameters that asynchronous workers share, the optimizer that changes them, and the order.
+
+Nothing here waits: an update that has to wait for slower workers is kept, and its worker asks
+again.
+Asked by the thread that serves and by the main thread of the same rank, under one lock.
+"""
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.optim import Optimizer
+
+from nbdist.engine.averaging.staleness import Staleness, Update, is_feasible, may_apply
+from nbdist.engine.compat import torch_hooks
+
+KEPT = 100_000  # updates whose order is kept
+
+Status = Literal["wait", "done", "all done"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a worker is told.
+
+    Attributes:
+        status: "wait": ask again. "done": the update was applied, or dropped, or training is over
+            and some ranks have left it; "all done": it is over on every rank.
+        version: Of the parameters.
+        staleness: Of all updates, and of this worker's.
+        parameters: Copies, unless it waits.
+    """
+
+    status: Status
+    version: int
+    staleness: Staleness
+    parameters: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What a worker sends: the version it read, a learning rate a group, a gradient a parameter."""
+
+    read: int
+    rates: Sequence[float]
+    values: Sequence[torch.Tensor | None]
+
+
+class Master:
+    """One server's state.
+
+    Attributes:
+        version: Updates applied so far.
+        order: The newest of them, oldest first.
+    """
+
+    def __init__(self, optim: Optimizer, workers: Iterable[int], bound: int | None) -> None:
+        # A copy with parameters of its own: the model's are what this rank's main thread trains on.
+        self.optim = copy.deepcopy(optim)
+        self.workers = frozenset(workers)
+        self.bound = bound
+        self.version = 0
+        self.order: deque[Update] = deque(maxlen=KEPT)
+        self._total = self._max = self._dropped = 0
+        self._reads = dict.fromkeys(self.workers, 0)  # that are out
+        self._waiting: dict[int, Gradients] = {}
+        self._newest: dict[int, int] = {}  # each worker's last staleness
+        self._left: dict[int, int] = {}  # the last cell that ended on each rank
+        self._finished: set[int] = set()  # that wait for the others to finish
+        self._to_tell: set[int] = set()  # training is over, and they do not know yet
+        self._is_whole = False  # every rank has finished, none has merely left
+        self._lock = threading.RLock()
+
+    def update(self, worker: int, gradients: Gradients) -> Answer:
+        """Take a worker's gradients; they are applied as soon as the bound allows."""
+        with self._lock:
+            self._left.pop(worker, None)
+            self._finished.discard(worker)
+            others = {w: r for w, r in self._reads.items() if w != worker}
+            if is_feasible(self.version, [*others.values(), gradients.read], self.bound):
+                self._reads[worker] = gradients.read
+                self._waiting[worker] = gradients
+            else:
+                self._dropped += 1
+            return self.ask(worker)
+
+    def ask(self, worker: int) -> Answer:
+        """Say whether a worker's last update has been applied, and give it what is newest."""
+        with self._lock:
+            self._settle()
+            if worker in self._waiting:
+                return self._answer(worker, "wait")
+            self._reads[worker] = self.version
+            return self._answer(worker, "done")
+
+    def finish(self, worker: int, cell: int) -> Answer:
+        """Count a worker as through; it waits for all others, but those whose cell has ended."""
+        with self._lock:
+            if worker not in self._to_tell:
+                self._forget(worker)
+                self._finished.add(worker)
+                self._settle()
+                gone = {w for w, ended in self._left.items() if ended >= cell}
+                if not self._to_tell and self._finished | gone >= self.workers:
+                    self._to_tell, self._finished = self._finished, set()
+                    self._is_whole = self._to_tell == self.workers
+            if worker not in self._to_tell:
+                return self._answer(worker, "wait")
+            self._to_tell.discard(worker)
+            self._left.pop(worker, None)
+            return self._answer(worker, "all done" if self._is_whole else "done")
+
+    def is_told(self) -> bool:
+        """Return whether every rank that finished knows that training is over."""
+        with self._lock:
+            return not self._to_tell
+
+    def leave(self, worker: int, cell: int) -> None:
+        """Wait for this worker no longer in this cell; its next update brings it back."""
+        with self._lock:
+            self._forget(worker)
+            self._to_tell.discard(worker)
+            self._left[worker] = cell
+            self._settle()
+
+    def begin_anew(self) -> None:
+        """Forget what was under way: a fault has ended it on every rank."""
+        with self._lock:
+            self._to_tell.clear()
+            for worker in self.workers:
+                self._forget(worker)
+
+    def like(self) -> tuple[int, list[torch.Tensor]]:
+        """Return how many groups of parameters there are, and tensors as they are."""
+        return len(self.optim.param_groups), self._parameters()
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the state of the optimizer."""
+        with self._lock:
+            return copy.deepcopy(self.optim.state_dict())
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Give the optimizer a state."""
+        with self._lock:
+            self.optim.load_state_dict(state)
+
+    def _forget(self, worker: int) -> None:
+        self._reads.pop(worker, None)
+        self._waiting.pop(worker, None)
+        self._finished.discard(worker)
+
+    def _settle(self) -> None:
+        """Apply what may be applied, the oldest first."""
+        if self._to_tell:
+            return  # all are to get the parameters with which training has ended
+        while True:
+            ready = [w for w in self._waiting if self._may_apply(w)]
+            if not ready:
+                return
+            worker = min(ready, key=lambda w: (self._reads[w], w))
+            self._apply(worker, self._waiting.pop(worker))
+
+    def _may_apply(self, worker: int) -> bool:
+        return may_apply(worker, self.version, self._reads, self.bound)
+
+    def _apply(self, worker: int, gradients: Gradients) -> None:
+        for group, rate in zip(self.optim.param_groups, gradients.rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        for parameter, gradient in zip(self._parameters(), gradients.values, strict=True):
+            parameter.grad = gradient
+        torch_hooks.step_without_hooks(self.optim)
+        self.optim.zero_grad()
+        self.version += 1
+        update = Update(worker, self._reads.pop(worker), self.version)
+        self.order.append(update)
+        self._newest[worker] = update.staleness
+        self._total += update.staleness
+        self._max = max(self._max, update.staleness)
+
+    def _answer(self, worker: int, status: Status) -> Answer:
+        newest = self._newest.get(worker)
+        told = Staleness(self.version, self._total, self._max, newest, self._dropped)
+        if status == "wait":
+            return Answer(status, self.version, told)
+        copies = tuple(p.detach().clone() for p in self._parameters())
+        return Answer(status, self.version, told, copies)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for group in self.optim.param_groups for p in group["params"]]

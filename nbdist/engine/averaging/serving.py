@@ -1,0 +1,149 @@
+"""The threads that answer asynchronous workers, and the groups they do that in.
+
+One thread a worker on the server's rank, and a group of these two ranks: no two threads of a rank
+ever share a gloo group, and a receive from one known rank ends when the groups let go (one from any
+rank does not: gloo tells nobody who waits so). A group is found by what it is called: after a fault
+and on a newcomer it is the same question. The threads of a rank serve every master there is.
+
+They end when the groups let go (a fault, an interrupt); `begin_anew` starts them again when those
+have been formed anew.
+"""
+
+import atexit
+import logging
+import threading
+from datetime import timedelta
+from weakref import WeakValueDictionary
+
+import torch.distributed as dist
+
+from nbdist.engine import membership
+from nbdist.engine.averaging import messages
+from nbdist.engine.averaging.master import Answer, Master
+from nbdist.engine.compat import torch_compat
+from nbdist.engine.patient_store import ReleasedError
+from nbdist.errors import ClusterError
+
+# A thread waits as long as nobody trains, and a receive that runs out of time breaks the group.
+_PATIENCE = timedelta(days=365)
+
+_log = logging.getLogger("nbdist.serving")
+
+_masters: "WeakValueDictionary[int, Master]" = WeakValueDictionary()
+_threads: dict[int, threading.Thread] = {}  # by worker
+_ended: dict[int, Exception] = {}  # by worker: why its thread has ended
+
+
+def make_groups(server: int) -> None:
+    """Make the groups of a server, where there are none yet. All ranks, main threads."""
+    others = [rank for rank in range(dist.get_world_size()) if rank != server]
+    mine = others if dist.get_rank() == server else [dist.get_rank()]
+    if all(find_group(server, worker) is not None for worker in mine):
+        return
+    for worker in others:
+        title = _title(server, worker)
+        dist.new_group([server, worker], timeout=_PATIENCE, backend="gloo", group_desc=title)
+
+
+def find_group(server: int, worker: int) -> dist.ProcessGroup | None:
+    """Return the group of a server and a worker; None where there is none any more."""
+    title = _title(server, worker)
+    groups = [live.group for live in torch_compat.live_groups()]
+    return next((group for group in groups if group.group_desc == title), None)
+
+
+def serve(number: int, master: Master) -> None:
+    """Answer for this master, as long as it lives. On the server's rank."""
+    _masters[number] = master
+    start()
+
+
+def start() -> None:
+    """Start the threads of this rank that it should have, and that do not run."""
+    for worker in range(dist.get_world_size()):
+        group = find_group(dist.get_rank(), worker)
+        running = _threads.get(worker)
+        if group is None or (running is not None and running.is_alive()):
+            continue
+        _ended.pop(worker, None)
+        _threads[worker] = threading.Thread(
+            target=_serve, args=(group, worker), name=f"nbdist-serving-{worker}", daemon=True
+        )
+        _threads[worker].start()
+
+
+def begin_anew() -> None:
+    """Go on when the groups have been formed anew. Main thread, after a fault."""
+    for thread in _threads.values():
+        thread.join(10.0)
+    for master in list(_masters.values()):
+        master.begin_anew()
+    start()
+
+
+def stop() -> None:
+    """End the threads of this rank: their groups are no more. Main thread."""
+    for worker, thread in list(_threads.items()):
+        group = find_group(dist.get_rank(), worker) if dist.is_initialized() else None
+        if thread.is_alive() and group is not None:
+            for _, backend in torch_compat.backends_of(group):
+                torch_compat.break_backend(backend)
+        thread.join(10.0)
+        del _threads[worker]
+    _ended.clear()
+
+
+def check() -> None:
+    """Raise where a thread of this rank has ended: its worker does not come through any more.
+
+    Raises:
+        ReleasedError: The groups have let go, because of a fault elsewhere.
+        ClusterError: A worker's process has ended.
+    """
+    error = next(iter(_ended.values()), None)
+    if error is None:
+        return
+    if membership.here() is not None:
+        raise ReleasedError("this rank let go of its peers, and serves no worker") from error
+    raise ClusterError("Asynchronous training cannot go on.", why=f"a worker is gone: {error}")
+
+
+def is_serving() -> bool:
+    """Return whether threads of this rank answer workers. Any thread."""
+    return any(thread.is_alive() for thread in list(_threads.values()))
+
+
+def _title(server: int, worker: int) -> str:
+    return f"asynchronous training, server {server} and worker {worker}"
+
+
+def _serve(group: dist.ProcessGroup, worker: int) -> None:
+    try:
+        while True:
+            request = messages.receive_request(group, worker)
+            answer = _answer(request)
+            if request.kind != messages.LEAVE:
+                messages.send_answer(group, worker, answer)
+    except Exception as error:
+        # The groups have let go, or the worker is gone: nobody waits for an answer any more.
+        _ended[worker] = error
+        _log.info("Serving rank %d has ended: %s: %s", worker, type(error).__name__, error)
+
+
+def _answer(request: messages.Request) -> Answer | None:
+    master = _masters.get(request.number)
+    if master is None:
+        return None
+    if request.body is not None:
+        gradients = messages.unpack_gradients(request.body, request.read, master.like())
+        return master.update(request.worker, gradients)
+    if request.kind == messages.ASK:
+        return master.ask(request.worker)
+    if request.kind == messages.FINISH:
+        return master.finish(request.worker, request.cell)
+    master.leave(request.worker, request.cell)
+    return None
+
+
+# A thread within gloo when Python ends would end the process with an error.
+atexit.register(stop)

@@ -1,0 +1,112 @@
+"""Ranks that train apart, in real cells: what a cell, a fault and a change of size leave of it."""
+
+import re
+
+import pytest
+
+from nbdist import Session
+from tests.cluster.test_faults import assert_usable, fail
+
+BEGIN = """
+torch.manual_seed(rank)
+net = torch.nn.Linear(4, 1)
+points = torch.randn(64, 4, generator=torch.Generator().manual_seed(rank))
+target = points.sum(1, keepdim=True)
+def weights():
+    return [round(v, 12) for p in net.parameters() for v in p.detach().flatten().tolist()]
+def train(opt, steps, fails_at=-1):
+    for step in range(steps):
+        loss = torch.nn.functional.mse_loss(net(points), target)
+        loss.backward()
+        if step == fails_at:
+            raise ValueError("on purpose")
+        opt.step()
+        opt.zero_grad()
+    return loss.item()
+"""
+ASYNC = BEGIN + "opt = nbdist.AsyncSGD(torch.optim.SGD(net.parameters(), lr=0.05){more})\n"
+
+
+def test_the_synchronous_and_the_asynchronous_way_train_the_same_model_in_two_cells(
+    session: Session,
+) -> None:
+    averaging = "opt = nbdist.LocalSGD(torch.optim.SGD(net.parameters(), lr=0.05), every=1)\n"
+    sync = session.run(BEGIN + averaging + "train(opt, 40)\nweights()")
+    apart = session.run(
+        ASYNC.format(more="") + "train(opt, 40 + 10 * rank); opt.finish()\nweights()"
+    )
+    assert sync.value_list[0] == sync.value_list[1]
+    assert apart.value_list[0] == apart.value_list[1]
+    assert sync.value_list[0] == pytest.approx([1, 1, 1, 1, 0], abs=0.2)
+    assert apart.value_list[0] == pytest.approx([1, 1, 1, 1, 0], abs=0.2)
+    counts = session.run("(opt.staleness.updates, len(opt.order))").value_list
+    assert counts == [(90, 90), (90, 0)]
+
+
+@pytest.mark.parametrize("breaker", [0, 1])
+def test_an_exception_on_the_server_or_a_worker_ends_the_cell_and_training_goes_on(
+    session: Session, breaker: int
+) -> None:
+    session.run(ASYNC.format(more=", max_staleness=1"))
+    told = fail(session, f"train(opt, 10_000, fails_at=3 if rank == {breaker} else -1)")
+    assert "ValueError: on purpose" in told
+    assert_usable(session)
+    after = session.run("train(opt, 20); opt.finish()\nweights()").value_list
+    assert after[0] == after[1]
+    assert_usable(session)
+
+
+def test_a_rank_that_forgets_to_finish_holds_nobody_up(session: Session) -> None:
+    session.run(ASYNC.format(more=", max_staleness=1"))
+    # Rank 0 serves, and has ended its cell when the other still trains.
+    session.run("train(opt, 2 if rank == 0 else 30); None", timeout_s=60)
+    session.run("train(opt, 30 if rank == 0 else 2)\nif rank == 0: opt.finish()", timeout_s=60)
+    weights = session.run("opt.finish(); weights()", timeout_s=60).value_list
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_comes_back_and_the_server_goes_on(session: Session) -> None:
+    session.run(ASYNC.format(more=""))
+    session.run("train(opt, 5); opt.finish()")
+    kill = "import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+    told = fail(session, kill + "train(opt, 1); opt.finish()")
+    assert "rank 1 (localhost, cpu) died" in told
+    after = session.run("train(opt, 20); opt.finish()\nweights()", timeout_s=60).value_list
+    assert after[0] == after[1]
+
+
+@pytest.mark.slow
+def test_when_the_server_dies_or_the_size_changes_it_is_said_what_to_do(session: Session) -> None:
+    session.run(ASYNC.format(more=""))
+    session.run("train(opt, 5); opt.finish()")
+    kill = "import os, signal\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+    fail(session, kill + "train(opt, 1); opt.finish()")
+    told = fail(session, "train(opt, 1)")
+    assert "are lost" in told
+    assert "make the optimizer again, on all ranks" in told
+    session.run("opt = nbdist.AsyncSGD(opt.optim)\ntrain(opt, 5); opt.finish()", timeout_s=60)
+    session.scale(3)
+    told = fail(session, "train(opt, 1)")
+    assert "make the optimizer again, on all ranks" in told
+    session.scale(2)
+    assert_usable(session)
+
+
+@pytest.mark.slow
+def test_a_dead_rank_of_local_sgd_comes_back_with_a_copy_and_averages_go_on(
+    session: Session,
+) -> None:
+    wrap = "opt = nbdist.LocalSGD(torch.optim.SGD(net.parameters(), lr=0.05), every=4)\n"
+    session.run(BEGIN + wrap + "train(opt, 4)")
+    kill = "import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+    told = fail(session, kill + "train(opt, 4)")
+    assert re.search(r"Rank 1 was replaced", told)
+    left = session.run("(opt.steps, opt.rounds.length)").value_list
+    assert left[0] == left[1]
+    after = session.run("opt.end_round(); train(opt, 8); opt.end_round(); weights()").value_list
+    assert after[0] == after[1]
+    session.scale(3)
+    after = session.run("train(opt, 8); opt.end_round(); weights()", timeout_s=60).value_list
+    assert after[0] == after[1] == after[2]
+    session.scale(2)
