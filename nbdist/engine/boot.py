@@ -262,7 +262,7 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine import group, keep, links, recovery, resize, trained
+    from nbdist.engine import data, group, keep, links, recovery, resize, trained
     from nbdist.engine.checks.checks import Checks
     from nbdist.engine.clone import clone
     from nbdist.engine.layout import parallelize, wrapped
@@ -303,6 +303,7 @@ def join(
     keep.look_in(lambda: here.kernel.shell.user_ns)
     parallelize.tell_facts_to(here.recorder.fact)
     wrapped.look_on()
+    data.pace_as(training.pace)
     training.at_new_optimizer("trained", lambda opt: trained.tell(here.recorder, opt))
     here.checks = Checks(here.recorder.add)
     training.at_new_optimizer("checks", here.checks.optimizer_begins)

@@ -71,6 +71,33 @@ def shard_as(ask: Callable[[], Shard | None]) -> None:
     _ask_layout = ask
 
 
+def _no_pace() -> float:
+    """The samples a second of a rank whose steps nobody watches."""
+    return 0.0
+
+
+_ask_pace: Callable[[], float] = _no_pace
+
+
+def pace_as(ask: Callable[[], float]) -> None:
+    """Have `ask` say how many samples a second this rank works through; 0: not known."""
+    global _ask_pace
+    _ask_pace = ask
+
+
+def _measured_weights() -> tuple[float, ...] | None:
+    """Return the weights that all ranks' paces ask for, the same on each. Collective."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    shard = data_shard()
+    has_gloo = "gloo" in str(dist.get_backend_config())
+    mine = torch.tensor([shard.index, _ask_pace()], device="cpu" if has_gloo else "cuda")
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    paces = [(int(index), pace) for index, pace in (one.tolist() for one in everyone)]
+    return weighting.from_paces(paces, shard.count)
+
+
 class _Batches:
     """The batch sampler: this rank's part of each batch, from a set epoch and position on."""
 
@@ -132,6 +159,7 @@ class Loader(DataLoader[T]):
         self._given = 0  # batches of the running loop that it was given
         self._newest = range(0)  # the positions of the newest batch, over all ranks
         self._heed = weighting.Heed()
+        self._is_measured = False
         self._is_resumed = False
         self._own_generator = options.get("generator") is None
         if self._own_generator:
@@ -179,10 +207,12 @@ class Loader(DataLoader[T]):
         return self._batches.weights
 
     @weights.setter
-    def weights(self, weights: Sequence[float] | None) -> None:
+    def weights(self, weights: Sequence[float] | str | None) -> None:
+        is_measured = weights == weighting.MEASURED
         self._batches.weights = weighting.checked(
-            weights, data_shard().count, self._batches.global_batch
+            None if is_measured else weights, data_shard().count, self._batches.global_batch
         )
+        self._is_measured = is_measured
 
     @property
     def share(self) -> float:
@@ -202,6 +232,8 @@ class Loader(DataLoader[T]):
         Raises:
             UsageError: There are not as many weights as parts: `%dist scale` has changed them.
         """
+        if self._is_measured:
+            self._batches.weights = _measured_weights()
         weighting.checked(self.weights, data_shard().count, self._batches.global_batch)
         if self._plan:
             planned = self._plan.popleft()
@@ -337,7 +369,7 @@ def loader(
     shuffle: bool = True,
     seed: int = 0,
     drop_last: bool = False,
-    weights: Sequence[float] | None = None,
+    weights: Sequence[float] | str | None = None,
     **options: Any,
 ) -> Loader[Any]:
     """Return a DataLoader over this rank's parts of global batches of `dataset`.
@@ -354,7 +386,10 @@ def loader(
         drop_last: Leave out a last batch that is not full.
         weights: One number a rank (of those that share a batch), such as `[1, 0.5]` where rank 1
             is half as fast: parts are proportional to it, a sample each at least. Gradients must
-            be weighed then, by `layout.step` or by `loader.share`. None shares equally.
+            be weighed then, by `layout.step` or by `loader.share`. "measured" takes the ranks'
+            own pace in their last 50 steps, whatever they trained; it is agreed anew when a loop
+            begins, which all ranks must do together then. Parts are equal until it is known, and
+            where ranks differ by less than a tenth. None shares equally.
         options: The other options of `torch.utils.data.DataLoader`.
 
     Raises:

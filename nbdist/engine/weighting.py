@@ -4,13 +4,18 @@ A rank with a small part of the batch has a gradient of few samples. Averaged wi
 if all were alike, its samples count more. `layout.step` weighs by size; a plain loop must do it
 itself, by `loader.share`, and is told where it does not.
 
+`"measured"` weights follow the ranks' own pace; ranks tell it each other when a loop begins.
+
 Main thread.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from nbdist.errors import UsageError
+
+MEASURED = "measured"
+ALIKE = 0.9  # paces that differ by less are one: noise must not move samples
 
 _notices: list[str] = []
 
@@ -22,7 +27,7 @@ UNHEEDED = (
 
 
 def checked(
-    weights: Sequence[float] | None, parts: int, global_batch: int
+    weights: Sequence[float] | str | None, parts: int, global_batch: int
 ) -> tuple[float, ...] | None:
     """Return the weights as they are kept: None for equal parts.
 
@@ -36,12 +41,13 @@ def checked(
     """
     if weights is None:
         return None
-    numbers = list(weights) if isinstance(weights, Sequence) else []
-    if not numbers or not all(_is_weight(number) for number in numbers):
+    numbers: list[object] = list(weights) if isinstance(weights, Sequence) else []
+    found = [float(n) for n in numbers if isinstance(n, int | float) and not isinstance(n, bool)]
+    if not numbers or len(found) < len(numbers) or not all(map(_is_weight, found)):
         raise UsageError(
             f"weights={weights!r} are no weights.",
             why="each rank's part of a batch follows its number, which is more than 0",
-            do="give one number a rank, such as weights=[1, 0.5]; None shares equally",
+            do='give one number a rank, as in [1, 0.5], or "measured"; None shares equally',
         )
     if len(numbers) != parts:
         raise UsageError(
@@ -51,16 +57,31 @@ def checked(
         )
     if global_batch < parts:
         raise UsageError(f"A batch of {global_batch} samples has no {parts} parts.")
-    return tuple(float(number) for number in numbers)
+    return tuple(found)
+
+
+def from_paces(paces: Iterable[tuple[int, float]], parts: int) -> tuple[float, ...] | None:
+    """Return the weights that ranks' paces ask for; None for equal parts.
+
+    Args:
+        paces: Of each rank its part of a batch, and the samples it works through in a second, 0
+            where that is not known yet. A part is worked on as fast as its slowest rank does.
+        parts: Into how many a batch is cut.
+    """
+    slowest = [math.inf] * parts
+    for part, pace in paces:
+        slowest[part] = min(slowest[part], pace)
+    fastest = max(slowest)
+    if min(slowest) <= 0 or fastest == math.inf or min(slowest) >= ALIKE * fastest:
+        return None
+    return tuple(max(0.01, round(pace / fastest, 2)) for pace in slowest)
 
 
 def _s(count: int) -> str:
     return "" if count == 1 else "s"
 
 
-def _is_weight(number: object) -> bool:
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return False
+def _is_weight(number: float) -> bool:
     return math.isfinite(number) and number > 0
 
 

@@ -97,6 +97,40 @@ def test_a_plain_loop_on_unequal_parts_is_told_and_one_that_weighs_is_not(
         assert "small part" not in ran.text
 
 
+MEASURED = """
+import time
+class Points(torch.utils.data.Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, i):
+        time.sleep(0.004 if rank else 0.001)
+        return torch.full((3,), float(i)), i
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+layout = nbdist.parallelize(model, "ddp")
+opt = torch.optim.SGD(model.parameters(), lr=1e-4)
+points = nbdist.loader(Points(), global_batch=10, weights="measured")
+def epoch():
+    taken = []
+    for x, i in points:
+        layout.step(x, i, lambda out, _: out.mean()); opt.step(); opt.zero_grad()
+        taken.append(i.tolist())
+    return taken
+"""
+
+
+def test_measured_weights_give_the_slow_rank_less_and_every_sample_once(session: Session) -> None:
+    session.run(MEASURED)
+    session.run("epoch()", track=False)
+    second = session.run("epoch()", track=False).value_list
+    fast, slow = ([len(part) for part in parts] for parts in second)
+    assert [a + b for a, b in zip(fast, slow, strict=True)] == [10] * 4
+    assert fast[0] > slow[0]
+    assert sorted(i for parts in second for part in parts for i in part) == list(range(40))
+    agreed = session.run("points.weights").value_list
+    assert agreed[0] == agreed[1]
+    assert agreed[0][0] == 1.0
+
+
 RIGHT = """
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader

@@ -165,7 +165,7 @@ def refusals() -> dict[str, str]:
     refused("few samples", Numbers(1), global_batch=4)
     refused("three weights", Numbers(8), global_batch=4, weights=[1, 1, 1])
     refused("no weight", Numbers(8), global_batch=4, weights=[1, 0])
-    refused("measured weights", Numbers(8), global_batch=4, weights="measured")
+    refused("a word", Numbers(8), global_batch=4, weights="measure")
     data = loader(Numbers(8), global_batch=4)
     try:
         data.load_state_dict({**data.state_dict(), "samples": 9})

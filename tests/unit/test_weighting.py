@@ -38,3 +38,29 @@ def test_only_a_step_whose_newest_batch_was_not_weighed_is_told_and_once() -> No
         heed.step()
     assert weighting.take_notices() == (weighting.UNHEEDED,)
     assert weighting.take_notices() == ()
+
+
+@pytest.mark.parametrize(
+    ("paces", "parts", "weights"),
+    [
+        ([(0, 100.0), (1, 50.0)], 2, (1.0, 0.5)),
+        ([(0, 100.0), (0, 20.0), (1, 50.0), (1, 90.0)], 2, (0.4, 1.0)),
+        ([(0, 100.0), (1, 0.001)], 2, (1.0, 0.01)),
+    ],
+    ids=["a slow rank", "a part has its slowest rank's pace", "a rank that hardly moves"],
+)
+def test_measured_weights_follow_the_slowest_rank_of_each_part(
+    paces: list[tuple[int, float]], parts: int, weights: tuple[float, ...]
+) -> None:
+    assert weighting.from_paces(paces, parts) == weights
+
+
+@pytest.mark.parametrize(
+    "paces",
+    [[(0, 100.0), (1, 95.0)], [(0, 100.0), (1, 0.0)], [(0, 0.0), (1, 0.0)], [(0, 100.0)]],
+    ids=["nearly alike", "a newcomer", "nothing measured", "one part"],
+)
+def test_parts_stay_equal_where_paces_are_alike_or_unknown(
+    paces: list[tuple[int, float]],
+) -> None:
+    assert weighting.from_paces(paces, len(paces)) is None

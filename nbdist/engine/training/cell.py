@@ -32,6 +32,7 @@ from nbdist.engine.records import Recorder
 from nbdist.engine.tap import tap
 from nbdist.engine.training.gradients import Shares
 from nbdist.engine.training.loss import loss_of
+from nbdist.engine.training.pace import Pace
 from nbdist.engine.training.parts import Parts, with_stream
 from nbdist.engine.training.resources import Memory, Processor
 from nbdist.engine.training.scalars import Scalars
@@ -68,6 +69,7 @@ class Machine:
 
     processor: Processor = field(default_factory=Processor)
     memory: Memory = field(default_factory=Memory)
+    pace: Pace = field(default_factory=Pace)
 
 
 class Cell:
@@ -215,6 +217,8 @@ class Cell:
             values |= self._machine.memory.take(now_ns)
         if self._iterator is not None:
             values |= self._amounts()
+        if self._machine is not None:
+            self._machine.pace.note(values)
         self._held.append(_Held(self.step, values, self._losses, self._take_shares()))
         self._losses = Scalars()
         self._backwards = 0

@@ -66,6 +66,10 @@ class Hooks:
                 undo()
             self._undo = []
 
+    def pace(self) -> float:
+        """Return the samples a second that this rank works through; 0: not known."""
+        return 0.0 if self._machine is None else self._machine.pace.now()
+
     def begin_cell(self) -> None:
         """Begin to count at zero."""
         self.cell = self._new_cell()

@@ -84,6 +84,11 @@ def is_loading() -> bool:
     return _hooks is not None and _hooks.is_loading
 
 
+def pace() -> float:
+    """Return the samples a second that this rank has worked through by itself; 0: not known."""
+    return 0.0 if _hooks is None else _hooks.pace()
+
+
 def log(**values: object) -> None:
     """Record numbers of your own at the current step, beside the automatic ones.
 
