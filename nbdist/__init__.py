@@ -27,6 +27,7 @@ _PLACES = {
     "DiLoCo": "nbdist.engine.averaging.diloco",
     "Pipeline": "nbdist.engine.layout.policies",
     "AsyncSGD": "nbdist.engine.averaging.async_sgd",
+    "ContextParallel": "nbdist.engine.layout.policies",
     "loader": "nbdist.engine.data",
     "log": "nbdist.engine.training.training",
     "scale_lr": "nbdist.engine.learning_rate",

@@ -4,6 +4,7 @@ import pytest
 
 from nbdist.engine.layout.cost import (
     ModelSize,
+    context_bytes,
     human,
     resident_bytes,
     sent_bytes,
@@ -72,3 +73,43 @@ def test_bytes_read_in_powers_of_ten() -> None:
         "3.3 MB",
         "7.0 TB",
     ]
+
+
+def test_ranks_of_cp_hold_shards_beside_fsdp_and_replicas_without_it() -> None:
+    assert sent_bytes(SIZE, MeshShape(fsdp=2, cp=2), "gloo") == sent_bytes(
+        SIZE, MeshShape(fsdp=4), "gloo"
+    )
+    assert sent_bytes(SIZE, MeshShape(dp=2, cp=2), "gloo") == sent_bytes(
+        SIZE, MeshShape(dp=4), "gloo"
+    )
+    assert resident_bytes(SIZE, MeshShape(fsdp=2, cp=2)) == resident_bytes(SIZE, MeshShape(fsdp=4))
+
+
+@pytest.mark.parametrize(
+    ("method", "cp", "backend", "per_layer"),
+    [
+        # Of a hidden state A: queries, keys, values and the result, to the other ranks and back.
+        ("ulysses", 2, "gloo", 2.0),
+        ("ulysses", 4, "nccl", 1.5),
+        # Keys and values whole, and their gradients: reduce-scattered, on gloo all-reduced.
+        ("gather", 2, "nccl", 2.0),
+        ("gather", 2, "gloo", 3.0),
+        ("gather", 4, "gloo", 4.5),
+    ],
+)
+def test_a_token_sends_over_cp_what_attention_lacks(
+    method: str, cp: int, backend: str, per_layer: float
+) -> None:
+    a, layers = 128.0, 3
+    attended = [(a, 2 * a, a)] * layers
+    sent = context_bytes(method, a, attended, cp=cp, backend=backend, loss=False)
+    ends = 2 * (cp - 1) / cp
+    assert sent == pytest.approx((layers * per_layer + ends) * a)
+
+
+def test_a_loss_of_ones_own_part_gathers_no_hidden_states() -> None:
+    both, own = (
+        context_bytes("ulysses", 128.0, [], cp=2, backend="gloo", loss=loss)
+        for loss in (False, True)
+    )
+    assert (both, own) == (128.0, 64.0)

@@ -83,6 +83,10 @@ def test_every_stage_of_a_pipeline_works_on_the_same_batches() -> None:
     assert [MeshShape(pp=2, dp=2).data_part(rank)[0] for rank in range(4)] == [0, 1, 0, 1]
 
 
+def test_ranks_of_one_sequence_work_on_the_same_samples() -> None:
+    assert [MeshShape(dp=2, cp=2).data_part(rank)[0] for rank in range(4)] == [0, 0, 1, 1]
+
+
 def test_a_single_rank_still_has_an_axis() -> None:
     assert parse("zero3", 1).axes == {"dp": 1}
 

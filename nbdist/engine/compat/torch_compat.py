@@ -38,6 +38,16 @@ def lacking(owner: object, names: Iterable[str], label: str) -> list[str]:
     return [f"{label}.{name} is gone" for name in names if not hasattr(owner, name)]
 
 
+# The names that newer versions give to all_gather_into_tensor and reduce_scatter_tensor, which warn
+# from then on.
+all_gather_single: Callable[..., Any] = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
+reduce_scatter_single: Callable[..., Any] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+
+
 # ProcessGroup keeps its backends in a map by BackendType, an enum over one byte, and never
 # replaces an entry. Two ways lead past that:
 # - `release_backends` empties the map, and the old backend is freed with its threads;

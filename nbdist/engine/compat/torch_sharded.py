@@ -33,6 +33,7 @@ def _broken() -> list[str]:
         FSDPParamGroup, ["_to_sharded", "post_backward"], "fully_shard's parameter group"
     )
     broken += lacking(_runtime_utils, ["_reshard"], "FullyShardedDataParallel's runtime")
+    broken += lacking(DeviceMesh, ["_flatten", "_concatenate"], "DeviceMesh")
     broken += lacking(FlatParamHandle, ["reshard", "post_reshard"], "FlatParamHandle")
     try:
         replicate_sharded_type()
@@ -41,7 +42,7 @@ def _broken() -> list[str]:
     return broken
 
 
-# ---- Replicas of a model that tensor parallel has cut ------------------------------------------
+# ---- Meshes, and replicas of a model that tensor parallel has cut ------------------------------
 
 
 def replicate_sharded(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -52,6 +53,16 @@ def replicate_sharded(module: nn.Module, mesh: DeviceMesh) -> None:
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
     replicate(module, mesh=mesh)
+
+
+def flattened(mesh: DeviceMesh) -> DeviceMesh:
+    """Return dims of a mesh as one; made once, and kept by the mesh that they are dims of."""
+    return mesh._flatten()
+
+
+def joined(meshes: list[DeviceMesh]) -> DeviceMesh:
+    """Return dims that several meshes of one root have as one mesh. Makes no groups."""
+    return DeviceMesh._concatenate(meshes)
 
 
 def replicate_sharded_type() -> type:

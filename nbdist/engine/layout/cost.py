@@ -7,7 +7,7 @@ Source: Rajbhandari et al., "ZeRO", 2020, section 7; measured on the loopback of
 namespace, these formulas were within 0.7 %.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nbdist.engine.layout.mesh import MeshShape
@@ -28,22 +28,23 @@ def sent_bytes(size: ModelSize, shape: MeshShape, backend: str) -> float:
 
     Args:
         size: The model's size.
-        shape: `dp` and `fsdp` count. With `tp` the size is that of a rank's parts, and what
+        shape: `dp` and `fsdp` count, and `cp`, whose ranks share as those of `fsdp` do, or of `dp`
+            where there are no shards. With `tp` the size is that of a rank's parts, and what
             `tp` itself sends is `token_bytes`.
         backend: "gloo" or "nccl".
     """
-    shards = (shape.fsdp - 1) / shape.fsdp
-    replicas = (shape.dp - 1) / shape.dp
+    shards = (shape.shards - 1) / shape.shards
+    replicas = (shape.replicas - 1) / shape.replicas
     gathered = size.parameter_bytes + (size.block_bytes if shape.reshard_after_forward else 0)
     scatter = 2 if backend == "gloo" else 1
     inside = shards * (gathered + scatter * size.gradient_bytes)
-    averaged = 2 * replicas * size.gradient_bytes / shape.fsdp
+    averaged = 2 * replicas * size.gradient_bytes / shape.shards
     return inside + averaged + (replicas * size.parameter_bytes if shape.shards_states else 0)
 
 
 def resident_bytes(size: ModelSize, shape: MeshShape) -> float:
     """Return the bytes of parameters and gradients a rank keeps between steps."""
-    return (size.parameter_bytes + size.gradient_bytes) / shape.fsdp
+    return (size.parameter_bytes + size.gradient_bytes) / shape.shards
 
 
 def state_share(shape: MeshShape) -> float:
@@ -51,7 +52,7 @@ def state_share(shape: MeshShape) -> float:
 
     An optimizer with k numbers a parameter keeps k * P bytes of them on one process.
     """
-    return 1 / (shape.dp if shape.shards_states else shape.fsdp)
+    return 1 / (shape.replicas if shape.shards_states else shape.shards)
 
 
 def token_bytes(summed: Iterable[int], gathered: Iterable[int], tp: int) -> float:
@@ -65,6 +66,36 @@ def token_bytes(summed: Iterable[int], gathered: Iterable[int], tp: int) -> floa
         tp: Ranks that share a weight.
     """
     return (tp - 1) / tp * (2 * sum(summed) + sum(gathered))
+
+
+def context_bytes(
+    method: str,
+    hidden: float,
+    attended: Sequence[tuple[float, float, float]],
+    *,
+    cp: int,
+    backend: str,
+    loss: bool,
+) -> float:
+    """Return the bytes a rank sends over cp for each token of its batch, forward and backward.
+
+    Args:
+        method: "ulysses" swaps queries, keys, values and the result, each way once in forward and
+            once in backward; "gather" all-gathers keys and values, and reduce-scatters their
+            gradients (on gloo an all-reduce).
+        hidden: Bytes of one token's hidden state. Its gradient is gathered before the first block;
+            itself after the last one, without `loss`.
+        attended: By call of attention, bytes of one token's query, of its key with its value, and
+            of its result.
+        cp: Ranks that share a sequence.
+        backend: "gloo" or "nccl".
+        loss: Whether norm, head and loss work on parts, too.
+    """
+    others = (cp - 1) / cp
+    ends = others * hidden * (1 if loss else 2)
+    if method == "ulysses":
+        return ends + others * 2 * sum(map(sum, attended)) / cp
+    return ends + others * sum(both for _, both, _ in attended) * (3 if backend == "gloo" else 2)
 
 
 def human(count: float) -> str:

@@ -26,8 +26,8 @@ def check(model: nn.Module) -> None:
 
 
 def apply(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Average the gradients of `model` over the mesh's `dp` axis, from its next backward on.
+    """Average the gradients of `model` over a mesh of one dim, from its next backward on.
 
     Collective: builds the reducer, which compares the parameters' shapes on all ranks.
     """
-    torch_modules.replicate(model, mesh.get_group("dp"), mesh.device_type)
+    torch_modules.replicate(model, mesh.get_group(), mesh.device_type)

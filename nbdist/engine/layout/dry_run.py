@@ -45,18 +45,22 @@ class Call:
     fed: object  # its first argument: the same object for modules that one tensor feeds
 
 
-def find_inputs(model: nn.Module, example: Any) -> tuple[Inputs, list[Call]]:
+def find_inputs(
+    model: nn.Module, example: Any, policy: str = "TensorParallel", tokens: int = _TOKENS
+) -> tuple[Inputs, list[Call]]:
     """Return inputs with which the model runs, and what they made it call.
 
     Args:
         model: Not changed.
         example: From `TensorParallel.example`; None tries token ids where the model begins with
             an embedding, else features.
+        policy: Which one can give an example, for the error.
+        tokens: Of a guessed sequence.
 
     Raises:
         LayoutError: The model does not run with the example, or with any that was tried.
     """
-    given = [as_inputs(example)] if example is not None else list(guesses(model))
+    given = [as_inputs(example)] if example is not None else list(guesses(model, tokens))
     first: Exception | None = None
     for inputs in given:
         try:
@@ -64,13 +68,18 @@ def find_inputs(model: nn.Module, example: Any) -> tuple[Inputs, list[Call]]:
         except Exception as error:
             first = first or error
     tried = "the example" if example is not None else "any input that was tried"
+    plan = (
+        '; or a plan: TensorParallel(plan={"blocks.*.up": "column", "blocks.*.down": "row"})'
+        if policy == "TensorParallel"
+        else ""
+    )
     raise LayoutError(
-        f"{type(model).__name__} does not run with {tried}, so no plan for tp can be found.",
+        f"{type(model).__name__} does not run with {tried}, so what {policy} asks for cannot be "
+        "planned.",
         why=f"{type(first).__name__}: {first_line(first)}"
         if first
         else "it has no layer that tells what it takes",
-        do="give a small batch, parallelize(model, layout, TensorParallel(example=(x,))), or a "
-        'plan: TensorParallel(plan={"blocks.*.up": "column", "blocks.*.down": "row"})',
+        do=f"give a small batch, parallelize(model, layout, {policy}(example=(x,)))" + plan,
     ) from first
 
 
@@ -81,11 +90,7 @@ def run_in_parts(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size])
         LayoutError: Some line counts with sizes of the whole; the text names it.
     """
     try:
-        with untouched(model), quiet(), FakeTensorMode() as mode, torch.no_grad():
-            state = _fake_state(model, mode)
-            for name, shape in parts.items():
-                state[name] = state[name].new_empty(shape)
-            _call(model, state, inputs.map(mode.from_tensor))
+        run_on_fakes(model, inputs, parts)
     except Exception as error:
         raise LayoutError(
             f"{type(model).__name__} cannot run on a part of its heads or features: "
@@ -96,6 +101,16 @@ def run_in_parts(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size])
         ) from error
 
 
+def run_on_fakes(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size]) -> None:
+    """Run the forward, without a trace in the model, with parameters of these shapes."""
+    with untouched(model), quiet(), FakeTensorMode() as mode, torch.no_grad():
+        state = _fake_state(model, mode)
+        for name, shape in parts.items():
+            state[name] = state[name].new_empty(shape)
+        fakes = inputs.map(mode.from_tensor)
+        torch.func.functional_call(model, state, fakes.args, fakes.keywords)
+
+
 def _trace(model: nn.Module, inputs: Inputs) -> list[Call]:
     """Return the calls of modules with parameters of their own, in order."""
     calls: list[Call] = []
@@ -104,8 +119,7 @@ def _trace(model: nn.Module, inputs: Inputs) -> list[Call]:
         if any(p is not None for p in module._parameters.values()):
             hooks.append(module.register_forward_pre_hook(_recorder(name, calls), with_kwargs=True))
     try:
-        with untouched(model), quiet(), FakeTensorMode() as mode, torch.no_grad():
-            _call(model, _fake_state(model, mode), inputs.map(mode.from_tensor))
+        run_on_fakes(model, inputs, {})
     finally:
         for hook in hooks:
             hook.remove()
@@ -125,10 +139,6 @@ def _fake_state(model: nn.Module, mode: FakeTensorMode) -> dict[str, torch.Tenso
     return {name: mode.from_tensor(tensor) for name, tensor in tensors}
 
 
-def _call(model: nn.Module, state: dict[str, torch.Tensor], inputs: Inputs) -> None:
-    torch.func.functional_call(model, state, inputs.args, inputs.keywords)
-
-
 def as_inputs(example: Any) -> Inputs:
     """Return an example as inputs: a dict is keywords, a tuple or list the arguments."""
     if isinstance(example, dict):
@@ -136,29 +146,29 @@ def as_inputs(example: Any) -> Inputs:
     return Inputs(tuple(example) if isinstance(example, tuple | list) else (example,), {})
 
 
-def guesses(model: nn.Module) -> Iterator[Inputs]:
+def guesses(model: nn.Module, tokens: int = _TOKENS) -> Iterator[Inputs]:
     """Yield inputs that the model's first layers let expect, the likeliest first."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     if tables:
         # A table that is added as a whole, such as one of positions, wants as many tokens.
-        lengths = dict.fromkeys([_TOKENS, *(m.num_embeddings for m in tables), _FEW_TOKENS])
+        lengths = dict.fromkeys([tokens, *(m.num_embeddings for m in tables), _FEW_TOKENS])
         entries = min(m.num_embeddings for m in tables)
         for length in lengths:
             ids = torch.arange(length, device=device) * 7 % entries
             yield Inputs((ids.unsqueeze(0),), {})
         return
     first = next((m for m in model.modules() if isinstance(m, _FIRST_LAYERS)), None)
-    for shape in _shapes_for(first):
+    for shape in _shapes_for(first, tokens):
         assert first is not None
         wave = torch.linspace(-1, 1, _size(shape), device=device).sin()
         yield Inputs((wave.view(shape).to(first.weight.dtype),), {})
 
 
-def _shapes_for(first: nn.Module | None) -> list[tuple[int, ...]]:
+def _shapes_for(first: nn.Module | None, tokens: int) -> list[tuple[int, ...]]:
     """Return shapes of features that a model with this first layer may take."""
     if isinstance(first, nn.Linear):
-        return [(2, first.in_features), (1, _TOKENS, first.in_features)]
+        return [(2, first.in_features), (1, tokens, first.in_features)]
     if first is None:
         return []
     channels, dims = int(first.in_channels), len(first.kernel_size)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from nbdist.engine.layout import cost
+from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.cuts import Plan
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.pipeline import Plan as Stages
@@ -20,6 +21,7 @@ class Explanation:
         local: Of what one rank holds before fsdp: with tp, its parts.
         backend: "gloo" or "nccl".
         plan: What tp cuts, if it does.
+        context: What cp does, if it does.
         token_bytes: What one token of a batch makes a rank send over tp, where the plan tells.
         stages: What pp cuts, if it does.
     """
@@ -33,6 +35,7 @@ class Explanation:
     plan: Plan | None = None
     token_bytes: float | None = None
     stages: Stages | None = None
+    context: Context | None = None
 
     @property
     def resident_bytes(self) -> float:
@@ -60,6 +63,10 @@ class Explanation:
             sent = cost.human(self.stages.sent_bytes)
             lines[-1] += f", and over pp {sent} for each {self.stages.unit} of its batch"
             lines.append(str(self.stages))
+        if self.context is not None:
+            sent = cost.human(self.context.token_bytes)
+            lines[-1] += f", and over cp {sent} for each token of its batch"
+            lines.append(f"{self.context}; gradients are averaged over {self._averaged()}")
         if self.shape.fsdp > 1:
             lines.append(self._units())
         if self.plan is not None:
@@ -69,6 +76,12 @@ class Explanation:
     def _states(self) -> str:
         share = cost.state_share(self.shape)
         return "" if share == 1 else f", and 1/{1 / share:.0f} of an optimizer's states for them"
+
+    def _averaged(self) -> str:
+        if self.shape.fsdp > 1:
+            shards = f"{self.shape.shards} shards (fsdp x cp)"
+            return f"dp={self.shape.dp} x {shards}" if self.shape.dp > 1 else shards
+        return f"{self.shape.replicas} replicas" + (" (dp x cp)" if self.shape.dp > 1 else " (cp)")
 
     def _units(self) -> str:
         if not self.blocks:

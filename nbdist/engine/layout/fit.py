@@ -51,7 +51,7 @@ def check(model: nn.Module, plan: Plan, tp: int, inputs: Inputs | None) -> None:
     _check_sizes(_sizes(model, plan), tp)
     _check_ties(model, plan)
     if inputs is not None and is_known(plan):
-        dry_run.run_in_parts(model, inputs, _parts(model, plan, tp))
+        dry_run.run_in_parts(model, inputs, parts(model, plan, tp))
 
 
 def _check_sizes(sizes: list[tuple[str, int]], tp: int) -> None:
@@ -122,9 +122,9 @@ def _check_ties(model: nn.Module, plan: Plan) -> None:
             )
 
 
-def _parts(model: nn.Module, plan: Plan, tp: int) -> dict[str, torch.Size]:
+def parts(model: nn.Module, plan: Plan, tp: int) -> dict[str, torch.Size]:
     """Return the shapes that one rank holds, of the pairs: ends are put together again."""
-    shapes = {}
+    shapes = dict[str, torch.Size]()
     for cut in plan.cuts:
         if cut.style in (COLUMN, ROW):
             module = model.get_submodule(cut.module)

@@ -20,6 +20,8 @@ from nbdist.engine import data
 from nbdist.engine.batches import Shard
 from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.layout import cost, cuts, load, zero1
+from nbdist.engine.layout.context import Context
+from nbdist.engine.layout.exchange import own_part
 from nbdist.engine.layout.explain import Explanation
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.pipe import size_of
@@ -46,6 +48,7 @@ class Layout:
         local: The same of what a rank of tp holds of it; without tp, the same as `size`.
         backend: "gloo" or "nccl": what carries this model's collectives.
         plan: What tp cuts; None without tp.
+        context: What cp does; None without cp.
         policies: What was asked for beside the text.
         skeleton: The plain model as it was, without weights; None where it cannot be copied.
         no_skeleton: Why there is none.
@@ -68,6 +71,7 @@ class Layout:
         skeleton: nn.Module | None = None,
         no_skeleton: str = "",
         piped: Piped | None = None,
+        context: Context | None = None,
     ) -> None:
         self.model = model
         self.shape = shape
@@ -82,6 +86,7 @@ class Layout:
         self.no_skeleton = no_skeleton
         self.piped = piped
         self._token_bytes = token_bytes
+        self.context = context
         self._number = next(_count)
         self._begin()
 
@@ -137,6 +142,7 @@ class Layout:
             self.plan,
             self._token_bytes,
             self.piped.pipe.plan if self.piped else None,
+            self.context,
         )
 
     @property
@@ -159,9 +165,9 @@ class Layout:
             loss_fn: Makes the mean loss of `(model(x), y)`.
 
         Returns:
-            The loss of this share, detached, a plain tensor. With pp it is the mean over
-            micro-batches, for each of which `loss_fn` makes a mean, and None on ranks without the
-            last stage.
+            The loss of this share, detached, a plain tensor. With `ContextParallel(loss=True)` it
+            is the mean over parts of sequences. With pp it is the mean over micro-batches, for each
+            of which `loss_fn` makes a mean, and None on ranks without the last stage.
         """
         data.weigh_newest()
         trains = torch.is_grad_enabled()
@@ -169,12 +175,27 @@ class Layout:
             weight = self._weight(size_of(x)) if trains else 1.0
             return self.piped.step(x, y, loss_fn, weight)
         with loss_parallel() if self.policies.tensor.loss else nullcontext():
-            loss = loss_fn(self.model(x), y)
+            loss = loss_fn(self.model(x), self.own(y))
             if trains:
                 loss.backward(torch.full_like(loss, self._weight(len(x))))
         seen = loss.detach()
         whole: torch.Tensor = seen.full_tensor() if isinstance(seen, DTensor) else seen
+        if self._has_own_loss:
+            dist.all_reduce(whole, group=self.mesh.get_group("cp"))
+            whole /= self.shape.cp
         return whole
+
+    def own(self, y: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of targets, along dim 1, as the model's output is.
+
+        That is all of `y`, but for `ContextParallel(loss=True)`. No collective.
+        """
+        return own_part(y, 1, self.mesh["cp"]) if self._has_own_loss else y
+
+    @property
+    def _has_own_loss(self) -> bool:
+        """Whether ranks of cp have the loss of their part of a sequence each."""
+        return self.context is not None and self.policies.context.loss
 
     def _weight(self, samples: int) -> float:
         """Return the size of this rank's share, in units of the mean share."""

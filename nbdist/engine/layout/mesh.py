@@ -30,9 +30,6 @@ AXES = ("pp", "dp", "fsdp", "cp", "tp")
 NAMES = {"ddp": "dp", "zero1": "dp", "fsdp": "fsdp", "zero3": "fsdp", "zero2": "fsdp"}
 HSDP = "hsdp"  # a name for two axes
 
-# Words of the interface whose work comes with a later version: known, never "unknown".
-LATER_AXES = ("cp",)
-
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
@@ -72,6 +69,16 @@ class MeshShape:
     def world_size(self) -> int:
         """Number of ranks."""
         return math.prod(self.sizes.values())
+
+    @property
+    def shards(self) -> int:
+        """Over how many ranks parameters are cut: fsdp's, with those of cp."""
+        return self.fsdp * self.cp if self.fsdp > 1 else 1
+
+    @property
+    def replicas(self) -> int:
+        """How many such sets of ranks there are; without fsdp those of cp count here."""
+        return self.dp if self.fsdp > 1 else self.dp * self.cp
 
     def data_part(self, rank: int) -> tuple[int, int]:
         """Return (index, count): which part of every batch is a rank's.

@@ -1,4 +1,9 @@
-"""The DeviceMeshes of layouts: one a shape and process group, shared, for each makes new groups."""
+"""The DeviceMeshes of layouts: one a shape and process group, shared, for each makes new groups.
+
+Gradients are averaged over all ranks but those of pp and tp. Those of cp see parts of the same
+samples; they count among the shards of fsdp, and without it among the replicas of dp, as a dim of
+their own: `fsdp_cp` or `dp_cp`, flattened, with groups that recoveries form again as any other.
+"""
 
 import weakref
 from typing import Any
@@ -6,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.mesh import MeshShape
 
 _meshes: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, DeviceMesh]]" = (
@@ -22,6 +28,24 @@ def device_mesh(device_type: str, shape: MeshShape) -> DeviceMesh:
             device_type, tuple(shape.axes.values()), mesh_dim_names=tuple(shape.axes)
         )
     return made[key]
+
+
+def averaging(mesh: DeviceMesh, shape: MeshShape) -> DeviceMesh:
+    """Return the ranks that gradients are averaged over: replicas, shards, or both, in this order.
+
+    Collective, the first time, where cp is beside another axis.
+    """
+    if shape.fsdp > 1:
+        shards = _with_context(mesh, shape, "fsdp")
+        return torch_sharded.joined([mesh["dp"], shards]) if shape.dp > 1 else shards
+    return _with_context(mesh, shape, "dp")
+
+
+def _with_context(mesh: DeviceMesh, shape: MeshShape, axis: str) -> DeviceMesh:
+    """Return an axis and cp as one dim."""
+    if shape.cp == 1:
+        return mesh[axis]
+    return torch_sharded.flattened(mesh[axis, "cp"]) if shape.sizes[axis] > 1 else mesh["cp"]
 
 
 def hand_over() -> dict[Any, DeviceMesh]:

@@ -37,7 +37,8 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
         layout: `"ddp"`, `"zero1"`, `"zero2"`, `"zero3"`, `"hsdp"`, or a mesh string such as
             `"dp=2 fsdp=-1"` or `"fsdp=2 tp=2"`. With `"zero1"` the optimizer is made by
             `layout.optimizer`.
-        policies: `nbdist.TensorParallel(...)` says how tp cuts, where it should not decide.
+        policies: `nbdist.TensorParallel(...)` says how tp cuts, where it should not decide, and
+            `nbdist.ContextParallel(...)` how cp does.
 
     Raises:
         LayoutError: The text, the ranks and the model do not fit, or the model is spread already.
@@ -60,7 +61,7 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
     known = layout_of(model)
     if known is not None and known.shape == shape and str(known.policies) == str(asked):
         return known
-    _refuse_later(shape)
+    _refuse_together(shape)
     _refuse_spread(model, known, shape)
     check = fsdp.check if shape.fsdp > 1 else ddp.check
     check(model)
@@ -81,15 +82,15 @@ def tell_facts_to(tell: Callable[..., None]) -> None:
     _tell = tell
 
 
-def _refuse_later(shape: MeshShape) -> None:
-    """Refuse what the interface names and this version does not do yet: the one place."""
-    for axis in mesh.LATER_AXES:
-        if shape.sizes[axis] > 1:
-            raise LayoutError(
-                f"Axis {axis} comes with a later version of nbdist.",
-                why="this version spreads models over pp, dp, fsdp and tp",
-                do='"zero3" cuts parameters, gradients and optimizer states over all ranks',
-            )
+def _refuse_together(shape: MeshShape) -> None:
+    """Refuse axes that do not go together."""
+    if shape.pp > 1 and shape.cp > 1:
+        raise LayoutError(
+            f"pp={shape.pp} and cp={shape.cp} do not go together.",
+            why="cp cuts sequences before the first block and puts them together after the last, "
+            "and in a pipeline no rank has both",
+            do=f'"fsdp={shape.pp} cp={shape.cp}" saves memory for the same sequences',
+        )
 
 
 def _refuse_spread(model: nn.Module, known: Layout | None, shape: MeshShape) -> None:

@@ -91,6 +91,40 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextParallel:
+    """How the `cp` axis cuts sequences: `parallelize(model, "dp=2 cp=2", ContextParallel(...))`.
+
+    Each rank has its part of a sequence (dim 1) while blocks run; attention, found by its call of
+    `scaled_dot_product_attention`, sees all of it. What comes before the first block and after the
+    last one runs on the whole sequence, so the loop stays what it was. A length must be divisible
+    by cp.
+
+    Attributes:
+        method: "ulysses" gives each rank the whole sequence of some heads (which cp must divide);
+            "gather" gives each rank all keys and values, for any number of heads. Ulysses is even
+            between ranks; with gather and a causal mask the last one has the most to do.
+        loss: Norm, head and loss work on the own part, too, which makes logits 1/cp as large. In a
+            plain loop the targets are cut, `layout.own(y)`, and each rank has the mean of its part;
+            `layout.step` does so, and returns the mean of all.
+        example: One small batch to try the model with, as in `TensorParallel`.
+    """
+
+    method: str = "ulysses"
+    loss: bool = False
+    example: Any = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.method not in ("ulysses", "gather"):
+            raise LayoutError(
+                f'ContextParallel knows no method "{self.method}".', do='use "ulysses" or "gather"'
+            )
+
+    def __str__(self) -> str:
+        """Return what is the same when the same is asked for again."""
+        return f"method={self.method} loss={self.loss}"
+
+
+@dataclass(frozen=True, slots=True)
 class Policies:
     """All that was asked for beside the layout's text; by itself, the default of each.
 
@@ -99,6 +133,7 @@ class Policies:
 
     tensor: TensorParallel = field(default_factory=TensorParallel)
     pipeline: Pipeline = field(default_factory=Pipeline)
+    context: ContextParallel = field(default_factory=ContextParallel)
 
     def __str__(self) -> str:
         """Return the same text where the same is asked for."""
@@ -109,6 +144,7 @@ class Policies:
 _PLACES: dict[type, tuple[str, str | None]] = {
     TensorParallel: ("tensor", "tp"),
     Pipeline: ("pipeline", "pp"),
+    ContextParallel: ("context", "cp"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Random numbers under tp: one stream for the ranks of a group, another for each group.
+"""Random numbers under tp and cp: one stream for the ranks that see the same samples.
 
 Ranks that share a weight compute the same activations between its parts, so dropout there must drop
 the same on all of them; ranks that work on other samples should drop others. torch's own tracker of
@@ -6,6 +6,9 @@ random numbers works for operations on DTensors on a GPU alone, and most of a fo
 tensors, so the generators themselves are aligned, on the CPU and on the GPU. Where a rank holds a
 part (heads of an attention, with sequence parallel also parts of the sequence) all ranks of a group
 draw the same numbers for their parts.
+
+Ranks of cp compute alike what lies outside of the blocks, and inside of them different tokens:
+there each draws from a stream of its own (`apart`).
 """
 
 from collections.abc import Iterator
@@ -18,26 +21,53 @@ from torch.distributed.device_mesh import DeviceMesh
 from nbdist.engine.batches import mix
 
 
-def align(tp_mesh: DeviceMesh, group: int) -> None:
+def align(mesh: DeviceMesh, group: int) -> None:
     """Give this rank its group's stream. Collective in the group.
 
     Args:
-        tp_mesh: The axis `tp`; the state of its first rank counts.
+        mesh: The axis `tp` or `cp`; the state of its first rank counts. Called for both, all ranks
+            that see the same samples have one stream.
         group: This rank's group, from 0. The first keeps its state; others start a stream that
             follows from the seed and their number.
     """
-    device = tp_mesh.device_type
+    device = mesh.device_type
     states = [torch.get_rng_state()]
     if device == "cuda":
         states.append(torch.cuda.get_rng_state())
     seed = torch.tensor([torch.initial_seed()], dtype=torch.uint64)
-    shared = [_of_first(tensor, tp_mesh) for tensor in (seed.view(torch.uint8), *states)]
+    shared = [_of_first(tensor, mesh) for tensor in (seed.view(torch.uint8), *states)]
     if group:
         torch.manual_seed(mix(int(shared[0].view(torch.uint64)), group))
         return
     torch.set_rng_state(shared[1])
     if device == "cuda":
         torch.cuda.set_rng_state(shared[2])
+
+
+@contextmanager
+def apart(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
+    """Have each rank of the mesh draw other random numbers, and go on alike after it.
+
+    All of it follows from the stream that the ranks share, which moves on by one number: so nothing
+    else has to be saved, and what is computed again from there draws the same.
+
+    Args:
+        mesh: Ranks that share a stream, and work on different parts of the same samples.
+        is_on: False changes nothing.
+    """
+    if not is_on:
+        yield
+        return
+    seed = mix(int(torch.randint(1 << 62, ())), mesh.get_local_rank())
+    on_gpu = mesh.device_type == "cuda"
+    shared = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(shared[0])
+        if shared[1] is not None:
+            torch.cuda.set_rng_state(shared[1])
 
 
 def _of_first(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

@@ -8,6 +8,7 @@ between is stored and computed once. Norms see a part of the tokens: their gradi
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,13 +67,30 @@ def norms(blocks: dict[str, nn.Module], plan: Plan) -> Iterator[nn.Module]:
 
 
 def apply(model: nn.Module, plan: Plan, mesh: DeviceMesh, blocks: dict[str, nn.Module]) -> None:
-    """Put hooks where the sequence is cut, gathered and put together again."""
+    """Cut the sequence where blocks begin, gather it in them, put it together where they end.
+
+    The ends stand around forwards, inside of all hooks: with an axis cp, which stands around them,
+    a part of its part is cut, and put together before it.
+    """
     first, *_, last = blocks.values()
-    first.register_forward_pre_hook(_Before(_take_part, mesh), with_kwargs=True)
-    last.register_forward_hook(_After(mesh))
+    _wrap(first, _Before(_take_part, mesh), None)
+    _wrap(last, None, _After(mesh))
     for owner in dict.fromkeys(pair.owner for pair in plan.pairs):
         module = model.get_submodule(owner)
         module.register_forward_pre_hook(_Before(_gather, mesh), with_kwargs=True)
+
+
+def _wrap(module: nn.Module, before: "_Before | None", after: "_After | None") -> None:
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def on_parts(*args: Any, **keywords: Any) -> Any:
+        if before is not None:
+            args, keywords = before(module, args, keywords)
+        made = forward(*args, **keywords)
+        return made if after is None else after(module, args, made)
+
+    module.forward = on_parts
 
 
 def _take_part(whole: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

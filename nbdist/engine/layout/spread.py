@@ -12,10 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_sharded
+from nbdist.engine.layout import context as cp
 from nbdist.engine.layout import (
     cost,
     cuts,
     ddp,
+    fit,
     fsdp,
     meshes,
     pipeline,
@@ -43,9 +45,13 @@ def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
     device_mesh = meshes.device_mesh(device_type, shape)
     blocks = find_blocks(model)
     size = _size(model, blocks)
-    plan, token_bytes, stages = None, None, None
+    plan, token_bytes, context, stages = None, None, None, None
     if shape.tp > 1:
         plan, token_bytes = _plan_cuts(model, shape, policies, device_mesh, blocks)
+    if shape.cp > 1:
+        # Heads are counted as one rank of tp will have them.
+        parts = fit.parts(model, plan, shape.tp) if plan and cuts.is_known(plan) else {}
+        context = cp.find(model, policies.context, device_mesh["cp"], blocks, parts)
     if shape.pp > 1:
         if plain is None:
             raise LayoutError(
@@ -56,6 +62,8 @@ def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
         blocks = stages.blocks
     if plan is not None:
         _cut_weights(model, shape, policies, device_mesh, blocks, plan)
+    if context is not None:
+        _cut_sequences(context, shape, policies, device_mesh, blocks)
     local = _size(model, blocks)
     _share_batches(model, shape, device_mesh, blocks)
     if stages is None:
@@ -74,6 +82,7 @@ def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
         skeleton=plain,
         no_skeleton=no_skeleton,
         piped=stages.piped(model, shape, policies, device_mesh) if stages else None,
+        context=context,
     )
 
 
@@ -139,22 +148,36 @@ def _cut_weights(
     random_numbers.align(device_mesh["tp"], shape.data_part(dist.get_rank())[0])
 
 
+def _cut_sequences(
+    context: cp.Context,
+    shape: MeshShape,
+    policies: Policies,
+    device_mesh: DeviceMesh,
+    blocks: dict[str, nn.Module],
+) -> None:
+    """Have blocks work on parts of sequences, over cp."""
+    parts = shape.tp if policies.tensor.sequence else 1
+    cp.apply(context, policies.context, device_mesh["cp"], blocks, parts)
+    random_numbers.align(device_mesh["cp"], shape.data_part(dist.get_rank())[0])
+
+
 def _share_batches(
     model: nn.Module, shape: MeshShape, device_mesh: DeviceMesh, blocks: dict[str, nn.Module]
 ) -> None:
     """Have gradients averaged over the ranks that share a batch, and shards made of the model."""
     if shape.fsdp > 1:
-        inner = device_mesh["dp", "fsdp"] if shape.dp > 1 else device_mesh["fsdp"]
+        averaging = meshes.averaging(device_mesh, shape)
         # A stage's micro-batches follow each other: its weights stay until the last backward.
         reshard = shape.reshard_after_forward and shape.pp == 1
-        fsdp.apply(model, blocks.values(), inner, reshard_after_forward=reshard)
+        fsdp.apply(model, blocks.values(), averaging, reshard_after_forward=reshard)
     elif shape.pp > 1:
         return  # a step averages its gradients once, behind the last micro-batch
     elif shape.tp == 1:
-        ddp.apply(model, device_mesh)
-    elif shape.dp > 1:
+        ddp.apply(model, meshes.averaging(device_mesh, shape))
+    elif shape.replicas > 1:
+        averaging = meshes.averaging(device_mesh, shape)
         for unit in (*blocks.values(), model):
-            torch_sharded.replicate_sharded(unit, device_mesh["dp"])
+            torch_sharded.replicate_sharded(unit, averaging)
 
 
 def _size(model: nn.Module, blocks: dict[str, nn.Module]) -> cost.ModelSize:

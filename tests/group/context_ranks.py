@@ -1,0 +1,368 @@
+"""What the ranks run in test_context: models that cp can cut along the sequence, and some not."""
+
+# B batch, T sequence, H heads, D model width, V vocabulary
+
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from nbdist import packed
+from nbdist.client.insight import traffic
+from nbdist.engine.data import data_shard
+from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.policies import ContextParallel
+from nbdist.engine.tap import tap
+from nbdist.errors import LayoutError
+from tests.group.layout_ranks import difference, state_of
+from tests.group.tensor_parallel_ranks import (
+    GPT,
+    MLP,
+    MODELS,
+    STEPS,
+    Attention,
+    D,
+    Dropping,
+    H,
+    V,
+    batch,
+    block_of,
+    llama,
+    loss_of,
+)
+
+Difference = tuple[float, float]  # of losses, and of the final state
+
+
+class Rotary(nn.Module):
+    """Blocks get tables of positions and a mask as keywords, as in transformers."""
+
+    def __init__(self, key_heads: int = H) -> None:
+        super().__init__()
+        self.token = nn.Embedding(V, D)
+        self.blocks = nn.ModuleList(RotaryBlock(key_heads) for _ in range(2))
+        self.head = nn.Linear(D, V)
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        x_BTD = self.token(x_BT)
+        angles_TF = torch.outer(torch.arange(x_BT.shape[1]), 0.5 ** torch.arange(D // H // 2))
+        turns = torch.cat([angles_TF, angles_TF], -1).to(x_BTD.dtype)
+        mask_TT = torch.ones(2 * [x_BT.shape[1]], dtype=torch.bool).tril().triu(-5)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, turns=(turns.cos(), turns.sin()), mask=mask_TT)
+        return self.head(x_BTD)
+
+
+class RotaryBlock(nn.Module):
+    def __init__(self, key_heads: int) -> None:
+        super().__init__()
+        self.q, self.out = nn.Linear(D, D), nn.Linear(D, D)
+        self.kv = nn.Linear(D, 2 * key_heads * D // H, bias=False)
+
+    def forward(self, x_BTD: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        cos, sin = turns
+        heads = [self.q(x_BTD), *self.kv(x_BTD).chunk(2, -1)]
+        q, k, v = (h.unflatten(-1, (-1, D // H)).transpose(1, 2) for h in heads)
+        q, k = (h * cos + torch.cat(h.chunk(2, -1)[::-1], -1) * sin for h in (q, k))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        return x_BTD + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+MADE: dict[str, Any] = {
+    **MODELS,
+    "masked": Rotary,
+    "masked, 2 key heads": lambda: Rotary(2),
+    "one key head": lambda: llama(heads=4, key_heads=1),
+}
+
+
+def make(name: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    model: nn.Module = MADE[name]().to(dtype)
+    return model
+
+
+def one_process(name: str, dtype: torch.dtype, parts: int) -> tuple[list[float], dict[str, Tensor]]:
+    """Train on whole sequences as one process does, with `parts` micro-batches a step."""
+    model = make(name, dtype)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(STEPS):
+        x, y = batch(step)
+        for x_part, y_part in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            loss = loss_of(model(x_part), y_part)
+            (loss / parts).backward()
+            losses.append(loss.item())
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        opt.step()
+        opt.zero_grad()
+    return losses, state_of(model)
+
+
+def train(
+    name: str, dtype: torch.dtype, layout: str, policies: tuple[Any, ...]
+) -> tuple[list[float], dict[str, Tensor], Layout]:
+    """Train with a plain loop; every rank begins with other weights, of which rank 0's count."""
+    model = make(name, dtype, seed=dist.get_rank())
+    spread = parallelize(model, layout, *policies)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    shard = data_shard()
+    losses = []
+    for step in range(STEPS):
+        x, y = (t.chunk(shard.count)[shard.index] for t in batch(step))
+        with loss_parallel() if spread.policies.tensor.loss else nullcontext():
+            loss = loss_of(model(x), spread.own(y))
+            loss.backward()
+        spread.clip_grad_norm_(0.5)
+        opt.step()
+        opt.zero_grad()
+        seen = loss.detach()
+        if spread.policies.context.loss:
+            seen = seen.full_tensor() if isinstance(seen, DTensor) else seen
+            dist.all_reduce(seen, group=spread.mesh["cp"].get_group())
+            seen /= spread.shape.cp
+        losses.append(float(seen))
+    return losses, state_of(model), spread
+
+
+Case = tuple[str, str, tuple[Any, ...]]  # model, layout, policies
+
+
+def parity(dtypes: list[str], cases: list[Case]) -> dict[tuple[str, str, str, str], Difference]:
+    """Return the differences from one process, by case and dtype."""
+    found = {}
+    alone = cache(one_process)
+    for dtype in (getattr(torch, word.removeprefix("torch.")) for word in dtypes):
+        for name, layout, policies in cases:
+            mine, final, spread = train(name, dtype, layout, policies)
+            index, count = spread.shape.data_part(dist.get_rank())
+            losses, state = alone(name, dtype, count)
+            in_losses = max(abs(a - b) for a, b in zip(mine, losses[index::count], strict=True))
+            found[name, layout, str(policies), str(dtype)] = (in_losses, difference(final, state))
+    return found
+
+
+def everything(cases: list[Case]) -> dict[str, Any]:
+    """Return what two ranks see: one start of a group for all of it."""
+    return {
+        "parity": parity(["torch.float64"], cases),
+        "bytes": {str(policy): sent_bytes(policy) for policy in (ULYSSES, GATHER, OWN)},
+        "checkpointed": checkpointed(),
+        "dropped": dropped(),
+        "uses": uses(),
+        "refusals": refusals(),
+        "steps": steps(),
+    }
+
+
+ULYSSES, GATHER, OWN = ContextParallel(), ContextParallel("gather"), ContextParallel(loss=True)
+
+
+def sent_bytes(policy: ContextParallel) -> tuple[float, float]:
+    """Return bytes a rank sends in forward and backward, as the tap counts, and as explained."""
+    model = make("masked, 2 key heads", torch.float32)
+    spread = parallelize(model, "cp=2", policy)
+    model.set_requires_gradient_sync(False)  # what is left is cp's own
+    x, y = batch(0)
+    tap.install("full")
+    tap.begin_cell()
+    loss_of(model(x), spread.own(y)).backward()
+    calls = tap.take(1).calls
+    tap.set_level("off")
+    called = [calls.new[number] for number in calls.calls[:: len(packed.CALL)]]
+    sent = sum(traffic.sent_bytes(call.kind, call.bytes, 2, "gloo") for call in called)
+    return sent, spread.explain().context.token_bytes * x.numel()
+
+
+class Checkpointed(GPT):
+    """Computes each block again in backward."""
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        x = self.token(x_BT) + self.position.weight
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.head(self.norm(x))
+
+
+def checkpointed() -> dict[str, float]:
+    """Return, by method, how far gradients are from those without checkpoints."""
+    found = {}
+    for policy in (ULYSSES, GATHER):
+        gradients = []
+        for kind in (GPT, Checkpointed):
+            torch.manual_seed(0)
+            model = kind(block_of(mlp=Dropping)).double()
+            parallelize(model, "cp=2", policy)
+            torch.manual_seed(7)
+            x, y = batch(0)
+            loss_of(model(x), y).backward()
+            gradients.append({name: p.grad for name, p in model.named_parameters()})
+        found[policy.method] = difference(*gradients)
+    return found
+
+
+class DropsFirst(GPT):
+    """Drops embeddings, and what mlps make; keeps what it has dropped."""
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        self.embedded = F.dropout(self.token(x_BT), 0.5, self.training)
+        x = self.embedded
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class KeepsDropped(MLP):
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = F.dropout(torch.ones_like(x), 0.5, self.training)
+        return super().forward(x) * self.kept
+
+
+def dropped() -> dict[str, Any]:
+    """Return what two forwards drop of embeddings and in blocks, the second one after a restore."""
+    model = DropsFirst(block_of(mlp=KeepsDropped))
+    parallelize(model, "cp=2")
+    torch.manual_seed(3)
+    x, _ = batch(0)
+    state, seen = torch.get_rng_state(), []
+    for restored in (True, False, True):
+        if restored:
+            torch.set_rng_state(state)
+        model(x)
+        seen.append(
+            {
+                "embeddings": (model.embedded == 0).tolist(),
+                "blocks": [block.mlp.kept.bool().tolist() for block in model.blocks],
+                "after it": float(torch.rand(())),
+            }
+        )
+    return dict(zip(("first", "second", "again"), seen, strict=True))
+
+
+def uses() -> dict[str, Any]:
+    """Return how far evaluation, autocast and accumulation are from one process."""
+    plain, model = make("gpt", torch.float32), make("gpt", torch.float32)
+    spread = parallelize(model, "cp=2")
+    x, y = batch(0)
+
+    def gradients(of: nn.Module) -> dict[str, Tensor]:
+        taken = {name: p.grad.clone() for name, p in of.named_parameters()}
+        of.zero_grad()
+        return taken
+
+    with torch.no_grad():
+        evaluated = float((model.eval()(x) - plain(x)).abs().max())
+    model.train()
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed, alone = model(x), plain(x)
+        loss_of(mixed, y).backward()
+        loss_of(alone, y).backward()
+    in_autocast = difference(gradients(model), gradients(plain))
+    for part in spread.accumulate(2):
+        (loss_of(model(x.chunk(2)[part]), y.chunk(2)[part]) / 2).backward()
+    loss_of(plain(x), y).backward()
+    return {
+        "evaluated": evaluated,
+        "autocast": float((mixed - alone).detach().float().abs().max()),
+        "autocast gradients": in_autocast,
+        "accumulated": difference(gradients(model), gradients(plain)),
+        "explained": repr(spread.explain()),
+        "samples": spread.shape.data_part(dist.get_rank()),
+    }
+
+
+def steps() -> dict[str, float]:
+    """Return by policy how far `layout.step` is from one process: of the loss, of gradients."""
+    found = {}
+    x, y = batch(0)
+    plain = make("gpt", torch.float64)
+    loss = loss_of(plain(x), y)
+    loss.backward()
+    theirs = {name: p.grad for name, p in plain.named_parameters()}
+    for policy in (ULYSSES, OWN):
+        model = make("gpt", torch.float64)
+        seen = parallelize(model, "cp=2", policy).step(x, y, loss_of)
+        mine = {name: p.grad for name, p in model.named_parameters()}
+        found[str(policy)] = max(abs(float(seen - loss.detach())), difference(mine, theirs))
+    return found
+
+
+class OwnSoftmax(Attention):
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q, k, v = (
+            p(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for p in (self.q, self.k, self.v)
+        )
+        weights = (q @ k.transpose(-1, -2) / self.head_dim**0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class PositionsInside(Attention):
+    """Counts its tokens from zero."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return super().forward(x_BTD + torch.arange(x_BTD.shape[1])[:, None] / 8)
+
+
+class Convolved(MLP):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(D, D, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.mix(x.transpose(1, 2)).transpose(1, 2))
+
+
+class MaskInside(Attention):
+    """Makes a mask of its own tokens."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        b, t, _ = x_BTD.shape
+        q, k, v = (
+            p(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for p in (self.q, self.k, self.v)
+        )
+        mask = torch.ones(t, t, dtype=torch.bool).tril()
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(mixed.transpose(1, 2).reshape(b, t, -1))
+
+
+def refusals() -> dict[str, str]:
+    """Return the text of each wrong use; the model must stay as it was."""
+    texts = {}
+
+    def refused(label: str, model: nn.Module, *policies: Any, layout: str = "cp=2") -> None:
+        try:
+            spread = parallelize(model, layout, *policies)
+        except LayoutError as error:
+            texts[label] = str(error)
+            assert not any("forward" in vars(module) for module in model.modules())
+            parallelize(model, "ddp")
+        else:
+            texts[label] = f"accepted: {spread.context}"
+
+    refused("heads", GPT(block_of(lambda: Attention(1))))
+    refused("one head gathered", GPT(block_of(lambda: Attention(1))), GATHER)
+    refused("key heads", Rotary(1))
+    refused("own softmax", GPT(block_of(OwnSoftmax)))
+    refused("positions inside", GPT(block_of(PositionsInside)))
+    refused("convolution", GPT(block_of(mlp=Convolved)))
+    refused("mask inside", GPT(block_of(MaskInside)))
+    refused("no blocks", nn.Sequential(nn.Embedding(V, D), nn.Linear(D, V)))
+    refused("no cp", GPT(), GATHER, layout="ddp")
+    refused("example", Rotary(), ContextParallel(example=torch.zeros(2, 3, dtype=torch.int64)))
+    model = Rotary()
+    parallelize(model, "cp=2")
+    try:
+        model(torch.zeros(2, 7, dtype=torch.int64))
+    except LayoutError as error:
+        texts["odd length"] = str(error)
+    return texts
