@@ -143,7 +143,9 @@ def _cut_weights(
     plan: cuts.Plan,
 ) -> None:
     """Cut over tp the weights that this rank has."""
-    here = plan.within({name.rpartition(".")[0] for name, _ in model.named_parameters()})
+    # Twice where parameters are tied: both places are cut.
+    held = model.named_parameters(remove_duplicate=False)
+    here = plan.within({name.rpartition(".")[0] for name, _ in held})
     tp.apply(model, here, policies.tensor, device_mesh["tp"], blocks)
     random_numbers.align(device_mesh["tp"], shape.data_part(dist.get_rank())[0])
 
