@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from nbdist.engine import data
 from nbdist.engine.batches import Shard
 from nbdist.engine.compat import torch_modules, torch_sharded
-from nbdist.engine.layout import cost, cuts, load, zero1
+from nbdist.engine.layout import cost, cuts, load, verify, zero1
 from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.exchange import own_part
 from nbdist.engine.layout.explain import Explanation
@@ -28,6 +28,7 @@ from nbdist.engine.layout.pipe import size_of
 from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
 from nbdist.engine.layout.stages import Stage
+from nbdist.engine.layout.verdict import Proof
 from nbdist.errors import LayoutError
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
@@ -170,6 +171,11 @@ class Layout:
             of which `loss_fn` makes a mean, and None on ranks without the last stage.
         """
         data.weigh_newest()
+        return self._step(x, y, loss_fn)
+
+    def _step(
+        self, x: Any, y: Any, loss_fn: Callable[[Any, Any], torch.Tensor]
+    ) -> torch.Tensor | None:
         trains = torch.is_grad_enabled()
         if self.piped is not None:
             weight = self._weight(size_of(x)) if trains else 1.0
@@ -289,6 +295,44 @@ class Layout:
                 do="give another layout, a module or a state_dict",
             )
 
+    def verify(
+        self,
+        batch: tuple[Any, Any],
+        loss_fn: Callable[[Any, Any], torch.Tensor],
+        steps: int = 3,
+    ) -> Proof:
+        """Prove that the layout computes what one process does on the same split. Collective.
+
+        Some shadow steps are made on this model and, on rank 0, on the plain one with the same
+        weights. Gradients, buffers and losses are compared on every rank; then all is put back:
+        weights, gradients, statistics, modes, random numbers. Optimizers are not used.
+
+        Args:
+            batch: This rank's `(x, y)`, as in `step`.
+            loss_fn: Makes the mean loss of `(model(x), y)`.
+            steps: How many are made.
+
+        Returns:
+            A proof, the same on every rank: `ok`, and printed, what differs, where and by how much.
+
+        Raises:
+            LayoutError: It cannot be proven; the text says why. A difference is no error.
+        """
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise LayoutError(
+                f"verify got a {type(batch).__name__} where (x, y) should be.",
+                do="layout.verify((x, y), loss_fn) with this rank's inputs and targets",
+            )
+        x, y = batch
+        task = verify.Task(
+            (x, y),
+            size_of(x),
+            lambda inputs: self._step(inputs[0], inputs[1], loss_fn),
+            lambda model, inputs: loss_fn(model(inputs[0]), inputs[1]),
+            _whole_batch if self.piped is None else self.piped.pipe.cut,
+        )
+        return verify.verify(self, task, steps)
+
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Register a DDP communication hook, as on `DistributedDataParallel`; before training.
 
@@ -303,6 +347,11 @@ class Layout:
                 do='use "ddp" for hooks',
             )
         reducer.register_comm_hook(state, hook)
+
+
+def _whole_batch(inputs: Any) -> list[Any]:
+    """Return a rank's part as it is: without pp it is one forward."""
+    return [inputs]
 
 
 def facts_of(known: Layout) -> dict[str, str]:

@@ -116,6 +116,13 @@ class Pipe:
             self._work = None
         return torch.stack(losses).mean() if losses else None
 
+    def cut(self, batch: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+        """Return the micro-batches of a training step, each as inputs and targets."""
+        x, y = batch
+        samples = size_of(x)
+        count = self._count(samples, trains=True)
+        return list(zip(_cut(x, samples, count), _cut(y, samples, count), strict=True))
+
     def _count(self, samples: int, trains: bool) -> int:
         """Return the number of micro-batches; alone forwards take any batch."""
         wanted = self.plan.policy.microbatches

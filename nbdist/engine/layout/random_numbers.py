@@ -70,6 +70,11 @@ def apart(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
             torch.cuda.set_rng_state(shared[1])
 
 
+def seed_part(step: int, part: int) -> None:
+    """Begin the stream of one part of a batch in a proof's step: alike wherever it is computed."""
+    torch.manual_seed(mix(step, part))
+
+
 def _of_first(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     there = tensor.to(mesh.device_type)
     dist.broadcast(there, group=mesh.get_group(), group_src=0)

@@ -28,6 +28,26 @@ def copy_without_weights(model: nn.Module) -> tuple[nn.Module | None, str]:
         return None, f"{type(model).__name__} cannot be copied: {type(error).__name__}: {error}"
 
 
+def materialise(model: nn.Module, device: torch.device | str) -> None:
+    """Give parameters and buffers on meta room on a device, without numbers; tied ones stay tied.
+
+    `Module.to_empty` unties them.
+    """
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            if id(parameter) not in made:
+                room = torch.empty_like(parameter.detach(), device=device)
+                made[id(parameter)] = nn.Parameter(room, requires_grad=parameter.requires_grad)
+            module._parameters[name] = made[id(parameter)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                there = torch.empty_like(buffer, device=device) if buffer.is_meta else None
+                module._buffers[name] = buffer.to(device) if there is None else there
+
+
 def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
     """Return a parameter without numbers, with the marks that a library has put on it."""
     empty = nn.Parameter(

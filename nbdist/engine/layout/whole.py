@@ -39,12 +39,16 @@ class Place:
         dtype: Its type.
         is_saved: Whether it is part of the model's state: parameters, and buffers that are not
             constants.
+        is_trained: Whether it requires a gradient.
+        is_buffer: Whether it is no parameter.
         stage: The coordinate on the axis pp of a rank that has it; 0 without pp.
     """
 
     shape: torch.Size
     dtype: torch.dtype
     is_saved: bool = True
+    is_trained: bool = False
+    is_buffer: bool = False
     stage: int = 0
 
     @property
@@ -64,7 +68,13 @@ def places(model: nn.Module, *, duplicates: bool = False) -> dict[str, Place]:
     """Return what is known of the tensors that a model has here; nothing of those on meta."""
     saved = model.state_dict().keys()
     return {
-        name: Place(tensor.shape, tensor.dtype, name in saved)
+        name: Place(
+            tensor.shape,
+            tensor.dtype,
+            is_saved=name in saved,
+            is_trained=tensor.requires_grad,
+            is_buffer=not isinstance(tensor, nn.Parameter),
+        )
         for name, tensor in names(model, duplicates=duplicates).items()
         if not tensor.is_meta
     }
@@ -130,17 +140,21 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     return full
 
 
-@torch.no_grad()
 def put(target: torch.Tensor, full: torch.Tensor) -> None:
     """Overwrite what this rank has of a tensor by its part of `full`. No collective."""
-    if isinstance(target, DTensor):
-        there = full.to(target.device, target.dtype)
-        cut: Any = distribute_tensor(
-            there, target.device_mesh, target.placements, src_data_rank=None
-        )
-        torch_hooks.local_part(target.detach()).copy_(cut.to_local())
-    else:
-        target.detach().copy_(full)
+    torch_hooks.local_part(target.detach()).copy_(part_of(full, target))
+
+
+@torch.no_grad()
+def part_of(full: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the part of `full` that this rank has of a tensor like `target`. No collective."""
+    if not isinstance(target, DTensor):
+        return full
+    cut: Any = distribute_tensor(
+        full.to(target.device), target.device_mesh, target.placements, src_data_rank=None
+    )
+    part: torch.Tensor = cut.to_local()
+    return part
 
 
 @torch.no_grad()

@@ -102,6 +102,11 @@ class Cell:
         if self._machine is not None:
             self._machine.processor.take(now_ns)
 
+    def begin_anew(self) -> None:
+        """Forget what was seen of the step that is being made; its first sign is yet to come."""
+        self._has_begun = self._is_whole = False
+        tap.take()
+
     # -- what the hooks see
 
     def fetch_began(self) -> None:

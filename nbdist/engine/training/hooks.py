@@ -8,7 +8,8 @@ A step inside a function that `torch.compile` compiled is not seen.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 from weakref import WeakSet
@@ -80,6 +81,16 @@ class Hooks:
         """Record what is still held back; return the steps made."""
         self._guard("loss", self.cell.record_held, wait=True)
         return self.cell.step
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Watch no backward and no loader; the step that is being made begins anew after it."""
+        was, self._is_inside = self._is_inside, True
+        try:
+            yield
+        finally:
+            self._is_inside = was
+            self._guard("step", self.cell.begin_anew)
 
     # -- hooks
 

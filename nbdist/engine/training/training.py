@@ -3,7 +3,8 @@
 The hooks stand in `hooks.py`, what becomes of them in `cell.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,6 +88,19 @@ def is_loading() -> bool:
 def pace() -> float:
     """Return the samples a second that this rank has worked through by itself; 0: not known."""
     return 0.0 if _hooks is None else _hooks.pace()
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Watch nothing: what is computed in it is no training. Main thread.
+
+    The step that is being made has no times of its own, for their beginning is not seen any more.
+    """
+    if _hooks is None:
+        yield
+        return
+    with _hooks.unseen():
+        yield
 
 
 def log(**values: object) -> None:

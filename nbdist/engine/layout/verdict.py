@@ -1,0 +1,198 @@
+"""What a proof says: how far a layout is from one process, and how far it may be. Pure.
+
+Two right programs differ by round-off, for they add in another order. How much that is depends on
+the model, so it is measured and not guessed: one process computes the same gradients in float64,
+and once more from weights moved by half a unit of their last place. The larger of the two distances
+is the tensor's *noise floor*. A layout may be `MULTIPLE` floors away: it is another sample of the
+same noise, and the largest error of a small tensor is some times smaller or larger by luck. Real
+mistakes (a gradient scaled by 1.01, a sum left out) are thousands of floors in float32.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nbdist.errors import LayoutError
+from nbdist.ranks import name_ranks
+
+MULTIPLE = 10
+_SHOWN = 4  # tensors in a proof's text
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What round-off makes of one tensor.
+
+    Attributes:
+        floor: The largest distance of two right results.
+        scale: The largest value.
+    """
+
+    floor: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far one tensor of one rank is from one process.
+
+    Attributes:
+        what: "gradient", "weight", "buffer", "loss" or "dropout" (the probability of a module).
+        name: Of the parameter or buffer, in the plain model.
+        step: From 1; 0 is before the first.
+        rank: Whose.
+        by: The largest distance; nan where a result is none.
+        floor: The noise floor.
+        allowed: What it may be.
+    """
+
+    what: str
+    name: str
+    step: int
+    rank: int
+    by: float
+    floor: float
+    allowed: float
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether it may be round-off."""
+        return self.by <= self.allowed
+
+    @property
+    def share(self) -> float:
+        """The distance in units of what is allowed; infinite where a result is no number."""
+        if self.by == 0:
+            return 0.0
+        share = self.by / self.allowed if self.allowed else math.inf
+        return math.inf if math.isnan(share) else share
+
+    def __str__(self) -> str:
+        when = f"at step {self.step}" if self.step else "before the first step"
+        whose = f"the {self.what} of {self.name}" if self.name else f"the {self.what}"
+        return f"{whose} {when} by {self.by:.1e} (allowed {self.allowed:.1e})"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What `layout.verify` found; printed, it tells people.
+
+    Attributes:
+        layout: The layout's name.
+        steps: Shadow steps that were made.
+        is_bit_equal: Whether every gradient, buffer and loss of every rank is the same to the bit.
+        worst: Of each tensor the difference that is nearest to what is allowed, or furthest beyond.
+        losses: For each step the mean over the split, of the layout and of one process.
+        first: The first difference that is not allowed; None where there is none.
+        ranks: Those that have it.
+        notes: What a reader must know beside it.
+    """
+
+    layout: str
+    steps: int
+    is_bit_equal: bool
+    worst: tuple[Difference, ...]
+    losses: tuple[tuple[float, float], ...]
+    first: Difference | None
+    ranks: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the layout computes what one process does."""
+        return self.first is None
+
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence."""
+        over = f"over {self.steps} step{'' if self.steps == 1 else 's'}"
+        if self.first is not None:
+            return f"DIFFERS: {self.first} on {name_ranks(self.ranks)}"
+        if self.is_bit_equal:
+            return f"equal bit for bit {over}"
+        worst = self.worst[0]
+        return (
+            f"equal to the noise floor {over}: the {worst.what} of {worst.name or 'the batch'} is "
+            f"nearest to its bound, {worst.by:.1e} where round-off alone makes {worst.floor:.1e}"
+        )
+
+    def __repr__(self) -> str:
+        lines = [f"{self.layout} against one process on the same split: {self.verdict}"]
+        shown = [d for d in self.worst[:_SHOWN] if d.by > 0 or not d.is_allowed]
+        if shown:
+            width = max(len(d.name or d.what) for d in shown)
+            lines.append(
+                f"  {'':<{width}}  {'what':<8}  step  rank  difference  noise floor  allowed"
+            )
+        lines += [
+            f"  {d.name or d.what:<{width}}  {d.what:<8}  {d.step:>4}  {d.rank:>4}  "
+            f"{d.by:>10.1e}  {d.floor:>11.1e}  {d.allowed:>7.1e}"
+            for d in shown
+        ]
+        if self.losses:
+            live, alone = zip(*self.losses, strict=True)
+            lines.append(f"  loss, {self.layout}: " + "  ".join(f"{loss:.6g}" for loss in live))
+            lines.append("  loss, one process: " + "  ".join(f"{loss:.6g}" for loss in alone))
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+    def raise_if_different(self) -> None:
+        """Raise where the layout does not compute what one process does.
+
+        Raises:
+            LayoutError: It differs; the text says where first.
+        """
+        if self.first is not None:
+            raise LayoutError(
+                f'Layout "{self.layout}" does not compute what one process does: {self.first}.',
+                why="something between model, layout and loop changes what is trained",
+                do="print the proof for the tensors that differ most",
+            )
+
+
+def allowances(noise: Mapping[str, Noise], smallest: float) -> dict[str, float]:
+    """Return how far each tensor may be from one process.
+
+    A floor can be small by luck, of a tensor of few elements; so none counts for less than the
+    usual one, relative to its values.
+
+    Args:
+        noise: By tensor.
+        smallest: The relative error below which nothing is told apart: the dtype's epsilon.
+    """
+    relative = [n.floor / n.scale for n in noise.values() if n.scale > 0 and n.floor < n.scale]
+    usual = max(smallest, statistics.median(relative)) if relative else smallest
+    return {name: MULTIPLE * max(n.floor, usual * n.scale) for name, n in noise.items()}
+
+
+def judge(
+    layout: str,
+    steps: int,
+    found: Iterable[Difference],
+    losses: Iterable[tuple[float, float]],
+    notes: Iterable[str],
+    *,
+    is_bit_equal: bool,
+) -> Proof:
+    """Return the proof of what all ranks have found."""
+    everything = sorted(found, key=lambda d: -d.share)
+    wrong = [d for d in everything if not d.is_allowed]
+    first = min(wrong, key=lambda d: (d.step, -d.share), default=None)
+    ranks = {d.rank for d in wrong if first is not None and _key(d) == _key(first)}
+    worst: dict[tuple[str, str], Difference] = {}
+    for difference in ([] if first is None else [first]) + everything:
+        worst.setdefault(_key(difference), difference)
+    return Proof(
+        layout,
+        steps,
+        is_bit_equal,
+        tuple(worst.values()),
+        tuple(losses),
+        first,
+        tuple(sorted(ranks)),
+        tuple(notes),
+    )
+
+
+def _key(difference: Difference) -> tuple[str, str]:
+    return difference.what, difference.name

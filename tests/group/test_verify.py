@@ -1,0 +1,122 @@
+"""A layout proven against one process: right programs pass, planted bugs are named, all is left."""
+
+from typing import Any
+
+import pytest
+
+from tests.group.harness import run_ranks
+
+RANKS = "tests.group.verify_ranks:"
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict[str, Any]]:
+    return run_ranks(2, RANKS + "on_two_ranks", timeout_s=300)
+
+
+def test_right_programs_are_proven(two_ranks: list[dict[str, Any]]) -> None:
+    for found in two_ranks:
+        assert [repr(proof) for proof in found["right"].values() if not proof.ok] == []
+
+
+def test_two_ranks_that_share_a_batch_are_equal_bit_for_bit(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    for found in two_ranks:
+        equal = {case for case, proof in found["right"].items() if proof.is_bit_equal}
+        assert equal >= {"small zero2", "conv zero3", "dropping zero3", "small ddp"}
+
+
+def test_parts_of_other_sizes_are_weighed_as_the_step_does(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    assert [found["unequal"].ok for found in two_ranks] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("bug", "what", "name", "step", "ranks"),
+    [
+        ("one gradient", "gradient", "blocks.1.up.weight", 1, (0, 1)),
+        ("one gradient, shards", "gradient", "blocks.1.up.weight", 1, (0, 1)),
+        ("on rank 1", "gradient", "blocks.2.down.bias", 1, (0, 1)),
+        ("from step 2", "gradient", "blocks.0.out.weight", 2, (0, 1)),
+        ("weights", "weight", "norm.weight", 0, (1,)),
+        ("dropout", "dropout", "blocks.1.mlp.drop", 0, (1,)),
+        ("statistics", "buffer", "layer_1.0.norm_1.running_mean", 1, (1,)),
+        ("not averaged", "gradient", "blocks.0.up.bias", 1, (0, 1)),
+    ],
+)
+def test_a_planted_bug_is_named_with_its_tensor_and_step(
+    two_ranks: list[dict[str, Any]], bug: str, what: str, name: str, step: int, ranks: tuple[int]
+) -> None:
+    for found in two_ranks:
+        proof = found["planted"][bug]
+        first = proof.first
+        assert first is not None, "not found"
+        assert (first.what, first.name, first.step, proof.ranks) == (what, name, step, ranks)
+        assert "DIFFERS: " in repr(proof).splitlines()[0]
+
+
+@pytest.mark.parametrize("bug", ["block", "plan"])
+def test_a_block_that_computes_something_else_differs_at_the_first_step(
+    two_ranks: list[dict[str, Any]], bug: str
+) -> None:
+    for found in two_ranks:
+        first = found["planted"][bug].first
+        assert first is not None, "not found"
+        assert first.step == 1
+
+
+@pytest.mark.parametrize("case", [("ddp", "small"), ("zero3", "conv")])
+def test_training_goes_on_as_if_nothing_had_been_proven(
+    two_ranks: list[dict[str, Any]], case: tuple[str, str]
+) -> None:
+    for found in two_ranks:
+        assert found["kept"][case] == dict.fromkeys(found["kept"][case], True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["small", "conv"])
+@pytest.mark.parametrize("layout", ["ddp", "zero2", "zero3"])
+def test_training_goes_on_as_if_nothing_had_been_proven_under_every_layout(
+    layout: str, name: str
+) -> None:
+    for kept in run_ranks(2, RANKS + "is_left_as_it_was", layout, name):
+        assert kept == dict.fromkeys(kept, True)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("no skeleton", ["no plain model to compare", "cannot be copied"]),
+        ("one tensor", ["got a Tensor where (x, y) should be"]),
+        ("no step", ["verify(steps=0) makes no step"]),
+        ("wrong loss", ["does not run in one process", "AttributeError", "loss_fn(model(x), y)"]),
+        ("sync", ["layer_1.0.norm_1 is a SyncBatchNorm"]),
+        ("samples", ["Ranks 0 and 1 bring different samples", '"tp=2"', "nbdist.loader"]),
+    ],
+)
+def test_what_cannot_be_proven_is_refused_in_words_on_every_rank(
+    two_ranks: list[dict[str, Any]], case: str, words: list[str]
+) -> None:
+    for found in two_ranks:
+        assert [word for word in words if word not in found["refused"][case]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["small", "conv", "untied", "dropping", "llama"])
+def test_right_programs_on_four_ranks_are_proven(model: str) -> None:
+    import torch
+
+    layouts = ["ddp", "zero2", "zero3", "dp=2 fsdp=2"]
+    if model in ("untied", "dropping", "llama"):
+        layouts += ["fsdp=2 tp=2", "dp=2 tp=2"]
+    if model in ("untied", "llama", "conv"):
+        layouts += ["pp=2 fsdp=2", "pp=2 dp=2"]
+    if model == "untied":
+        layouts += ["zero1", "pp=2 tp=2"]
+    dtypes = [torch.float32, torch.float64]
+    cases = [(model, layout, dtype) for layout in layouts for dtype in dtypes]
+    for proofs in run_ranks(4, RANKS + "right_programs", cases, timeout_s=600):
+        assert [repr(proof) for proof in proofs if not proof.ok] == []

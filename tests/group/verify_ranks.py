@@ -1,0 +1,316 @@
+"""What the ranks run in test_verify: right programs, planted bugs, and what is left as it was."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.nn import functional as F
+
+from nbdist.engine.data import data_shard
+from nbdist.engine.layout import weights, whole
+from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.policies import TensorParallel
+from nbdist.engine.layout.verdict import Proof
+from nbdist.engine.training import training as hooks
+from nbdist.errors import LayoutError
+from tests.group import models
+from tests.group import tensor_parallel_ranks as tensor_parallel
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Dropping(tensor_parallel.MLP):
+    """Drops by a module, by a function and in attention; and draws by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.drop(super().forward(x)), 0.3, self.training)
+
+
+def make(name: str, dtype: torch.dtype) -> nn.Module:
+    if name in ("small", "conv"):
+        return models.make("gpt" if name == "small" else name, dtype, seed=dist.get_rank())
+    if name == "dropping":
+        torch.manual_seed(0)
+        return tensor_parallel.GPT(tensor_parallel.block_of(mlp=Dropping)).to(dtype)
+    if name == "untied":
+        model = tensor_parallel.make("gpt", dtype, seed=dist.get_rank())
+        model.head.weight = nn.Parameter(model.token.weight.detach().flip(0))
+        return model
+    return tensor_parallel.make(name, dtype, seed=dist.get_rank())
+
+
+def batch(name: str, dtype: torch.dtype, parts: tuple[int, int] | None = None) -> Batch:
+    """Return this rank's part of a batch."""
+    if name == "conv":
+        x, y = models.batch("conv", 0, 8, dtype)
+    else:
+        x, y = tensor_parallel.batch(0)
+        x, y = x % models.V, y % models.V
+    shard = data_shard()
+    return x.chunk(shard.count)[shard.index], y.chunk(shard.count)[shard.index]
+
+
+def loss_of(out: Any, y: Tensor) -> Tensor:
+    if hasattr(out, "logits"):
+        out = out.logits
+    return F.cross_entropy(out.flatten(0, -2), y.flatten())
+
+
+def proof_of(
+    name: str, layout: str, dtype: torch.dtype = torch.float32, *policies: Any, steps: int = 3
+) -> Proof:
+    spread = parallelize(make(name, dtype), layout, *policies)
+    return spread.verify(batch(name, dtype), loss_of, steps=steps)
+
+
+def right_programs(cases: list[tuple[Any, ...]]) -> list[Proof]:
+    return [proof_of(*case) for case in cases]
+
+
+# ---- Planted bugs -------------------------------------------------------------------------------
+
+
+def planted(plant: Callable[[nn.Module], None], layout: str, name: str = "small") -> Proof:
+    spread = parallelize(make(name, torch.float32), layout)
+    plant(spread.model)
+    return spread.verify(batch(name, torch.float32), loss_of, steps=2)
+
+
+def scale_one_gradient(model: Any) -> None:
+    model.blocks[1].up.weight.register_hook(lambda gradient: gradient * 1.01)
+
+
+def scale_one_shard(model: Any) -> None:
+    """FSDP calls no hooks of shards: the weight itself has another gradient than it should."""
+    up = model.blocks[1].up
+    up.forward = lambda x: F.linear(x, up.weight + 0.01 * (up.weight - up.weight.detach()), up.bias)
+
+
+def scale_on_rank_1(model: Any) -> None:
+    if dist.get_rank() == 1:
+        model.blocks[2].down.bias.register_hook(lambda gradient: gradient * 1.01)
+
+
+def scale_from_step_2(model: Any) -> None:
+    calls = 0
+
+    def scale(gradient: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return gradient * 1.01 if calls > 1 else gradient
+
+    model.blocks[0].out.weight.register_hook(scale)
+
+
+def other_weights(model: Any) -> None:
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            model.norm.weight[3] += 1e-6
+
+
+def forget_a_block(model: Any) -> None:
+    block = model.blocks[1]
+    block.forward = lambda x: x + 0 * type(block).forward(block, x)
+
+
+def drop_less_on_rank_1(model: Any) -> None:
+    if dist.get_rank() == 1:
+        model.blocks[1].mlp.drop.p = 0.0
+
+
+def keep_statistics_at_home(model: Any) -> None:
+    for number, hook in list(model._forward_hooks.items()):
+        if isinstance(getattr(hook, "__self__", None), weights.BufferSync):
+            del model._forward_hooks[number]
+
+
+def not_averaged(layout: str = "ddp") -> Proof:
+    """One parameter keeps the gradient of its own rank, as where a rank does not synchronise it."""
+    spread = parallelize(models.make("gpt", torch.float32), layout)
+    lost: Any = spread.model.blocks[0].up.bias
+    own: list[Tensor] = []
+    lost.register_hook(lambda gradient: own.append(gradient.clone()))
+    synchronised = spread._step
+
+    def step(*args: Any) -> Tensor:
+        loss = synchronised(*args)
+        lost.grad.copy_(own.pop())
+        return loss
+
+    spread._step = step  # type: ignore[method-assign]
+    return spread.verify(batch("small", torch.float32), loss_of, steps=2)
+
+
+def wrong_plan() -> Proof:
+    """Cut a norm's features, in torch's own styles, which nbdist takes as they are."""
+    torch.manual_seed(0)
+    model = tensor_parallel.GPT(tensor_parallel.block_of(mlp=tensor_parallel.NormedFeatures))
+    plan = {"blocks.1.mlp.up": ColwiseParallel(), "blocks.1.mlp.down": RowwiseParallel()}
+    spread = parallelize(model, "tp=2", TensorParallel(plan))
+    return spread.verify(batch("gpt", torch.float32), loss_of, steps=2)
+
+
+PLANTED: dict[str, Callable[[], Proof]] = {
+    "one gradient": lambda: planted(scale_one_gradient, "ddp"),
+    "one gradient, shards": lambda: planted(scale_one_shard, "zero3"),
+    "on rank 1": lambda: planted(scale_on_rank_1, "ddp"),
+    "from step 2": lambda: planted(scale_from_step_2, "ddp"),
+    "weights": lambda: planted(other_weights, "ddp"),
+    "block": lambda: planted(forget_a_block, "zero3"),
+    "dropout": lambda: planted(drop_less_on_rank_1, "ddp", "dropping"),
+    "statistics": lambda: planted(keep_statistics_at_home, "ddp", "conv"),
+    "not averaged": not_averaged,
+    "plan": wrong_plan,
+}
+
+
+def planted_bugs() -> dict[str, Proof]:
+    return {label: plant() for label, plant in PLANTED.items()}
+
+
+# ---- What is left as it was ---------------------------------------------------------------------
+
+
+class Recorded:
+    """A recorder that keeps what a rank would tell."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, int, dict[str, float]]] = []
+
+    def add(self, kind: str, step: int, values: dict[str, float], data: Any = None) -> None:
+        self.rows.append((kind, step, values))
+
+    def fact(self, **_facts: str) -> None: ...
+
+
+def train(layout: str, name: str, proofs: int, fail: bool = False) -> tuple[list[Any], list[Any]]:
+    """Train four steps; between them, and with gradients held, prove so many times.
+
+    Returns what a difference would show in, and the rows of steps that were recorded.
+    """
+    recorder = Recorded()
+    hooks.install(recorder)  # type: ignore[arg-type]
+    hooks.begin_cell()
+    torch.manual_seed(0)
+    random.seed(0)
+    model: Any = make(name, torch.float32)
+    spread = parallelize(model, layout)
+    model.calls = 0
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x, y = batch(name, torch.float32)
+    for step in range(4):
+        loss_of(model(x), y).backward()
+        if step in (1, 2):
+            for _ in range(proofs):
+                if fail:
+                    fails_midway(spread, x, y)
+                else:
+                    assert spread.verify((x, y), loss_of, steps=2).ok
+        opt.step()
+        opt.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        out = model(x)
+    state = [torch.get_rng_state(), *(t.clone() for _, t in whole.tensors(spread)), out]
+    told = [random.random(), model.calls, [m.training for m in model.modules()], hooks.end_cell()]
+    return [t.tolist() for t in state] + told, [row[:2] for row in recorder.rows]
+
+
+def fails_midway(spread: Layout, x: Tensor, y: Tensor) -> None:
+    """Break a proof off in the second step's forward, as an interrupt would on every rank."""
+    calls = 0
+
+    def interrupt(_module: nn.Module, _args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise KeyboardInterrupt
+
+    blocks = next(
+        m for m in spread.model.children() if isinstance(m, nn.ModuleList | nn.Sequential)
+    )
+    hook = blocks[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        spread.verify((x, y), loss_of)
+    hook.remove()
+
+
+def is_left_as_it_was(layout: str, name: str) -> dict[str, bool]:
+    expected, rows = train(layout, name, 0)
+    proven, proven_rows = train(layout, name, 2)
+    broken, broken_rows = train(layout, name, 1, fail=True)
+    return {
+        "after proofs": proven == expected,
+        "after one broken off": broken == expected,
+        "steps told": proven_rows == rows == broken_rows,
+        "steps made": sum(kind == "step" for kind, _ in rows) == 4,
+    }
+
+
+def refused() -> dict[str, str]:
+    texts: dict[str, str] = {}
+
+    def verify(label: str, model: nn.Module, layout: str, *args: Any, **kwargs: Any) -> None:
+        spread = parallelize(model, layout)
+        try:
+            spread.verify(*args, **kwargs)
+        except LayoutError as error:
+            texts[label] = str(error)
+        else:
+            texts[label] = "accepted"
+
+    x, y = models.batch("gpt", 0, 4, torch.float32)
+    held = make("small", torch.float32)
+    held.group = dist.group.WORLD  # type: ignore[assignment]
+    verify("no skeleton", held, "ddp", (x, y), loss_of)
+    verify("one tensor", make("small", torch.float32), "ddp", x, loss_of)
+    verify("no step", make("small", torch.float32), "ddp", (x, y), loss_of, steps=0)
+    verify("wrong loss", make("small", torch.float32), "ddp", (x, y), lambda out, y: out.nothing)
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(models.make("conv", torch.float32))
+    verify("sync", synced, "ddp", models.batch("conv", 0, 4, torch.float32), loss_of)
+    other = models.batch("gpt", dist.get_rank(), 4, torch.float32)
+    verify("samples", make("gpt", torch.float32), "tp=2", other, loss_of)
+    return texts
+
+
+def unequal_parts(layout: str) -> Proof:
+    """Ranks bring 5 and 3 samples, which layout.step weighs."""
+    spread = parallelize(make("small", torch.float32), layout)
+    x, y = models.batch("gpt", 0, 8, torch.float32)
+    mine = slice(0, 5) if dist.get_rank() == 0 else slice(5, 8)
+    return spread.verify((x[mine], y[mine]), loss_of)
+
+
+def on_two_ranks() -> dict[str, Any]:
+    """One group for all that two ranks prove."""
+    f32, f64 = torch.float32, torch.float64
+    right: list[tuple[Any, ...]] = [
+        ("small", "ddp", f32),
+        ("small", "zero2", f64),
+        ("conv", "zero3", f32),
+        ("conv", "pp=2", f32),
+        ("dropping", "zero3", f32),
+        ("dropping", "tp=2", f32),
+        ("gpt", "tp=2", f64, TensorParallel(sequence=True, loss=True)),
+        ("small", "ddp", torch.bfloat16),
+    ]
+    return {
+        "right": {f"{name} {layout}": proof_of(name, layout, *r) for name, layout, *r in right},
+        "planted": planted_bugs(),
+        "refused": refused(),
+        "unequal": unequal_parts("ddp"),
+        "kept": {(lay, name): is_left_as_it_was(lay, name) for lay, name in KEPT},
+    }
+
+
+KEPT = [("ddp", "small"), ("zero3", "conv")]
