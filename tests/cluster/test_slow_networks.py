@@ -5,7 +5,10 @@ import re
 import pytest
 
 from nbdist import Session
+from tests.cluster import test_interrupts as interrupts
+from tests.cluster.conftest import Kernel
 from tests.cluster.test_faults import assert_usable, fail
+from tests.cluster.test_interrupts import assert_interrupted
 
 BEGIN = """
 torch.manual_seed(rank)
@@ -63,6 +66,19 @@ def test_a_rank_that_forgets_to_finish_holds_nobody_up(session: Session) -> None
     session.run("train(opt, 30 if rank == 0 else 2)\nif rank == 0: opt.finish()", timeout_s=60)
     weights = session.run("opt.finish(); weights()", timeout_s=60).value_list
     assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stuck", ["while True: train(opt, 1)", "if rank == 0: opt.finish()"])
+def test_an_interrupt_ends_asynchronous_steps_and_waits_and_training_goes_on(
+    notebook: Kernel, stuck: str
+) -> None:
+    code = f"{ASYNC.format(more='')}print('in', flush=True)\n{stuck}\nwhile True: pass"
+    assert_interrupted(notebook.cell(code, "--no-track", interrupt_after=["in"], timeout_s=60))
+    interrupts.assert_usable(notebook)
+    told = notebook.cell("train(opt, 5); opt.finish()\nsum(weights())", timeout_s=60).text
+    assert "ranks 0-1" in told  # both say the same
+    assert "Out:" in told
 
 
 @pytest.mark.slow

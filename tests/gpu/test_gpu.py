@@ -154,3 +154,21 @@ def test_a_profile_holds_the_kernels_of_each_rank_and_divides_the_gpus_time(
         kernels = {e["pid"] for e in events if e.get("cat") == "kernel"}
         assert {pid // 100 for pid in kernels} == set(range(n))
         assert all(pid % 100 for pid in kernels)  # beside the rank's own process
+
+
+@pytest.mark.parametrize(
+    "wrap", ["LocalSGD(sgd, every=2)", "DiLoCo(sgd, every=2)", "AsyncSGD(sgd)"]
+)
+def test_ranks_that_train_apart_on_gpus_end_equal(session: nbdist.Session, wrap: str) -> None:
+    end = "optimizer.finish()" if wrap.startswith("AsyncSGD") else "optimizer.end_round()"
+    code = f"""
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+model.to(device)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = nbdist.{wrap}
+losses = []
+"""
+    session.run(code + LEARN + end)
+    sums = session.run("[float(p.double().sum()) for p in model.parameters()]").value_list
+    assert all(one == sums[0] for one in sums)
+    assert session.run("{p.device.type for p in model.parameters()} == {'cuda'}").ok

@@ -52,8 +52,9 @@ class AsyncSGD(Wrapper):
     Args:
         optim: What the server applies updates with.
         server: The rank that keeps the parameters; it trains as well.
-        max_staleness: No update is applied that so many others have overtaken: who is fast waits.
-            At least the number of ranks less one. None: no bound.
+        max_staleness: No update is applied that more others have overtaken: who is fast waits. At
+            least the number of ranks less one. None: no bound. With a bound, `finish` follows the
+            loop at once: a rank that does something else first holds the others up.
 
     Raises:
         LayoutError: A number does not fit, ranks bring different models, or the model exchanges its
@@ -266,9 +267,9 @@ def _cell() -> int:
 def _next_number() -> int:
     """Return a number that no master had; the same on all ranks."""
     global _count
-    newest = torch.tensor([_count])
-    dist.all_reduce(newest, dist.ReduceOp.MAX)
-    _count = int(newest) + 1
+    known = [0] * dist.get_world_size()  # a newcomer's is behind
+    dist.all_gather_object(known, _count)
+    _count = max(known) + 1
     return _count
 
 
