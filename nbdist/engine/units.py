@@ -32,6 +32,7 @@ from nbdist.engine.compat import (
 from nbdist.engine.wrapper import ApartWrapper
 
 Optimizer = torch.optim.Optimizer
+_Part = tuple[nn.Module, tuple[int, ...]]  # of a pipeline, and the ranks that train it
 
 
 @dataclass
@@ -109,9 +110,9 @@ def find() -> list[Unit]:
     optimizers = _optimizers()
     named = keep.named()
     schedulers = [s for s in _schedulers(named) if hasattr(s, "last_epoch")]
-    stages = torch_pipeline.live_pipelines()[1]
-    sharded = {id(o): kind for o in optimizers if (kind := _sharding(o, stages))}
-    called = _called(named, stages)
+    parts = torch_pipeline.live_parts()
+    sharded = {id(o): kind for o in optimizers if (kind := _sharding(o, parts))}
+    called = _called(named, parts)
     units = [_sharded_unit(o, *sharded[id(o)], called) for o in optimizers if id(o) in sharded]
     for ddp in torch_modules.live_ddps():
         unit = _replicated_unit(ddp, optimizers)
@@ -164,29 +165,32 @@ def _schedulers(named: dict[str, Any]) -> list[Any]:
     return list(found.values())
 
 
-def _called(named: dict[str, Any], stages: list[Any]) -> list[nn.Module]:
+def _called(named: dict[str, Any], parts: list[_Part]) -> list[nn.Module]:
     """Return the modules that may be called: where a refusal can stand, and buffers lie."""
     found = [module for module, _ in torch_sharded.live_fsdp2_roots()]
-    found += [stage.submod for stage in stages] + torch_sharded.live_fsdp1()
+    found += [module for module, _ in parts]
+    found += torch_sharded.live_fsdp1()
     found += [torch_modules.replicated_by(ddp) or ddp for ddp in torch_modules.live_ddps()]
     return found + [value for value in named.values() if isinstance(value, nn.Module)]
 
 
-def _sharding(optimizer: Optimizer, stages: list[Any]) -> tuple[tuple[int, ...], bool] | None:
+def _sharding(optimizer: Optimizer, parts: list[_Part]) -> tuple[tuple[int, ...], bool] | None:
     """Return (ranks, is_alike) of an optimizer whose state no other rank has; None if not so."""
     parameters = parameters_of(optimizer)
+    wanted = {id(p) for p in parameters}
+    # Before the meshes of its shards, which are those of one stage.
+    for module, its_ranks in parts:
+        if any(id(p) in wanted for p in module.parameters()):
+            return tuple(sorted(its_ranks)), False
     meshes = {id(m): m for p in parameters if (m := getattr(p, "device_mesh", None)) is not None}
     if meshes:
         ranks = {int(rank) for mesh in meshes.values() for rank in mesh.mesh.flatten()}
         return (tuple(sorted(ranks)), True) if len(ranks) > 1 else None
     if _is_cut_in_states_only(optimizer):
         return _ranks(optimizer.process_group), True  # type: ignore[attr-defined]
-    wanted = {id(p) for p in parameters}
-    parts = [(stage.submod, stage.group or dist.group.WORLD) for stage in stages]
-    parts += [(module, module.process_group) for module in torch_sharded.live_fsdp1()]
-    for module, its_group in parts:
-        if any(id(p) in wanted for p in module.parameters()):
-            return _ranks(its_group), False
+    for fsdp1 in torch_sharded.live_fsdp1():
+        if any(id(p) in wanted for p in fsdp1.parameters()):
+            return _ranks(fsdp1.process_group), False
     return None
 
 

@@ -5,15 +5,17 @@ says what broke when a version moves. Tried with torch 2.13.0 (CPU).
 """
 
 import gc
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat.torch_compat import lacking
+from nbdist.engine.compat.torch_compat import lacking, ranks_of
 
 # A schedule's flags for "my stages know what they send and receive", by kind of schedule.
 _READY_FLAGS = (
@@ -22,6 +24,8 @@ _READY_FLAGS = (
     "_stages_forward_initialized",
     "_stages_backward_initialized",
 )
+# What a schedule of several stages a rank holds of the step that runs.
+_UNDER_WAY = ("fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages", "backward_counter")
 
 
 def check() -> list[str]:
@@ -80,9 +84,38 @@ def reset_schedule(schedule: Any) -> None:
     have left one rank with the answer and the other without.
     """
     schedule._internal_losses.clear()
+    for name in _UNDER_WAY:
+        getattr(schedule, name, {}).clear()
     for name in _READY_FLAGS:
         if hasattr(schedule, name):
             setattr(schedule, name, False)
+
+
+# ---- What belongs to a layout -------------------------------------------------------------------
+
+_laid: "WeakKeyDictionary[nn.Module, tuple[ref[nn.Module], tuple[int, ...]]]" = WeakKeyDictionary()
+
+
+def remember_laid(part: nn.Module, model: nn.Module, ranks: tuple[int, ...]) -> None:
+    """Know that a stage's module stands for a part of `model`, which these ranks train together."""
+    _laid[part] = (ref(model), ranks)
+
+
+def live_parts() -> list[tuple[nn.Module, tuple[int, ...]]]:
+    """Return the modules that pipelines train on this rank, and the global ranks that they are on.
+
+    Of a layout that is its model, known from the start; of a program's own, a stage's module.
+    """
+    found = {id(model): (model, ranks) for part in _laid for model, ranks in _laid_of(part)}
+    own = [stage for stage in live_pipelines()[1] if stage.submod not in _laid]
+    world: Any = dist.group.WORLD
+    return [*found.values(), *((s.submod, ranks_of(s.group or world)) for s in own)]
+
+
+def _laid_of(part: nn.Module) -> list[tuple[nn.Module, tuple[int, ...]]]:
+    model, ranks = _laid[part]
+    alive = model()
+    return [] if alive is None else [(alive, ranks)]
 
 
 # ---- Making what a layout runs -------------------------------------------------------------------
@@ -120,6 +153,8 @@ def make_schedule(
     """Return a schedule of these stages of a rank; without a loss it runs forwards alone."""
     from torch.distributed import pipelining
 
+    # It logs its whole plan where a stage raises; what was raised says more.
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     kind = getattr(pipelining, _SCHEDULES[name])
     of_rank = stages if len(stages) > 1 else stages[0]
     return kind(of_rank, n_microbatches=microbatches, loss_fn=loss_fn, scale_grads=False)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
@@ -64,8 +65,10 @@ class Pipe:
         self._skeleton = skeleton
         self._mesh = mesh
         self._device = device
-        ranks = tuple(int(rank) for rank in mesh.mesh.flatten())
-        self._parts = [_Part(self, stage, ranks) for stage in self.mine]
+        self._parts = [_Part(self, stage) for stage in self.mine]
+        for part in self._parts:
+            # All ranks: what dp and fsdp average is as much a step of all as what pp sends.
+            torch_pipeline.remember_laid(part, relay.model, tuple(range(dist.get_world_size())))
         self._schedules: dict[Any, tuple[Any, Trunk]] = {}
         self._work: _Work | None = None
 
@@ -191,7 +194,7 @@ class _Part(nn.Module):
     torch looks for wrappers among a stage's modules, and would take gradients away.
     """
 
-    def __init__(self, pipe: Pipe, stage: Stage, ranks: tuple[int, ...]) -> None:
+    def __init__(self, pipe: Pipe, stage: Stage) -> None:
         super().__init__()
         self.stage = stage
         self._held = (pipe,)  # in a tuple, where no module is looked for

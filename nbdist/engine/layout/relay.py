@@ -9,7 +9,7 @@ entered, its first argument is the stage's output, and the forward ends.
 What is put around forwards is taken off again by `remove`, as if it had never been there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,8 @@ from nbdist.engine.layout.dry_run import Inputs
 from nbdist.engine.layout.trunk import Spec, Trunk, first_of
 from nbdist.errors import LayoutError
 
-_HIDDEN = "_nbdist_hidden"  # on the tensor whose place it took, for a checkpoint calls once more
+# On the tensor whose place it took, by number of the block, for a checkpoint calls once more.
+_HIDDEN = "_nbdist_hidden"
 
 
 class _Reached(BaseException):
@@ -50,9 +51,10 @@ class _Active:
         """Return what a module of another stage would, without its numbers."""
 
         def empty(spec: Spec) -> torch.Tensor:
-            if isinstance(given, torch.Tensor) and Spec(given.shape, given.dtype) == spec:
-                return given.view_as(given)  # costs nothing, and is an object of its own
-            return spec.zeros(self.device)
+            if not isinstance(given, torch.Tensor) or given._is_view():
+                return spec.zeros(self.device)
+            fits = Spec(given.shape, given.dtype) == spec
+            return given if fits else spec.zeros(self.device)  # the former costs nothing
 
         return tree_map_only(Spec, empty, next(self.outputs[name]))
 
@@ -94,6 +96,14 @@ class Relay:
             module = self.model.get_submodule(name)
             self._forwards.append(_Forward(self, name, segments, module))
         self._forwards.append(_Whole(self, "", frozenset(), self.model))
+
+    def run_always(self, names: Collection[str]) -> None:
+        """Let these modules beside the blocks run in every part, where their weights are here.
+
+        Hooks that cut them expect what they make themselves.
+        """
+        for forward in self._forwards:
+            forward.runs_always = forward.name in names
 
     def remove(self) -> None:
         """Take everything off."""
@@ -152,10 +162,10 @@ class _Entry:
         active, given = self.relay.active, first_of(args, keywords)
         if active is not None and self.number == active.end:
             raise _Reached(given)
-        hidden = getattr(given, _HIDDEN, None)
+        hidden = getattr(given, _HIDDEN, {}).get(self.number)
         if active is not None and self.number == active.start and active.hidden is not None:
             hidden = active.hidden
-            setattr(given, _HIDDEN, hidden)
+            setattr(given, _HIDDEN, {**getattr(given, _HIDDEN, {}), self.number: hidden})
         if hidden is None:
             return None
         if args:
@@ -187,14 +197,14 @@ class _Forward:
         self, relay: Relay, name: str, segments: frozenset[int], module: nn.Module
     ) -> None:
         self.relay, self.name, self.segments = relay, name, segments
-        self.module = module
+        self.module, self.runs_always = module, False
         self.native = self.__wrapped__ = module.forward  # the latter for who asks its signature
         self._had = "forward" in vars(module)
         module.forward = self
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         active = self.relay.active
-        if active is None or active.has(self.segments):
+        if active is None or self.runs_always or active.has(self.segments):
             return self.native(*args, **keywords)
         return active.stand_in(self.name, first_of(args, keywords))
 

@@ -66,15 +66,21 @@ def norms(blocks: dict[str, nn.Module], plan: Plan) -> Iterator[nn.Module]:
                 yield module
 
 
-def apply(model: nn.Module, plan: Plan, mesh: DeviceMesh, blocks: dict[str, nn.Module]) -> None:
+def apply(model: nn.Module, plan: Plan, mesh: DeviceMesh, runs: list[list[nn.Module]]) -> None:
     """Cut the sequence where blocks begin, gather it in them, put it together where they end.
 
     The ends stand around forwards, inside of all hooks: with an axis cp, which stands around them,
     a part of its part is cut, and put together before it.
+
+    Args:
+        model: Its blocks lie on this rank.
+        plan: What tp cuts.
+        mesh: The axis `tp`.
+        runs: Blocks that follow each other here: all of them, or those of each stage.
     """
-    first, *_, last = blocks.values()
-    _wrap(first, _Before(_take_part, mesh), None)
-    _wrap(last, None, _After(mesh))
+    for run in runs:
+        _wrap(run[0], _Before(_take_part, mesh), None)
+        _wrap(run[-1], None, _After(mesh))
     for owner in dict.fromkeys(pair.owner for pair in plan.pairs):
         module = model.get_submodule(owner)
         module.register_forward_pre_hook(_Before(_gather, mesh), with_kwargs=True)

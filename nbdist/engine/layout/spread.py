@@ -61,7 +61,10 @@ def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
         stages = _Stages(model, plain, shape, policies, device_mesh, list(blocks))
         blocks = stages.blocks
     if plan is not None:
-        _cut_weights(model, shape, policies, device_mesh, blocks, plan)
+        runs = stages.runs if stages else [list(blocks.values())]
+        here = _cut_weights(model, shape, policies, device_mesh, blocks, runs, plan)
+        if stages is not None:
+            stages.relay.run_always(here)
     if context is not None:
         _cut_sequences(context, shape, policies, device_mesh, blocks)
     local = _size(model, blocks)
@@ -99,21 +102,22 @@ class _Stages:
         blocks: list[str],
     ) -> None:
         self._skeleton = plain
-        self._plan, self._relay = pipeline.find_plan(model, policies.pipeline, shape.pp, blocks)
+        self._plan, self.relay = pipeline.find_plan(model, policies.pipeline, shape.pp, blocks)
         rank = device_mesh.get_local_rank("pp")
         pipeline.apply(model, self._plan, rank)
-        names = [name for stage in self._plan.of_rank(rank) for name in stage.blocks]
-        self.blocks = {name: model.get_submodule(name) for name in names}
+        mine = [stage.blocks for stage in self._plan.of_rank(rank)]
+        self.runs = [[model.get_submodule(name) for name in names] for names in mine]
+        self.blocks = {name: model.get_submodule(name) for names in mine for name in names}
 
     def piped(
         self, model: nn.Module, shape: MeshShape, policies: Policies, device_mesh: DeviceMesh
     ) -> Piped:
         """Return what runs the steps, when all other axes have been laid."""
-        self._relay.install()  # before the hooks that these have put
+        self.relay.install()  # before the hooks that these have put
         device = torch.device(device_mesh.device_type)
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
-        pipe = Pipe(self._plan, self._relay, self._skeleton, device_mesh["pp"], device)
+        pipe = Pipe(self._plan, self.relay, self._skeleton, device_mesh["pp"], device)
         return Piped(model, pipe, shape, device_mesh, loss=policies.tensor.loss)
 
 
@@ -140,14 +144,16 @@ def _cut_weights(
     policies: Policies,
     device_mesh: DeviceMesh,
     blocks: dict[str, nn.Module],
+    runs: list[list[nn.Module]],
     plan: cuts.Plan,
-) -> None:
-    """Cut over tp the weights that this rank has."""
+) -> set[str]:
+    """Cut over tp the weights that this rank has; return the modules that were cut."""
     # Twice where parameters are tied: both places are cut.
     held = model.named_parameters(remove_duplicate=False)
     here = plan.within({name.rpartition(".")[0] for name, _ in held})
-    tp.apply(model, here, policies.tensor, device_mesh["tp"], blocks)
+    tp.apply(model, here, policies.tensor, device_mesh["tp"], blocks, runs)
     random_numbers.align(device_mesh["tp"], shape.data_part(dist.get_rank())[0])
+    return {cut.module for cut in here.cuts}
 
 
 def _cut_sequences(

@@ -67,6 +67,7 @@ def apply(
     policy: TensorParallel,
     mesh: DeviceMesh,
     blocks: dict[str, nn.Module],
+    runs: list[list[nn.Module]] | None = None,
 ) -> None:
     """Cut `model` over the one-dimensional mesh, in place.
 
@@ -76,12 +77,13 @@ def apply(
         policy: What is cut beside weights.
         mesh: The axis `tp`.
         blocks: By name, in order: what the model repeats.
+        runs: Those that follow each other on this rank, where a pipeline has the others.
     """
     tied = list(fit.ties(model))
     summed = {model.get_submodule(cut.module) for cut in plan.cuts if cut.style == SUMMED}
     if policy.sequence:
         summed |= set(sequence.norms(blocks, plan))
-        sequence.apply(model, plan, mesh, blocks)
+        sequence.apply(model, plan, mesh, runs or [list(blocks.values())])
     else:
         for pair in plan.pairs:
             _Shared(mesh).hook(
