@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from nbdist.engine import group, heal, hook_state
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.policies import Pipeline
 
 WIDTH, BATCH, MICRO_BATCHES = 32, 8, 4
 SMALL_BUCKET_MB = 0.004  # one layer a bucket: a fault finds some of them on their way
@@ -516,6 +517,22 @@ def _pipeline(schedule: str) -> Training:
     return Training(part, optimizer, step, extra={"pipe": pipe})
 
 
+def _pipeline_by_nbdist(layout: str, *first_blocks: str, schedule: str = "1f1b") -> Training:
+    """Rank 1 has the module that raises. No barrier: a step ends on all ranks or on none."""
+
+    def step(t: Training) -> None:
+        x, y = _batch(t.step, data_shard().index)
+        t.extra["layout"].step(x, y, F.mse_loss)
+        t.optimizer.step()
+        t.optimizer.zero_grad()
+
+    model = _mlp()
+    policy = Pipeline(schedule, MICRO_BATCHES, split=first_blocks)
+    training = _train_with_adam(model, layout=parallelize(model, layout, policy))
+    training.step_function = step
+    return training
+
+
 STRATEGIES: dict[str, Callable[[], Training]] = {
     'nbdist.parallelize(model, "ddp")': _ddp_by_nbdist,
     "replicate": _replicate,
@@ -544,6 +561,14 @@ STRATEGIES: dict[str, Callable[[], Training]] = {
     'nbdist.parallelize(model, "fsdp=2 tp=2")': lambda: _tensor_parallel_by_nbdist("fsdp=2 tp=2"),
     "pipeline, GPipe": lambda: _pipeline("ScheduleGPipe"),
     "pipeline, 1F1B": lambda: _pipeline("Schedule1F1B"),
+    'nbdist.parallelize(model, "pp=4")': lambda: _pipeline_by_nbdist("pp=4", "0", "2", "5", "7"),
+    'nbdist.parallelize(model, "pp=2 dp=2")': lambda: _pipeline_by_nbdist("pp=2 dp=2", "0", "5"),
+    'nbdist.parallelize(model, "pp=2 fsdp=2")': lambda: _pipeline_by_nbdist(
+        "pp=2 fsdp=2", "0", "5"
+    ),
+    'nbdist.parallelize(model, "pp=2 dp=2", Pipeline("zbv"))': lambda: _pipeline_by_nbdist(
+        "pp=2 dp=2", "0", "5", "7", "9", schedule="zbv"
+    ),
     "FullyShardedDataParallel": _fsdp1,
     "FullyShardedDataParallel, use_orig_params": lambda: _fsdp1(use_orig_params=True),
 }

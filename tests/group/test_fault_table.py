@@ -44,6 +44,7 @@ EVERY_TIME = (
     "tensor parallel",
     'nbdist.parallelize(model, "dp=2 tp=2")',
     "pipeline, 1F1B",
+    'nbdist.parallelize(model, "pp=2 dp=2")',
     "FullyShardedDataParallel",
 )
 
@@ -86,7 +87,8 @@ class Ranks:
     def _train_with_fault(self, strategy: str, step: int, place: str, breaker: int) -> list[str]:
         ranks, peers = self.ranks, [rank for rank in range(4) if rank != breaker]
         ranks.run(strategies.build, strategy)
-        passes = 2 if strategy.startswith("pipeline") and place != "before" else 0
+        has_micro_batches = strategy.startswith("pipeline") or '"pp=' in strategy
+        passes = 2 if has_micro_batches and place != "before" else 0
         ranks.post(strategies.train, STEPS, step, place, passes, breaker)
         assert ranks.engines[breaker].result() == {"step": step, "error": "Boom"}
         for rank in peers:

@@ -158,3 +158,10 @@ def make_schedule(
     kind = getattr(pipelining, _SCHEDULES[name])
     of_rank = stages if len(stages) > 1 else stages[0]
     return kind(of_rank, n_microbatches=microbatches, loss_fn=loss_fn, scale_grads=False)
+
+
+def raised_in_stage(error: RuntimeError) -> BaseException | None:
+    """Return what a stage raised, where torch has put an error of its own around it."""
+    text = str(error)
+    is_torchs = "failed to run forward" in text or "Failed to run stage backward" in text
+    return error.__cause__ if is_torchs else None

@@ -110,11 +110,10 @@ class Pipe:
             schedule.step(*given, target=numbers, number=numbers)
             losses = self._work.losses
         except RuntimeError as error:
-            # torch puts an error of its own around what was raised.
-            cause = error.__cause__
-            if isinstance(cause, Exception):
-                raise cause from None
-            raise
+            cause = torch_pipeline.raised_in_stage(error)
+            if cause is None:
+                raise
+            raise cause from None
         finally:
             self._work = None
         return torch.stack(losses).mean() if losses else None
