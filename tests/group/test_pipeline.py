@@ -70,8 +70,12 @@ SLOW += [
         "gpt",
         8,
         torch.float64,
-        [("pp=2 fsdp=2 tp=2", by("1f1b")), ("pp=2 dp=2 tp=2", by("zbv"))]
-        + [("pp=2 dp=2 fsdp=2", by("interleaved")), ("pp=4 fsdp=2", by("1f1b"))],
+        [
+            ("pp=2 fsdp=2 tp=2", by("1f1b")),
+            ("pp=2 dp=2 tp=2", by("zbv")),
+            ("pp=2 dp=2 fsdp=2", by("interleaved")),
+            ("pp=4 fsdp=2", by("1f1b")),
+        ],
     ),
 ]
 MATRIX = [*EVERY_TIME, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
