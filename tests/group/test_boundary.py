@@ -84,8 +84,10 @@ def test_ranks_that_train_apart_go_back_each_to_its_own_model_and_training_is_bi
         ranks.run(ranks_.train, 24)
         found = ranks.run(ranks_.fingerprint)
 
-    assert newest[0][0] % 4 == 0  # where all are equal
-    assert stood == [newest[0][0]] * 2
+    # Where all are equal; the one of step 20 may have come since.
+    assert stood[0] == stood[1]
+    assert stood[0] in {newest[0][0], 20}
+    assert stood[0] % 4 == 0
     assert "were at different steps: rolled back" in agreed[0][0]
     assert found == unbroken(kind, 2, 24)
 
