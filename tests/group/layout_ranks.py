@@ -244,7 +244,7 @@ def refusals() -> dict[str, str]:
     refused("product", plain, "dp=3")
     refused("cp", plain, "cp=2")
     refused("policy", plain, "ddp", object())
-    refused("no module", lambda: plain, "ddp")
+    refused("no module", "plain", "ddp")
     opt = torch.optim.SGD(plain.parameters(), lr=0.1)
     refused("optimizer before fsdp", plain, "zero3")
     parallelize(plain, "ddp")

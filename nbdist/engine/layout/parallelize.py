@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.layout import ddp, fsdp, mesh, wrapped
+from nbdist.engine.layout import ddp, factory, fsdp, mesh, wrapped
 from nbdist.engine.layout.layout import Layout, attach, facts_of, layout_of
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.policies import read
@@ -26,14 +26,18 @@ def _tell_nobody(**_facts: str) -> None:
 _tell: Callable[..., None] = _tell_nobody
 
 
-def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
+def parallelize(
+    model: nn.Module | Callable[[], nn.Module], layout: str, *policies: object
+) -> Layout:
     """Spread `model` over all ranks, in place, and return how.
 
     Every rank calls it with the same model and layout; weights and buffers become rank 0's. The
     optimizer comes after it. The same call again returns the same `Layout`.
 
     Args:
-        model: A plain module, on the rank's device or to be moved there.
+        model: A plain module, on the rank's device or to be moved there. Or a function that makes
+            one, as `lambda: Model(config)`: the model is `layout.model` then, the cell can be run
+            again with any layout, and with shards ranks never hold the whole.
         layout: `"ddp"`, `"zero1"`, `"zero2"`, `"zero3"`, `"hsdp"`, or a mesh string such as
             `"dp=2 fsdp=-1"` or `"fsdp=2 tp=2"`. With `"zero1"` the optimizer is made by
             `layout.optimizer`.
@@ -43,10 +47,10 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
     Raises:
         LayoutError: The text, the ranks and the model do not fit, or the model is spread already.
     """
-    if not isinstance(model, nn.Module):
+    if not (isinstance(model, nn.Module) or callable(model)):
         raise LayoutError(
             f"parallelize got a {type(model).__name__} where a model should be.",
-            do='nbdist.parallelize(model, "ddp") with a torch.nn.Module',
+            do='nbdist.parallelize(model, "ddp") with a torch.nn.Module, or lambda: Model(config)',
         )
     if not (dist.is_available() and dist.is_initialized()):
         raise LayoutError(
@@ -58,16 +62,21 @@ def parallelize(model: nn.Module, layout: str, *policies: object) -> Layout:
     ranks_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # as torchrun sets it
     shape = mesh.parse(layout, world_size, min(ranks_on_host, world_size))
     asked = read(policies, shape)
+    built = None
+    if not isinstance(model, nn.Module):
+        model, built = factory.build(model)
     known = layout_of(model)
     if known is not None and known.shape == shape and str(known.policies) == str(asked):
         return known
     _refuse_together(shape)
     _refuse_spread(model, known, shape)
+    if built is None:
+        _refuse_meta(model)
     check = fsdp.check if shape.fsdp > 1 else ddp.check
     check(model)
     if (shape.tp > 1 or shape.pp > 1) and shape.fsdp == 1:
         fsdp.refuse_old_optimizers(model, "tp" if shape.tp > 1 else "pp")
-    result = spread(model, shape, asked)
+    result = spread(model, shape, asked, built)
     attach(result)
     _tell(**facts_of(result))
     return result
@@ -100,7 +109,8 @@ def _refuse_spread(model: nn.Module, known: Layout | None, shape: MeshShape) -> 
         raise LayoutError(
             f'This model has the layout "{known.name}" and cannot get {other} as well.',
             why="a layout changes the model in place",
-            do="build the model again, then parallelize the new one",
+            do="build the model again, or give a function that does, which can be run again: "
+            'parallelize(lambda: Model(config), "fsdp=2")',
         )
     inner = next((name for name, part in model.named_modules() if layout_of(part)), None)
     if inner is not None:
@@ -109,8 +119,13 @@ def _refuse_spread(model: nn.Module, known: Layout | None, shape: MeshShape) -> 
             do="build the model again and parallelize it as a whole",
         )
     wrapped.refuse_wrapped(model)
+
+
+def _refuse_meta(model: nn.Module) -> None:
     if any(t.is_meta for t in [*model.parameters(), *model.buffers()]):
         raise LayoutError(
             "The model is on the meta device and has no weights yet.",
-            do="build it on the CPU; a factory built on meta comes with a later version",
+            why="what would initialise it is known to the code that builds it",
+            do='give that code: layout = parallelize(lambda: Model(config), "fsdp=2"), and take '
+            "layout.model; no rank but 0 will hold the whole",
         )

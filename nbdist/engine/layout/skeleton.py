@@ -19,13 +19,24 @@ def copy_without_weights(model: nn.Module) -> tuple[nn.Module | None, str]:
     Tied parameters stay tied; modes, flags and hooks of the user's own are copied.
     """
     try:
-        memo: dict[int, Any] = {id(p): _on_meta(p) for p in model.parameters()}
+        memo: dict[int, Any] = {id(p): on_meta(p) for p in model.parameters()}
         for buffer in model.buffers():
             if buffer.nbytes > LARGEST_BUFFER_BYTES:
                 memo[id(buffer)] = torch.empty_like(buffer, device="meta")
         return copy.deepcopy(model, memo), ""
     except Exception as error:
         return None, f"{type(model).__name__} cannot be copied: {type(error).__name__}: {error}"
+
+
+def take_weights(model: nn.Module) -> None:
+    """Put every parameter of a model on the meta device, in place; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                if id(parameter) not in made:
+                    made[id(parameter)] = on_meta(parameter)
+                module._parameters[name] = made[id(parameter)]
 
 
 def materialise(model: nn.Module, device: torch.device | str) -> None:
@@ -48,7 +59,7 @@ def materialise(model: nn.Module, device: torch.device | str) -> None:
                 module._buffers[name] = buffer.to(device) if there is None else there
 
 
-def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
+def on_meta(parameter: nn.Parameter) -> nn.Parameter:
     """Return a parameter without numbers, with the marks that a library has put on it."""
     empty = nn.Parameter(
         torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad

@@ -3,7 +3,7 @@
 What cuts a weight (tp) comes before what shards the pieces (fsdp) or copies them (dp).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from nbdist.engine.layout import (
     cost,
     cuts,
     ddp,
+    factory,
     fit,
     fsdp,
     meshes,
@@ -35,12 +36,28 @@ from nbdist.engine.layout.policies import Policies
 from nbdist.errors import LayoutError
 
 
-def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
-    """Change the model, and return how. Collective."""
+def spread(
+    model: nn.Module,
+    shape: MeshShape,
+    policies: Policies,
+    built: Mapping[str, torch.Tensor] | None = None,
+) -> Layout:
+    """Change the model, and return how. Collective.
+
+    Args:
+        model: With its weights, or on meta where `built` is given.
+        shape: Sizes of the axes.
+        policies: What was asked for beside.
+        built: The weights by name on rank 0, of a model that a factory has made.
+    """
     device_type, backend = _device_type(model)
     weights.check_same_model(model, {"layout": shape.name, "policies": str(policies)}, device_type)
     plain, no_skeleton = skeleton.copy_without_weights(model)
-    model.to(device_type)  # "cuda" is this rank's current device
+    if built is not None and not factory.is_thin(shape):
+        skeleton.materialise(model, device_type)
+        factory.fill(model, built, device_type)
+    # "cuda" is this rank's current device.
+    model._apply(lambda t: t if t.is_meta else t.to(device_type))
     weights.broadcast(model)
     device_mesh = meshes.device_mesh(device_type, shape)
     blocks = find_blocks(model)
@@ -69,6 +86,8 @@ def spread(model: nn.Module, shape: MeshShape, policies: Policies) -> Layout:
         _cut_sequences(context, shape, policies, device_mesh, blocks)
     local = _size(model, blocks)
     _share_batches(model, shape, device_mesh, blocks)
+    if built is not None and factory.is_thin(shape):
+        factory.fill(model, built, device_type)
     if stages is None:
         weights.BufferSync(model)
     return Layout(

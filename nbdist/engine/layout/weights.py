@@ -62,8 +62,9 @@ def _first_difference(here: list[tuple[str, str]], there: list[tuple[str, str]],
 
 @torch.no_grad()
 def broadcast(model: nn.Module) -> None:
-    """Give every rank rank 0's parameters and buffers, in place."""
-    tensors = [t.detach() for t in [*model.parameters(), *model.buffers()] if t.numel()]
+    """Give every rank rank 0's parameters and buffers, in place; not what is on meta."""
+    everything = [*model.parameters(), *model.buffers()]
+    tensors = [t.detach() for t in everything if t.numel() and not t.is_meta]
     if tensors:
         torch_modules.broadcast_coalesced(tensors, _SOURCE)
 

@@ -19,7 +19,7 @@ from nbdist.engine.compat import torch_hooks, torch_modules
 from nbdist.engine.layout.mesh import MeshShape
 
 _SOURCE = 0  # the rank whose tensors are sent
-_PACK_BYTES = 32 << 20  # sent at once
+_PACK_BYTES = 1 << 20  # sent at once
 
 
 class Spread(Protocol):
