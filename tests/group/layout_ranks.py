@@ -242,7 +242,6 @@ def refusals() -> dict[str, str]:
     plain = models.make("gpt", torch.float32)
     refused("unknown word", plain, "zeor3")
     refused("product", plain, "dp=3")
-    refused("cp", plain, "cp=2")
     refused("policy", plain, "ddp", object())
     refused("no module", "plain", "ddp")
     opt = torch.optim.SGD(plain.parameters(), lr=0.1)

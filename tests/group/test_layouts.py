@@ -124,7 +124,6 @@ def refusals() -> list[dict[str, str]]:
     [
         ("unknown word", ["zeor3", "zero3"]),
         ("product", ["needs 3 ranks", "has 2", '"dp=-1" gives dp=2']),
-        ("cp", ["Axis cp comes with a later version"]),
         ("policy", ["object is no policy", "policies are", "TensorParallel"]),
         ("no module", ["got a str", "torch.nn.Module"]),
         ("optimizer before fsdp", ["An optimizer (SGD) already holds", "make the optimizer after"]),
