@@ -5,7 +5,7 @@ import socket
 import stat
 import struct
 from contextlib import closing, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 CASES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send")
 MEGABYTES = 24
@@ -55,35 +55,64 @@ def _measured(action: Any) -> tuple[int, int]:
     return received, counted
 
 
-def layouts(names: list[str]) -> dict[str, tuple[float, float]]:
-    """Return by layout the bytes this rank received in a step, and those that `explain` tells."""
+class Ways(NamedTuple):
+    """A layout, and policies as calls in the words of the interface."""
+
+    layout: str
+    policies: tuple[str, ...] = ()
+
+
+WAYS = [
+    *map(Ways, ("ddp", "zero1", "zero2", "zero3", "hsdp", "tp=4", "fsdp=2 tp=2", "dp=2 tp=2")),
+    Ways("tp=4", ("TensorParallel(sequence=True)",)),
+    Ways("cp=4", ('ContextParallel("gather")',)),
+    Ways("cp=4", ('ContextParallel("ulysses")',)),
+    Ways("dp=2 cp=2", ('ContextParallel("gather")',)),
+    *(
+        Ways(layout, ("Pipeline(microbatches=4)",))
+        for layout in ("pp=4", "pp=2 dp=2", "pp=2 fsdp=2")
+    ),
+]
+
+
+def layouts(ways: list[Ways]) -> list[tuple[float, float, str]]:
+    """Return by way the bytes this rank received in a step, those that `explain` tells, and it."""
+    return [_of_layout(way) for way in ways]
+
+
+def _of_layout(way: Ways) -> tuple[float, float, str]:
     import torch
     import torch.distributed as dist
-    from torch import nn
+    from torch.nn import functional as F
 
-    from nbdist.engine.layout.parallelize import parallelize
+    import nbdist
+    from nbdist.engine.data import data_shard
+    from tests.group import wide_model
 
-    found = {}
-    for name in names:
-        model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
-        layout = parallelize(model, name)
-        optimizer = layout.optimizer(torch.optim.SGD, lr=0.1)
+    policies = [
+        eval(text, {name: getattr(nbdist, name) for name in dir(nbdist)}) for text in way.policies
+    ]
+    torch.manual_seed(0)
+    layout = nbdist.parallelize(wide_model.GPT(), way.layout, *policies)
+    optimizer = layout.optimizer(torch.optim.SGD, lr=0.1)
+    x, y = (t.chunk(data_shard().count)[data_shard().index] for t in wide_model.batch())
 
-        def step(model: nn.Module = model, opt: torch.optim.Optimizer = optimizer) -> None:
-            model(torch.ones(2, 512)).sum().backward()
-            opt.step()
-            opt.zero_grad()
+    def step() -> None:
+        layout.step(x, y, lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()))
+        optimizer.step()
+        optimizer.zero_grad()
 
-        for _ in range(2):
-            step()  # makes the connections; DDP's buckets are laid anew in the second
-        dist.barrier()
-        before = received_bytes()
-        dist.barrier()
-        for _ in range(CALLS):
-            step()
-        found[name] = (received_bytes() - before) / CALLS, layout.explain().sent_bytes
-        dist.barrier()
-    return found
+    for _ in range(2):
+        step()  # makes the connections; DDP's buckets are laid anew in the second
+    dist.barrier()
+    before = received_bytes()
+    dist.barrier()
+    for _ in range(CALLS):
+        step()
+    received = (received_bytes() - before) / CALLS
+    dist.barrier()
+    explained = layout.explain(batch=x)
+    return received, explained.sent_bytes, repr(explained)
 
 
 def received_bytes() -> int:

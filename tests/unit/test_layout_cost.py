@@ -7,11 +7,16 @@ from nbdist.engine.layout.cost import (
     context_bytes,
     human,
     resident_bytes,
-    sent_bytes,
+    shared_bytes,
     state_share,
     token_bytes,
 )
 from nbdist.engine.layout.mesh import MeshShape
+
+
+def sent_bytes(size: ModelSize, shape: MeshShape, backend: str) -> float:
+    return sum(shared_bytes(size, shape, backend))
+
 
 SIZE = ModelSize(3_263_000, 3_263_000, block_bytes=3_163_000, parameters=815_872)
 

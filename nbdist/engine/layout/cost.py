@@ -23,8 +23,8 @@ class ModelSize:
     parameters: int  # a count
 
 
-def sent_bytes(size: ModelSize, shape: MeshShape, backend: str) -> float:
-    """Return the bytes a rank sends in one optimizer step with one backward.
+def shared_bytes(size: ModelSize, shape: MeshShape, backend: str) -> tuple[float, float]:
+    """Return the bytes a rank sends in one optimizer step with one backward: over shards, copies.
 
     Args:
         size: The model's size.
@@ -35,11 +35,11 @@ def sent_bytes(size: ModelSize, shape: MeshShape, backend: str) -> float:
     """
     shards = (shape.shards - 1) / shape.shards
     replicas = (shape.replicas - 1) / shape.replicas
-    gathered = size.parameter_bytes + (size.block_bytes if shape.reshard_after_forward else 0)
+    gathered = size.parameter_bytes + (size.block_bytes if shape.gathers_twice else 0)
     scatter = 2 if backend == "gloo" else 1
     inside = shards * (gathered + scatter * size.gradient_bytes)
     averaged = 2 * replicas * size.gradient_bytes / shape.shards
-    return inside + averaged + (replicas * size.parameter_bytes if shape.shards_states else 0)
+    return inside, averaged + (replicas * size.parameter_bytes if shape.shards_states else 0)
 
 
 def resident_bytes(size: ModelSize, shape: MeshShape) -> float:
@@ -55,17 +55,19 @@ def state_share(shape: MeshShape) -> float:
     return 1 / (shape.replicas if shape.shards_states else shape.shards)
 
 
-def token_bytes(summed: Iterable[int], gathered: Iterable[int], tp: int) -> float:
+def token_bytes(
+    summed: Iterable[int], gathered: Iterable[int], tp: int, *, scatters: bool = False
+) -> float:
     """Return the bytes a rank sends over tp for each token of its batch, forward and backward.
 
     Args:
-        summed: Bytes of what is all-reduced for one token. With sequence parallel that is a
-            reduce-scatter and an all-gather; gloo's reduce-scatter is an all-reduce, half as much
-            again.
+        summed: Bytes of what is all-reduced for one token.
         gathered: Bytes of what is all-gathered, whole.
         tp: Ranks that share a weight.
+        scatters: With sequence parallel on gloo: what is an all-reduce else is a reduce-scatter,
+            which is an all-reduce there, and an all-gather, so half as much again.
     """
-    return (tp - 1) / tp * (2 * sum(summed) + sum(gathered))
+    return (tp - 1) / tp * ((3 if scatters else 2) * sum(summed) + sum(gathered))
 
 
 def context_bytes(

@@ -1,12 +1,44 @@
 """A layout in words and numbers, for people."""
 
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout import cost
 from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.cuts import Plan
-from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.mesh import AXES, MeshShape
 from nbdist.engine.layout.pipeline import Plan as Stages
+from nbdist.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """A rank's share of a batch: what the bytes of tp, cp and pp follow from."""
+
+    samples: int
+    tokens: int
+
+    @classmethod
+    def of(cls, batch: Any) -> "BatchSize":
+        """Return the size of what a model is called with: its first tensor tells.
+
+        Raises:
+            LayoutError: There is no tensor in it.
+        """
+        found = (
+            leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()
+        )
+        first = next(found, None)
+        if first is None:
+            raise LayoutError(
+                f"explain got a batch without a tensor ({type(batch).__name__}).",
+                do="give what the model is called with: layout.explain(batch=x)",
+            )
+        is_sequence = first.dim() > 2 or (first.dim() == 2 and not first.is_floating_point())
+        return cls(len(first), first.shape[:2].numel() if is_sequence else len(first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +56,7 @@ class Explanation:
         context: What cp does, if it does.
         token_bytes: What one token of a batch makes a rank send over tp, where the plan tells.
         stages: What pp cuts, if it does.
+        batch: A rank's share of a batch, where one was given.
     """
 
     name: str
@@ -36,6 +69,7 @@ class Explanation:
     token_bytes: float | None = None
     stages: Stages | None = None
     context: Context | None = None
+    batch: BatchSize | None = None
 
     @property
     def resident_bytes(self) -> float:
@@ -44,8 +78,28 @@ class Explanation:
 
     @property
     def sent_bytes(self) -> float:
-        """What a rank sends in a step with one backward, over dp and fsdp."""
-        return cost.sent_bytes(self.local, self.shape, self.backend)
+        """What a rank sends in a step with one backward: the sum of `traffic`."""
+        return sum(self.traffic.values())
+
+    @property
+    def traffic(self) -> dict[str, float]:
+        """Bytes that a rank sends in a step with one backward, by axis, on average over the ranks.
+
+        `dp` is what copies average, `fsdp` what shards gather and reduce (both with cp, whose ranks
+        share as well). What tp, cp and pp send follows from the batch: without one, or where tp's
+        plan has styles of torch, they are left out.
+        """
+        shards, copies = cost.shared_bytes(self.local, self.shape, self.backend)
+        sent = {"dp": copies, "fsdp": shards}
+        if self.batch is not None:
+            if self.token_bytes is not None:
+                sent["tp"] = self.token_bytes * self.batch.tokens / self.shape.pp
+            if self.context is not None:
+                sent["cp"] = self.context.token_bytes * self.batch.tokens / self.shape.pp
+            if self.stages is not None:
+                units = {"token": self.batch.tokens, "sample": self.batch.samples}
+                sent["pp"] = self.stages.sent_bytes * units[self.stages.unit]
+        return {axis: sent[axis] for axis in AXES if sent.get(axis)}
 
     def __repr__(self) -> str:
         axes = " x ".join(f"{axis}={n}" for axis, n in self.shape.axes.items())
@@ -55,17 +109,11 @@ class Explanation:
             f"model: {self.size.parameters:,} parameters, {whole}",
             f"a rank keeps {cost.human(self.resident_bytes)} of parameters and gradients"
             + self._states(),
-            f"a rank sends {cost.human(self.sent_bytes)} a step",
+            f"a rank sends {cost.human(self.sent_bytes)} a step{self._by_axis()}",
         ]
-        if self.token_bytes is not None:
-            lines[-1] += f", and over tp {cost.human(self.token_bytes)} for each token of its batch"
         if self.stages is not None:
-            sent = cost.human(self.stages.sent_bytes)
-            lines[-1] += f", and over pp {sent} for each {self.stages.unit} of its batch"
             lines.append(str(self.stages))
         if self.context is not None:
-            sent = cost.human(self.context.token_bytes)
-            lines[-1] += f", and over cp {sent} for each token of its batch"
             lines.append(f"{self.context}; gradients are averaged over {self._averaged()}")
         if self.shape.fsdp > 1:
             lines.append(self._units())
@@ -76,6 +124,22 @@ class Explanation:
     def _states(self) -> str:
         share = cost.state_share(self.shape)
         return "" if share == 1 else f", and 1/{1 / share:.0f} of an optimizer's states for them"
+
+    def _by_axis(self) -> str:
+        """Return what each axis sends; of a batch that is not known, for each of its tokens."""
+        if self.batch is not None:
+            parts = [f"{axis} {cost.human(sent)}" for axis, sent in self.traffic.items()]
+            return f": {', '.join(parts)}" if len(parts) > 1 else ""
+        text = ""
+        if self.token_bytes is not None:
+            text += f", and over tp {cost.human(self.token_bytes)} for each token of its batch"
+        if self.stages is not None:
+            sent = cost.human(self.stages.sent_bytes)
+            text += f", and over pp {sent} for each {self.stages.unit} of its batch"
+        if self.context is not None:
+            sent = cost.human(self.context.token_bytes)
+            text += f", and over cp {sent} for each token of its batch"
+        return text
 
     def _averaged(self) -> str:
         if self.shape.fsdp > 1:

@@ -22,7 +22,7 @@ from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.layout import cost, cuts, load, verify, zero1
 from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.exchange import own_part
-from nbdist.engine.layout.explain import Explanation
+from nbdist.engine.layout.explain import BatchSize, Explanation
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.pipe import size_of
 from nbdist.engine.layout.piped import Piped
@@ -131,8 +131,16 @@ class Layout:
             f"{held} of parameters and gradients a rank>"
         )
 
-    def explain(self) -> "Explanation":
-        """Return what the layout does to the model and what it costs a rank and step."""
+    def explain(self, batch: Any = None) -> "Explanation":
+        """Return what the layout does to the model and what it costs a rank and step.
+
+        Args:
+            batch: What the model is called with on this rank: its size tells how much tp, cp and pp
+                send. Without one they are told for each token.
+
+        Raises:
+            LayoutError: `batch` holds no tensor.
+        """
         return Explanation(
             self.name,
             self.shape,
@@ -144,6 +152,7 @@ class Layout:
             self._token_bytes,
             self.piped.pipe.plan if self.piped else None,
             self.context,
+            None if batch is None else BatchSize.of(batch),
         )
 
     @property

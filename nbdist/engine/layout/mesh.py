@@ -66,6 +66,11 @@ class MeshShape:
         return {axis: size for axis, size in self.sizes.items() if size > 1} or {"dp": 1}
 
     @property
+    def gathers_twice(self) -> bool:
+        """Whether fsdp gathers blocks for backward again; a pipeline keeps them for its step."""
+        return self.reshard_after_forward and self.pp == 1
+
+    @property
     def world_size(self) -> int:
         """Number of ranks."""
         return math.prod(self.sizes.values())

@@ -153,7 +153,9 @@ def _plan_cuts(
     token_bytes = None
     if cuts.is_known(plan):
         summed, gathered = cuts.token_widths(plan, model)
-        token_bytes = cost.token_bytes(summed, [] if policy.loss else gathered, shape.tp)
+        scatters = policy.sequence and dist.get_backend(axis.get_group()) == "gloo"
+        logits = [] if policy.loss else gathered
+        token_bytes = cost.token_bytes(summed, logits, shape.tp, scatters=scatters)
     return plan, token_bytes
 
 
@@ -195,7 +197,7 @@ def _share_batches(
     if shape.fsdp > 1:
         averaging = meshes.averaging(device_mesh, shape)
         # A stage's micro-batches follow each other: its weights stay until the last backward.
-        reshard = shape.reshard_after_forward and shape.pp == 1
+        reshard = shape.gathers_twice
         fsdp.apply(model, blocks.values(), averaging, reshard_after_forward=reshard)
     elif shape.pp > 1:
         return  # a step averages its gradients once, behind the last micro-batch
