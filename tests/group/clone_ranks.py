@@ -111,6 +111,34 @@ def laid_and_hooked(net):
     nbdist.parallelize(net, "ddp").register_comm_hook(0.5, halve)
     return net
 
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.kill, self.out = nn.Linear(WIDTH, 3 * WIDTH), Kill(), nn.Linear(WIDTH, WIDTH)
+    def forward(self, x):
+        heads = [h.unflatten(-1, (2, -1)).transpose(1, 2) for h in self.qkv(x).chunk(3, -1)]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        return x + self.out(self.kill(mixed.transpose(1, 2).flatten(2)))
+
+def in_parts(net):
+    blocks = nn.Sequential(Attending(), Attending())
+    policy = nbdist.ContextParallel("gather", example=torch.zeros(2, 6, WIDTH))
+    nbdist.parallelize(blocks, "cp=3", policy)
+    return blocks
+
+def train_on_sequences(until):
+    global step
+    while step < until:
+        generator = torch.Generator().manual_seed(1000 * step)  # alike on ranks of one sequence
+        x, y = (torch.randn(2, 6, WIDTH, generator=generator) for _ in range(2))
+        opt.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        opt.step()
+        schedule.step()
+        losses.append(loss.detach())
+        step += 1
+
 def builtin_hook(net):
     net = DDP(net, bucket_cap_mb=0.004)
     net._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)

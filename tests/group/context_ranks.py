@@ -366,3 +366,11 @@ def refusals() -> dict[str, str]:
     except LayoutError as error:
         texts["odd length"] = str(error)
     return texts
+
+
+def refused_with_a_pipeline() -> str:
+    try:
+        parallelize(GPT(), "pp=2 cp=2")
+    except LayoutError as error:
+        return str(error)
+    return "accepted"

@@ -242,6 +242,7 @@ def refusals() -> dict[str, str]:
     plain = models.make("gpt", torch.float32)
     refused("unknown word", plain, "zeor3")
     refused("product", plain, "dp=3")
+    refused("cp", models.make("conv", torch.float32), "cp=2")
     refused("policy", plain, "ddp", object())
     refused("no module", "plain", "ddp")
     opt = torch.optim.SGD(plain.parameters(), lr=0.1)

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from nbdist.engine import group, heal, hook_state
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies import Pipeline
+from nbdist.engine.layout.policies import ContextParallel, Pipeline
 
 WIDTH, BATCH, MICRO_BATCHES = 32, 8, 4
 SMALL_BUCKET_MB = 0.004  # one layer a bucket: a fault finds some of them on their way
@@ -463,6 +463,37 @@ def _tensor_parallel_by_nbdist(layout: str) -> Training:
     return training
 
 
+class _Attending(nn.Module):
+    """A block for context parallel, which can be made to raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), _mlp()
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        heads = [h.unflatten(-1, (4, -1)).transpose(1, 2) for h in self.qkv(x_BTD).chunk(3, -1)]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        return x_BTD + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def _context_parallel(layout: str, method: str) -> Training:
+    """Ranks exchange heads or keys in forward and in backward, around where one of them raises."""
+
+    def step(t: Training) -> None:
+        generator = torch.Generator().manual_seed(1000 * t.step + data_shard().index)
+        x_BTD, y = (torch.randn(2, 8, WIDTH, generator=generator) for _ in range(2))
+        F.mse_loss(t.model(x_BTD), y).backward()
+        t.optimizer.step()
+        t.optimizer.zero_grad()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(_Attending(), _Attending())
+    policy = ContextParallel(method, example=torch.zeros(2, 8, WIDTH))
+    training = _train_with_adam(model, layout=parallelize(model, layout, policy))
+    training.step_function = step
+    return training
+
+
 # ---- Tensor and pipeline parallel --------------------------------------------------------------
 
 
@@ -559,6 +590,8 @@ STRATEGIES: dict[str, Callable[[], Training]] = {
     "tensor parallel": _tensor_parallel,
     'nbdist.parallelize(model, "dp=2 tp=2")': lambda: _tensor_parallel_by_nbdist("dp=2 tp=2"),
     'nbdist.parallelize(model, "fsdp=2 tp=2")': lambda: _tensor_parallel_by_nbdist("fsdp=2 tp=2"),
+    'nbdist.parallelize(model, "dp=2 cp=2")': lambda: _context_parallel("dp=2 cp=2", "ulysses"),
+    'nbdist.parallelize(model, "fsdp=2 cp=2")': lambda: _context_parallel("fsdp=2 cp=2", "gather"),
     "pipeline, GPipe": lambda: _pipeline("ScheduleGPipe"),
     "pipeline, 1F1B": lambda: _pipeline("Schedule1F1B"),
     'nbdist.parallelize(model, "pp=4")': lambda: _pipeline_by_nbdist("pp=4", "0", "2", "5", "7"),

@@ -51,8 +51,11 @@ def outcome(ranks: Cluster) -> list[object]:
 
 
 def check_training(ranks: Cluster, wrap: str, kind: str, place: str, dead: int, at: int) -> None:
-    prepare = f"prepare({WRAPS[wrap]}, {kind!r})"
-    ranks.run(clone_ranks.cell, f"{prepare}\ntrain({STEPS})")
+    check(ranks, f"prepare({WRAPS[wrap]}, {kind!r})", f"train({STEPS})", place, dead, at)
+
+
+def check(ranks: Cluster, prepare: str, train: str, place: str, dead: int, at: int) -> None:
+    ranks.run(clone_ranks.cell, f"{prepare}\n{train}")
     unbroken = outcome(ranks)[:2]
 
     ranks.run(clone_ranks.cell, prepare)
@@ -60,11 +63,11 @@ def check_training(ranks: Cluster, wrap: str, kind: str, place: str, dead: int, 
     ranks.engines[dead].result()
     # The living keep their objects; the newcomer's share what they share.
     ranks.run(clone_ranks.cell, "same = (model, opt, dict(model.named_parameters()))")
-    answers = kill_and_clone(ranks, f"train({STEPS})", dead, source=(dead + 1) % 3)
+    answers = kill_and_clone(ranks, train, dead, source=(dead + 1) % 3)
     assert answers[dead]["cloned"]["placeholders"] == {}
     assert len({str(answer["cloned"]) for answer in answers}) == 1
     assert ranks.run(clone_ranks.value, "step") == [at] * 3
-    ranks.run(clone_ranks.cell, f"train({STEPS})")
+    ranks.run(clone_ranks.cell, train)
 
     ended = outcome(ranks)[:2]
     assert [len(set(hashes)) for hashes in ended] == [1, 1], "ranks differ"
@@ -73,7 +76,7 @@ def check_training(ranks: Cluster, wrap: str, kind: str, place: str, dead: int, 
         "all(same[2][n] is p for n, p in model.named_parameters())"
     )
     assert ranks.run(clone_ranks.value, kept) == [True] * 3
-    assert ended == unbroken, (wrap, kind, place)
+    assert ended == unbroken, (prepare, place)
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
@@ -91,6 +94,12 @@ def test_so_it_is_with_other_optimizers_ranks_and_steps_after_a_kill_in_forward(
     ranks: Cluster, wrap: str, kind: str, dead: int, at: int
 ) -> None:
     check_training(ranks, wrap, kind, "forward", dead, at)
+
+
+@pytest.mark.parametrize("place", ["backward", pytest.param("forward", marks=pytest.mark.slow)])
+def test_a_newcomer_takes_its_part_of_sequences(ranks: Cluster, place: str) -> None:
+    train = f"train_on_sequences({STEPS})"
+    check(ranks, "prepare(in_parts, 'adam')", train, place, dead=1, at=KILL_AT)
 
 
 @pytest.mark.slow

@@ -102,6 +102,13 @@ def test_every_layout_trains_as_one_process_does_on_whole_sequences(case: Case) 
     _check(case, parity(*case[:2]), list(FLOOR))
 
 
+@pytest.mark.slow
+def test_a_pipeline_of_parts_of_sequences_is_refused() -> None:
+    for text in run_ranks(4, RANKS + "refused_with_a_pipeline", timeout_s=110):
+        assert text.startswith("pp=2 and cp=2 do not go together.")
+        assert 'Do:  "fsdp=2 cp=2"' in text
+
+
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
     return everything()

@@ -190,7 +190,7 @@ def drops_differently(seen: Seen) -> str:
     if apart < 2:
         return ""
     return (
-        "Dropout drops differently on ranks of one tp group, where activations must be equal: a "
+        "Dropout drops differently on ranks of one tp or cp group, where activations are equal: a "
         "seed was set that depends on the rank. Use the same seed in a group, "
         "torch.manual_seed(seed + layout.shape.data_part(rank)[0]), or none after parallelize."
     )

@@ -134,7 +134,8 @@ def _place(spread: Spread) -> dict[str, float]:
     if isinstance(spread, Layout):
         part, parts = spread.shape.data_part(rank)
         place = {"part": float(part), "parts": float(parts)}
-        return place | ({"stream": float(rank // spread.shape.tp)} if spread.shape.tp > 1 else {})
+        alike = spread.shape.cp * spread.shape.tp
+        return place | ({"stream": float(rank // alike)} if alike > 1 else {})
     group = spread.process_group
     return {"part": dist.get_rank(group), "parts": dist.get_world_size(group)}
 

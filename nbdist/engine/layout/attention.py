@@ -123,9 +123,34 @@ def _gather(
 ) -> Tensor:
     query, part_of_key, part_of_value = qkv
     key, value = exchange.collect([part_of_key, part_of_value], mesh)
-    length = query.shape[-2]
-    first = mesh.get_local_rank() * length
+    first = mesh.get_local_rank() * query.shape[-2]
+    if mask is not None and mask.shape[-2] > 1:
+        mask = exchange.own_part(mask, -2, mesh)
+    return attend_rows(query, key, value, mask, is_causal, first, **others)
+
+
+def attend_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    first: int,
+    **others: Any,
+) -> Tensor:
+    """Return some rows of attention.
+
+    Args:
+        query: Of these rows.
+        key: Of the whole sequence.
+        value: Of the whole sequence.
+        mask: Of these rows and all keys.
+        is_causal: Whether a row sees no later key.
+        first: Which row of the sequence is the first of them.
+        others: For torch.
+    """
     if is_causal:
+        length = query.shape[-2]
         # No row of this rank looks beyond its last one.
         key, value = (whole[..., : first + length, :] for whole in (key, value))
         if first == 0:
@@ -134,8 +159,6 @@ def _gather(
             groups = query.shape[-3] // key.shape[-3]
             key, value = (whole.repeat_interleave(groups, -3) for whole in (key, value))
         mask = _causal_rows(length, first, query)
-    elif mask is not None and mask.shape[-2] > 1:
-        mask = exchange.own_part(mask, -2, mesh)
     return CALL(query, key, value, attn_mask=mask, **others)
 
 
