@@ -28,6 +28,8 @@ _PLACES = {
     "Pipeline": "nbdist.engine.layout.policies",
     "AsyncSGD": "nbdist.engine.averaging.async_sgd",
     "ContextParallel": "nbdist.engine.layout.policies",
+    "Precision": "nbdist.engine.layout.savings",
+    "ActivationCheckpoint": "nbdist.engine.layout.savings",
     "loader": "nbdist.engine.data",
     "log": "nbdist.engine.training.training",
     "scale_lr": "nbdist.engine.learning_rate",

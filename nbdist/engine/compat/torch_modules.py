@@ -170,6 +170,26 @@ def reset_grad_scaler(scaler: torch.amp.GradScaler) -> bool:
     return had_some
 
 
+def overflows_of(
+    scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
+) -> list[torch.Tensor]:
+    """Return what `unscale_` noted of an optimizer's gradients, a device each: 1.0 for infinite."""
+    states: Any = scaler._per_optimizer_states
+    return list(states[id(optimizer)]["found_inf_per_device"].values())
+
+
+def is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer's gradients have been unscaled since the last `update`."""
+    states: Any = scaler._per_optimizer_states
+    return id(optimizer) in states and bool(states[id(optimizer)]["found_inf_per_device"])
+
+
+def has_unscaled(scaler: torch.amp.GradScaler) -> bool:
+    """Return whether any optimizer's gradients have been unscaled since the last `update`."""
+    states: Any = scaler._per_optimizer_states
+    return any(state["found_inf_per_device"] for state in states.values())
+
+
 # ---- Layouts: DDP's reducer behind hooks, and one broadcast for many tensors -------------------
 
 _BROADCAST_BYTES = 32 << 20  # a bucket's size: what a broadcast needs as room beside the tensors

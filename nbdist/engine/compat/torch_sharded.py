@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy
 
 from nbdist.engine.compat import torch_live
 from nbdist.engine.compat.torch_compat import lacking
@@ -45,14 +45,17 @@ def _broken() -> list[str]:
 # ---- Meshes, and replicas of a model that tensor parallel has cut ------------------------------
 
 
-def replicate_sharded(module: nn.Module, mesh: DeviceMesh) -> None:
+def replicate_sharded(
+    module: nn.Module, mesh: DeviceMesh, reduce_dtype: torch.dtype | None
+) -> None:
     """Average the gradients of DTensors over a one-dimensional mesh beside theirs, in place.
 
     DDP's reducer knows no DTensors. This is `fully_shard` without shards: one unit a call.
+    Gradients are averaged in `reduce_dtype`; None for their own.
     """
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
-    replicate(module, mesh=mesh)
+    replicate(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype))
 
 
 def flattened(mesh: DeviceMesh) -> DeviceMesh:

@@ -23,7 +23,35 @@ class ModelSize:
     parameters: int  # a count
 
 
-def shared_bytes(size: ModelSize, shape: MeshShape, backend: str) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What passes the wire for one byte of parameters, and for one of gradients."""
+
+    gathered: float = 1.0
+    reduced: float = 1.0
+
+
+def wire(size: ModelSize, shape: MeshShape, compute: str, reduce: str) -> Wire:
+    """Return it for a precision: "fp32" is sent as it is.
+
+    Only fsdp's units compute in parameters of a low precision, and then its gradients are of that,
+    so that "fp32" means float32.
+    """
+    element = size.parameter_bytes / max(size.parameters, 1)
+    is_low = shape.fsdp > 1 and compute != "fp32"
+    full = 4 / element if is_low else 1.0
+    return Wire(
+        gathered=2 / element if is_low else 1.0,
+        reduced=full if reduce == "fp32" else 2 / element,
+    )
+
+
+_AS_IS = Wire()
+
+
+def shared_bytes(
+    size: ModelSize, shape: MeshShape, backend: str, sent: Wire = _AS_IS
+) -> tuple[float, float]:
     """Return the bytes a rank sends in one optimizer step with one backward: over shards, copies.
 
     Args:
@@ -32,13 +60,15 @@ def shared_bytes(size: ModelSize, shape: MeshShape, backend: str) -> tuple[float
             where there are no shards. With `tp` the size is that of a rank's parts, and what
             `tp` itself sends is `token_bytes`.
         backend: "gloo" or "nccl".
+        sent: In what precision.
     """
     shards = (shape.shards - 1) / shape.shards
     replicas = (shape.replicas - 1) / shape.replicas
     gathered = size.parameter_bytes + (size.block_bytes if shape.gathers_twice else 0)
     scatter = 2 if backend == "gloo" else 1
-    inside = shards * (gathered + scatter * size.gradient_bytes)
-    averaged = 2 * replicas * size.gradient_bytes / shape.shards
+    gradients = sent.reduced * size.gradient_bytes
+    inside = shards * (sent.gathered * gathered + scatter * gradients)
+    averaged = 2 * replicas * gradients / shape.shards
     return inside, averaged + (replicas * size.parameter_bytes if shape.shards_states else 0)
 
 

@@ -1,6 +1,7 @@
 """A layout in words and numbers, for people."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.cuts import Plan
 from nbdist.engine.layout.mesh import AXES, MeshShape
 from nbdist.engine.layout.pipeline import Plan as Stages
+from nbdist.engine.layout.policies import Policies
+from nbdist.engine.layout.savings import FULL
 from nbdist.errors import LayoutError
 
 
@@ -57,6 +60,9 @@ class Explanation:
         token_bytes: What one token of a batch makes a rank send over tp, where the plan tells.
         stages: What pp cuts, if it does.
         batch: A rank's share of a batch, where one was given.
+        policies: What was asked for beside the text.
+        inputs: Of blocks that compute again in backward, bytes of what they kept in the last
+            forward; 0 before the first.
     """
 
     name: str
@@ -70,6 +76,8 @@ class Explanation:
     stages: Stages | None = None
     context: Context | None = None
     batch: BatchSize | None = None
+    policies: Policies = field(default_factory=Policies)
+    inputs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def resident_bytes(self) -> float:
@@ -86,12 +94,15 @@ class Explanation:
         """Bytes that a rank sends in a step with one backward, by axis, on average over the ranks.
 
         `dp` is what copies average, `fsdp` what shards gather and reduce (both with cp, whose ranks
-        share as well). What tp, cp and pp send follows from the batch: without one, or where tp's
-        plan has styles of torch, they are left out.
+        share as well). What tp, cp and pp send follows from the batch: without one, where tp's
+        plan has styles of torch, or where blocks compute in low precision or again, they are left
+        out.
         """
-        shards, copies = cost.shared_bytes(self.local, self.shape, self.backend)
+        chosen = self.policies.precision
+        sent_as = cost.wire(self.local, self.shape, chosen.compute, chosen.reduce)
+        shards, copies = cost.shared_bytes(self.local, self.shape, self.backend, sent_as)
         sent = {"dp": copies, "fsdp": shards}
-        if self.batch is not None:
+        if self.batch is not None and self._is_plain:
             if self.token_bytes is not None:
                 sent["tp"] = self.token_bytes * self.batch.tokens / self.shape.pp
             if self.context is not None:
@@ -100,6 +111,11 @@ class Explanation:
                 units = {"token": self.batch.tokens, "sample": self.batch.samples}
                 sent["pp"] = self.stages.sent_bytes * units[self.stages.unit]
         return {axis: sent[axis] for axis in AXES if sent.get(axis)}
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether blocks send over tp and cp what the model's own dtype tells, once each way."""
+        return self.policies.precision.compute == "fp32" and self.policies.checkpoint is None
 
     def __repr__(self) -> str:
         axes = " x ".join(f"{axis}={n}" for axis, n in self.shape.axes.items())
@@ -117,6 +133,7 @@ class Explanation:
             lines.append(f"{self.context}; gradients are averaged over {self._averaged()}")
         if self.shape.fsdp > 1:
             lines.append(self._units())
+        lines += [line for line in (self._precision(), self._forgets()) if line]
         if self.plan is not None:
             lines.append(str(self.plan))
         return "\n".join(lines)
@@ -127,6 +144,9 @@ class Explanation:
 
     def _by_axis(self) -> str:
         """Return what each axis sends; of a batch that is not known, for each of its tokens."""
+        inner = [axis for axis in ("cp", "tp") if self.shape.sizes[axis] > 1]
+        if inner and not self._is_plain:
+            return f", and over {' and '.join(inner)} what these policies make of activations"
         if self.batch is not None:
             parts = [f"{axis} {cost.human(sent)}" for axis, sent in self.traffic.items()]
             return f": {', '.join(parts)}" if len(parts) > 1 else ""
@@ -146,6 +166,28 @@ class Explanation:
             shards = f"{self.shape.shards} shards (fsdp x cp)"
             return f"dp={self.shape.dp} x {shards}" if self.shape.dp > 1 else shards
         return f"{self.shape.replicas} replicas" + (" (dp x cp)" if self.shape.dp > 1 else " (cp)")
+
+    def _precision(self) -> str:
+        chosen = self.policies.precision
+        if chosen == FULL:
+            return ""
+        how = "units are gathered and compute in" if self.shape.fsdp > 1 else "autocast computes in"
+        scale = ", its loss scaled by layout.scaler" if chosen.needs_scaler else ""
+        computes = f"{how} {chosen.compute}{scale}; " if chosen.compute != "fp32" else ""
+        return f"precision: {computes}gradients are averaged in {chosen.reduce}"
+
+    def _forgets(self) -> str:
+        policy = self.policies.checkpoint
+        if policy is None:
+            return ""
+        kept = sum(self.inputs.values())
+        what = (
+            "their inputs and the results of matrix products"
+            if policy.selective
+            else "their inputs"
+        )
+        measured = f", {cost.human(kept)} of inputs in the last forward" if kept else ""
+        return f"activations: {len(self.inputs)} blocks keep {what} alone{measured}"
 
     def _units(self) -> str:
         if not self.blocks:

@@ -12,6 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from nbdist.engine.layout import precision
+from nbdist.engine.layout.savings import Precision
 from nbdist.errors import LayoutError
 
 
@@ -60,6 +62,7 @@ def apply(
     mesh: DeviceMesh,
     *,
     reshard_after_forward: bool,
+    in_precision: Precision,
 ) -> None:
     """Shard `model` over the mesh: `fsdp`, or `dp` x `fsdp`.
 
@@ -70,10 +73,18 @@ def apply(
         reshard_after_forward: True is ZeRO-3: blocks give their gathered parameters back after
             forward and gather them again in backward. The root keeps its own, for backward
             begins with them (torch's default). False keeps all: ZeRO-2's traffic.
+        in_precision: What units are gathered in, compute in, and average in.
     """
+    precision.keep_statistics(model, in_precision)
+    units = precision.for_units(in_precision)
     for block in blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward)
-    fully_shard(model, mesh=mesh, reshard_after_forward=None if reshard_after_forward else False)
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=units)
+    fully_shard(
+        model,
+        mesh=mesh,
+        reshard_after_forward=None if reshard_after_forward else False,
+        mp_policy=precision.for_root(in_precision),
+    )
 
 
 def is_sharded(model: nn.Module) -> bool:

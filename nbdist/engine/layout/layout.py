@@ -20,6 +20,7 @@ from nbdist.engine import data
 from nbdist.engine.batches import Shard
 from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.layout import cost, cuts, load, verify, zero1
+from nbdist.engine.layout.checkpointing import Checkpointed
 from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.exchange import own_part
 from nbdist.engine.layout.explain import BatchSize, Explanation
@@ -27,6 +28,8 @@ from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.pipe import size_of
 from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
+from nbdist.engine.layout.precision import Scaler
+from nbdist.engine.layout.savings import FULL
 from nbdist.engine.layout.stages import Stage
 from nbdist.engine.layout.verdict import Proof
 from nbdist.errors import LayoutError
@@ -54,6 +57,9 @@ class Layout:
         skeleton: The plain model as it was, without weights; None where it cannot be copied.
         no_skeleton: Why there is none.
         piped: The pipeline's steps; None without pp.
+        scaler: A GradScaler, for `Precision("fp16")`; else it passes everything on as it is, so
+            that one loop serves all: `layout.scaler.scale(loss).backward()`,
+            `layout.scaler.step(opt)`, `layout.scaler.update()`.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class Layout:
         no_skeleton: str = "",
         piped: Piped | None = None,
         context: Context | None = None,
+        forgetting: Mapping[str, Checkpointed] | None = None,
     ) -> None:
         self.model = model
         self.shape = shape
@@ -88,6 +95,12 @@ class Layout:
         self.piped = piped
         self._token_bytes = token_bytes
         self.context = context
+        self._forgetting = dict(forgetting or {})
+        self.scaler = Scaler(
+            device_mesh.device_type,
+            enabled=self.policies.precision.needs_scaler,
+            agrees=list(shape.axes) != ["dp"],  # replicas have the same gradients, once averaged
+        )
         self._number = next(_count)
         self._begin()
 
@@ -153,6 +166,8 @@ class Layout:
             self.piped.pipe.plan if self.piped else None,
             self.context,
             None if batch is None else BatchSize.of(batch),
+            self.policies,
+            {name: block.input_bytes for name, block in self._forgetting.items()},
         )
 
     @property
@@ -167,7 +182,8 @@ class Layout:
 
         Shares may differ in size: gradients are weighted by it, so that every sample counts once,
         where a plain loop averages ranks. Collective, as every backward. Inside of
-        `torch.no_grad()` it makes the loss alone; with pp still by all ranks.
+        `torch.no_grad()` it makes the loss alone; with pp still by all ranks. With
+        `Precision("fp16")` the loss is scaled, and `layout.scaler` steps the optimizer.
 
         Args:
             x: What the model is called with; its length is the number of samples.
@@ -192,7 +208,8 @@ class Layout:
         with loss_parallel() if self.policies.tensor.loss else nullcontext():
             loss = loss_fn(self.model(x), self.own(y))
             if trains:
-                loss.backward(torch.full_like(loss, self._weight(len(x))))
+                scaled = self.scaler.scale(loss)
+                scaled.backward(torch.full_like(scaled, self._weight(len(x))))
         seen = loss.detach()
         whole: torch.Tensor = seen.full_tensor() if isinstance(seen, DTensor) else seen
         if self._has_own_loss:
@@ -270,15 +287,19 @@ class Layout:
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale gradients so that their norm, over all of the model, is at most `max_norm`.
 
+        Gradients that are still multiplied by `scaler`'s scale count without it.
+
         Returns:
             The norm before, a plain tensor, the same on every rank. Collective where the layout
             has shards or stages.
         """
         if self.piped is not None:
             return self.piped.clip_grad_norm_(max_norm)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        has_scale = self.scaler.is_enabled() and not torch_modules.has_unscaled(self.scaler)
+        scale = self.scaler.get_scale() if has_scale else 1.0
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm * scale)
         whole: torch.Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        return whole
+        return whole / scale
 
     def load_from(self, other: "Layout | nn.Module | Mapping[str, torch.Tensor] | None") -> None:
         """Copy weights and buffers into this model, by name; dtypes stay this model's. Collective.
@@ -331,6 +352,13 @@ class Layout:
             raise LayoutError(
                 f"verify got a {type(batch).__name__} where (x, y) should be.",
                 do="layout.verify((x, y), loss_fn) with this rank's inputs and targets",
+            )
+        if self.policies.precision != FULL:
+            raise LayoutError(
+                f"verify proves a layout in full precision, and this one has "
+                f"{self.policies.precision}.",
+                why="rounding would hide what a wrong layout makes different",
+                do="verify the same layout without Precision, then add it",
             )
         x, y = batch
         task = verify.Task(

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.layout import ddp, factory, fsdp, mesh, wrapped
+from nbdist.engine.layout import checkpointing, ddp, factory, fsdp, mesh, precision, wrapped
+from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.layout import Layout, attach, facts_of, layout_of
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.policies import read
@@ -41,8 +42,8 @@ def parallelize(
         layout: `"ddp"`, `"zero1"`, `"zero2"`, `"zero3"`, `"hsdp"`, or a mesh string such as
             `"dp=2 fsdp=-1"` or `"fsdp=2 tp=2"`. With `"zero1"` the optimizer is made by
             `layout.optimizer`.
-        policies: `nbdist.TensorParallel(...)` says how tp cuts, where it should not decide, and
-            `nbdist.ContextParallel(...)` how cp does.
+        policies: What the text leaves open: `nbdist.TensorParallel`, `ContextParallel` and
+            `Pipeline` for axes, `Precision`, `ActivationCheckpoint`.
 
     Raises:
         LayoutError: The text, the ranks and the model do not fit, or the model is spread already.
@@ -76,6 +77,9 @@ def parallelize(
     check(model)
     if (shape.tp > 1 or shape.pp > 1) and shape.fsdp == 1:
         fsdp.refuse_old_optimizers(model, "tp" if shape.tp > 1 else "pp")
+    precision.check(model, asked.precision, shape.pp)
+    if asked.checkpoint is not None:
+        checkpointing.check(model, find_blocks(model), shape.pp)
     result = spread(model, shape, asked, built)
     attach(result)
     _tell(**facts_of(result))

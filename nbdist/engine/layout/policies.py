@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.savings import FULL, ActivationCheckpoint, Precision
 from nbdist.errors import LayoutError
 
 
@@ -134,6 +135,8 @@ class Policies:
     tensor: TensorParallel = field(default_factory=TensorParallel)
     pipeline: Pipeline = field(default_factory=Pipeline)
     context: ContextParallel = field(default_factory=ContextParallel)
+    precision: Precision = FULL
+    checkpoint: ActivationCheckpoint | None = None
 
     def __str__(self) -> str:
         """Return the same text where the same is asked for."""
@@ -145,6 +148,8 @@ _PLACES: dict[type, tuple[str, str | None]] = {
     TensorParallel: ("tensor", "tp"),
     Pipeline: ("pipeline", "pp"),
     ContextParallel: ("context", "cp"),
+    Precision: ("precision", None),
+    ActivationCheckpoint: ("checkpoint", None),
 }
 
 

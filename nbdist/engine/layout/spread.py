@@ -12,8 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout import context as cp
 from nbdist.engine.layout import (
+    checkpointing,
+    compress,
     cost,
     cuts,
     ddp,
@@ -22,11 +23,13 @@ from nbdist.engine.layout import (
     fsdp,
     meshes,
     pipeline,
+    precision,
     random_numbers,
     skeleton,
     tp,
     weights,
 )
+from nbdist.engine.layout import context as cp
 from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.mesh import MeshShape
@@ -85,7 +88,10 @@ def spread(
     if context is not None:
         _cut_sequences(context, shape, policies, device_mesh, blocks)
     local = _size(model, blocks)
-    _share_batches(model, shape, device_mesh, blocks)
+    forgetting: dict[str, checkpointing.Checkpointed] = {}
+    if policies.checkpoint is not None:
+        forgetting = checkpointing.apply(policies.checkpoint, blocks)
+    _share_batches(model, shape, policies, device_mesh, blocks)
     if built is not None and factory.is_thin(shape):
         factory.fill(model, built, device_type)
     if stages is None:
@@ -105,6 +111,7 @@ def spread(
         no_skeleton=no_skeleton,
         piped=stages.piped(model, shape, policies, device_mesh) if stages else None,
         context=context,
+        forgetting=forgetting,
     )
 
 
@@ -191,22 +198,37 @@ def _cut_sequences(
 
 
 def _share_batches(
-    model: nn.Module, shape: MeshShape, device_mesh: DeviceMesh, blocks: dict[str, nn.Module]
+    model: nn.Module,
+    shape: MeshShape,
+    policies: Policies,
+    device_mesh: DeviceMesh,
+    blocks: dict[str, nn.Module],
 ) -> None:
     """Have gradients averaged over the ranks that share a batch, and shards made of the model."""
+    chosen = policies.precision
+    if shape.fsdp == 1 and chosen.compute != "fp32":
+        precision.Autocast(model, chosen, device_mesh.device_type)
     if shape.fsdp > 1:
         averaging = meshes.averaging(device_mesh, shape)
         # A stage's micro-batches follow each other: its weights stay until the last backward.
         reshard = shape.gathers_twice
-        fsdp.apply(model, blocks.values(), averaging, reshard_after_forward=reshard)
+        fsdp.apply(
+            model,
+            blocks.values(),
+            averaging,
+            reshard_after_forward=reshard,
+            in_precision=chosen,
+        )
     elif shape.pp > 1:
         return  # a step averages its gradients once, behind the last micro-batch
     elif shape.tp == 1:
         ddp.apply(model, meshes.averaging(device_mesh, shape))
+        if chosen.reduce != "fp32":
+            compress.apply(model, chosen.reduce)
     elif shape.replicas > 1:
         averaging = meshes.averaging(device_mesh, shape)
         for unit in (*blocks.values(), model):
-            torch_sharded.replicate_sharded(unit, averaging)
+            torch_sharded.replicate_sharded(unit, averaging, precision.reduce_dtype(chosen))
 
 
 def _size(model: nn.Module, blocks: dict[str, nn.Module]) -> cost.ModelSize:

@@ -1,0 +1,167 @@
+"""Activation checkpointing: blocks keep their inputs alone, and run again in backward.
+
+torch's checkpoint without reentrant autograd, around the block's own forward: hooks of fsdp and tp
+stand outside and are not called again, `state_dict` keys stay, and dropout draws the same numbers.
+
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; what `selective` keeps
+is what torchtitan keeps.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
+
+from nbdist.engine.layout.around import Around
+from nbdist.engine.layout.savings import ActivationCheckpoint
+from nbdist.errors import LayoutError
+
+# Operators whose results `selective` keeps. Not every torch has each of them.
+_KEPT = {
+    "aten": (
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+    ),
+    "_c10d_functional": (
+        "all_reduce",
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "all_to_all_single",
+        "wait_tensor",
+    ),
+}
+# A cache of keys and values would be written a second time: transformers leaves it out as well.
+_CACHES = {
+    "past_key_values": None,
+    "past_key_value": None,
+    "layer_past": None,
+    "use_cache": False,
+}
+
+
+def chosen(policy: ActivationCheckpoint, blocks: dict[str, nn.Module]) -> tuple[str, ...]:
+    """Return the names of the blocks that compute again: every k-th, beginning with the first."""
+    return tuple(blocks)[:: policy.every]
+
+
+def check(model: nn.Module, blocks: dict[str, nn.Module], pp: int) -> None:
+    """Refuse a model that has no blocks, and pipelines.
+
+    Raises:
+        LayoutError: There is no block, or pp is more than 1.
+    """
+    if pp > 1:
+        raise LayoutError(
+            "ActivationCheckpoint does not go with pp yet.",
+            do="leave one of the two out; Pipeline with fewer micro-batches in flight (1f1b) keeps "
+            "fewer activations as well",
+        )
+    if not blocks:
+        raise LayoutError(
+            f"ActivationCheckpoint finds no blocks in this {type(model).__name__}.",
+            why="a block is one of several equal modules in a ModuleList, Sequential or ModuleDict",
+            do="call torch.utils.checkpoint in the model's forward, or leave ActivationCheckpoint "
+            "out",
+        )
+
+
+def apply(policy: ActivationCheckpoint, blocks: dict[str, nn.Module]) -> dict[str, "Checkpointed"]:
+    """Let the chosen blocks compute again, in place."""
+    return {name: Checkpointed(blocks[name], policy) for name in chosen(policy, blocks)}
+
+
+class Checkpointed(Around):
+    """A block's forward, of which nothing is kept but what goes in.
+
+    Main thread, and autograd's where it runs again.
+
+    Attributes:
+        input_bytes: What the last forward kept as its inputs; 0 before the first.
+    """
+
+    def __init__(self, block: nn.Module, policy: ActivationCheckpoint) -> None:
+        super().__init__(block)
+        self._is_selective = policy.selective
+        self._has_buffers = next(block.buffers(), None) is not None
+        self.input_bytes = 0
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Run the block, and forget."""
+        if not torch.is_grad_enabled():
+            return self.inner(*args, **keywords)
+        for name, nothing in _CACHES.items():
+            if keywords.get(name):
+                keywords[name] = nothing
+        contexts: Callable[[], Any]
+        if torch.compiler.is_compiling():
+            # The compiler has a checkpoint of its own, in which a block's buffers change once.
+            contexts = _selective if self._is_selective else noop_context_fn
+        else:
+            self.input_bytes = sum(
+                x.numel() * x.element_size()
+                for x in (*args, *keywords.values())
+                if isinstance(x, torch.Tensor)
+            )
+            contexts = self._contexts
+        return checkpoint(self.inner, *args, use_reentrant=False, context_fn=contexts, **keywords)
+
+    def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        forward, again = _selective() if self._is_selective else (nullcontext(), nullcontext())
+        # Buffers are kept outside of what looks at each operator.
+        return forward, _both(self._keep_buffers(), again)
+
+    @contextlib.contextmanager
+    def _keep_buffers(self) -> Iterator[None]:
+        """Have running statistics follow a batch once, though the block sees it twice."""
+        buffers = list(self._module.buffers()) if self._has_buffers else []
+        kept = [buffer.clone() for buffer in buffers]
+        try:
+            yield
+        finally:
+            for buffer, value in zip(buffers, kept, strict=True):
+                # `.data` has a version counter of its own: nothing that backward uses has changed.
+                buffer.data.copy_(value)
+
+
+@contextlib.contextmanager
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
+def _selective() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    contexts: tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+    contexts = create_selective_checkpoint_contexts(_policy)
+    return contexts
+
+
+def _policy(_context: object, operator: object, *_args: object, **_keywords: object) -> Any:
+    is_kept = operator in _kept_operators()
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@functools.cache
+def _kept_operators() -> frozenset[Callable[..., Any]]:
+    found = set()
+    for namespace, names in _KEPT.items():
+        library = getattr(torch.ops, namespace)
+        found |= {getattr(library, name).default for name in names if hasattr(library, name)}
+    return frozenset(found)

@@ -1,0 +1,100 @@
+"""Send less of the gradients over the `dp` axis: communication hooks of DDP's reducer.
+
+Rounding halves the bytes. torch has such hooks; its bf16 one is refused on CPUs by its name, and
+none of them gives back what rounding took away.
+
+*Error feedback*: what a rank's rounding left out is added to its next gradient before that is
+rounded, so that nothing is lost for good, only sent later.
+
+Source: Seide et al., "1-Bit Stochastic Gradient Descent", 2014; Karimireddy et al., "Error Feedback
+Fixes SignSGD", 2019.
+
+Threads: hooks are called by autograd, on the main thread or one of its own, one bucket at a time;
+the copy at the end is made by a thread of the backend.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from nbdist.engine.compat import torch_modules
+from nbdist.engine.layout.precision import DTYPES
+
+if TYPE_CHECKING:
+    Bucket = Any  # torch's types do not tell
+else:
+    Bucket = dist.GradBucket  # DDP looks at a hook's annotations
+
+
+def apply(model: nn.Module, dtype: str, *, error_feedback: bool = False) -> None:
+    """Have the reducer of `model` send gradients in `dtype`."""
+    reducer = torch_modules.reducer_of(model)
+    assert reducer is not None, "a layout with dp alone has one"
+    state = Rounding(DTYPES[dtype], list(reducer.parameters()), error_feedback)
+    reducer.register_comm_hook(state, rounded_all_reduce)
+
+
+class Rounding:
+    """What the hook remembers: what rounding has left out, in the order of the reducer's buckets.
+
+    `heal` goes back to the state at a boundary, so its tensors are replaced and never written into.
+
+    Attributes:
+        errors: By bucket, what was not sent of the last mean share; flat.
+        orders: By bucket, the places of its parameters in `parameters`.
+        loose: By place, what belongs to no bucket any more: the reducer lays its buckets anew.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, parameters: list[nn.Parameter], use_error_feedback: bool
+    ) -> None:
+        self.dtype = dtype
+        self.parameters = parameters
+        self.use_error_feedback = use_error_feedback
+        self.errors: dict[int, torch.Tensor] = {}
+        self.orders: dict[int, tuple[int, ...]] = {}
+        self.loose: dict[int, torch.Tensor] = {}
+
+    def round(self, share: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        """Return what is sent of a share, and remember the rest."""
+        if not self.use_error_feedback:
+            return share.to(self.dtype)
+        index, order = bucket.index(), self._order_of(bucket)
+        if self.orders.get(index) != order:
+            self._lay_anew(index, order, share)
+        due = share + self.errors[index]
+        # fp16 ends at 65504: what is above is sent later, too.
+        limit = torch.finfo(self.dtype).max
+        sent = due.clamp(-limit, limit).to(self.dtype)
+        self.errors[index] = due - sent
+        return sent
+
+    def _order_of(self, bucket: Bucket) -> tuple[int, ...]:
+        places = {id(p): place for place, p in enumerate(self.parameters)}
+        return tuple(places[id(p)] for p in bucket.parameters())
+
+    def _lay_anew(self, index: int, order: tuple[int, ...], like: torch.Tensor) -> None:
+        for old, places in self.orders.items():
+            sizes = [self.parameters[place].numel() for place in places]
+            self.loose |= dict(zip(places, self.errors[old].split(sizes), strict=True))
+        self.errors, self.orders = {}, {index: order}
+        parts = [
+            self.loose.pop(place, like.new_zeros(self.parameters[place].numel())) for place in order
+        ]
+        self.errors[index] = torch.cat(parts)
+
+
+def rounded_all_reduce(state: Rounding, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket in the state's dtype; the sum is rounded as well, where ranks add it up."""
+    share = bucket.buffer().div_(dist.get_world_size())
+    sent = state.round(share, bucket)
+    work: Any = dist.all_reduce(sent, async_op=True)
+
+    def spread(done: Any) -> torch.Tensor:
+        averaged: torch.Tensor = bucket.buffer().copy_(done.value()[0])
+        return averaged
+
+    future: torch.futures.Future[torch.Tensor] = work.get_future().then(spread)
+    return future

@@ -1,0 +1,73 @@
+"""Policies that save: time, memory, or bytes on the wire. Small frozen values, no torch.
+
+`precision`, `checkpointing`, `offload` and `compress` do what these ask for.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nbdist.errors import LayoutError
+
+Dtype = Literal["bf16", "fp16", "fp32"]
+DTYPES = ("bf16", "fp16", "fp32")
+
+
+def _must_be_one_of(words: tuple[str, ...], given: object, what: str) -> None:
+    if given not in words:
+        *others, last = (f'"{word}"' for word in words)
+        raise LayoutError(f"{what} is {given!r}.", do=f"give {', '.join(others)} or {last}")
+
+
+def _must_be_count(given: object, what: str) -> None:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise LayoutError(f"{what} is {given!r}.", do="give a whole number, 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """In which numbers a model computes: `parallelize(model, "fsdp=4", Precision("bf16"))`.
+
+    Parameters, gradients and optimizer states keep the dtype that the model was built with, and
+    what the model returns is float32, so that the loss is made of that.
+
+    Attributes:
+        compute: "bf16", "fp16", or "fp32": as the model was built. Under fsdp each unit is gathered
+            in it and computes in it; else `torch.autocast` chooses operator by operator.
+        reduce: In what gradients are averaged over the ranks: "fp32" (as they are), "bf16" or
+            "fp16".
+    """
+
+    compute: Dtype = "bf16"
+    reduce: Dtype = "fp32"
+
+    def __post_init__(self) -> None:
+        for name in ("compute", "reduce"):
+            _must_be_one_of(DTYPES, getattr(self, name), f"Precision's {name}")
+
+    @property
+    def needs_scaler(self) -> bool:
+        """Whether small gradients would become zero: fp16 has none below 6e-8."""
+        return self.compute == "fp16"
+
+
+FULL = Precision("fp32")  # what holds where nothing is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationCheckpoint:
+    """Which blocks forget their activations, and compute them again in backward.
+
+    A block is an element of the model's repeated lists. It keeps its inputs alone: less memory, for
+    up to one more forward. The numbers are the same to the bit; dropout draws the same again.
+
+    Attributes:
+        every: 1 for all blocks, 2 for every second one, and so on.
+        selective: Matrix products, attention, convolutions and collectives are kept, and only what
+            is cheap is computed again: some of the memory, for little time.
+    """
+
+    every: int = 1
+    selective: bool = False
+
+    def __post_init__(self) -> None:
+        _must_be_count(self.every, "ActivationCheckpoint's every")
