@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.policies import Pipeline
+from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group.layout_ranks import whole
 from tests.group.tensor_parallel_ranks import Block, llama
@@ -154,3 +156,178 @@ def parity(
                 }
             )
     return found
+
+
+# ---- What else a step does -----------------------------------------------------------------------
+
+
+class Checkpointed(GPT):
+    """Computes its blocks anew in backward."""
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        x_BTD = self.token(x_BT) + self.position[: x_BT.shape[1]]
+        for block in self.blocks:
+            x_BTD = checkpoint(block, x_BTD, use_reentrant=False)
+        return self.head(self.norm(x_BTD))
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+
+
+def furthest(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    return max(float((mine[name] - theirs[name]).abs().max()) for name in mine)
+
+
+def uses() -> dict[str, Any]:
+    """Use one layout in every way; compare with one process, in fp64."""
+    alone, model = make("gpt", torch.float64), make("gpt", torch.float64)
+    policy = Pipeline(microbatches=MICRO, split="time")
+    spread = parallelize(model, "pp=2", policy)
+    x, y = batch("gpt", 0, torch.float64)
+    seen: dict[str, Any] = {"again": parallelize(model, "pp=2", policy) is spread}
+    seen["explained"] = repr(spread.explain())
+    seen["stages"] = [(stage.rank, stage.blocks) for stage in spread.stages]
+    stream = torch.get_rng_state()
+    with torch.no_grad():
+        loss = spread.step(x[:7], y[:7], loss_of)
+        expected = loss_of(alone(x[:7]), y[:7])
+    seen["evaluated"] = None if loss is None else abs(float(loss - expected))
+    seen["gradients after"] = len(gradients(model))
+    seen["stream went on"] = not torch.equal(stream, torch.get_rng_state())
+    for part in spread.accumulate(2):
+        spread.step(x.chunk(2)[part], y.chunk(2)[part], lambda o, t: loss_of(o, t) / 2)
+    loss_of(alone(x), y).backward()
+    seen["accumulated"] = furthest(gradients(model), gradients(alone))
+    texts = {}
+    for label, use in {
+        "called": lambda: model(x),
+        "uneven": lambda: spread.step(x[:6], y[:6], loss_of),
+    }.items():
+        try:
+            use()
+        except LayoutError as error:
+            texts[label] = str(error)
+    return {**seen, **texts}
+
+
+def with_checkpoints() -> float:
+    """Return how far gradients are from those of one process."""
+    torch.manual_seed(0)
+    model = Checkpointed().double()
+    alone = make("gpt", torch.float64)
+    spread = parallelize(model, "pp=2", Pipeline(microbatches=MICRO))
+    x, y = batch("gpt", 0, torch.float64)
+    spread.step(x, y, loss_of)
+    loss_of(alone(x), y).backward()
+    return furthest(gradients(model), gradients(alone))
+
+
+def uneven_shares(layouts: list[str]) -> list[float]:
+    """Share six samples four to two; compare with one process on all, in fp64."""
+    x, y = batch("gpt", 0, torch.float64, 6)
+    alone = make("gpt", torch.float64)
+    loss_of(alone(x), y).backward()
+    found = []
+    for layout in layouts:
+        model = make("gpt", torch.float64)
+        spread = parallelize(model, layout, Pipeline(microbatches=2))
+        mine = slice(0, 4) if data_shard().index == 0 else slice(4, 6)
+        spread.step(x[mine], y[mine], loss_of)
+        found.append(furthest(gradients(model), gradients(alone)))
+    return found
+
+
+def draws_of_dropout() -> list[float]:
+    """Return what a step drops in the first block of this rank's stage, and what the cell draws."""
+
+    class Noisy(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            drawn.append(torch.rand(()))
+            return super().forward(x)
+
+    torch.manual_seed(7)
+    drawn: list[Tensor] = []
+    spread = parallelize(GPT(2, Noisy), "pp=2", Pipeline("gpipe", microbatches=2))
+    x, y = batch("gpt", 0, torch.float32)
+    drawn.clear()
+    spread.step(x, y, loss_of)
+    return [*map(float, drawn[-2:]), float(torch.rand(()))]
+
+
+# ---- Wrong use -----------------------------------------------------------------------------------
+
+
+class Tied(GPT):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.token.weight
+
+
+class Skipping(GPT):
+    """Adds the embedding to what the last block gets."""
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        x_BTD = first = self.token(x_BT)
+        for block in self.blocks[:-1]:
+            x_BTD = block(x_BTD)
+        return self.head(self.norm(self.blocks[-1](x_BTD) + first))
+
+
+class Odd(Block):
+    """Is called with token ids first."""
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class CalledOddly(GPT):
+    def __init__(self) -> None:
+        super().__init__(block=Odd)
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        x_BTD = self.token(x_BT)
+        for block in self.blocks:
+            x_BTD = block(x_BT, x_BTD)
+        return self.head(self.norm(x_BTD))
+
+
+def refusals() -> dict[str, str]:
+    """Return the text of each wrong use; the model must stay as it was, so that ddp still works."""
+    texts = {}
+
+    def refused(label: str, model: nn.Module, **words: Any) -> None:
+        forwards = ["forward" in vars(module) for module in model.modules()]
+        names = list(model.state_dict())
+        try:
+            parallelize(model, "pp=2", Pipeline(**words))
+            texts[label] = "accepted"
+        except LayoutError as error:
+            texts[label] = str(error)
+        assert forwards == ["forward" in vars(module) for module in model.modules()]
+        assert not any(m._forward_pre_hooks for m in model.modules())
+        assert names == list(model.state_dict())
+
+    refused("tied", Tied())
+    refused("skip", Skipping())
+    refused("ids first", CalledOddly())
+    refused("few blocks", GPT(2), schedule="interleaved")
+    refused("no blocks", nn.Linear(4, 4))
+    refused("few micro-batches", GPT(), microbatches=1)
+    refused("rounds", GPT(), schedule="interleaved", microbatches=5)
+    refused("no block", GPT(), split=["blocks.0", "blocks.9"])
+    refused("wrong count", GPT(), split=["blocks.0"])
+    refused("wrong begin", GPT(), split=[1, 2])
+    refused("schedule", GPT(), schedule="2f2b")
+    refused("split", GPT(), split="size")
+    refused("example", GPT(), example=torch.zeros(1, T + 1, dtype=torch.int64))
+    kept = GPT()
+    opt = torch.optim.SGD(kept.parameters(), lr=0.1)
+    refused("old optimizer", kept)
+    del opt
+    tied = Tied()
+    refused("then ddp", tied)
+    assert parallelize(tied, "ddp").name == "ddp"
+    return texts

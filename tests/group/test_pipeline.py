@@ -91,3 +91,93 @@ def test_it_trains_and_clips_beside_other_axes_as_one_process_does(
             worst = max(case["state"], case["norms"], case["losses"] or 0)
             assert worst <= FLOOR[dtype]
             assert (case["losses"] is not None) == case["has loss"]
+
+
+@pytest.fixture(scope="module")
+def used() -> list[dict[str, Any]]:
+    return run_ranks(2, RANKS + "uses", timeout_s=120)
+
+
+def test_without_gradients_a_step_evaluates_a_batch_of_any_size(used: list[dict[str, Any]]) -> None:
+    assert used[0]["evaluated"] is None
+    assert used[1]["evaluated"] <= 1e-14
+    assert [rank["gradients after"] for rank in used] == [0, 0]
+
+
+def test_a_step_in_parts_gathers_what_one_would(used: list[dict[str, Any]]) -> None:
+    assert max(rank["accumulated"] for rank in used) <= 1e-14
+
+
+def test_blocks_that_are_computed_anew_get_the_hidden_state_again() -> None:
+    assert max(run_ranks(2, RANKS + "with_checkpoints")) <= 1e-14
+
+
+def test_it_says_which_blocks_are_where_and_what_that_costs(used: list[dict[str, Any]]) -> None:
+    for rank in used:
+        assert rank["again"]
+        assert [place for place, _ in rank["stages"]] == [0, 1]
+        assert sum((blocks for _, blocks in rank["stages"]), ()) == (
+            "blocks.0",
+            "blocks.1",
+            "blocks.2",
+            "blocks.3",
+        )
+        # Two ranks send 32 numbers of 8 bytes for a token, one forward and one backward.
+        assert "over pp 256 B for each token" in rank["explained"]
+        assert "1f1b, 4 micro-batches a step; a rank waits 20% of a step" in rank["explained"]
+        assert "% of the time" in rank["explained"]
+    assert used[0]["stages"] == used[1]["stages"]
+
+
+def test_a_model_cut_into_stages_is_called_by_a_step_alone(used: list[dict[str, Any]]) -> None:
+    for rank in used:
+        assert "cannot be called by itself" in rank["called"]
+        assert "layout.step(x, y, loss_fn)" in rank["called"]
+
+
+def test_a_batch_that_cannot_be_cut_is_refused_with_what_works(used: list[dict[str, Any]]) -> None:
+    for rank in used:
+        assert "6 samples cannot be cut into 4 equal" in rank["uneven"]
+        assert "give 4 or 8 samples, or Pipeline(microbatches=3)" in rank["uneven"]
+
+
+def test_shares_of_different_size_count_by_their_samples() -> None:
+    found = run_ranks(4, RANKS + "uneven_shares", ["pp=2 dp=2", "pp=2 fsdp=2"], timeout_s=120)
+    assert max(max(of_rank) for of_rank in found) <= 1e-14
+
+
+def test_stages_drop_differently_and_what_a_cell_draws_stays_alike() -> None:
+    (*first, mine), (*second, theirs) = run_ranks(2, RANKS + "draws_of_dropout")
+    assert len({*first, *second}) == 4
+    assert mine == theirs
+
+
+@pytest.fixture(scope="module")
+def refusals() -> list[dict[str, str]]:
+    return run_ranks(2, RANKS + "refusals", timeout_s=120)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("tied", ["token.weight is used by stages 0 and 1", "untie the embedding"]),
+        ("skip", ["is no chain of blocks: cut before blocks.2"]),
+        ("ids first", ["blocks.2 is not called with a tensor of real numbers first"]),
+        ("few blocks", ['pp=2 by "interleaved" makes 4 stages of 2 blocks']),
+        ("no blocks", ["Linear has no list of blocks"]),
+        ("few micro-batches", ["1 micro-batches do not go through 2", "microbatches=2"]),
+        ("rounds", ["5 micro-batches do not go", "Pipeline(microbatches=6) is the nearest"]),
+        ("no block", ["'blocks.9', which is no block", "blocks.0 ... blocks.3"]),
+        ("wrong count", ["1 first blocks, and there are 2 stages", "['blocks.0', 'blocks.2']"]),
+        ("wrong begin", ["must begin with the first block"]),
+        ("schedule", ["'2f2b' is no schedule", "1f1b, gpipe, interleaved"]),
+        ("split", ["'size' is no way to split"]),
+        ("example", ["does not run with the example", "Pipeline(example=(x,))"]),
+        ("old optimizer", ["An optimizer (SGD) already holds", "pp replaces"]),
+    ],
+)
+def test_wrong_use_is_refused_in_words_on_every_rank(
+    refusals: list[dict[str, str]], case: str, words: list[str]
+) -> None:
+    for texts in refusals:
+        assert [word for word in words if word not in texts[case]] == []

@@ -27,6 +27,7 @@ from nbdist.engine.layout.pipeline import Plan
 from nbdist.engine.layout.relay import Relay
 from nbdist.engine.layout.stages import Stage
 from nbdist.engine.layout.trunk import Spec, Trunk
+from nbdist.engine.training import training
 from nbdist.errors import LayoutError
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -131,7 +132,7 @@ class Pipe:
         if trains:
             stages.check_batch(samples, wanted)
             return wanted
-        return next(n for n in range(min(wanted, samples), 0, -1) if samples % n == 0)
+        return stages.forward_microbatches(self.plan.pp, wanted, samples)
 
     def _schedule(self, inputs: Inputs, count: int, trains: bool) -> tuple[Any, Trunk]:
         is_training = self._relay.model.training
@@ -165,9 +166,10 @@ class Pipe:
             )
             for part in self._parts
         ]
-        return torch_pipeline.make_schedule(
-            self.plan.policy.schedule, made, count, _own_loss if trains else None
-        )
+        schedule = self.plan.policy.schedule
+        if not trains and len(made) == 1:
+            schedule = "gpipe"  # forwards alone go one way, in any number
+        return torch_pipeline.make_schedule(schedule, made, count, _own_loss if trains else None)
 
     def run_stage(self, stage: Stage, hidden: torch.Tensor | None, number: int) -> torch.Tensor:
         """Run a stage on a micro-batch; called by a schedule.
@@ -183,6 +185,8 @@ class Pipe:
             return _as_told(output, work.seen.hidden[stage.end], stage)
         loss = _plain(work.loss_fn(output, work.targets[number]))
         work.losses.append(loss.detach())
+        if torch.is_grad_enabled() and stages.makes_halves(self.plan.policy.schedule):
+            training.note_loss(loss.detach())
         scaled: torch.Tensor = _Scaled.apply(loss.reshape(1), work.scale)  # type: ignore[no-untyped-call]
         return scaled
 

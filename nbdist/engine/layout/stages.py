@@ -49,6 +49,11 @@ def per_rank(schedule: str) -> int:
     return 1 if schedule in ("gpipe", "1f1b") else 2
 
 
+def makes_halves(schedule: str) -> bool:
+    """Return whether a schedule makes backwards in halves: for inputs, then for weights."""
+    return schedule in ("zero-bubble", "zbv")
+
+
 def rank_of(stage: int, schedule: str, pp: int) -> int:
     """Return the place on the axis pp of the rank that has a stage."""
     return 2 * pp - 1 - stage if schedule == "zbv" and stage >= pp else stage % pp
@@ -105,6 +110,15 @@ def _is_orderly(schedule: str, pp: int, microbatches: int) -> bool:
         return microbatches >= 2 * pp - 1
     in_rounds = microbatches % max(1, microbatches // pp) == 0
     return microbatches >= pp and (schedule == "1f1b" or in_rounds)
+
+
+def forward_microbatches(pp: int, wanted: int, samples: int) -> int:
+    """Return into how many equal parts a batch is cut that makes no backward: any batch can be."""
+    return next(
+        n
+        for n in range(max(1, min(wanted, samples)), 0, -1)
+        if samples % n == 0 and n % max(1, n // pp) == 0
+    )
 
 
 def check_batch(samples: int, microbatches: int) -> None:

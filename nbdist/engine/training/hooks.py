@@ -147,6 +147,11 @@ class Hooks:
 
         return backward
 
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Take in a loss whose backward is none that can be seen."""
+        if self._undo and self._is_ours():
+            self._guard("loss", self.cell.note_loss, loss)
+
     def _around_next_batch(self, native: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(native)
         def __next__(iterator: Any) -> Any:

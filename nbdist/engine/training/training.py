@@ -70,6 +70,12 @@ def end_cell() -> int:
     return 0 if _hooks is None else _hooks.end_cell()
 
 
+def note_loss(loss: torch.Tensor) -> None:
+    """Take in the loss of a backward that is made in halves, of which no hook sees the root."""
+    if _hooks is not None:
+        _hooks.note_loss(loss)
+
+
 def current_step() -> int:
     """Return the steps of the current or last cell. Any thread."""
     return 0 if _hooks is None else _hooks.cell.step

@@ -1,0 +1,92 @@
+"""Stages of a pipeline: balance, places, bubbles, numbers that work."""
+
+import itertools
+
+import pytest
+
+from nbdist.engine.layout.policies import Pipeline
+from nbdist.engine.layout.stages import (
+    balanced,
+    bubble,
+    check_batch,
+    check_microbatches,
+    crossings,
+    first_blocks,
+    rank_of,
+    stages,
+)
+from nbdist.errors import LayoutError
+
+
+def test_the_heaviest_stage_is_as_light_as_any_cut_makes_it() -> None:
+    costs = [7.0, 1, 1, 5, 3, 2, 9, 1]
+
+    def heaviest(firsts: tuple[int, ...]) -> float:
+        return max(sum(costs[a:b]) for a, b in itertools.pairwise((*firsts, len(costs))))
+
+    for parts in range(1, len(costs) + 1):
+        cuts = [(0, *rest) for rest in itertools.combinations(range(1, len(costs)), parts - 1)]
+        assert heaviest(tuple(balanced(costs, parts))) == min(map(heaviest, cuts))
+
+
+def test_stages_of_equal_blocks_are_even() -> None:
+    assert balanced([1.0] * 8, 4) == [0, 2, 4, 6]
+    # Nothing is lighter than the first; the others still share.
+    assert balanced([9.0, 1, 1, 1, 1], 3) == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "sends"),
+    [
+        ("1f1b", [0, 1], 1),
+        ("gpipe", [0, 1], 1),
+        ("interleaved", [0, 1, 0, 1], 3),
+        ("zero-bubble", [0, 1, 0, 1], 3),
+        ("zbv", [0, 1, 1, 0], 2),
+    ],
+)
+def test_a_schedule_says_which_rank_has_which_stage(
+    schedule: str, ranks: list[int], sends: int
+) -> None:
+    assert [rank_of(stage, schedule, 2) for stage in range(len(ranks))] == ranks
+    assert crossings(schedule, 2) == sends
+
+
+def test_more_micro_batches_and_stages_leave_less_to_wait_for() -> None:
+    assert bubble("1f1b", 4, 8) == 3 / 11
+    assert bubble("gpipe", 4, 8) == 3 / 11
+    assert bubble("interleaved", 4, 8) == 3 / 19
+    assert bubble("zero-bubble", 4, 8) < bubble("interleaved", 4, 8)
+    assert bubble("zbv", 4, 8) == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "microbatches", "pp", "nearest"),
+    [("1f1b", 2, 4, 4), ("interleaved", 7, 3, 8), ("zero-bubble", 1, 2, 2), ("zbv", 2, 2, 3)],
+)
+def test_micro_batches_that_cannot_be_ordered_are_refused_with_the_nearest(
+    schedule: str, microbatches: int, pp: int, nearest: int
+) -> None:
+    with pytest.raises(LayoutError, match=rf"microbatches={nearest}\) is the nearest"):
+        check_microbatches(Pipeline(schedule, microbatches), pp)
+    check_microbatches(Pipeline(schedule, nearest), pp)
+
+
+def test_a_share_smaller_than_the_micro_batches_is_refused() -> None:
+    check_batch(16, 8)
+    with pytest.raises(LayoutError, match=r"give 8 samples, or Pipeline\(microbatches=5\)"):
+        check_batch(5, 8)
+
+
+def test_blocks_may_be_named_or_numbered() -> None:
+    blocks = [f"layers.{i}" for i in range(6)]
+    costs = [1.0] * 6
+    assert first_blocks(Pipeline(split=["layers.0", 4]), 2, blocks, costs) == [0, 4]
+
+
+def test_a_parameter_that_no_forward_uses_stays_beside_its_neighbours() -> None:
+    uses = {"a": frozenset({0}), "b": frozenset({1}), "idle": frozenset[int]()}
+    made = stages(Pipeline(), 2, ["x", "y"], [0, 1], uses, dict.fromkeys(uses, 3), [3.0, 3.0])
+    assert [stage.parameters for stage in made] == [("a",), ("b", "idle")]
+    assert [stage.numbers for stage in made] == [3, 6]
+    assert [stage.share for stage in made] == [0.5, 0.5]
