@@ -20,6 +20,7 @@ COMMANDS = {
     "retry": "repair the ranks, and run the cell again that failed last",
     "push": "notebook -> ranks",
     "pull": "ranks -> notebook: NAME becomes a list, one entry a rank",
+    "verify": "prove a layout against one process on the same split; changes nothing",
     "stacks": "where every rank is now: cell line, collective, peers it waits for",
     "chaos": "make ranks fail on purpose while cells run; without words, what came of it",
     "board": "the board of the last run; with a VIEW, that view of it, and of cells from now on",
@@ -132,6 +133,12 @@ def dist_parser() -> argparse.ArgumentParser:
         _add_ranks(made[name])
     for name in ("push", "pull"):
         made[name].add_argument("names", nargs="+", metavar="NAME")
+    made["verify"].add_argument(
+        "handle",
+        nargs="?",
+        metavar="HANDLE",
+        help="name of a layout or of its model on the ranks; by default the newest",
+    )
     made["scale"].add_argument("n", type=int, metavar="N", help="number of ranks")
     made["runs"].add_argument(
         "chosen",

@@ -195,6 +195,11 @@ class NBDist(Magics):
         values = {name: session.pull(name, asked.ranks) for name in asked.names}
         self._shell.user_ns.update(values)
 
+    def _verify(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.kernel import current
+
+        print(current().verify(asked.handle))
+
     def _stacks(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.kernel import current
 

@@ -32,6 +32,7 @@ from nbdist.client.transfer import pull, push
 from nbdist.errors import (
     ClusterError,
     Interrupted,
+    LayoutError,
     UsageError,
 )
 from nbdist.ranks import begin_with_ranks, parse_ranks
@@ -229,6 +230,29 @@ class Session:
         self._require_usable()
         with self._alone():
             return self._attempts.retry()
+
+    def verify(self, handle: str | None = None) -> str:
+        """Prove a layout against one process, with what its `step` was last called with.
+
+        Args:
+            handle: Name of a layout, or of its model, on the ranks; None takes the newest.
+
+        Returns:
+            The proof as text, its verdict in the first line.
+
+        Raises:
+            LayoutError: It cannot be proven; the text says why. A difference is no error.
+        """
+        if handle is not None and not handle.isidentifier():
+            raise UsageError(f"{handle!r} is no name of a layout or a model.")
+        place = "nbdist.engine.layout.on_request"
+        code = f"__import__({place!r}, fromlist=['verify']).verify({handle!r}, globals())"
+        answer = self.run(code, track=False)[0].value
+        if "error" in answer:
+            what, why, do = answer["error"]
+            raise LayoutError(what, why=why, do=do)
+        text: str = answer["text"]
+        return text
 
     def push(self, values: Mapping[str, Any], ranks: str = "all") -> None:
         """Set names on the ranks to these values. Arrays and tensors travel as raw buffers.

@@ -56,6 +56,7 @@ class Layout:
         policies: What was asked for beside the text.
         skeleton: The plain model as it was, without weights; None where it cannot be copied.
         no_skeleton: Why there is none.
+        last_step: The last batch and loss of `step`; `%dist verify` proves with them.
         piped: The pipeline's steps; None without pp.
         scaler: A GradScaler, for `Precision("fp16")`; else it passes everything on as it is, so
             that one loop serves all: `layout.scaler.scale(loss).backward()`,
@@ -92,6 +93,7 @@ class Layout:
         self.policies = policies or Policies()
         self.skeleton = skeleton
         self.no_skeleton = no_skeleton
+        self.last_step: tuple[Any, Any, Callable[[Any, Any], torch.Tensor]] | None = None
         self.piped = piped
         self._token_bytes = token_bytes
         self.context = context
@@ -104,6 +106,10 @@ class Layout:
         self._number = next(_count)
         self._begin()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the last batch behind: a newcomer has not made that step."""
+        return {**self.__dict__, "last_step": None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Be known as a living layout on a rank that got it from another one, too."""
         self.__dict__.update(state)
@@ -113,6 +119,11 @@ class Layout:
         _live.add(self)
         if self.shape.shards_states:
             zero1.watch(self.model)
+
+    @property
+    def number(self) -> int:
+        """How many layouts this rank had made before."""
+        return self._number
 
     @property
     def can_follow(self) -> bool:
@@ -196,6 +207,7 @@ class Layout:
             of which `loss_fn` makes a mean, and None on ranks without the last stage.
         """
         data.weigh_newest()
+        self.last_step = (x, y, loss_fn)
         return self._step(x, y, loss_fn)
 
     def _step(
