@@ -35,6 +35,7 @@ _PLACES = {
     "scale_lr": "nbdist.engine.learning_rate",
     "keep": "nbdist.engine.keep",
     "emulate_link": "nbdist.engine.pacing",
+    "received_bytes": "nbdist.engine.links",
     # on both sides
     "NBDistError": "nbdist.errors",
     "ClusterError": "nbdist.errors",

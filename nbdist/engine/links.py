@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from nbdist.engine import membership, sockets, tcp_info
+from nbdist.errors import ClusterError
 
 INTERVAL_S = 0.5
 LEAST_STEPS = 10  # between two samples
@@ -74,6 +75,30 @@ class Links:
             if read is not None:
                 counts[_name(pair)] = read
         return counts
+
+
+def received_bytes() -> int:
+    """Return the bytes that this rank has had from the others so far: `nbdist.received_bytes`.
+
+    The difference of two calls is what gloo has brought between them, headers of the network aside.
+    A fault or another number of ranks makes new connections, which count from 0. Any thread.
+
+    Raises:
+        ClusterError: This rank is in no group, has no gloo, or its system does not count.
+    """
+    here = membership.member()
+    if "gloo" not in here.backend:
+        raise ClusterError(
+            "Bytes cannot be counted here.",
+            why=f"this group's backend is {here.backend}, and only gloo sends through TCP.",
+            do="%dist start --device cpu",
+        )
+    counts = [pair.use(tcp_info.read) for pair in sockets.pairs(here.address, here.peers)]
+    if counts and not any(counts):
+        raise ClusterError(
+            "Bytes cannot be counted here.", why="only Linux tells what a connection has carried."
+        )
+    return sum(count.received_bytes for count in counts if count)
 
 
 def passed(

@@ -80,6 +80,23 @@ def counts() -> dict[str, tuple[int, int]]:
     return found
 
 
+def received_by_all_reduces(times: int) -> int:
+    """Return what `nbdist.received_bytes` counts of so many all_reduces of a megabyte."""
+    import torch
+    import torch.distributed as dist
+
+    import nbdist
+
+    dist.barrier()
+    before = nbdist.received_bytes()
+    dist.barrier()  # nobody begins before all have looked
+    for _ in range(times):
+        dist.all_reduce(torch.zeros(COUNT))
+    received = nbdist.received_bytes() - before
+    dist.barrier()  # nobody sends what follows before all have looked
+    return received
+
+
 def records_of(steps: int, a_step: int) -> list[tuple[int, dict[str, float]]]:
     """Make steps of so many all_reduces each; return what a rank tells of its links."""
     import torch

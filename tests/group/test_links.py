@@ -153,6 +153,14 @@ def test_a_rank_whose_packets_arrive_late_is_named_with_its_round_trip() -> None
     assert slow.rtt_s > 0.01
 
 
+def test_received_bytes_are_what_the_collectives_between_two_calls_have_brought(
+    ranks: Cluster,
+) -> None:
+    for received in ranks.run(link_ranks.received_by_all_reduces, 5):
+        # A ring brings 2 (n - 1) / n of the bytes; gloo's own headers are below 0.03 %.
+        assert received == pytest.approx(5 * BYTES * 2 * (N - 1) / N, rel=1e-3)
+
+
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "fast", True])
 def test_what_is_no_rate_is_refused(ranks: Cluster, value: object) -> None:
     said = ranks.run(link_ranks.refusal, value)
