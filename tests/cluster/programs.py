@@ -278,7 +278,7 @@ fit(model, batches(), sgd(model), backward=backward)
 """,
     "local SGD": """
 model = net()
-fit(model, batches(), nbdist.LocalSGD(sgd(model), every=4))
+fit(model, batches(), nbdist.LocalSGD(sgd(model), every=100))
 """,
     "a closure": """
 model = net()

@@ -96,8 +96,8 @@ def trains_alone(seen: Seen) -> str:
         return ""
     return (
         "Each rank trains a model of its own: they began alike, and after "
-        f"{seen.last.number} steps they differ, for"
-        '  nothing averages gradients. nbdist.parallelize(model, "ddp") before the '
+        f"{seen.last.number} steps they differ, for "
+        'nothing averages gradients. nbdist.parallelize(model, "ddp") before the '
         "optimizer trains one model on all ranks."
     )
 

@@ -168,6 +168,11 @@ class Cell:
         tap.backward_ended()
         self._parts.backward_ended(perf_counter_ns(), tap.exposed_ns())
 
+    @property
+    def is_stepping(self) -> bool:
+        """Whether an optimizer is in its step."""
+        return self._parts.is_stepping
+
     def optimizer_began(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> bool:
         """An optimizer begins to step; returns False where it does so within another's step."""
         is_outermost = self._parts.optimizer_began(

@@ -103,7 +103,8 @@ class Hooks:
         if not self._is_ours():
             return None
         # Before the step's record is made, for a fact travels with the records that follow it.
-        if optimizer not in self._seen:
+        # What a wrapper such as LocalSGD steps inside is told by the wrapper.
+        if optimizer not in self._seen and not self.cell.is_stepping:
             self._seen.add(optimizer)
             for name, callback in self.on_new_optimizer.copy().items():
                 self._guard(name, callback, optimizer)

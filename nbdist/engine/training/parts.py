@@ -89,6 +89,11 @@ class Parts:
         self._turn(now_ns, blocked_ns, OPEN)
         self._has_gradients = True  # again, where an optimizer has stepped meanwhile
 
+    @property
+    def is_stepping(self) -> bool:
+        """Whether an optimizer is in its step."""
+        return self._depth > 0
+
     def optimizer_began(
         self, now_ns: int, blocked_ns: int, optimizer: int, *, has_closure: bool
     ) -> bool:
