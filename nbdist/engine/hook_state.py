@@ -41,6 +41,7 @@ _FIELDS = {
         "next_stats_report",
     ),
     "PostLocalSGDState": ("iter",),
+    "Rounding": ("errors", "orders", "loose"),
 }
 _WRITTEN_INTO = "q_memory_dict"
 
@@ -96,12 +97,12 @@ def restore(ddp: DistributedDataParallel) -> list[str]:
 
 
 def differs_by_rank() -> list[DistributedDataParallel]:
-    """Return the living modules whose hook remembers what only this rank has: PowerSGD's errors."""
+    """Return the living modules whose hook remembers what only this rank has: its errors."""
     return [
         ddp
         for ddp in torch_modules.live_ddps()
         if any(
-            type(state).__name__ == "PowerSGDState" and state.use_error_feedback
+            type(state).__name__ in ("PowerSGDState", "Rounding") and state.use_error_feedback
             for _, state in torch_modules.comm_hooks_of(ddp)
         )
     ]

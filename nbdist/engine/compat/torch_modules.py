@@ -195,17 +195,22 @@ def has_unscaled(scaler: torch.amp.GradScaler) -> bool:
 _BROADCAST_BYTES = 32 << 20  # a bucket's size: what a broadcast needs as room beside the tensors
 
 
-def replicate(module: nn.Module, group: dist.ProcessGroup, device_type: str) -> None:
+def replicate(
+    module: nn.Module, group: dist.ProcessGroup, device_type: str, *, one_bucket: bool = False
+) -> None:
     """Put DDP's reducer behind hooks of `module`, in place (composable `replicate`).
 
     torch builds the reducer at the first forward; we build it now, so that what is wrong shows
     here, and so that a first forward on one rank alone (a look at an output) waits for nobody.
+    With one bucket, all gradients are sent at once, when the last one is there.
     """
     composable = composable_replicate()
     device = torch.device(device_type)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    composable(module, process_group=group, device_id=device)
+    size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    options = {"bucket_cap_mb": size / 2**20 + 1} if one_bucket else {}
+    composable(module, process_group=group, device_id=device, **options)
     composable.state(module).lazy_init()
     # torch's own method keeps the hook for a reducer that is yet to come; here it has come. The
     # class was made for this module alone.

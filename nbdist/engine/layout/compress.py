@@ -6,6 +6,8 @@ none of them gives back what rounding took away.
 *Error feedback*: what a rank's rounding left out is added to its next gradient before that is
 rounded, so that nothing is lost for good, only sent later.
 
+PowerSGD is torch's own (Vogels et al., 2019).
+
 Source: Seide et al., "1-Bit Stochastic Gradient Descent", 2014; Karimireddy et al., "Error Feedback
 Fixes SignSGD", 2019.
 
@@ -18,9 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from nbdist.engine.compat import torch_modules
+from nbdist.engine.layout.cost import MIN_COMPRESSION
+from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.precision import DTYPES
+from nbdist.engine.layout.savings import Compress, Precision
+from nbdist.errors import LayoutError
 
 if TYPE_CHECKING:
     Bucket = Any  # torch's types do not tell
@@ -28,12 +35,67 @@ else:
     Bucket = dist.GradBucket  # DDP looks at a hook's annotations
 
 
-def apply(model: nn.Module, dtype: str, *, error_feedback: bool = False) -> None:
+def check(policy: Compress, precision: Precision, shape: MeshShape) -> None:
+    """Refuse what has no reducer to send less, and what compression would spoil.
+
+    Raises:
+        LayoutError: Another layout than copies, or a precision that does not go with it.
+    """
+    if shape.fsdp * shape.tp * shape.pp > 1:
+        raise LayoutError(
+            f'Compress needs copies of the model, and the layout is "{shape.name}".',
+            why="it is a hook of DDP's reducer, and fsdp, tp and pp communicate without that",
+            do='Precision("fp32", reduce="bf16") halves the bytes of gradients there (not with pp)',
+        )
+    if precision.reduce != "fp32":
+        raise LayoutError(
+            f'Compress("{policy.method}") and Precision(reduce="{precision.reduce}") both say how '
+            "gradients are sent.",
+            do="keep one of the two",
+        )
+    if precision.needs_scaler and (policy.error_feedback or policy.method == "powersgd"):
+        raise LayoutError(
+            'Compress with error feedback does not go with Precision("fp16").',
+            why="what is left over of one step has that step's loss scale, and an overflow would "
+            "stay in it for ever",
+            do='Precision("bf16"), which needs no scale, or Compress("bf16", error_feedback=False)',
+        )
+
+
+def needs_one_bucket(policy: Compress | None, device_type: str) -> bool:
+    """Return whether all gradients must be sent at once.
+
+    PowerSGD calls collectives within gloo's threads: with two buckets ranks pair different ones.
+    """
+    return policy is not None and policy.method == "powersgd" and device_type == "cpu"
+
+
+def apply(model: nn.Module, policy: Compress) -> None:
+    """Have the reducer of `model` send less, from its next backward on."""
+    if policy.method != "powersgd":
+        round_to(model, policy.method, error_feedback=policy.error_feedback)
+        return
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None,
+        matrix_approximation_rank=policy.rank,
+        start_powerSGD_iter=policy.start,
+        min_compression_rate=MIN_COMPRESSION,
+        use_error_feedback=policy.error_feedback,
+    )
+    _reducer(model).register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def round_to(model: nn.Module, dtype: str, *, error_feedback: bool = False) -> None:
     """Have the reducer of `model` send gradients in `dtype`."""
-    reducer = torch_modules.reducer_of(model)
-    assert reducer is not None, "a layout with dp alone has one"
+    reducer = _reducer(model)
     state = Rounding(DTYPES[dtype], list(reducer.parameters()), error_feedback)
     reducer.register_comm_hook(state, rounded_all_reduce)
+
+
+def _reducer(model: nn.Module) -> torch.nn.parallel.DistributedDataParallel:
+    reducer = torch_modules.reducer_of(model)
+    assert reducer is not None, "a layout of copies has one"
+    return reducer
 
 
 class Rounding:

@@ -7,6 +7,7 @@ Source: Rajbhandari et al., "ZeRO", 2020, section 7; measured on the loopback of
 namespace, these formulas were within 0.7 %.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,20 @@ def wire(size: ModelSize, shape: MeshShape, compute: str, reduce: str) -> Wire:
 
 
 _AS_IS = Wire()
+MIN_COMPRESSION = 2.0  # a matrix that PowerSGD would make less small is sent whole
+
+
+def power_sgd_share(shapes: Iterable[Sequence[int]], rank: int) -> float:
+    """Return what PowerSGD sends of gradients of these shapes, as a part of the whole."""
+    whole, sent = 0, 0
+    for shape in shapes:
+        rows, count = (shape[0] if shape else 1), math.prod(shape)
+        columns = count // rows
+        thin = (rows + columns) * rank
+        is_thin = len(shape) > 1 and thin * MIN_COMPRESSION < count
+        whole += count
+        sent += (rows + columns) * min(rank, rows, columns) if is_thin else count
+    return sent / max(whole, 1)
 
 
 def shared_bytes(

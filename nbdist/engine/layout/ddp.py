@@ -25,9 +25,9 @@ def check(model: nn.Module) -> None:
         )
 
 
-def apply(model: nn.Module, mesh: DeviceMesh) -> None:
+def apply(model: nn.Module, mesh: DeviceMesh, *, one_bucket: bool = False) -> None:
     """Average the gradients of `model` over a mesh of one dim, from its next backward on.
 
     Collective: builds the reducer, which compares the parameters' shapes on all ranks.
     """
-    torch_modules.replicate(model, mesh.get_group(), mesh.device_type)
+    torch_modules.replicate(model, mesh.get_group(), mesh.device_type, one_bucket=one_bucket)

@@ -63,6 +63,7 @@ class Explanation:
         policies: What was asked for beside the text.
         inputs: Of blocks that compute again in backward, bytes of what they kept in the last
             forward; 0 before the first.
+        compressed: The part of gradients' bytes that `Compress` sends.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Explanation:
     batch: BatchSize | None = None
     policies: Policies = field(default_factory=Policies)
     inputs: Mapping[str, int] = field(default_factory=dict)
+    compressed: float = 1.0
 
     @property
     def resident_bytes(self) -> float:
@@ -100,6 +102,8 @@ class Explanation:
         """
         chosen = self.policies.precision
         sent_as = cost.wire(self.local, self.shape, chosen.compute, chosen.reduce)
+        if self.compressed < 1:
+            sent_as = cost.Wire(reduced=self.compressed)
         shards, copies = cost.shared_bytes(self.local, self.shape, self.backend, sent_as)
         sent = {"dp": copies, "fsdp": shards}
         if self.batch is not None and self._is_plain:
@@ -133,7 +137,7 @@ class Explanation:
             lines.append(f"{self.context}; gradients are averaged over {self._averaged()}")
         if self.shape.fsdp > 1:
             lines.append(self._units())
-        lines += [line for line in (self._precision(), self._forgets()) if line]
+        lines += [line for line in (self._precision(), self._compresses(), self._forgets()) if line]
         if self.plan is not None:
             lines.append(str(self.plan))
         return "\n".join(lines)
@@ -175,6 +179,16 @@ class Explanation:
         scale = ", its loss scaled by layout.scaler" if chosen.needs_scaler else ""
         computes = f"{how} {chosen.compute}{scale}; " if chosen.compute != "fp32" else ""
         return f"precision: {computes}gradients are averaged in {chosen.reduce}"
+
+    def _compresses(self) -> str:
+        policy = self.policies.compress
+        if policy is None:
+            return ""
+        how: str = policy.method
+        if policy.method == "powersgd":
+            how += f" of rank {policy.rank} from step {policy.start} on"
+        errors = "with" if policy.error_feedback else "without"
+        return f"gradients: sent as {how}, {errors} error feedback, {self.compressed:.1%} of bytes"
 
     def _forgets(self) -> str:
         policy = self.policies.checkpoint

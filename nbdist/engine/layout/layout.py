@@ -179,7 +179,18 @@ class Layout:
             None if batch is None else BatchSize.of(batch),
             self.policies,
             {name: block.input_bytes for name, block in self._forgetting.items()},
+            self._compressed(),
         )
+
+    def _compressed(self) -> float:
+        """Return the part of gradients' bytes that is sent, once compression has started."""
+        policy = self.policies.compress
+        if policy is None:
+            return 1.0
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        if policy.method == "powersgd":
+            return cost.power_sgd_share([p.shape for p in trained], policy.rank)
+        return 2 * sum(p.numel() for p in trained) / self.local.gradient_bytes
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -365,12 +376,13 @@ class Layout:
                 f"verify got a {type(batch).__name__} where (x, y) should be.",
                 do="layout.verify((x, y), loss_fn) with this rank's inputs and targets",
             )
-        if self.policies.precision != FULL:
+        lossy = [self.policies.precision] if self.policies.precision != FULL else []
+        if lossy or self.policies.compress is not None:
             raise LayoutError(
-                f"verify proves a layout in full precision, and this one has "
-                f"{self.policies.precision}.",
+                "verify proves a layout in full precision, and this one has "
+                f"{lossy[0] if lossy else self.policies.compress}.",
                 why="rounding would hide what a wrong layout makes different",
-                do="verify the same layout without Precision, then add it",
+                do="verify the same layout without it, then add it",
             )
         x, y = batch
         task = verify.Task(

@@ -11,7 +11,16 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.layout import checkpointing, ddp, factory, fsdp, mesh, precision, wrapped
+from nbdist.engine.layout import (
+    checkpointing,
+    compress,
+    ddp,
+    factory,
+    fsdp,
+    mesh,
+    precision,
+    wrapped,
+)
 from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.layout import Layout, attach, facts_of, layout_of
 from nbdist.engine.layout.mesh import MeshShape
@@ -43,7 +52,8 @@ def parallelize(
             `"dp=2 fsdp=-1"` or `"fsdp=2 tp=2"`. With `"zero1"` the optimizer is made by
             `layout.optimizer`.
         policies: What the text leaves open: `nbdist.TensorParallel`, `ContextParallel` and
-            `Pipeline` for axes, `Precision`, `ActivationCheckpoint`.
+            `Pipeline` for axes, `Precision`, `ActivationCheckpoint`,
+            `Compress`.
 
     Raises:
         LayoutError: The text, the ranks and the model do not fit, or the model is spread already.
@@ -78,6 +88,8 @@ def parallelize(
     if (shape.tp > 1 or shape.pp > 1) and shape.fsdp == 1:
         fsdp.refuse_old_optimizers(model, "tp" if shape.tp > 1 else "pp")
     precision.check(model, asked.precision, shape.pp)
+    if asked.compress is not None:
+        compress.check(asked.compress, asked.precision, shape)
     if asked.checkpoint is not None:
         checkpointing.check(model, find_blocks(model), shape.pp)
     result = spread(model, shape, asked, built)

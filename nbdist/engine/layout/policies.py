@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.savings import FULL, ActivationCheckpoint, Precision
+from nbdist.engine.layout.savings import FULL, ActivationCheckpoint, Compress, Precision
 from nbdist.errors import LayoutError
 
 
@@ -137,6 +137,7 @@ class Policies:
     context: ContextParallel = field(default_factory=ContextParallel)
     precision: Precision = FULL
     checkpoint: ActivationCheckpoint | None = None
+    compress: Compress | None = None
 
     def __str__(self) -> str:
         """Return the same text where the same is asked for."""
@@ -150,6 +151,7 @@ _PLACES: dict[type, tuple[str, str | None]] = {
     ContextParallel: ("context", "cp"),
     Precision: ("precision", None),
     ActivationCheckpoint: ("checkpoint", None),
+    Compress: ("compress", None),
 }
 
 

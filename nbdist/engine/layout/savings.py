@@ -71,3 +71,33 @@ class ActivationCheckpoint:
 
     def __post_init__(self) -> None:
         _must_be_count(self.every, "ActivationCheckpoint's every")
+
+
+@dataclass(frozen=True, slots=True)
+class Compress:
+    """How gradients are made smaller on their way over dp: `Compress("powersgd", rank=4)`.
+
+    Attributes:
+        method: "bf16" or "fp16" rounds each number; "powersgd" sends each matrix as the product of
+            two thin ones.
+        rank: Of these, for "powersgd": more is nearer to the truth, and more bytes.
+        error_feedback: What compression left out is added to the next gradient, so that it is sent
+            later and not lost.
+        start: The step from which "powersgd" compresses; until then gradients are sent whole.
+    """
+
+    method: Literal["bf16", "fp16", "powersgd"] = "bf16"
+    rank: int = 4
+    error_feedback: bool = True
+    start: int = 10
+
+    def __post_init__(self) -> None:
+        _must_be_one_of(("bf16", "fp16", "powersgd"), self.method, "Compress's method")
+        _must_be_count(self.rank, "Compress's rank")
+        _must_be_count(self.start, "Compress's start")
+        if self.start < 2:
+            raise LayoutError(
+                f"Compress's start is {self.start}.",
+                why="torch lays its buckets anew in the first steps",
+                do="give 2 or more",
+            )

@@ -222,9 +222,12 @@ def _share_batches(
     elif shape.pp > 1:
         return  # a step averages its gradients once, behind the last micro-batch
     elif shape.tp == 1:
-        ddp.apply(model, meshes.averaging(device_mesh, shape))
-        if chosen.reduce != "fp32":
-            compress.apply(model, chosen.reduce)
+        one_bucket = compress.needs_one_bucket(policies.compress, device_mesh.device_type)
+        ddp.apply(model, meshes.averaging(device_mesh, shape), one_bucket=one_bucket)
+        if policies.compress is not None:
+            compress.apply(model, policies.compress)
+        elif chosen.reduce != "fp32":
+            compress.round_to(model, chosen.reduce)
     elif shape.replicas > 1:
         averaging = meshes.averaging(device_mesh, shape)
         for unit in (*blocks.values(), model):
