@@ -73,9 +73,9 @@ def train(session: Session, flag: Path, wrap: str, optimizer: str, dies: object)
 @pytest.mark.parametrize(
     ("wrap", "optimizer", "where"),
     [
-        ("DDP(net)", SGD, "before backward"),
         (OURS, SGD, "before step"),
         ("DDP(net)", ADAM, "before forward"),
+        pytest.param("DDP(net)", SGD, "before backward", marks=pytest.mark.slow),
         pytest.param("DDP(net)", SGD, "after step", marks=pytest.mark.slow),
         pytest.param("DDP(net)", SGD, "before forward", marks=pytest.mark.slow),
         pytest.param("DDP(net)", ADAM, "before step", marks=pytest.mark.slow),

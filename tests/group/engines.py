@@ -4,7 +4,6 @@ Each has a main thread that runs what the test posts, in order, and a control th
 at once, also while the main thread is stuck in C++. The parent, pytest, never imports torch.
 """
 
-import multiprocessing
 import os
 import socket
 import sys
@@ -17,8 +16,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp"])
+from tests.group.harness import CONTEXT
+
 _ANSWER_S = 60.0
 
 
@@ -31,9 +30,9 @@ class Engine:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.main, main = _CONTEXT.Pipe()
-        self.control, control = _CONTEXT.Pipe()
-        self.process: BaseProcess = _CONTEXT.Process(
+        self.main, main = CONTEXT.Pipe()
+        self.control, control = CONTEXT.Pipe()
+        self.process: BaseProcess = CONTEXT.Process(
             target=_serve, args=(main, control, sys.path), daemon=True
         )
         self.process.start()
@@ -68,7 +67,7 @@ class Cluster:
         self.timeout_s = timeout_s
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
-        self.store: BaseProcess = _CONTEXT.Process(
+        self.store: BaseProcess = CONTEXT.Process(
             target=_run_store, args=(listener, os.getpid(), sys.path), daemon=True
         )
         self.store.start()

@@ -1,8 +1,8 @@
 """Run a function on n real ranks: processes of their own, joined in one gloo group.
 
-The processes come from multiprocessing's fork server, which has imported torch once and has run
-nothing else (forking after torch has started threads hangs), so that a test pays for its work and
-not for n imports of torch. The parent, pytest, never imports torch.
+The processes come from multiprocessing's fork server, which has imported torch and the engine once
+and has run nothing else (forking after torch has started threads hangs), so that a test pays for
+its work and not for n imports of torch. The parent, pytest, never imports torch.
 """
 
 import multiprocessing
@@ -16,8 +16,21 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp"])
+CONTEXT = multiprocessing.get_context("forkserver")
+# None of these starts a thread. Making an optimizer imports Dynamo, the longest of all (0.7 s).
+# Pipelining is left to those who use it: where it is imported, recovery looks for stages.
+CONTEXT.set_forkserver_preload(
+    [
+        "torch._dynamo",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.optim",
+        "torch.profiler",
+        "nbdist.engine.boot",
+        "nbdist.engine.training",
+        "pytest",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +70,8 @@ def try_ranks(
         store = str(Path(folder) / "store")
         ranks = []
         for rank in range(n):
-            here, there = _CONTEXT.Pipe()
-            process = _CONTEXT.Process(
+            here, there = CONTEXT.Pipe()
+            process = CONTEXT.Process(
                 target=_rank_main, args=(there, rank, n, store, function, args)
             )
             process.start()

@@ -13,11 +13,20 @@ from tests.lifecycle.kernels import Family, Notebook, listening, wait_for
 SUM = "x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)\nx.item()"
 
 
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with Notebook(tmp_path_factory.mktemp("hosts")) as kernel:
+        yield kernel
+
+
 @pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
-    with Notebook(tmp_path) as notebook:
-        notebook.start()
-        yield notebook
+def notebook(kernel: Notebook) -> Iterator[Notebook]:
+    """A new cluster, in the kernel that the tests here share."""
+    kernel.start()
+    yield kernel
+    kernel.run("%dist stop")
+    for mark in kernel.folder.glob("run-*"):
+        mark.unlink()
 
 
 def test_every_process_has_a_session_of_its_own_which_an_interrupt_of_the_kernel_misses(
@@ -80,13 +89,15 @@ def test_stop_and_start_work_after_the_parent_was_killed(notebook: Notebook) -> 
 
 
 def test_nothing_is_left_when_first_the_parent_and_then_the_kernel_is_killed(
-    notebook: Notebook,
+    tmp_path: Path,
 ) -> None:
-    family = Family(notebook.pid)
-    os.kill(notebook.pids()["parent"], signal.SIGKILL)
-    os.kill(notebook.pid, signal.SIGKILL)
-    family.assert_gone()
-    assert notebook.keys == []
+    with Notebook(tmp_path) as notebook:
+        notebook.start()
+        family = Family(notebook.pid)
+        os.kill(notebook.pids()["parent"], signal.SIGKILL)
+        os.kill(notebook.pid, signal.SIGKILL)
+        family.assert_gone()
+        assert notebook.keys == []
 
 
 @pytest.mark.parametrize("way", ["%dist restart", "%dist stop\n%dist start -n 2 --device cpu"])

@@ -67,7 +67,9 @@ def test_a_rank_that_crashes_while_starting_is_one_error_and_nothing_is_left(
         assert "No ranks are running" in notebook.run("%dist status")
 
 
-@pytest.mark.parametrize("after", ["at once", "controller", "ranks"])
+@pytest.mark.parametrize(
+    "after", ["at once", pytest.param("controller", marks=pytest.mark.slow), "ranks"]
+)
 def test_an_interrupt_while_starting_leaves_nothing_and_the_next_start_works(
     tmp_path: Path, after: str
 ) -> None:
@@ -142,6 +144,7 @@ def test_where_a_site_hook_runs_a_thread_fresh_interpreters_are_started_and_work
         assert notebook.keys == []
 
 
+@pytest.mark.slow  # test_kernel_ends.py starts five
 def test_eight_ranks_start_and_meet(tmp_path: Path) -> None:
     with Notebook(tmp_path) as notebook:
         notebook.start("-n 8 --device cpu")

@@ -162,10 +162,10 @@ WRAPS = {"ddp": "", "fsdp": "from torch.distributed.fsdp import fully_shard as w
     ("part", "wrap"),
     [
         ("loader", "ddp"),
-        ("forward", "ddp"),
         ("backward", "ddp"),
         ("forward", "fsdp"),
-        ("backward", "fsdp"),
+        pytest.param("forward", "ddp", marks=pytest.mark.slow),
+        pytest.param("backward", "fsdp", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_sleeps_is_named_with_the_part_in_which_it_does(
@@ -224,6 +224,7 @@ def test_ten_slow_steps_and_load_that_all_have_are_silent(trainings: Trainings) 
     assert trainings.said_while_running() == set()
 
 
+@pytest.mark.slow  # the next test has less rest
 def test_a_thousand_clean_steps_are_silent(trainings: Trainings) -> None:
     trainings.run("pause = 0.005", steps=1000)
     assert trainings.said_while_running() == set()
