@@ -164,6 +164,8 @@ def reset_grad_scaler(scaler: torch.amp.GradScaler) -> bool:
 
     A fault between `unscale_` and `update` leaves them, and the next `unscale_` would be refused.
     """
+    if not scaler.is_enabled():
+        return False  # torch gives it no states
     states: Any = scaler._per_optimizer_states
     had_some = bool(states)
     states.clear()
