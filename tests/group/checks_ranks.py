@@ -20,7 +20,12 @@ def told(name: str, layout: str, spoil: str | None = None, steps: int = 5) -> To
     parallelize(model, layout)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     records: Told = []
-    checks = Checks(lambda kind, step, values: records.append((step, values)))
+
+    def add(kind: str, step: int, values: dict[str, float]) -> None:
+        if kind == "alike":
+            records.append((step, values))
+
+    checks = Checks(add)
     checks.optimizer_begins(opt)
     rank, world = dist.get_rank(), dist.get_world_size()
     for step in range(1, steps + 1):

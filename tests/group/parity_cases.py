@@ -16,11 +16,16 @@ FILE = Path(__file__).parent / "parity_table.md"
 SEQUENCE, LOSS = "TensorParallel(sequence=True)", "TensorParallel(loss=True)"
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "zbv")
 PIPELINE = 'Pipeline("1f1b", 2)'
+ULYSSES, GATHER = 'ContextParallel("ulysses")', 'ContextParallel("gather")'
+CHECKPOINT = "ActivationCheckpoint()"
 MODELS, DTYPES = ("gpt", "conv", "llama"), ("float32", "float64")
 
 POLICIES: dict[str, Callable[[], Any]] = {
     "TensorParallel(sequence=True)": lambda: nbdist.TensorParallel(sequence=True),
     "TensorParallel(loss=True)": lambda: nbdist.TensorParallel(loss=True),
+    'ContextParallel("ulysses")': lambda: nbdist.ContextParallel("ulysses"),
+    'ContextParallel("gather")': lambda: nbdist.ContextParallel("gather"),
+    "ActivationCheckpoint()": lambda: nbdist.ActivationCheckpoint(),
     **{
         f'Pipeline("{schedule}", {count})': partial(nbdist.Pipeline, schedule, count)
         for schedule in SCHEDULES
@@ -81,11 +86,18 @@ WAYS = [
     Case(2, "tp=2", (LOSS,)),
     *(Case(2, layout, accumulate=2) for layout in ("ddp", "zero2", "zero3")),
     *(Case(2, layout, clip=True) for layout in ("ddp", "zero3", "tp=2")),
+    *(Case(2, layout, (CHECKPOINT,)) for layout in ("ddp", "zero3")),
+    *(Case(2, "cp=2", (policy,)) for policy in (ULYSSES, GATHER)),
+    Case(2, "cp=2", (ULYSSES, CHECKPOINT)),
+    Case(2, "cp=2", clip=True),
+    Case(2, "cp=2", accumulate=2),
     *(Case(2, "pp=2", (f'Pipeline("{schedule}", 4)',)) for schedule in SCHEDULES),
     Case(2, "pp=2", (PIPELINE,), clip=True),
     Case(2, "pp=2", (PIPELINE,), accumulate=2),
     *(Case(4, layout) for layout in ("ddp", "zero1", "zero2", "zero3", "hsdp", "tp=4")),
     *(Case(4, f"pp=2 {layout}", (PIPELINE,)) for layout in ("dp=2", "fsdp=2", "tp=2")),
+    *(Case(4, "cp=4", (policy,)) for policy in (ULYSSES, GATHER)),
+    *(Case(4, layout, (GATHER,)) for layout in ("dp=2 cp=2", "fsdp=2 cp=2", "cp=2 tp=2")),
     Case(4, "pp=4", (PIPELINE,)),
     Case(4, "pp=2 fsdp=2", (PIPELINE,), clip=True),
     *(Case(4, layout) for layout in ("dp=2 tp=2", "fsdp=2 tp=2", "fsdp=2 tp=2 zero2")),
@@ -96,6 +108,7 @@ WAYS = [
     *(Case(8, layout) for layout in ("ddp", "zero2", "zero3", "dp=2 fsdp=4", "dp=4 fsdp=2")),
     *(Case(8, layout) for layout in ("dp=2 fsdp=2 tp=2", "fsdp=4 tp=2", "fsdp=2 tp=4")),
     Case(8, "dp=2 fsdp=2 tp=2", clip=True),
+    *(Case(8, layout, (GATHER,)) for layout in ("fsdp=2 cp=2 tp=2", "dp=2 fsdp=2 cp=2")),
     *(Case(8, layout, (PIPELINE,)) for layout in ("pp=2 fsdp=2 tp=2", "pp=4 dp=2", "pp=2 hsdp")),
     Case(8, "pp=2 dp=2 tp=2", (PIPELINE,), clip=True),
 ]
@@ -106,6 +119,7 @@ EVERY_TIME = [
     Case(2, "zero3", model="llama"),
     Case(2, "tp=2", clip=True, dtype="float64"),
     Case(2, "pp=2", ('Pipeline("interleaved", 4)',), model="llama"),
+    Case(2, "cp=2", (ULYSSES,), model="llama", dtype="float64"),
     Case(4, "hsdp", model="conv"),
     Case(4, "pp=2 fsdp=2", (PIPELINE,), clip=True, dtype="float64"),
     Case(4, "fsdp=2 tp=2", (SEQUENCE,), dtype="float64"),
