@@ -331,3 +331,17 @@ def refusals() -> dict[str, str]:
     refused("then ddp", tied)
     assert parallelize(tied, "ddp").name == "ddp"
     return texts
+
+
+def evaluations(schedules: list[str]) -> list[float | None]:
+    """Return how far losses without gradients are from one process's, for batches of any size."""
+    alone, found = make("gpt", torch.float64), []
+    x, y = batch("gpt", 0, torch.float64)
+    for schedule in schedules:
+        spread = parallelize(make("gpt", torch.float64), "pp=2", Pipeline(schedule, MICRO))
+        for size in (7, 6, 16):
+            with torch.no_grad():
+                loss = spread.step(x[:size], y[:size], loss_of)
+                expected = loss_of(alone(x[:size]), y[:size])
+            found.append(None if loss is None else abs(float(loss - expected)))
+    return found

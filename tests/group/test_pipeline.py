@@ -181,3 +181,9 @@ def test_wrong_use_is_refused_in_words_on_every_rank(
 ) -> None:
     for texts in refusals:
         assert [word for word in words if word not in texts[case]] == []
+
+
+def test_two_stages_a_rank_evaluate_as_one_process_does() -> None:
+    first, last = run_ranks(2, RANKS + "evaluations", ["interleaved", "zbv"], timeout_s=120)
+    assert first[:3] == last[3:] == [None] * 3
+    assert max(last[:3] + first[3:]) <= 1e-14

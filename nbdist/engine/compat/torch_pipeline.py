@@ -128,6 +128,8 @@ _SCHEDULES = {
     "zbv": "ScheduleZBVZeroBubble",
 }
 
+_FORWARDS = ("F", "SEND_F", "RECV_F")
+
 
 def make_stage(
     module: nn.Module,
@@ -157,7 +159,18 @@ def make_schedule(
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     kind = getattr(pipelining, _SCHEDULES[name])
     of_rank = stages if len(stages) > 1 else stages[0]
-    return kind(of_rank, n_microbatches=microbatches, loss_fn=loss_fn, scale_grads=False)
+    made = kind(of_rank, n_microbatches=microbatches, loss_fn=loss_fn, scale_grads=False)
+    if loss_fn is None and len(stages) > 1:
+        _leave_forwards(made)
+    return made
+
+
+def _leave_forwards(schedule: Any) -> None:
+    """Take all but forwards out of a plan: torch's V shape fails in backwards that make nothing."""
+    schedule.pipeline_order_with_comms = {
+        rank: [action for action in actions if action.computation_type.value in _FORWARDS]
+        for rank, actions in schedule.pipeline_order_with_comms.items()
+    }
 
 
 def raised_in_stage(error: RuntimeError) -> BaseException | None:
