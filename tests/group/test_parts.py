@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
@@ -377,12 +378,27 @@ def test_what_is_planted_in_a_loop_is_found_in_its_part(found: Any, name: str) -
     _check(planted, rows)
 
 
-@pytest.mark.parametrize("loop", [_accelerate, _lightning, _transformers])
+FRAMEWORKS = {loop.__name__.strip("_"): loop for loop in (_accelerate, _lightning, _transformers)}
+
+
+def _loops_of(frameworks: list[str]) -> Any:
+    return {name: _watched(FRAMEWORKS[name]) for name in frameworks}
+
+
+@pytest.fixture(scope="module")
+def found_in_frameworks() -> Any:
+    # Together, for they import each other.
+    (found,) = run_ranks(1, _loops_of, list(filter(find_spec, FRAMEWORKS)), timeout_s=110)
+    return found
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_what_is_planted_in_a_loop_of_a_framework_is_found_in_its_part(
-    loop: Callable[[Naps], None],
+    found_in_frameworks: Any, name: str
 ) -> None:
-    pytest.importorskip(loop.__name__.strip("_"))
-    ((planted, rows),) = run_ranks(1, _watched, loop, timeout_s=110)
+    if name not in found_in_frameworks:
+        pytest.skip(f"{name} is not installed")
+    planted, rows = found_in_frameworks[name]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     _check(planted, rows)
 
