@@ -93,6 +93,7 @@ def test_training_goes_on_as_if_nothing_had_been_proven_under_every_layout(
         ("one tensor", ["got a Tensor where (x, y) should be"]),
         ("no step", ["verify(steps=0) makes no step"]),
         ("wrong loss", ["does not run in one process", "AttributeError", "loss_fn(model(x), y)"]),
+        ("few", ["A share of 3 samples cannot be cut into 8"]),
         ("sync", ["layer_1.0.norm_1 is a SyncBatchNorm"]),
         ("samples", ["Ranks 0 and 1 bring different samples", '"tp=2"', "nbdist.loader"]),
     ],

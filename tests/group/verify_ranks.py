@@ -49,13 +49,13 @@ def make(name: str, dtype: torch.dtype) -> nn.Module:
     return tensor_parallel.make(name, dtype, seed=dist.get_rank())
 
 
-def batch(name: str, dtype: torch.dtype, parts: tuple[int, int] | None = None) -> Batch:
+def batch(name: str, dtype: torch.dtype) -> Batch:
     """Return this rank's part of a batch."""
     if name == "conv":
-        x, y = models.batch("conv", 0, 8, dtype)
+        x, y = models.batch("conv", 0, 16, dtype)
     else:
-        x, y = tensor_parallel.batch(0)
-        x, y = x % models.V, y % models.V
+        halves = [tensor_parallel.batch(step) for step in (0, 1)]
+        x, y = (torch.cat(both) % models.V for both in zip(*halves, strict=True))
     shard = data_shard()
     return x.chunk(shard.count)[shard.index], y.chunk(shard.count)[shard.index]
 
@@ -278,6 +278,8 @@ def refused() -> dict[str, str]:
     verify("wrong loss", make("small", torch.float32), "ddp", (x, y), lambda out, y: out.nothing)
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(models.make("conv", torch.float32))
     verify("sync", synced, "ddp", models.batch("conv", 0, 4, torch.float32), loss_of)
+    few = models.batch("conv", 0, 3, torch.float32)
+    verify("few", models.make("conv", torch.float32), "pp=2", few, loss_of)
     other = models.batch("gpt", dist.get_rank(), 4, torch.float32)
     verify("samples", make("gpt", torch.float32), "tp=2", other, loss_of)
     return texts

@@ -110,17 +110,15 @@ class _Run:
     def proof(self, steps: int) -> Proof:
         notes = self._compare_modes()
         self._compare_weights()
-        parts = self._gather_parts()
+        gathered = self._gather_parts()
         plain = self._fill_skeleton()
-        if plain is not None:
-            self._reference = Reference(plain, self._task.alone, parts)
         models = [self._layout.model] + ([] if plain is None else [plain])
         if any(dropouts(model) for model in models):
             notes.append("Nothing was dropped while proving: ranks cannot draw one process' masks.")
         rate = 0.0
         with without_dropout(*models), NoDropout():
             for step in range(1, steps + 1):
-                noise, losses, told = self._reference_step(step, rate)
+                noise, losses, told = self._reference_step(step, rate, plain, gathered)
                 rate = told
                 self._live_step(step, losses, noise)
                 self._compare_gradients(step, noise)
@@ -176,8 +174,8 @@ class _Run:
             if name in saved:
                 yield from whole.from_rank_0({name: saved[name]}, {name: full}, self._device)
 
-    def _gather_parts(self) -> list[Part]:
-        """Return, on rank 0, what the ranks bring, each part once."""
+    def _gather_parts(self) -> list[tuple[Any, float]]:
+        """Return, on rank 0, what the ranks bring, each part once, with its weight."""
         on_cpu = _moved(self._task.inputs, "cpu")
         world, shape = dist.get_world_size(), self._layout.shape
         first_of = {shape.data_part(rank)[0]: rank for rank in reversed(range(world))}
@@ -208,10 +206,7 @@ class _Run:
         chosen = [everyone[first_of[part]] for part in range(self._count)]
         total = sum(samples for _, samples, _ in chosen)
         return [
-            Part(
-                self._task.cut(_moved(inputs, self._device)),
-                samples * self._count / total if total else 1.0,
-            )
+            (_moved(inputs, self._device), samples * self._count / total if total else 1.0)
             for _, samples, inputs in chosen
         ]
 
@@ -234,13 +229,20 @@ class _Run:
     # -- a step
 
     def _reference_step(
-        self, step: int, rate: float
+        self,
+        step: int,
+        rate: float,
+        plain: nn.Module | None,
+        gathered: list[tuple[Any, float]],
     ) -> tuple[dict[str, Noise], list[float], float]:
         """Have rank 0 compute; return, everywhere, noise by name, losses, and the rate of steps."""
         told: list[Any] = [None]
         failed: Exception | None = None
-        if self._reference is not None:
+        if plain is not None:
             try:
+                if self._reference is None:
+                    parts = [Part(self._task.cut(inputs), weight) for inputs, weight in gathered]
+                    self._reference = Reference(plain, self._task.alone, parts)
                 noise = self._reference.step(step)
                 rate = rate or self._reference.pace()
                 told[0] = (noise, self._reference.losses, rate)
