@@ -1,6 +1,7 @@
 """What the ranks run in test_layouts: parity with one process on the same split, and wrong use."""
 
 import gc
+import warnings
 import weakref
 from contextlib import suppress
 from typing import Any
@@ -113,6 +114,17 @@ def looks_like_the_users_model(layout: str) -> dict[str, Any]:
         "count": spread.size.parameters,
         "axes": spread.mesh.mesh_dim_names,
     }
+
+
+def warnings_of_a_step(layout: str) -> list[str]:
+    """Return what torch warns of, in a step of a model whose output is a view."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    parallelize(model, layout)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(torch.ones(2, 3, 4)).sum().backward()
+    return [str(warning.message) for warning in caught]
 
 
 def forgets_a_dropped_model(layout: str) -> int:

@@ -179,33 +179,47 @@ def policies_of(case: Case) -> list[Any]:
     return [POLICIES[text]() for text in case.policies]
 
 
-def render(measured: dict[Case, Outcome], torch: str, date: str) -> str:
+Cells = dict[tuple[int, str, str], str]  # (ranks, layout, column): what the table's cell says
+
+
+def cells_of(measured: dict[Case, Outcome]) -> Cells:
+    """Return the cells that these outcomes make."""
+    return {(case.ranks, case.way, case.column): str(found) for case, found in measured.items()}
+
+
+def render(cells: Cells, torch: str, date: str) -> str:
     """Return the table as Markdown: a row a layout, a column a model and dtype."""
-    columns = sorted({case.column for case in measured})
-    rows: dict[tuple[int, str], dict[str, str]] = {}
-    for case, outcome in measured.items():
-        rows.setdefault((case.ranks, case.way), {})[case.column] = str(outcome)
+    columns = sorted({column for _, _, column in cells})
+    ways = dict.fromkeys((case.ranks, case.way) for case in WAYS)
     lines = [["ranks", "layout", *columns], ["---"] * (len(columns) + 2)]
     lines += [
-        [str(ranks), way, *(cells.get(c, "") for c in columns)]
-        for (ranks, way), cells in rows.items()
+        [str(ranks), way, *(cells.get((ranks, way, column), "") for column in columns)]
+        for ranks, way in ways
+        if any((ranks, way, column) in cells for column in columns)
     ]
-    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return f"{_HEAD.format(torch=torch, date=date, within=WITHIN)}\n{table}"
 
 
-def parse(text: str) -> dict[tuple[int, str, str], str]:
-    """Return the verdict of each (ranks, layout, column) of a table that `render` has written."""
+def parse(text: str) -> Cells:
+    """Return the cells of a table that `render` has written."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
+    if not lines:
+        return {}
     (_, _, *columns), _, *rows = [
         [cell.strip() for cell in line[1:-1].split("|")] for line in lines
     ]
     return {
-        (int(ranks), way, column): cell.split(":")[0]
+        (int(ranks), way, column): cell
         for ranks, way, *cells in rows
         for column, cell in zip(columns, cells, strict=True)
         if cell
     }
+
+
+def verdict_in(cell: str) -> str:
+    """Return the verdict that a cell of the table begins with."""
+    return cell.split(":")[0]
 
 
 _HEAD = """# Every layout against one process

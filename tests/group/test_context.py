@@ -176,7 +176,7 @@ def test_ranks_of_cp_get_the_same_samples(ranks: list[dict[str, Any]]) -> None:
 
 def test_a_layout_explains_what_it_does_to_sequences(ranks: list[dict[str, Any]]) -> None:
     explained = ranks[0]["uses"]["explained"]
-    assert "and over cp 640 B for each token of its batch" in explained
+    assert "and 640 B over cp for each token of its batch" in explained
     assert "cp: 2 calls of attention in 2 blocks, ulysses" in explained
     assert "gradients are averaged over 2 replicas (cp)" in explained
 

@@ -151,6 +151,10 @@ def test_wrong_use_is_refused_in_words_on_every_rank(
         assert [word for word in words if word not in texts[case]] == []
 
 
+def test_an_output_that_is_a_view_is_nothing_to_warn_of() -> None:
+    assert run_ranks(2, RANKS + "warnings_of_a_step", "zero3") == [[], []]
+
+
 def test_fsdp_has_no_communication_hooks(refusals: list[dict[str, Any]]) -> None:
     assert all("hook" not in texts for texts in refusals)
 

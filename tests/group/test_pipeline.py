@@ -123,7 +123,7 @@ def test_it_says_which_blocks_are_where_and_what_that_costs(used: list[dict[str,
             "blocks.3",
         )
         # Two ranks send 32 numbers of 8 bytes for a token, one forward and one backward.
-        assert "over pp 256 B for each token" in rank["explained"]
+        assert "256 B over pp for each token" in rank["explained"]
         assert "1f1b, 4 micro-batches a step; a rank waits 20% of a step" in rank["explained"]
         assert "% of the time" in rank["explained"]
     assert used[0]["stages"] == used[1]["stages"]

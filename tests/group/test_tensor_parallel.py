@@ -136,7 +136,7 @@ def test_a_model_keeps_its_names_and_holds_half_of_itself() -> None:
         assert {claim: seen[claim] for claim in claims} == dict.fromkeys(claims, True)
         assert seen["held"] < 0.53 * seen["count"]
         assert seen["repr"].startswith("<Layout tp=2: 18,624 parameters")
-        assert "over tp 1.4 kB for each token" in seen["explained"]
+        assert "1.4 kB over tp for each token" in seen["explained"]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,15 @@ from nbdist.engine.compat import torch_live
 from nbdist.engine.compat.torch_compat import lacking
 
 
+def as_own(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as a tensor that autograd does not take for a view.
+
+    What leaves a unit of fsdp as a view loses its hook when a program changes it in place, of which
+    torch warns.
+    """
+    return torch.ops.aten._unsafe_view(tensor, tensor.shape)  # type: ignore[no-any-return]
+
+
 def check() -> list[str]:
     """Return what this torch lacks of what we use, in words; empty when all is there."""
     return [f"torch {torch.__version__}: {what}" for what in _broken()]

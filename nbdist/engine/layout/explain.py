@@ -129,7 +129,7 @@ class Explanation:
             f"model: {self.size.parameters:,} parameters, {whole}",
             f"a rank keeps {cost.human(self.resident_bytes)} of parameters and gradients"
             + self._states(),
-            f"a rank sends {cost.human(self.sent_bytes)} a step{self._by_axis()}",
+            f"a rank sends {self._sent()}",
         ]
         if self.stages is not None:
             lines.append(str(self.stages))
@@ -146,24 +146,26 @@ class Explanation:
         share = cost.state_share(self.shape)
         return "" if share == 1 else f", and 1/{1 / share:.0f} of an optimizer's states for them"
 
-    def _by_axis(self) -> str:
-        """Return what each axis sends; of a batch that is not known, for each of its tokens."""
+    def _sent(self) -> str:
+        """Return what a rank sends; of a batch that is not known, for each of its tokens."""
+        by_axis = [f"{axis} {cost.human(sent)}" for axis, sent in self.traffic.items()]
+        parts = [f"{cost.human(self.sent_bytes)} a step"] if by_axis else []
         inner = [axis for axis in ("cp", "tp") if self.shape.sizes[axis] > 1]
         if inner and not self._is_plain:
-            return f", and over {' and '.join(inner)} what these policies make of activations"
+            parts.append(f"over {' and '.join(inner)} what these policies make of activations")
+            return ", and ".join(parts)
         if self.batch is not None:
-            parts = [f"{axis} {cost.human(sent)}" for axis, sent in self.traffic.items()]
-            return f": {', '.join(parts)}" if len(parts) > 1 else ""
-        text = ""
+            parts = parts or ["nothing that is known"]
+            return f"{parts[0]}: {', '.join(by_axis)}" if len(by_axis) > 1 else parts[0]
         if self.token_bytes is not None:
-            text += f", and over tp {cost.human(self.token_bytes)} for each token of its batch"
+            parts.append(f"{cost.human(self.token_bytes)} over tp for each token of its batch")
         if self.stages is not None:
             sent = cost.human(self.stages.sent_bytes)
-            text += f", and over pp {sent} for each {self.stages.unit} of its batch"
+            parts.append(f"{sent} over pp for each {self.stages.unit} of its batch")
         if self.context is not None:
             sent = cost.human(self.context.token_bytes)
-            text += f", and over cp {sent} for each token of its batch"
-        return text
+            parts.append(f"{sent} over cp for each token of its batch")
+        return ", and ".join(parts) or "nothing that is known"
 
     def _averaged(self) -> str:
         if self.shape.fsdp > 1:

@@ -6,12 +6,16 @@ is the root's unit. With a `dp` axis beside it the mesh is 2-D: shards inside, r
 
 import gc
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
+from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout import precision
 from nbdist.engine.layout.savings import Precision
 from nbdist.errors import LayoutError
@@ -76,6 +80,7 @@ def apply(
         in_precision: What units are gathered in, compute in, and average in.
     """
     precision.keep_statistics(model, in_precision)
+    model.register_forward_hook(_own_outputs)  # before fully_shard, whose hook looks at them
     units = precision.for_units(in_precision)
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=units)
@@ -85,6 +90,16 @@ def apply(
         reshard_after_forward=None if reshard_after_forward else False,
         mp_policy=precision.for_root(in_precision),
     )
+
+
+def _own_outputs(_module: nn.Module, _args: object, outputs: Any) -> Any:
+    """Return outputs of which none is a view, such as a Linear's of three dims."""
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        is_plain_view = tensor._is_view() and not isinstance(tensor, DTensor)
+        return torch_sharded.as_own(tensor) if is_plain_view else tensor
+
+    return tree_map_only(torch.Tensor, own, outputs)
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.cuts import Plan
 from nbdist.errors import LayoutError
 
@@ -124,15 +125,6 @@ def _changed(
     return changed
 
 
-def own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as a tensor that autograd does not take for a view.
-
-    What leaves a unit of fsdp as a view loses its hook when a program changes it in place, of which
-    torch warns.
-    """
-    return torch.ops.aten._unsafe_view(tensor, tensor.shape)  # type: ignore[no-any-return]
-
-
 class _Before:
     """Changes the hidden states that a module is called with."""
 
@@ -170,7 +162,7 @@ class _After:
         return self._whole(output)
 
     def _whole(self, part: torch.Tensor) -> torch.Tensor:
-        return own(_gather(part, self._mesh).to_local())
+        return torch_sharded.as_own(_gather(part, self._mesh).to_local())
 
 
 def _is_hidden(value: object) -> bool:

@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout import (
     dry_run,
     find_cuts,
@@ -139,7 +140,7 @@ def _style(style: Any, policy: TensorParallel) -> ParallelStyle | None:
 
 
 def _own_output(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
-    return sequence.own(output)
+    return torch_sharded.as_own(output)
 
 
 class _Shared:
