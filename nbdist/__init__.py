@@ -31,6 +31,7 @@ _PLACES = {
     "Precision": "nbdist.engine.layout.savings",
     "ActivationCheckpoint": "nbdist.engine.layout.savings",
     "Compress": "nbdist.engine.layout.savings",
+    "Offload": "nbdist.engine.layout.savings",
     "loader": "nbdist.engine.data",
     "log": "nbdist.engine.training.training",
     "scale_lr": "nbdist.engine.learning_rate",

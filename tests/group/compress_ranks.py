@@ -27,7 +27,7 @@ def gradients(model: torch.nn.Module, step: int, part: int, parts: int) -> None:
     models.loss_of("gpt", model(x.chunk(parts)[part]), y.chunk(parts)[part]).backward()
 
 
-def _flat(model: torch.nn.Module) -> Tensor:
+def flat(model: torch.nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
@@ -41,7 +41,7 @@ def rounded(dtype: torch.dtype, *, feedback: bool) -> list[Tensor]:
         sent = []
         for part in range(world):
             gradients(model, step, part, world)
-            due = _flat(model) / world + errors[part]
+            due = flat(model) / world + errors[part]
             sent.append(due.to(dtype))
             errors[part] = due - sent[-1] if feedback else errors[part]
         averaged.append(sum(sent[1:], sent[0]).float())
@@ -69,8 +69,8 @@ def rounding(method: str, *, feedback: bool) -> dict[str, Any]:
             hook_state.restore(reducer)
         gradients(model, step, rank, world)
         hook_state.snapshot()
-        apart.append(float((_flat(model) - expected[step]).abs().max()))
-        total, truth = total + _flat(model), truth + exact[step]
+        apart.append(float((flat(model) - expected[step]).abs().max()))
+        total, truth = total + flat(model), truth + exact[step]
     return {
         "apart": max(apart),
         "from the truth": float((total - truth).norm()),
@@ -111,7 +111,7 @@ def power_sgd() -> dict[str, Any]:
                 x, y = models.batch("gpt", 99, GLOBAL_BATCH, torch.float32)
                 losses.append(float(models.loss_of("gpt", model(x), y)))
         found[case] = losses[0] - losses[-1]
-        everyone = [torch.empty_like(_flat(model)) for _ in range(world)]
+        everyone = [torch.empty_like(flat(model)) for _ in range(world)]
         dist.all_gather(everyone, torch.cat([p.detach().flatten() for p in model.parameters()]))
         found[f"{case} alike"] = all(torch.equal(w, everyone[0]) for w in everyone)
     return found

@@ -22,6 +22,7 @@ from nbdist.engine import group, heal, hook_state
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import ContextParallel, Pipeline
+from nbdist.engine.layout.savings import Compress
 
 WIDTH, BATCH, MICRO_BATCHES = 32, 8, 4
 SMALL_BUCKET_MB = 0.004  # one layer a bucket: a fault finds some of them on their way
@@ -228,6 +229,13 @@ def _ddp(**options: Any) -> Training:
 def _ddp_by_nbdist() -> Training:
     model = _mlp()
     return _train_with_adam(model, layout=parallelize(model, "ddp"))
+
+
+def _ddp_in_two_levels() -> Training:
+    """Groups of two ranks, of which each knows what rounding has left out of its sum."""
+    model = _mlp()
+    policy = Compress("bf16", between=2)
+    return _train_with_adam(model, layout=parallelize(model, "ddp", policy))
 
 
 def _replicate() -> Training:
@@ -585,6 +593,7 @@ STRATEGIES: dict[str, Callable[[], Training]] = {
     "fully_shard on a 2x2 mesh (HSDP)": _hsdp,
     'nbdist.parallelize(model, "dp=2 fsdp=2")': _hsdp_by_nbdist,
     "DDP, PowerSGD": _ddp_with_power_sgd,
+    'nbdist.parallelize(model, "ddp", Compress("bf16", between=2))': _ddp_in_two_levels,
     "DDP, torch.compile, optimize_ddp=False": lambda: _ddp_compiled(False),
     "DDP, torch.compile": lambda: _ddp_compiled(True),
     "tensor parallel": _tensor_parallel,

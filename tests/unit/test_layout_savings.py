@@ -4,7 +4,7 @@ import pytest
 
 from nbdist.engine.layout import cost
 from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.savings import ActivationCheckpoint, Precision
+from nbdist.engine.layout.savings import ActivationCheckpoint, Compress, Offload, Precision
 from nbdist.errors import LayoutError
 
 SIZE = cost.ModelSize(4000, 4000, block_bytes=3000, parameters=1000)
@@ -41,3 +41,21 @@ def test_gradients_in_bf16_are_half_as_many_bytes(shape: MeshShape) -> None:
 def test_autocast_sends_gradients_as_they_are() -> None:
     shape = MeshShape(dp=2)
     assert cost.wire(SIZE, shape, "bf16", "fp32") == cost.Wire()
+
+
+@pytest.mark.parametrize(("backend", "inside"), [("nccl", 3000 + 1500), ("gloo", 6000 + 1500)])
+def test_two_levels_send_a_slice_between_groups(backend: str, inside: int) -> None:
+    # 16 ranks, 4 in a group: a slice is a quarter, halved by bf16, and a ring of 4 groups.
+    assert cost.two_level_bytes(4000, 4, 4, backend, 0.5) == (inside, 2 * 3 / 4 * 500)
+
+
+def test_groups_must_be_a_count_or_hosts_and_not_of_power_sgd() -> None:
+    with pytest.raises(LayoutError, match="between is 'racks'"):
+        Compress("bf16", between="racks")  # type: ignore[arg-type]
+    with pytest.raises(LayoutError, match="PowerSGD does not go between groups"):
+        Compress("powersgd", between=2)
+
+
+def test_an_offload_of_nothing_is_refused() -> None:
+    with pytest.raises(LayoutError, match="offloads nothing"):
+        Offload(parameters=False)

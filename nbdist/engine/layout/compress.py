@@ -6,6 +6,9 @@ none of them gives back what rounding took away.
 *Error feedback*: what a rank's rounding left out is added to its next gradient before that is
 rounded, so that nothing is lost for good, only sent later.
 
+In two levels (`Compress(between=...)`) a group of near ranks first sums up as it is, and it is the
+group's sum that is rounded, each rank's slice of it, and remembered for the next step.
+
 PowerSGD is torch's own (Vogels et al., 2019).
 
 Source: Seide et al., "1-Bit Stochastic Gradient Descent", 2014; Karimireddy et al., "Error Feedback
@@ -27,6 +30,7 @@ from nbdist.engine.layout.cost import MIN_COMPRESSION
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.precision import DTYPES
 from nbdist.engine.layout.savings import Compress, Precision
+from nbdist.engine.layout.two_levels import TwoLevels, done
 from nbdist.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -70,10 +74,13 @@ def needs_one_bucket(policy: Compress | None, device_type: str) -> bool:
     return policy is not None and policy.method == "powersgd" and device_type == "cpu"
 
 
-def apply(model: nn.Module, policy: Compress) -> None:
-    """Have the reducer of `model` send less, from its next backward on."""
+def apply(model: nn.Module, policy: Compress, levels: TwoLevels | None = None) -> None:
+    """Have the reducer of `model` send less, from its next backward on.
+
+    With levels, less between groups.
+    """
     if policy.method != "powersgd":
-        round_to(model, policy.method, error_feedback=policy.error_feedback)
+        round_to(model, policy.method, error_feedback=policy.error_feedback, levels=levels)
         return
     state = powerSGD_hook.PowerSGDState(
         process_group=None,
@@ -85,11 +92,17 @@ def apply(model: nn.Module, policy: Compress) -> None:
     _reducer(model).register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-def round_to(model: nn.Module, dtype: str, *, error_feedback: bool = False) -> None:
+def round_to(
+    model: nn.Module,
+    dtype: str,
+    *,
+    error_feedback: bool = False,
+    levels: TwoLevels | None = None,
+) -> None:
     """Have the reducer of `model` send gradients in `dtype`."""
     reducer = _reducer(model)
-    state = Rounding(DTYPES[dtype], list(reducer.parameters()), error_feedback)
-    reducer.register_comm_hook(state, rounded_all_reduce)
+    state = Rounding(DTYPES[dtype], list(reducer.parameters()), error_feedback, levels)
+    reducer.register_comm_hook(state, rounded_between if levels else rounded_all_reduce)
 
 
 def _reducer(model: nn.Module) -> torch.nn.parallel.DistributedDataParallel:
@@ -104,17 +117,23 @@ class Rounding:
     `heal` goes back to the state at a boundary, so its tensors are replaced and never written into.
 
     Attributes:
-        errors: By bucket, what was not sent of the last mean share; flat.
+        errors: By bucket, what was not sent of the last mean share; flat. In two levels, of this
+            rank's slice.
         orders: By bucket, the places of its parameters in `parameters`.
         loose: By place, what belongs to no bucket any more: the reducer lays its buckets anew.
     """
 
     def __init__(
-        self, dtype: torch.dtype, parameters: list[nn.Parameter], use_error_feedback: bool
+        self,
+        dtype: torch.dtype,
+        parameters: list[nn.Parameter],
+        use_error_feedback: bool,
+        levels: TwoLevels | None = None,
     ) -> None:
         self.dtype = dtype
         self.parameters = parameters
         self.use_error_feedback = use_error_feedback
+        self.levels = levels
         self.errors: dict[int, torch.Tensor] = {}
         self.orders: dict[int, tuple[int, ...]] = {}
         self.loose: dict[int, torch.Tensor] = {}
@@ -140,12 +159,18 @@ class Rounding:
     def _lay_anew(self, index: int, order: tuple[int, ...], like: torch.Tensor) -> None:
         for old, places in self.orders.items():
             sizes = [self.parameters[place].numel() for place in places]
-            self.loose |= dict(zip(places, self.errors[old].split(sizes), strict=True))
+            errors = self.errors[old]
+            if self.levels is not None:
+                # Slices lie anew, so ranks inside tell each other all of them: new buckets come to
+                # all ranks in one step.
+                errors = self.levels.gather(errors, sum(sizes))
+            self.loose |= dict(zip(places, errors.split(sizes), strict=True))
         self.errors, self.orders = {}, {index: order}
         parts = [
             self.loose.pop(place, like.new_zeros(self.parameters[place].numel())) for place in order
         ]
-        self.errors[index] = torch.cat(parts)
+        errors = torch.cat(parts)
+        self.errors[index] = errors if self.levels is None else self.levels.own_part(errors)
 
 
 def rounded_all_reduce(state: Rounding, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
@@ -160,3 +185,14 @@ def rounded_all_reduce(state: Rounding, bucket: Bucket) -> torch.futures.Future[
 
     future: torch.futures.Future[torch.Tensor] = work.get_future().then(spread)
     return future
+
+
+def rounded_between(state: Rounding, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket in two levels: as it is inside of groups, in the state's dtype between."""
+    assert state.levels is not None
+    whole = bucket.buffer().div_(dist.get_world_size())
+    sent = state.round(state.levels.reduce(whole), bucket)
+    state.levels.exchange(sent)
+    # Gathered as it was rounded: nothing is lost by that, and inside it is fewer bytes as well.
+    whole.copy_(state.levels.gather(sent, whole.numel()))
+    return done(whole)

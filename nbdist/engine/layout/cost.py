@@ -87,6 +87,27 @@ def shared_bytes(
     return inside, averaged + (replicas * size.parameter_bytes if shape.shards_states else 0)
 
 
+def two_level_bytes(
+    gradients: float, inside: int, groups: int, backend: str, compressed: float
+) -> tuple[float, float]:
+    """Return the bytes a rank sends to average gradients in two levels: inside, between groups.
+
+    Args:
+        gradients: Bytes of all gradients.
+        inside: Ranks of a group. A reduce-scatter of gradients as they are, and an all-gather of
+            compressed ones.
+        groups: How many there are. An all-reduce of a slice of compressed ones.
+        backend: "gloo" or "nccl".
+        compressed: What is sent of one byte between groups.
+    """
+    scatter = 2 if backend == "gloo" else 1
+    sent = compressed * gradients
+    return (
+        (inside - 1) / inside * (scatter * gradients + sent),
+        2 * (groups - 1) / groups * sent / inside,
+    )
+
+
 def resident_bytes(size: ModelSize, shape: MeshShape) -> float:
     """Return the bytes of parameters and gradients a rank keeps between steps."""
     return (size.parameter_bytes + size.gradient_bytes) / shape.shards

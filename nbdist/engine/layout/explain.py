@@ -104,7 +104,11 @@ class Explanation:
         sent_as = cost.wire(self.local, self.shape, chosen.compute, chosen.reduce)
         if self.compressed < 1:
             sent_as = cost.Wire(reduced=self.compressed)
+        inside, between = self.levels
+        if between:
+            sent_as = cost.Wire(reduced=0)
         shards, copies = cost.shared_bytes(self.local, self.shape, self.backend, sent_as)
+        copies += inside + between
         sent = {"dp": copies, "fsdp": shards}
         if self.batch is not None and self._is_plain:
             if self.token_bytes is not None:
@@ -115,6 +119,18 @@ class Explanation:
                 units = {"token": self.batch.tokens, "sample": self.batch.samples}
                 sent["pp"] = self.stages.sent_bytes * units[self.stages.unit]
         return {axis: sent[axis] for axis in AXES if sent.get(axis)}
+
+    @property
+    def levels(self) -> tuple[float, float]:
+        """What a rank sends inside of its group and between groups; no bytes without groups."""
+        size = self.policies.compress.between if self.policies.compress else None
+        if size is None:
+            return 0.0, 0.0
+        assert size != "hosts", "parallelize has counted the ranks of a host"
+        groups = self.shape.world_size // size
+        return cost.two_level_bytes(
+            self.local.gradient_bytes, size, groups, self.backend, self.compressed
+        )
 
     @property
     def _is_plain(self) -> bool:
@@ -137,7 +153,8 @@ class Explanation:
             lines.append(f"{self.context}; gradients are averaged over {self._averaged()}")
         if self.shape.fsdp > 1:
             lines.append(self._units())
-        lines += [line for line in (self._precision(), self._compresses(), self._forgets()) if line]
+        saved = (self._precision(), self._compresses(), self._forgets(), self._offloads())
+        lines += [line for line in saved if line]
         if self.plan is not None:
             lines.append(str(self.plan))
         return "\n".join(lines)
@@ -190,7 +207,23 @@ class Explanation:
         if policy.method == "powersgd":
             how += f" of rank {policy.rank} from step {policy.start} on"
         errors = "with" if policy.error_feedback else "without"
-        return f"gradients: sent as {how}, {errors} error feedback, {self.compressed:.1%} of bytes"
+        sent = f"sent as {how}, {errors} error feedback, {self.compressed:.1%} of bytes"
+        if policy.between is None:
+            return f"gradients: {sent}"
+        inside, between = map(cost.human, self.levels)
+        return (
+            f"gradients: summed up inside groups of {policy.between} ranks ({inside} a rank), "
+            f"between them {sent} ({between} a rank)"
+        )
+
+    def _offloads(self) -> str:
+        policy = self.policies.offload
+        if policy is None:
+            return ""
+        parameters = "shards, their gradients and optimizer states"
+        what = [parameters] if policy.parameters else []
+        what += ["what blocks keep for backward"] if policy.activations else []
+        return f"in the host's memory: {'; '.join(what)}"
 
     def _forgets(self) -> str:
         policy = self.policies.checkpoint

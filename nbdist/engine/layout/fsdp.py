@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
@@ -67,6 +67,7 @@ def apply(
     *,
     reshard_after_forward: bool,
     in_precision: Precision,
+    offloaded: OffloadPolicy,
 ) -> None:
     """Shard `model` over the mesh: `fsdp`, or `dp` x `fsdp`.
 
@@ -78,17 +79,25 @@ def apply(
             forward and gather them again in backward. The root keeps its own, for backward
             begins with them (torch's default). False keeps all: ZeRO-2's traffic.
         in_precision: What units are gathered in, compute in, and average in.
+        offloaded: Where their shards lie between uses.
     """
     precision.keep_statistics(model, in_precision)
     model.register_forward_hook(_own_outputs)  # before fully_shard, whose hook looks at them
     units = precision.for_units(in_precision)
     for block in blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=units)
+        fully_shard(
+            block,
+            mesh=mesh,
+            reshard_after_forward=reshard_after_forward,
+            mp_policy=units,
+            offload_policy=offloaded,
+        )
     fully_shard(
         model,
         mesh=mesh,
         reshard_after_forward=None if reshard_after_forward else False,
         mp_policy=precision.for_root(in_precision),
+        offload_policy=offloaded,
     )
 
 

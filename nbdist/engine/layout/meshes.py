@@ -6,6 +6,7 @@ their own: `fsdp_cp` or `dp_cp`, flattened, with groups that recoveries form aga
 """
 
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -21,12 +22,23 @@ _meshes: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, DeviceMesh]]" =
 
 def device_mesh(device_type: str, shape: MeshShape) -> DeviceMesh:
     """Return the mesh, one a shape and process group: each new one would make new groups."""
+    return _mesh_of(device_type, shape.axes)
+
+
+def two_levels(device_type: str, inside: int) -> DeviceMesh:
+    """Return the mesh of all ranks in groups of so many neighbours: `between` x `inside`.
+
+    Collective, the first time.
+    """
+    groups = dist.get_world_size() // inside
+    return _mesh_of(device_type, {"between": groups, "inside": inside})
+
+
+def _mesh_of(device_type: str, dims: Mapping[str, int]) -> DeviceMesh:
     made = _meshes.setdefault(_world(), {})
-    key = (device_type, tuple(shape.axes.items()))
+    key = (device_type, tuple(dims.items()))
     if key not in made:
-        made[key] = init_device_mesh(
-            device_type, tuple(shape.axes.values()), mesh_dim_names=tuple(shape.axes)
-        )
+        made[key] = init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
     return made[key]
 
 

@@ -7,6 +7,7 @@ All that can be refused is refused before the model is touched.
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch import nn
@@ -18,13 +19,15 @@ from nbdist.engine.layout import (
     factory,
     fsdp,
     mesh,
+    offload,
     precision,
+    two_levels,
     wrapped,
 )
 from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.layout import Layout, attach, facts_of, layout_of
 from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.policies import read
+from nbdist.engine.layout.policies import Policies, read
 from nbdist.engine.layout.spread import spread
 from nbdist.errors import LayoutError
 
@@ -52,7 +55,7 @@ def parallelize(
             `"dp=2 fsdp=-1"` or `"fsdp=2 tp=2"`. With `"zero1"` the optimizer is made by
             `layout.optimizer`.
         policies: What the text leaves open: `nbdist.TensorParallel`, `ContextParallel` and
-            `Pipeline` for axes, `Precision`, `ActivationCheckpoint`,
+            `Pipeline` for axes, `Precision`, `ActivationCheckpoint`, `Offload`,
             `Compress`.
 
     Raises:
@@ -71,8 +74,9 @@ def parallelize(
         )
     world_size = dist.get_world_size()
     ranks_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # as torchrun sets it
-    shape = mesh.parse(layout, world_size, min(ranks_on_host, world_size))
-    asked = read(policies, shape)
+    ranks_on_host = min(ranks_on_host, world_size)
+    shape = mesh.parse(layout, world_size, ranks_on_host)
+    asked = _with_groups(read(policies, shape), world_size, ranks_on_host)
     built = None
     if not isinstance(model, nn.Module):
         model, built = factory.build(model)
@@ -92,6 +96,9 @@ def parallelize(
         compress.check(asked.compress, asked.precision, shape)
     if asked.checkpoint is not None:
         checkpointing.check(model, find_blocks(model), shape.pp)
+    if asked.offload is not None:
+        blocks, has_factory = find_blocks(model), built is not None
+        offload.check(asked.offload, asked.checkpoint, shape, blocks, has_factory=has_factory)
     result = spread(model, shape, asked, built)
     attach(result)
     _tell(**facts_of(result))
@@ -105,6 +112,15 @@ def tell_facts_to(tell: Callable[..., None]) -> None:
     """
     global _tell
     _tell = tell
+
+
+def _with_groups(asked: Policies, world_size: int, ranks_on_host: int) -> Policies:
+    """Return the policies with a number where "hosts" was said."""
+    compress = asked.compress
+    if compress is None or compress.between is None:
+        return asked
+    size = two_levels.group_size(compress, world_size, ranks_on_host)
+    return replace(asked, compress=replace(compress, between=size))
 
 
 def _refuse_together(shape: MeshShape) -> None:

@@ -5,7 +5,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.savings import FULL, ActivationCheckpoint, Compress, Precision
+from nbdist.engine.layout.savings import (
+    FULL,
+    ActivationCheckpoint,
+    Compress,
+    Offload,
+    Precision,
+)
 from nbdist.errors import LayoutError
 
 
@@ -138,6 +144,7 @@ class Policies:
     precision: Precision = FULL
     checkpoint: ActivationCheckpoint | None = None
     compress: Compress | None = None
+    offload: Offload | None = None
 
     def __str__(self) -> str:
         """Return the same text where the same is asked for."""
@@ -152,6 +159,7 @@ _PLACES: dict[type, tuple[str, str | None]] = {
     Precision: ("precision", None),
     ActivationCheckpoint: ("checkpoint", None),
     Compress: ("compress", None),
+    Offload: ("offload", None),
 }
 
 

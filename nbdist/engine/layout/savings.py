@@ -84,12 +84,16 @@ class Compress:
         error_feedback: What compression left out is added to the next gradient, so that it is sent
             later and not lost.
         start: The step from which "powersgd" compresses; until then gradients are sent whole.
+        between: Groups of near ranks, inside which gradients are averaged as they are; only what
+            goes from group to group is compressed. "hosts": the ranks of each host; a number: so
+            many neighbours each. None: no groups.
     """
 
     method: Literal["bf16", "fp16", "powersgd"] = "bf16"
     rank: int = 4
     error_feedback: bool = True
     start: int = 10
+    between: Literal["hosts"] | int | None = None
 
     def __post_init__(self) -> None:
         _must_be_one_of(("bf16", "fp16", "powersgd"), self.method, "Compress's method")
@@ -100,4 +104,37 @@ class Compress:
                 f"Compress's start is {self.start}.",
                 why="torch lays its buckets anew in the first steps",
                 do="give 2 or more",
+            )
+        if self.between is None:
+            return
+        if self.between != "hosts":
+            _must_be_count(self.between, "Compress's between")
+        if self.method == "powersgd":
+            raise LayoutError(
+                "PowerSGD does not go between groups.",
+                why="ranks of a group share a bucket's bytes there, and a slice is no matrix",
+                do='Compress("bf16", between=...), or leave `between` out',
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What waits in the host's memory and not on the GPU: `parallelize(model, "zero3", Offload())`.
+
+    It comes back when it is needed: more memory on the GPU, for time on the way.
+
+    Attributes:
+        parameters: Shards of fsdp with their gradients and optimizer states; the optimizer steps
+            on the CPU.
+        activations: What the blocks of the model keep for backward.
+    """
+
+    parameters: bool = True
+    activations: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.parameters or self.activations):
+            raise LayoutError(
+                "Offload(parameters=False, activations=False) offloads nothing.",
+                do="keep one of the two, or leave Offload out",
             )

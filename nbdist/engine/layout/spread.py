@@ -22,6 +22,7 @@ from nbdist.engine.layout import (
     fit,
     fsdp,
     meshes,
+    offload,
     pipeline,
     precision,
     random_numbers,
@@ -36,6 +37,8 @@ from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.pipe import Pipe
 from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
+from nbdist.engine.layout.savings import Compress
+from nbdist.engine.layout.two_levels import TwoLevels
 from nbdist.errors import LayoutError
 
 
@@ -54,6 +57,8 @@ def spread(
         built: The weights by name on rank 0, of a model that a factory has made.
     """
     device_type, backend = _device_type(model)
+    if policies.offload is not None:
+        offload.check_device(device_type)
     weights.check_same_model(model, {"layout": shape.name, "policies": str(policies)}, device_type)
     plain, no_skeleton = skeleton.copy_without_weights(model)
     if built is not None and not factory.is_thin(shape):
@@ -91,6 +96,8 @@ def spread(
     forgetting: dict[str, checkpointing.Checkpointed] = {}
     if policies.checkpoint is not None:
         forgetting = checkpointing.apply(policies.checkpoint, blocks)
+    if policies.offload is not None and policies.offload.activations:
+        offload.apply(blocks.values())
     _share_batches(model, shape, policies, device_mesh, blocks)
     if built is not None and factory.is_thin(shape):
         factory.fill(model, built, device_type)
@@ -218,6 +225,7 @@ def _share_batches(
             averaging,
             reshard_after_forward=reshard,
             in_precision=chosen,
+            offloaded=offload.for_units(policies.offload),
         )
     elif shape.pp > 1:
         return  # a step averages its gradients once, behind the last micro-batch
@@ -225,13 +233,21 @@ def _share_batches(
         one_bucket = compress.needs_one_bucket(policies.compress, device_mesh.device_type)
         ddp.apply(model, meshes.averaging(device_mesh, shape), one_bucket=one_bucket)
         if policies.compress is not None:
-            compress.apply(model, policies.compress)
+            compress.apply(model, policies.compress, _levels(policies.compress, device_mesh))
         elif chosen.reduce != "fp32":
             compress.round_to(model, chosen.reduce)
     elif shape.replicas > 1:
         averaging = meshes.averaging(device_mesh, shape)
         for unit in (*blocks.values(), model):
             torch_sharded.replicate_sharded(unit, averaging, precision.reduce_dtype(chosen))
+
+
+def _levels(policy: Compress, device_mesh: DeviceMesh) -> TwoLevels | None:
+    """Return the groups that gradients are averaged inside of first. Collective."""
+    if policy.between is None:
+        return None
+    assert policy.between != "hosts", "parallelize has counted the ranks of a host"
+    return TwoLevels(meshes.two_levels(device_mesh.device_type, policy.between))
 
 
 def _size(model: nn.Module, blocks: dict[str, nn.Module]) -> cost.ModelSize:

@@ -1,0 +1,110 @@
+"""What the ranks run in test_two_levels: gradients compressed between groups, by definition."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nbdist import packed
+from nbdist.client.insight import traffic
+from nbdist.engine import hook_state
+from nbdist.engine.compat import torch_live, torch_modules
+from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.savings import Compress
+from nbdist.engine.tap import tap
+from nbdist.errors import LayoutError
+from tests.group import models
+from tests.group.compress_ranks import flat, gradients
+
+STEPS = 4
+INSIDE = 2
+
+
+def defined(dtype: torch.dtype, *, feedback: bool) -> list[Tensor]:
+    """Return each step's gradient: sums of groups, rounded, added up; in one process."""
+    world = dist.get_world_size()
+    model = models.make("gpt", torch.float32)
+    errors = [torch.zeros(())] * (world // INSIDE)
+    averaged = []
+    for step in range(STEPS):
+        shares = []
+        for part in range(world):
+            gradients(model, step, part, world)
+            shares.append(flat(model) / world)
+        sent = []
+        for group in range(world // INSIDE):
+            mine = shares[group * INSIDE : (group + 1) * INSIDE]
+            due = sum(mine[1:], mine[0]) + errors[group]
+            sent.append(due.to(dtype))
+            errors[group] = due - sent[-1] if feedback else errors[group]
+        averaged.append(sum(sent[1:], sent[0]).float())
+    return averaged
+
+
+def apart(*, feedback: bool) -> float:
+    """Return how far gradients are from the definition; one step is lost, and made again."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = models.make("gpt", torch.float32)
+    parallelize(model, "ddp", Compress("bf16", error_feedback=feedback, between=INSIDE))
+    worst = 0.0
+    for step, expected in enumerate(defined(torch.bfloat16, feedback=feedback)):
+        if step == 3:
+            gradients(model, 7, rank, world)
+            reducer = torch_modules.reducer_of(model)
+            assert reducer is not None
+            hook_state.restore(reducer)
+        gradients(model, step, rank, world)
+        hook_state.snapshot()
+        worst = max(worst, float((flat(model) - expected).abs().max()))
+    return worst
+
+
+def sent() -> dict[str, Any]:
+    """Return bytes a rank sends in a step inside and between groups: counted, and explained."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = models.make("gpt", torch.float32)
+    layout = parallelize(model, "ddp", Compress("fp16", between=INSIDE))
+    for step in range(2):
+        gradients(model, step, rank, world)
+    tap.install("full")
+    tap.begin_cell()
+    gradients(model, 2, rank, world)
+    calls = tap.take(1).calls
+    tap.set_level("off")
+    counted = {"inside": 0.0, "between": 0.0}
+    near = rank // INSIDE
+    for number in calls.calls[:: len(packed.CALL)]:
+        call = calls.new[number]
+        is_near = all(peer // INSIDE == near for peer in call.ranks)
+        n = len(call.ranks)
+        moved = traffic.sent_bytes(call.kind, call.bytes, n, "gloo")
+        counted["inside" if is_near else "between"] += moved
+    explained = layout.explain()
+    return {
+        "counted": counted,
+        "explained": dict(zip(counted, explained.levels, strict=True)),
+        "sum": explained.sent_bytes,
+        "text": repr(explained),
+    }
+
+
+def refusal(policy: Compress) -> str:
+    try:
+        parallelize(models.make("gpt", torch.float32), "ddp", policy)
+    except LayoutError as error:
+        return str(error)
+    return ""
+
+
+def on_four_ranks() -> dict[str, Any]:
+    """Everything that four ranks show, in one process group."""
+    torch_live.watch()
+    hook_state.watch()
+    return {
+        "alone": apart(feedback=False),
+        "feedback": apart(feedback=True),
+        "sent": sent(),
+        "one host": refusal(Compress("bf16", between="hosts")),
+        "three": refusal(Compress("bf16", between=3)),
+    }
