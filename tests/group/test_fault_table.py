@@ -39,6 +39,7 @@ EVERY_TIME = (
     "DDP, GradScaler, clip_grad_norm_",
     "DDP, ZeroRedundancyOptimizer",
     "DDP, PowerSGD",
+    'nbdist.parallelize(model, "ddp", Compress("bf16", between=2))',
     'nbdist.parallelize(model, "dp=2 fsdp=2")',
     "fully_shard, accumulation, clip_grad_norm_",
     "tensor parallel",

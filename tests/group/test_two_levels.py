@@ -19,6 +19,12 @@ def test_gradients_are_sums_of_groups_rounded_also_after_a_lost_step(
     assert [rank[case] for rank in seen] == [0] * 4
 
 
+def test_what_a_group_cannot_halve_is_filled_up(seen: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(seen):
+        times = 11 if rank < 2 else 1100
+        assert found["odd"] == [[times * i for i in range(5)], [0, 0, 0]]
+
+
 @pytest.mark.parametrize("level", ["inside", "between"])
 def test_bytes_of_each_level_are_explained_within_1_percent(
     seen: list[dict[str, Any]], level: str

@@ -10,8 +10,10 @@ from nbdist import packed
 from nbdist.client.insight import traffic
 from nbdist.engine import hook_state
 from nbdist.engine.compat import torch_live, torch_modules
+from nbdist.engine.layout import meshes
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.savings import Compress
+from nbdist.engine.layout.two_levels import TwoLevels
 from nbdist.engine.tap import tap
 from nbdist.errors import LayoutError
 from tests.group import models
@@ -89,6 +91,15 @@ def sent() -> dict[str, Any]:
     }
 
 
+def odd() -> list[Tensor]:
+    """Return the sum inside of five elements, and by how far two ways to cut are apart."""
+    levels = TwoLevels(meshes.two_levels("cpu", INSIDE))
+    mine = torch.arange(5.0) * 10 ** dist.get_rank()
+    part = levels.reduce(mine)
+    whole = levels.gather(part, 5)
+    return [whole, part - levels.own_part(whole)]
+
+
 def refusal(policy: Compress) -> str:
     try:
         parallelize(models.make("gpt", torch.float32), "ddp", policy)
@@ -105,6 +116,7 @@ def on_four_ranks() -> dict[str, Any]:
         "alone": apart(feedback=False),
         "feedback": apart(feedback=True),
         "sent": sent(),
+        "odd": [found.tolist() for found in odd()],
         "one host": refusal(Compress("bf16", between="hosts")),
         "three": refusal(Compress("bf16", between=3)),
     }
