@@ -118,12 +118,21 @@ class Use:
 
 
 def _weakly(method: "weakref.WeakMethod[Any]") -> Any:
-    """Return a hook that does not keep alive what it belongs to."""
+    """Return a hook that does not keep alive what it belongs to.
 
-    def hook(*args: Any) -> None:
+    `torch.compile` must neither compile what it does, anew for each step that is looked at, nor
+    break a graph for it: inside of a graph it does nothing.
+    """
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def look(*args: Any) -> None:
         bound = method()
         if bound is not None:
             bound(*args)
+
+    def hook(*args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            look(*args)
 
     return hook
 

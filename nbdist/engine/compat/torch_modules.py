@@ -5,6 +5,7 @@ says what broke when a version moves. Tried with torch 2.13.0 (CPU).
 """
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -218,6 +219,23 @@ def replicate(
     # class was made for this module alone.
     made: Any = type(module)
     made.register_comm_hook = register_comm_hook
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` has wrapped, or the model itself.
+
+    The wrapper calls it, with its hooks and whatever its forward has become since.
+    """
+    dynamo = sys.modules.get("torch._dynamo")  # long to import; without it nothing is compiled
+    if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
+        inner: nn.Module = model._orig_mod
+        return inner
+    return model
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether `torch.compile(model)` or `model.compile()` has made this model."""
+    return uncompiled(model) is not model or model._compiled_call_impl is not None
 
 
 def reducer_of(module: nn.Module) -> DistributedDataParallel | None:

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
-    noop_context_fn,
 )
 
 from nbdist.engine.layout.around import Around
@@ -110,18 +109,19 @@ class Checkpointed(Around):
         for name, nothing in _CACHES.items():
             if keywords.get(name):
                 keywords[name] = nothing
-        contexts: Callable[[], Any]
         if torch.compiler.is_compiling():
-            # The compiler has a checkpoint of its own, in which a block's buffers change once.
-            contexts = _selective if self._is_selective else noop_context_fn
-        else:
-            self.input_bytes = sum(
-                x.numel() * x.element_size()
-                for x in (*args, *keywords.values())
-                if isinstance(x, torch.Tensor)
-            )
-            contexts = self._contexts
-        return checkpoint(self.inner, *args, use_reentrant=False, context_fn=contexts, **keywords)
+            # The compiler has a checkpoint of its own, in which a block's buffers change once. Of
+            # contexts it takes a partial alone: a plain function it has not looked at yet.
+            kept: Any = {"context_fn": functools.partial(_selective)} if self._is_selective else {}
+            return checkpoint(self.inner, *args, use_reentrant=False, **kept, **keywords)
+        self.input_bytes = sum(
+            x.numel() * x.element_size()
+            for x in (*args, *keywords.values())
+            if isinstance(x, torch.Tensor)
+        )
+        return checkpoint(
+            self.inner, *args, use_reentrant=False, context_fn=self._contexts, **keywords
+        )
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         forward, again = _selective() if self._is_selective else (nullcontext(), nullcontext())

@@ -341,7 +341,8 @@ class Layout:
         if isinstance(source, Layout):
             load.from_spread(self, source)
         elif other is None or isinstance(other, nn.Module | Mapping):
-            load.from_one(self, other)
+            plain = torch_modules.uncompiled(other) if isinstance(other, nn.Module) else other
+            load.from_one(self, plain)
         else:
             raise LayoutError(
                 f"load_from got a {type(other).__name__}.",
@@ -432,7 +433,7 @@ def live_layouts() -> list[Layout]:
 
 def layout_of(model: nn.Module) -> Layout | None:
     """Return the layout that `parallelize` gave to a model, if it did."""
-    known: Layout | None = model.__dict__.get(_KEY)
+    known: Layout | None = torch_modules.uncompiled(model).__dict__.get(_KEY)
     return known
 
 

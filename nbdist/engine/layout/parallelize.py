@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch.distributed as dist
 from torch import nn
 
+from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout import (
     checkpointing,
     compress,
@@ -48,9 +49,10 @@ def parallelize(
     optimizer comes after it. The same call again returns the same `Layout`.
 
     Args:
-        model: A plain module, on the rank's device or to be moved there. Or a function that makes
-            one, as `lambda: Model(config)`: the model is `layout.model` then, the cell can be run
-            again with any layout, and with shards ranks never hold the whole.
+        model: A plain module, on the rank's device or to be moved there. Of `torch.compile(module)`
+            the module inside is spread, and what wraps it goes on compiling it. Or a function that
+            makes one, as `lambda: Model(config)`: the model is `layout.model` then, the cell can be
+            run again with any layout, and with shards ranks never hold the whole.
         layout: `"ddp"`, `"zero1"`, `"zero2"`, `"zero3"`, `"hsdp"`, or a mesh string such as
             `"dp=2 fsdp=-1"` or `"fsdp=2 tp=2"`. With `"zero1"` the optimizer is made by
             `layout.optimizer`.
@@ -80,10 +82,14 @@ def parallelize(
     built = None
     if not isinstance(model, nn.Module):
         model, built = factory.build(model)
+    was_compiled = torch_modules.is_compiled(model)
+    model = torch_modules.uncompiled(model)
     known = layout_of(model)
     if known is not None and known.shape == shape and str(known.policies) == str(asked):
         return known
     _refuse_together(shape)
+    if was_compiled:
+        _refuse_compiled(shape)
     _refuse_spread(model, known, shape)
     if built is None:
         _refuse_meta(model)
@@ -131,6 +137,17 @@ def _refuse_together(shape: MeshShape) -> None:
             why="cp cuts sequences before the first block and puts them together after the last, "
             "and in a pipeline no rank has both",
             do=f'"fsdp={shape.pp} cp={shape.cp}" saves memory for the same sequences',
+        )
+
+
+def _refuse_compiled(shape: MeshShape) -> None:
+    """Refuse a compiled model where a forward is more than the model's own code."""
+    axis = next((axis for axis in ("pp", "cp", "tp") if shape.sizes[axis] > 1), None)
+    if axis is not None:
+        raise LayoutError(
+            f'A compiled model cannot get the layout "{shape.name}".',
+            why=f"{axis} changes what a forward does while it runs, which torch.compile cannot see",
+            do='give the model uncompiled; "ddp" and "zero3" take a compiled one',
         )
 
 

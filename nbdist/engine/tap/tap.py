@@ -255,6 +255,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             work = torch_hooks.finished_work()
         return (args[0], work.boxed()) if returns_outputs else work.boxed()
 
+    torch_hooks.keep_uncompiled(kernel)
     return kernel
 
 
