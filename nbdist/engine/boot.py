@@ -96,8 +96,6 @@ class Program:
         tap.begin_cell()
         if self.links is not None:
             self.links.begin_cell()
-        if self.checks is not None:
-            self.checks.begin_cell()
         self._modes = modes.current()
         line = data.begin_cell(
             options["cell"], failed=options.get("failed"), is_retry=bool(options.get("retry"))
@@ -122,6 +120,8 @@ class Program:
         if result is None or not result.success:
             modes.restore(self._modes)
         steps = training.end_cell()
+        if self.checks is not None:
+            self.checks.end_cell()
         async_sgd.cell_ended()
         boundary.end_cell(is_failed=getattr(result, "success", None) is not True)
         environment.restore(self.variables)

@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from nbdist.engine import boundary, weighting
 from nbdist.engine.batches import Shard, cut, mix, part
+from nbdist.engine.compat import torch_hooks
 from nbdist.engine.trail import Commit, Position, Trail
 from nbdist.errors import UsageError
 
@@ -96,6 +97,12 @@ def _measured_weights() -> tuple[float, ...] | None:
     dist.all_gather(everyone, mine)
     paces = [(int(index), pace) for index, pace in (one.tolist() for one in everyone)]
     return weighting.from_paces(paces, shard.count)
+
+
+def is_shared_out(iterator: Any) -> bool:
+    """Return whether a DataLoader's iterator gives this rank its own part of the samples."""
+    sampler = torch_hooks.sampler_of(iterator)
+    return isinstance(sampler, _Batches | DistributedSampler)
 
 
 class _Batches:

@@ -54,6 +54,11 @@ fit(model, batches(), sgd(model), backward=backward)
 model = net()
 fit(model, batches(), sgd(model))
 """,
+    "never parallelized, and never seeded": """
+torch.manual_seed(rank)
+model = net()
+fit(model, batches(), sgd(model))
+""",
     "optimizer made before the layout": """
 from torch.distributed.fsdp import fully_shard
 model = net()
@@ -133,6 +138,7 @@ SAYS = {
     "a layout's hooks are bypassed": "Gradients are not averaged: 5 steps",
     "gradients averaged twice": "Gradients are averaged twice: the loop all-reduces 4 gradients",
     "gradients averaged never": "Each rank trains a model of its own",
+    "never parallelized, and never seeded": "Each rank trains a model of its own: each learns from",
     "optimizer made before the layout": "The optimizer of ranks 0-1 trains nothing: none of its 4",
     "different initial weights": "Ranks average gradients of models that began with different",
     "same data on all ranks": "All ranks learn from the same samples",
@@ -141,7 +147,7 @@ SAYS = {
     "unsynchronised batch norm": "Batch norm keeps other running statistics on each rank",
     "forgotten no_sync": "Each of 2 backwards of a step averages all gradients",
     "dropout alike on ranks with other samples": "Dropout drops the same on all ranks",
-    "dropout that differs in a tp group": "Dropout drops differently on ranks of one tp group",
+    "dropout that differs in a tp group": "Dropout drops differently on ranks of one tp or cp",
     "one rank changes a weight": "Replicas differ at step 10 (alike until step 5)",
 }
 
@@ -210,6 +216,19 @@ for x, y in batches():
     judging(making(x).detach()).mean().backward()
     second.step()
     first.zero_grad()
+    second.zero_grad()
+""",
+    "two models in turn": """
+one, other = net(), net()
+nbdist.parallelize(one, "ddp")
+nbdist.parallelize(other, "ddp")
+first, second = sgd(one), sgd(other)
+for x, y in batches():
+    F.cross_entropy(one(x), y).backward()
+    first.step()
+    first.zero_grad()
+    F.cross_entropy(other(x), y).backward()
+    second.step()
     second.zero_grad()
 """,
     "evaluation after each pass": """

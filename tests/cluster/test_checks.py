@@ -36,3 +36,19 @@ def test_a_branch_that_depends_on_the_rank_around_a_collective_is_an_error_that_
         session.run(branch, track=False)
     assert "all_reduce" in str(caught.value)
     assert "broadcast" in str(caught.value)
+
+
+def test_what_looks_on_is_gone_with_its_cell_so_that_a_new_rank_can_be_given_the_model(
+    session: nbdist.Session,
+) -> None:
+    session.run(programs.RIGHT["ddp"], track=False)
+    hooks = (
+        "len(model._forward_pre_hooks), [len(p._backward_hooks or ()) for p in model.parameters()]"
+    )
+    before = session.run(hooks, track=False).value_list
+    session.run("fit(model, batches(), sgd(model))", track=False)
+    assert session.run(hooks, track=False).value_list == before
+    session.restart("1")
+    session.run("fit(model, batches(), sgd(model))", track=False)
+    sums = session.run("sum(p.sum().item() for p in model.parameters())", track=False).value_list
+    assert sums[0] == sums[1]

@@ -89,6 +89,7 @@ def test_training_goes_on_as_if_nothing_had_been_proven_under_every_layout(
 @pytest.mark.parametrize(
     ("case", "words"),
     [
+        ("counting", ["does not compute the same twice", "a counter in Python"]),
         ("no skeleton", ["no plain model to compare", "cannot be copied"]),
         ("one tensor", ["got a Tensor where (x, y) should be"]),
         ("no step", ["verify(steps=0) makes no step"]),

@@ -257,6 +257,17 @@ def is_left_as_it_was(layout: str, name: str) -> dict[str, bool]:
     }
 
 
+class _Counting:
+    """A model's state that is no buffer: each forward sees other samples."""
+
+    def __init__(self) -> None:
+        self.forwards = 0
+
+    def __call__(self, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        self.forwards += 1
+        return ((args[0] + self.forwards) % models.V,)
+
+
 def refused() -> dict[str, str]:
     texts: dict[str, str] = {}
 
@@ -274,6 +285,9 @@ def refused() -> dict[str, str]:
     held.group = dist.group.WORLD  # type: ignore[assignment]
     verify("no skeleton", held, "ddp", (x, y), loss_of)
     verify("one tensor", make("small", torch.float32), "ddp", x, loss_of)
+    counting = make("small", torch.float32)
+    counting.register_forward_pre_hook(_Counting())
+    verify("counting", counting, "ddp", (x, y), loss_of)
     verify("no step", make("small", torch.float32), "ddp", (x, y), loss_of, steps=0)
     verify("wrong loss", make("small", torch.float32), "ddp", (x, y), lambda out, y: out.nothing)
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(models.make("conv", torch.float32))

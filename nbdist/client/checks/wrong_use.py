@@ -84,21 +84,23 @@ def never_averages(seen: Seen) -> str:
 
 
 def trains_alone(seen: Seen) -> str:
-    """Every rank trains a plain model of its own, from the same weights."""
+    """Every rank trains a plain model of its own, on its part of the samples or from one start.
+
+    Ranks that begin apart and see all samples may be an ensemble; with other rates, a search.
+    """
     first = {} if seen.first is None else seen.first.of("weights")
     now = seen.last.of("weights")
-    is_alike = len(first) == len(seen.last.told) > 1 and len(set(first.values())) == 1
-    is_apart = len(set(now.values())) > 1
-    is_one_recipe = len(seen.rates) <= 1
-    if not (is_alike and is_apart and is_one_recipe and seen.collectives == 0):
+    is_apart = len(now) == len(seen.last.told) > 1 and len(set(now.values())) > 1
+    began_alike = len(first) == len(now) and len(set(first.values())) == 1
+    shares = all(seen.last.of("shared").values())
+    is_one_recipe = len(seen.rates) <= 1 and seen.collectives == 0
+    if not (is_apart and is_one_recipe and (began_alike or shares) and seen.last.number >= ENOUGH):
         return ""
-    if seen.last.number < ENOUGH:
-        return ""
+    how = "they began alike, and differ" if began_alike else "each learns from its own samples"
     return (
-        "Each rank trains a model of its own: they began alike, and after "
-        f"{seen.last.number} steps they differ, for "
-        'nothing averages gradients. nbdist.parallelize(model, "ddp") before the '
-        "optimizer trains one model on all ranks."
+        f"Each rank trains a model of its own: {how}, and in {seen.last.number} steps nothing has "
+        'averaged gradients. nbdist.parallelize(model, "ddp") before the optimizer trains one '
+        "model on all ranks."
     )
 
 

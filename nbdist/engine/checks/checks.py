@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DistributedSampler
 
-from nbdist.engine import trained
+from nbdist.engine import data, trained
 from nbdist.engine.checks.alike import held_alike
 from nbdist.engine.checks.fingerprint import as_float, fingerprints
 from nbdist.engine.checks.use import Use
@@ -51,8 +51,8 @@ class Checks:
         self._uses: list[Use] = []
         self._epochs = Epochs()
 
-    def begin_cell(self) -> None:
-        """Nothing is trained yet."""
+    def end_cell(self) -> None:
+        """Take all hooks out: nothing of them shall be in what a newcomer is given."""
         self._look(is_on=False)
         for use in self._uses:
             use.end()
@@ -97,6 +97,7 @@ class Checks:
         for number, use in enumerate(self._uses):
             values = use.at_step_end(reduced)
             values |= {"optimizer": number, "same_epoch": has_repeated}
+            values["shared"] = data.is_shared_out(training.current_pass()[0])
             self._add("use", step, {name: float(value) for name, value in values.items()})
 
     def _look(self, *, is_on: bool) -> None:

@@ -45,8 +45,11 @@ class Use:
                 self._sample = weakref.ref(sample)
                 before_sum = _weakly(weakref.WeakMethod(self._before_sum))
                 self._hooks.append(sample.register_hook(before_sum))
+        after_step = _weakly(weakref.WeakMethod(self._after_step))
+        self._hooks.append(optimizer.register_step_post_hook(after_step))
         self.is_looking = False  # in the step that runs
         self._has_fed = False
+        self._stepped: list[Tensor | None] | None = None  # its gradients, when it had stepped
 
     def end(self) -> None:
         """Take the hooks out."""
@@ -60,7 +63,7 @@ class Use:
     def look(self, *, is_on: bool) -> None:
         """Look, or do not look, at the step that begins."""
         self.is_looking, self._has_fed, self._summed = is_on, False, 0
-        self._fed = {}
+        self._fed, self._stepped = {}, None
 
     def at_step_end(self, reduced: set[int]) -> dict[str, float]:
         """Return what is known of the step that has ended.
@@ -71,13 +74,14 @@ class Use:
         optimizer = self._optimizer()
         if optimizer is None:
             return {}
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        grads = [p.grad for p in parameters if p.grad is not None]
         values = dict(self._fed)
-        values |= {"parameters": len(parameters), "gradients": len(grads), "sums": self._summed}
-        values["by_hand"] = sum(
-            not isinstance(g, DTensor) and g.data_ptr() in reduced for g in grads
-        )
+        values["sums"] = self._summed
+        if self._stepped is not None:
+            grads = [gradient for gradient in self._stepped if gradient is not None]
+            values |= {"parameters": len(self._stepped), "gradients": len(grads)}
+            plain = (g for g in grads if not isinstance(g, DTensor))
+            values["by_hand"] = sum(g.data_ptr() in reduced for g in plain)
+            self._stepped = None
         spread = None if self._spread is None else self._spread()
         if spread is None:
             return values | (self._weights() if self._alone() else {})
@@ -109,6 +113,12 @@ class Use:
             if given and given[0].is_cuda:
                 states.append(torch.cuda.get_rng_state(given[0].device))
             self._fed["random"] = as_float(int(fingerprints(states).sum()))
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Note the gradients it stepped with, which may be gone when the cell's step ends."""
+        if self.is_looking:
+            groups = optimizer.param_groups
+            self._stepped = [p.grad for group in groups for p in group["params"]]
 
     def _before_sum(self, _gradient: Tensor) -> None:
         """One parameter gets a gradient: note whether it is added to another one."""

@@ -165,6 +165,11 @@ def allowances(noise: Mapping[str, Noise], smallest: float) -> dict[str, float]:
     return {name: MULTIPLE * max(n.floor, usual * n.scale) for name, n in noise.items()}
 
 
+def is_round_off(losses: Iterable[Noise], epsilon: float) -> bool:
+    """Return whether the distances of one process's losses can be those of two orders of adding."""
+    return all(noise.floor <= math.sqrt(epsilon) * noise.scale for noise in losses)
+
+
 def judge(
     layout: str,
     steps: int,

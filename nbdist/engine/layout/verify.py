@@ -29,7 +29,7 @@ from nbdist.engine.layout import skeleton, whole
 from nbdist.engine.layout.random_numbers import seed_part
 from nbdist.engine.layout.reference import Part, Reference
 from nbdist.engine.layout.unharmed import NoDropout, dropouts, unharmed, without_dropout
-from nbdist.engine.layout.verdict import Difference, Noise, Proof, allowances, judge
+from nbdist.engine.layout.verdict import Difference, Noise, Proof, allowances, is_round_off, judge
 from nbdist.engine.layout.whole import Place, Spread
 from nbdist.errors import LayoutError
 
@@ -257,6 +257,14 @@ class _Run:
                 do="verify((x, y), loss_fn) calls loss_fn(model(x), y)",
             ) from failed
         noise, losses, rate = told[0]
+        of_losses = [noise[f"loss {part}"] for part in range(len(losses))]
+        if not is_round_off(of_losses, _epsilon_of(self._places.values())):
+            raise LayoutError(
+                "The model does not compute the same twice in one process: nothing can be proven.",
+                why="its losses differ by more than round-off; forward changes what is no buffer, "
+                "such as a counter in Python, or draws random numbers outside of dropout",
+                do="make what changes a buffer, or leave it out for the proof",
+            )
         return noise, losses, rate
 
     def _live_step(self, step: int, losses: list[float], noise: Mapping[str, Noise]) -> None:
