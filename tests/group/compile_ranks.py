@@ -103,7 +103,7 @@ def trained(layout: str, when: str, backend: str, *policies: Any) -> dict[str, A
     graphs = []
     tap.reset_counts()
     for step in range(STEPS):
-        checks.begin_cell()
+        checks.end_cell()
         checks.optimizer_begins(opt)
         checks.step_ended(1)  # the next one is looked at as well
         x, y = (t.chunk(shard.count)[shard.index] for t in batch(step))
