@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -106,8 +106,14 @@ class _Series:
     polled_at: float = 0.0
     last_step_at: float = 0.0
     step_s: float = math.inf
-    wrapper: ApartWrapper | None = None  # of a unit whose ranks train apart
+    # Of a unit whose ranks train apart; it is the key of `_series`, which must not keep it alive.
+    reference: "ref[ApartWrapper] | None" = None
     refused: str | None = None
+
+    @property
+    def wrapper(self) -> ApartWrapper | None:
+        """The wrapper of a unit whose ranks train apart, while it is alive."""
+        return None if self.reference is None else self.reference()
 
 
 _series: "WeakKeyDictionary[torch.optim.Optimizer, _Series | None]" = WeakKeyDictionary()
@@ -211,7 +217,7 @@ def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
         key,
         is_leader=unit.ranks[0] == torch.distributed.get_rank(),
         last_step_at=time.monotonic(),
-        wrapper=optimizer if isinstance(optimizer, ApartWrapper) else None,
+        reference=ref(optimizer) if isinstance(optimizer, ApartWrapper) else None,
     )
 
 

@@ -19,6 +19,7 @@ from torch import nn
 torch.manual_seed(0)
 model = nn.Linear(16, 1)
 nbdist.parallelize(model, "ddp")
+torch.manual_seed(rank)  # other samples on each rank
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 weights = torch.arange(16.0)[:, None] / 16
 for step in itertools.count():

@@ -1,10 +1,22 @@
 """What goes wrong in a training is said in its cell, once; right trainings are silent."""
 
+from collections.abc import Iterator
+
 import pytest
 
 import nbdist
 from tests.cluster import programs
-from tests.cluster.conftest import Kernel
+from tests.cluster.conftest import Kernel, SharedCluster
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_model_is_left(cluster: SharedCluster) -> Iterator[None]:
+    """Let the tests that follow find ranks without trained models."""
+    yield
+    names = "ddp model layout opt one other first second making judging loader parts sampler"
+    session = cluster.healthy()
+    session.run(f"{names.replace(' ', ' = ')} = backward = closure = None", track=False)
+    session.run("import gc; gc.collect()", track=False)
 
 
 def test_what_goes_wrong_is_shown_once_in_its_cell(notebook: Kernel) -> None:
@@ -52,3 +64,11 @@ def test_what_looks_on_is_gone_with_its_cell_so_that_a_new_rank_can_be_given_the
     session.run("fit(model, batches(), sgd(model))", track=False)
     sums = session.run("sum(p.sum().item() for p in model.parameters())", track=False).value_list
     assert sums[0] == sums[1]
+
+
+def test_a_wrapper_that_is_dropped_is_freed_with_its_snapshots(session: nbdist.Session) -> None:
+    session.run(programs.RIGHT["local SGD"], track=False)
+    session.run("model = None; import gc; gc.collect()", track=False)
+    alive = "[type(o).__name__ for o in torch_live.live(torch.optim.Optimizer)]"
+    found = session.run(f"from nbdist.engine.compat import torch_live; {alive}", track=False)
+    assert all("LocalSGD" not in names for names in found.value_list)
