@@ -1,8 +1,8 @@
 """What `parallelize` adds to a step over the same layout written by hand in torch.
 
 Two real ranks train both in turn, in short blocks, so that what else the machine does falls on
-both alike; the conv net has batch norm, whose statistics both ways keep alike on the ranks. Under
-tp the hand cuts what nbdist's plan cuts, with torch's styles.
+both alike. The conv net has batch norm: its statistics are kept alike by nbdist and by DDP, and not
+by `fully_shard`. Under tp the hand cuts what nbdist's plan cuts, with torch's styles.
 """
 
 import statistics
