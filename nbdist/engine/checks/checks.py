@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DistributedSampler
 
-from nbdist.engine import data, trained
+from nbdist.engine import data
 from nbdist.engine.checks.alike import held_alike
 from nbdist.engine.checks.fingerprint import as_float, fingerprints
 from nbdist.engine.checks.use import Use
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.layout.layout import Layout
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
 
@@ -47,8 +46,8 @@ class Checks:
             add: Makes a record of a kind, a step and its values.
         """
         self._add = add
-        self._layouts: list[weakref.ref[Layout]] = []
         self._uses: list[Use] = []
+        self._is_looking = False  # at the step that runs
         self._epochs = Epochs()
 
     def end_cell(self) -> None:
@@ -57,14 +56,10 @@ class Checks:
         for use in self._uses:
             use.end()
         self._uses.clear()
-        self._layouts.clear()
         self._epochs = Epochs()
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Take note of what an optimizer trains; before its first step in a cell."""
-        layout = trained.spread_by(optimizer)
-        if isinstance(layout, Layout):
-            self._layouts.append(weakref.ref(layout))
         use = Use(optimizer)
         if values := use.at_first():
             self._add("use", 0, values | {"optimizer": float(len(self._uses))})
@@ -84,8 +79,9 @@ class Checks:
 
     def _tell_alike(self, step: int) -> None:
         values: dict[str, float] = {}
-        for number, reference in enumerate(self._layouts):
-            layout = reference()
+        # Once each, where several optimizers train one model.
+        layouts = dict.fromkeys(use.layout for use in self._uses)
+        for number, layout in enumerate(layouts):
             prefix = f"{number}:" if number else ""
             if layout is not None:
                 values |= _told([(prefix + n, t) for n, t in held_alike(layout) if t.numel()])
@@ -101,6 +97,9 @@ class Checks:
             self._add("use", step, {name: float(value) for name, value in values.items()})
 
     def _look(self, *, is_on: bool) -> None:
+        if not (is_on or self._is_looking):
+            return
+        self._is_looking = is_on
         tap.look_for_reductions(is_on)
         for use in self._uses:
             use.look(is_on=is_on)

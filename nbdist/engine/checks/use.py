@@ -56,6 +56,12 @@ class Use:
         for hook in self._hooks:
             hook.remove()
 
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of the model, if it has one and is alive."""
+        spread = None if self._spread is None else self._spread()
+        return spread if isinstance(spread, Layout) else None
+
     def at_first(self) -> dict[str, float]:
         """Return what is known before the first step: of a model on its own, its weights."""
         return self._weights() if self._alone() else {}
@@ -101,8 +107,7 @@ class Use:
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        is_training = module.training and torch.is_grad_enabled()
-        if self._has_fed or not (self.is_looking and is_training):
+        if self._has_fed or not (module.training and torch.is_grad_enabled()):
             return
         self._has_fed = True
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.numel()]
@@ -116,33 +121,33 @@ class Use:
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Note the gradients it stepped with, which may be gone when the cell's step ends."""
-        if self.is_looking:
-            groups = optimizer.param_groups
-            self._stepped = [p.grad for group in groups for p in group["params"]]
+        groups = optimizer.param_groups
+        self._stepped = [p.grad for group in groups for p in group["params"]]
 
     def _before_sum(self, _gradient: Tensor) -> None:
         """One parameter gets a gradient: note whether it is added to another one."""
         sample = self._sample()
-        if self.is_looking and sample is not None and sample.grad is not None:
+        if sample is not None and sample.grad is not None:
             self._summed += bool(sample.grad.any())
 
 
 def _weakly(method: "weakref.WeakMethod[Any]") -> Any:
-    """Return a hook that does not keep alive what it belongs to.
+    """Return a hook that does not keep alive what it belongs to, and costs little between looks.
 
     `torch.compile` must neither compile what it does, anew for each step that is looked at, nor
     break a graph for it: inside of a graph it does nothing.
     """
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def look(*args: Any) -> None:
-        bound = method()
-        if bound is not None:
-            bound(*args)
+    def look(bound: Any, args: tuple[Any, ...]) -> None:
+        bound(*args)
 
     def hook(*args: Any) -> None:
-        if not torch.compiler.is_compiling():
-            look(*args)
+        if torch.compiler.is_compiling():
+            return
+        bound = method()
+        if bound is not None and bound.__self__.is_looking:
+            look(bound, args)
 
     return hook
 

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from nbdist.engine.layout import attention, cost, dry_run, exchange, follow, proof, random_numbers
+from nbdist.engine.layout.around import Around
 from nbdist.engine.layout.dry_run import Inputs
 from nbdist.engine.layout.policies import ContextParallel
 from nbdist.errors import LayoutError
@@ -123,7 +124,7 @@ def apply(
     names = list(blocks)
     for name, block in blocks.items():
         place, dim = context.hidden[name]
-        forward = _OnPart(
+        _OnPart(
             block,
             mesh,
             policy,
@@ -132,14 +133,13 @@ def apply(
             made=context.follows.made if name == names[-1] and not policy.loss else None,
             parts=None if name == names[0] else parts,
         )
-        block.forward = forward
 
 
-class _OnPart:
+class _OnPart(Around):
     """The forward of a block, on this rank's part of the sequence.
 
     The innermost of what stands around a forward, so that a checkpoint which computes it again, on
-    autograd's thread, does all of it again. It is a value and no closure: a newcomer gets it.
+    autograd's thread, does all of it again.
     """
 
     def __init__(
@@ -164,8 +164,7 @@ class _OnPart:
             made: Of what it makes, where that is put together; None leaves it in parts.
             parts: Of how many the hidden states are of this rank's; None when they come whole.
         """
-        self._block = block
-        self._around = vars(block).get("forward")
+        super().__init__(block)
         self._mesh = mesh
         self._policy = policy
         self._hidden = hidden
@@ -177,17 +176,11 @@ class _OnPart:
         length = self._length((args, keywords))
         args, keywords = self._cut((args, keywords), length)
         with (
-            random_numbers.apart(self._mesh, is_on=self._block.training),
+            random_numbers.apart(self._mesh, is_on=self._module.training),
             attention.WholeSequence(self._mesh, self._policy, length),
         ):
-            made = self._forward(*args, **keywords)
+            made = self.inner(*args, **keywords)
         return made if self._made is None else self._joined(made, length)
-
-    def _forward(self, *args: Any, **keywords: Any) -> Any:
-        if self._around is not None:
-            return self._around(*args, **keywords)
-        # By its class: a bound method would be looked up as this object on a newcomer.
-        return type(self._block).forward(self._block, *args, **keywords)
 
     def _length(self, given: Any) -> int:
         """Return the tokens of this rank's part."""
