@@ -23,7 +23,8 @@ from torch.optim import Optimizer
 from nbdist.engine import group, refusals
 from nbdist.engine.averaging import serving
 from nbdist.engine.compat import torch_compat, torch_live, torch_modules, torch_sharded
-from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
+from nbdist.engine.layout.alive import live_layouts
+from nbdist.engine.layout.layout import Layout, layout_of
 from nbdist.errors import ClusterError
 
 _SCALED = "%dist scale has changed the number of ranks; only layouts with dp alone follow."

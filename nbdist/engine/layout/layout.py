@@ -1,46 +1,37 @@
-"""What `nbdist.parallelize` hands out: a `Layout`, and which layouts are alive on this rank.
-
-A layout lives as long as its model: the model holds it, and the return value may be dropped.
-"""
+"""What `nbdist.parallelize` hands out: a `Layout`, which its model holds."""
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import loss_parallel
 
-from nbdist.engine import data
-from nbdist.engine.batches import Shard
-from nbdist.engine.compat import torch_modules, torch_sharded
+from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout import cost, cuts, load, verify, zero1
 from nbdist.engine.layout.checkpointing import Checkpointed
 from nbdist.engine.layout.context import Context
-from nbdist.engine.layout.exchange import own_part
 from nbdist.engine.layout.explain import BatchSize, Explanation
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.pipe import size_of
 from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.precision import Scaler
 from nbdist.engine.layout.savings import FULL
 from nbdist.engine.layout.stages import Stage
+from nbdist.engine.layout.trainable import LossFunction, Trainable
 from nbdist.engine.layout.verdict import Proof
 from nbdist.errors import LayoutError
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
 
-_live: "weakref.WeakSet[Layout]" = weakref.WeakSet()
+living: "weakref.WeakSet[Layout]" = weakref.WeakSet()  # `alive` tells of them
 _count = itertools.count()  # of layouts made on this rank
 
 
-class Layout:
+class Layout(Trainable):
     """How one model is spread over the ranks.
 
     Attributes:
@@ -82,27 +73,16 @@ class Layout:
         context: Context | None = None,
         forgetting: Mapping[str, Checkpointed] | None = None,
     ) -> None:
-        self.model = model
-        self.shape = shape
-        self.mesh = device_mesh
+        super().__init__(model, shape, device_mesh, policies, piped, context)
         self.blocks = blocks
         self.size = size
         self.local = local or size
         self.backend = backend
         self.plan = plan
-        self.policies = policies or Policies()
         self.skeleton = skeleton
         self.no_skeleton = no_skeleton
-        self.last_step: tuple[Any, Any, Callable[[Any, Any], torch.Tensor]] | None = None
-        self.piped = piped
         self._token_bytes = token_bytes
-        self.context = context
         self._forgetting = dict(forgetting or {})
-        self.scaler = Scaler(
-            device_mesh.device_type,
-            enabled=self.policies.precision.needs_scaler,
-            agrees=list(shape.axes) != ["dp"],  # replicas have the same gradients, once averaged
-        )
         self._number = next(_count)
         self._begin()
 
@@ -116,7 +96,7 @@ class Layout:
         self._begin()
 
     def _begin(self) -> None:
-        _live.add(self)
+        living.add(self)
         if self.shape.shards_states:
             zero1.watch(self.model)
 
@@ -197,133 +177,6 @@ class Layout:
         """The stages of the pipeline, with the names of their parameters; none without pp."""
         return self.piped.pipe.plan.stages if self.piped else ()
 
-    def step(
-        self, x: Any, y: Any, loss_fn: Callable[[Any, Any], torch.Tensor]
-    ) -> torch.Tensor | None:
-        """Run forward and backward on this rank's share of a batch; the optimizer is yours.
-
-        Shares may differ in size: gradients are weighted by it, so that every sample counts once,
-        where a plain loop averages ranks. Collective, as every backward. Inside of
-        `torch.no_grad()` it makes the loss alone; with pp still by all ranks. With
-        `Precision("fp16")` the loss is scaled, and `layout.scaler` steps the optimizer.
-
-        Args:
-            x: What the model is called with; its length is the number of samples.
-            y: The targets.
-            loss_fn: Makes the mean loss of `(model(x), y)`.
-
-        Returns:
-            The loss of this share, detached, a plain tensor. With `ContextParallel(loss=True)` it
-            is the mean over parts of sequences. With pp it is the mean over micro-batches, for each
-            of which `loss_fn` makes a mean, and None on ranks without the last stage.
-        """
-        data.weigh_newest()
-        self.last_step = (x, y, loss_fn)
-        return self._step(x, y, loss_fn)
-
-    def _step(
-        self, x: Any, y: Any, loss_fn: Callable[[Any, Any], torch.Tensor]
-    ) -> torch.Tensor | None:
-        trains = torch.is_grad_enabled()
-        if self.piped is not None:
-            weight = self._weight(size_of(x)) if trains else 1.0
-            return self.piped.step(x, y, loss_fn, weight)
-        with loss_parallel() if self.policies.tensor.loss else nullcontext():
-            loss = loss_fn(self.model(x), self.own(y))
-            if trains:
-                scaled = self.scaler.scale(loss)
-                scaled.backward(torch.full_like(scaled, self._weight(len(x))))
-        seen = loss.detach()
-        whole: torch.Tensor = seen.full_tensor() if isinstance(seen, DTensor) else seen
-        if self._has_own_loss:
-            dist.all_reduce(whole, group=self.mesh.get_group("cp"))
-            whole /= self.shape.cp
-        return whole
-
-    def own(self, y: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of targets, along dim 1, as the model's output is.
-
-        That is all of `y`, but for `ContextParallel(loss=True)`. No collective.
-        """
-        return own_part(y, 1, self.mesh["cp"]) if self._has_own_loss else y
-
-    @property
-    def _has_own_loss(self) -> bool:
-        """Whether ranks of cp have the loss of their part of a sequence each."""
-        return self.context is not None and self.policies.context.loss
-
-    def _weight(self, samples: int) -> float:
-        """Return the size of this rank's share, in units of the mean share."""
-        if self.shape.dp * self.shape.fsdp == 1:
-            return 1.0
-        total = torch.tensor([samples], device=self.mesh.device_type)
-        dist.all_reduce(total)
-        return samples * dist.get_world_size() / int(total)
-
-    def accumulate(self, parts: int) -> Iterator[int]:
-        """Yield 0 ... parts - 1; only the last part's backward averages gradients over ranks.
-
-            for part in layout.accumulate(4):
-                (loss_of(batches[part]) / 4).backward()
-            opt.step()
-
-        With `layout.step`, let its `loss_fn` divide.
-
-        Raises:
-            LayoutError: `parts` is less than 1.
-        """
-        if parts < 1:
-            raise LayoutError(f"accumulate({parts}) has no part.", do="use 1 or more")
-        return self._accumulate(parts)
-
-    def _accumulate(self, parts: int) -> Iterator[int]:
-        switch = getattr(self.model, "set_requires_gradient_sync", lambda _is_on: None)
-        if self.piped is not None:
-            switch = self.piped.share
-        try:
-            for part in range(parts):
-                switch(part == parts - 1)
-                yield part
-        finally:
-            switch(True)
-
-    def optimizer(
-        self, kind: type[torch.optim.Optimizer], params: Iterable[Any] | None = None, **options: Any
-    ) -> torch.optim.Optimizer:
-        """Return the model's optimizer: the same line for every layout.
-
-            opt = layout.optimizer(torch.optim.AdamW, lr=3e-4)
-
-        With `"zero1"` it is torch's ZeroRedundancyOptimizer, whose states are cut over the ranks;
-        else `kind` itself, on the model's parameters.
-
-        Args:
-            kind: A class of optimizers, such as `torch.optim.AdamW`.
-            params: Parameters, or groups of them with options of their own; all by itself.
-            options: What `kind` takes.
-        """
-        chosen = self.model.parameters() if params is None else params
-        if self.shape.shards_states:
-            return zero1.make(kind, chosen, self.mesh.get_group("dp"), **options)
-        return kind(chosen, **options)
-
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale gradients so that their norm, over all of the model, is at most `max_norm`.
-
-        Gradients that are still multiplied by `scaler`'s scale count without it.
-
-        Returns:
-            The norm before, a plain tensor, the same on every rank. Collective where the layout
-            has shards or stages.
-        """
-        if self.piped is not None:
-            return self.piped.clip_grad_norm_(max_norm)
-        has_scale = self.scaler.is_enabled() and not torch_modules.has_unscaled(self.scaler)
-        scale = self.scaler.get_scale() if has_scale else 1.0
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm * scale)
-        whole: torch.Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        return whole / scale
-
     def load_from(self, other: "Layout | nn.Module | Mapping[str, torch.Tensor] | None") -> None:
         """Copy weights and buffers into this model, by name; dtypes stay this model's. Collective.
 
@@ -352,7 +205,7 @@ class Layout:
     def verify(
         self,
         batch: tuple[Any, Any],
-        loss_fn: Callable[[Any, Any], torch.Tensor],
+        loss_fn: LossFunction,
         steps: int = 3,
     ) -> Proof:
         """Prove that the layout computes what one process does on the same split. Collective.
@@ -416,21 +269,6 @@ def _whole_batch(inputs: Any) -> list[Any]:
     return [inputs]
 
 
-def facts_of(known: Layout) -> dict[str, str]:
-    """Return what a run tells of its layout."""
-    return {
-        "layout": known.name,
-        "model": torch_sharded.plain_name(known.model),
-        "parameters": str(known.size.parameters),
-        "layout_explained": repr(known.explain()),
-    }
-
-
-def live_layouts() -> list[Layout]:
-    """Return the layouts whose models are alive, in the order in which they were made."""
-    return sorted(_live, key=lambda layout: layout._number)
-
-
 def layout_of(model: nn.Module) -> Layout | None:
     """Return the layout that `parallelize` gave to a model, if it did."""
     known: Layout | None = torch_modules.uncompiled(model).__dict__.get(_KEY)
@@ -440,14 +278,3 @@ def layout_of(model: nn.Module) -> Layout | None:
 def attach(layout: Layout) -> None:
     """Have the model hold its layout."""
     layout.model.__dict__[_KEY] = layout
-
-
-def _data_shard() -> Shard | None:
-    """Return which part of every batch is this rank's, as the newest living layout says."""
-    newest = max(_live, key=lambda layout: layout._number, default=None)
-    if newest is None or newest.shape.world_size != dist.get_world_size():
-        return None  # the group has another size since: whoever scaled it tells what follows
-    return Shard(*newest.shape.data_part(dist.get_rank()))
-
-
-data.shard_as(_data_shard)

@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout import dry_run, skeleton
-from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
+from nbdist.engine.layout.alive import live_layouts
+from nbdist.engine.layout.layout import Layout, layout_of
 from nbdist.engine.layout.verdict import Proof
 from nbdist.errors import LayoutError, NBDistError
 

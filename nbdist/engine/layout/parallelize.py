@@ -25,8 +25,9 @@ from nbdist.engine.layout import (
     two_levels,
     wrapped,
 )
+from nbdist.engine.layout.alive import facts_of
 from nbdist.engine.layout.blocks import find_blocks
-from nbdist.engine.layout.layout import Layout, attach, facts_of, layout_of
+from nbdist.engine.layout.layout import Layout, attach, layout_of
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.policies import Policies, read
 from nbdist.engine.layout.spread import spread

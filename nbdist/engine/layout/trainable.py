@@ -1,0 +1,178 @@
+"""How a spread model is trained: a step, the parts of a batch, gradients, the optimizer.
+
+Main thread, all ranks alike.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from nbdist.engine import data
+from nbdist.engine.compat import torch_modules
+from nbdist.engine.layout import zero1
+from nbdist.engine.layout.context import Context
+from nbdist.engine.layout.exchange import own_part
+from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.pipe import size_of
+from nbdist.engine.layout.piped import Piped
+from nbdist.engine.layout.policies import Policies
+from nbdist.engine.layout.precision import Scaler
+from nbdist.errors import LayoutError
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+
+class Trainable:
+    """What of a layout trains its model; `Layout` tells of the attributes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shape: MeshShape,
+        device_mesh: DeviceMesh,
+        policies: Policies | None,
+        piped: Piped | None,
+        context: Context | None,
+    ) -> None:
+        self.model = model
+        self.shape = shape
+        self.mesh = device_mesh
+        self.policies = policies or Policies()
+        self.piped = piped
+        self.context = context
+        self.last_step: tuple[Any, Any, LossFunction] | None = None
+        self.scaler = Scaler(
+            device_mesh.device_type,
+            enabled=self.policies.precision.needs_scaler,
+            agrees=list(shape.axes) != ["dp"],  # replicas have the same gradients, once averaged
+        )
+
+    def step(self, x: Any, y: Any, loss_fn: LossFunction) -> torch.Tensor | None:
+        """Run forward and backward on this rank's share of a batch; the optimizer is yours.
+
+        Shares may differ in size: gradients are weighted by it, so that every sample counts once,
+        where a plain loop averages ranks. Collective, as every backward. Inside of
+        `torch.no_grad()` it makes the loss alone; with pp still by all ranks. With
+        `Precision("fp16")` the loss is scaled, and `layout.scaler` steps the optimizer.
+
+        Args:
+            x: What the model is called with; its length is the number of samples.
+            y: The targets.
+            loss_fn: Makes the mean loss of `(model(x), y)`.
+
+        Returns:
+            The loss of this share, detached, a plain tensor. With `ContextParallel(loss=True)` it
+            is the mean over parts of sequences. With pp it is the mean over micro-batches, for each
+            of which `loss_fn` makes a mean, and None on ranks without the last stage.
+        """
+        data.weigh_newest()
+        self.last_step = (x, y, loss_fn)
+        return self._step(x, y, loss_fn)
+
+    def _step(self, x: Any, y: Any, loss_fn: LossFunction) -> torch.Tensor | None:
+        trains = torch.is_grad_enabled()
+        if self.piped is not None:
+            weight = self._weight(size_of(x)) if trains else 1.0
+            return self.piped.step(x, y, loss_fn, weight)
+        with loss_parallel() if self.policies.tensor.loss else nullcontext():
+            loss = loss_fn(self.model(x), self.own(y))
+            if trains:
+                scaled = self.scaler.scale(loss)
+                scaled.backward(torch.full_like(scaled, self._weight(len(x))))
+        seen = loss.detach()
+        whole: torch.Tensor = seen.full_tensor() if isinstance(seen, DTensor) else seen
+        if self._has_own_loss:
+            dist.all_reduce(whole, group=self.mesh.get_group("cp"))
+            whole /= self.shape.cp
+        return whole
+
+    def own(self, y: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of targets, along dim 1, as the model's output is.
+
+        That is all of `y`, but for `ContextParallel(loss=True)`. No collective.
+        """
+        return own_part(y, 1, self.mesh["cp"]) if self._has_own_loss else y
+
+    @property
+    def _has_own_loss(self) -> bool:
+        """Whether ranks of cp have the loss of their part of a sequence each."""
+        return self.context is not None and self.policies.context.loss
+
+    def _weight(self, samples: int) -> float:
+        """Return the size of this rank's share, in units of the mean share."""
+        if self.shape.dp * self.shape.fsdp == 1:
+            return 1.0
+        total = torch.tensor([samples], device=self.mesh.device_type)
+        dist.all_reduce(total)
+        return samples * dist.get_world_size() / int(total)
+
+    def accumulate(self, parts: int) -> Iterator[int]:
+        """Yield 0 ... parts - 1; only the last part's backward averages gradients over ranks.
+
+            for part in layout.accumulate(4):
+                (loss_of(batches[part]) / 4).backward()
+            opt.step()
+
+        With `layout.step`, let its `loss_fn` divide.
+
+        Raises:
+            LayoutError: `parts` is less than 1.
+        """
+        if parts < 1:
+            raise LayoutError(f"accumulate({parts}) has no part.", do="use 1 or more")
+        return self._accumulate(parts)
+
+    def _accumulate(self, parts: int) -> Iterator[int]:
+        switch = getattr(self.model, "set_requires_gradient_sync", lambda _is_on: None)
+        if self.piped is not None:
+            switch = self.piped.share
+        try:
+            for part in range(parts):
+                switch(part == parts - 1)
+                yield part
+        finally:
+            switch(True)
+
+    def optimizer(
+        self, kind: type[torch.optim.Optimizer], params: Iterable[Any] | None = None, **options: Any
+    ) -> torch.optim.Optimizer:
+        """Return the model's optimizer: the same line for every layout.
+
+            opt = layout.optimizer(torch.optim.AdamW, lr=3e-4)
+
+        With `"zero1"` it is torch's ZeroRedundancyOptimizer, whose states are cut over the ranks;
+        else `kind` itself, on the model's parameters.
+
+        Args:
+            kind: A class of optimizers, such as `torch.optim.AdamW`.
+            params: Parameters, or groups of them with options of their own; all by itself.
+            options: What `kind` takes.
+        """
+        chosen = self.model.parameters() if params is None else params
+        if self.shape.shards_states:
+            return zero1.make(kind, chosen, self.mesh.get_group("dp"), **options)
+        return kind(chosen, **options)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that their norm, over all of the model, is at most `max_norm`.
+
+        Gradients that are still multiplied by `scaler`'s scale count without it.
+
+        Returns:
+            The norm before, a plain tensor, the same on every rank. Collective where the layout
+            has shards or stages.
+        """
+        if self.piped is not None:
+            return self.piped.clip_grad_norm_(max_norm)
+        has_scale = self.scaler.is_enabled() and not torch_modules.has_unscaled(self.scaler)
+        scale = self.scaler.get_scale() if has_scale else 1.0
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm * scale)
+        whole: torch.Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return whole / scale
