@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout import cost, cuts, load, verify, zero1
+from nbdist.engine.layout import cost, cuts, load, provable, verify, zero1
 from nbdist.engine.layout.checkpointing import Checkpointed
 from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.explain import BatchSize, Explanation
@@ -239,7 +239,7 @@ class Layout(Trainable):
                 do="verify the same layout without it, then add it",
             )
         x, y = batch
-        task = verify.Task(
+        task = provable.Task(
             (x, y),
             size_of(x),
             lambda inputs: self._step(inputs[0], inputs[1], loss_fn),
