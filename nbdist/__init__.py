@@ -32,7 +32,7 @@ _PLACES = {
     "ActivationCheckpoint": "nbdist.engine.layout.savings",
     "Compress": "nbdist.engine.layout.savings",
     "Offload": "nbdist.engine.layout.savings",
-    "loader": "nbdist.engine.data",
+    "loader": "nbdist.engine.data.make",
     "log": "nbdist.engine.training.training",
     "scale_lr": "nbdist.engine.learning_rate",
     "keep": "nbdist.engine.keep",

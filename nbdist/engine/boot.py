@@ -81,7 +81,8 @@ class Program:
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
-        from nbdist.engine import boundary, data, profile, snapshot, trained
+        from nbdist.engine import boundary, profile, snapshot, trained
+        from nbdist.engine.data import resumption
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 
@@ -97,7 +98,7 @@ class Program:
         if self.links is not None:
             self.links.begin_cell()
         self._modes = modes.current()
-        line = data.begin_cell(
+        line = resumption.begin_cell(
             options["cell"], failed=options.get("failed"), is_retry=bool(options.get("retry"))
         )
         boundary.begin_cell()
@@ -110,8 +111,9 @@ class Program:
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine import boundary, profile, snapshot, weighting
+        from nbdist.engine import boundary, profile, snapshot
         from nbdist.engine.averaging import async_sgd
+        from nbdist.engine.data import weighting
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 
@@ -262,9 +264,10 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine import data, group, keep, links, recovery, resize, trained
+    from nbdist.engine import group, keep, links, recovery, resize, trained
     from nbdist.engine.checks.checks import Checks
     from nbdist.engine.clone import clone
+    from nbdist.engine.data import shards
     from nbdist.engine.layout import parallelize, wrapped
     from nbdist.engine.tap import tap as tap_module
     from nbdist.engine.training import training
@@ -303,7 +306,7 @@ def join(
     keep.look_in(lambda: here.kernel.shell.user_ns)
     parallelize.tell_facts_to(here.recorder.fact)
     wrapped.look_on()
-    data.pace_as(training.pace)
+    shards.pace_as(training.pace)
     training.at_new_optimizer("trained", lambda opt: trained.tell(here.recorder, opt))
     here.checks = Checks(here.recorder.add)
     training.at_new_optimizer("checks", here.checks.optimizer_begins)

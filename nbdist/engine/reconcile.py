@@ -13,7 +13,6 @@ import torch.distributed as dist
 from nbdist.engine import (
     agreement,
     boundary,
-    data,
     meeting,
     parcel,
     refusals,
@@ -22,6 +21,7 @@ from nbdist.engine import (
     units,
 )
 from nbdist.engine.agreement import Decision, Report
+from nbdist.engine.data import resumption
 from nbdist.errors import ClusterError, LostStateError
 
 TIMEOUT_S = 20.0  # for the ranks to hear of each other
@@ -69,7 +69,7 @@ def reconcile(newcomers: Iterable[int]) -> list[Decision]:
         if rank in decision.behind:
             boundary.here().count_copied(unit.optimizers)
     if has_copied:
-        data.count_copied()
+        resumption.count_copied()
         boundary.here().last = boundary.here().take()
     else:
         # What is no unit's is as in any notebook: a seed that a failed cell has set stays set.

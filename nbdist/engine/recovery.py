@@ -12,7 +12,6 @@ from typing import Any
 
 from nbdist.engine import (
     boundary,
-    data,
     group,
     heal,
     hook_state,
@@ -26,6 +25,7 @@ from nbdist.engine import (
 from nbdist.engine.averaging import async_sgd
 from nbdist.engine.clone import clone
 from nbdist.engine.compat import torch_hooks
+from nbdist.engine.data import resumption
 from nbdist.engine.layout import meshes
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
@@ -40,7 +40,7 @@ def install() -> None:
     torch_hooks.wrap_start_workers(whole_steps.start_workers_whole)
     boundary.also(hook_state.snapshot, lambda _: None)
     clone.also("steps", boundary.here().hand_over, boundary.here().take_over)
-    clone.also("loaders", data.hand_over, data.take_over)
+    clone.also("loaders", resumption.hand_over, resumption.take_over)
     clone.also("kept", keep.kept, keep.take_over)
     clone.also("meshes", meshes.hand_over, meshes.take_over)
 

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from nbdist.engine import boundary, data, group, keep, parcel, recovery, snapshot, units
 from nbdist.engine.averaging.diloco import DiLoCo
 from nbdist.engine.averaging.local_sgd import LocalSGD
+from nbdist.engine.data import resumption
 from nbdist.engine.layout.parallelize import parallelize
 
 WIDTH, BATCH = 16, 8
@@ -310,7 +311,7 @@ def recover_or_not(generation: int) -> str:
 
 def begin_cell(number: int, failed: int | None = None, again: bool = False) -> None:
     """Begin a cell, as the rank's program does; it may be empty."""
-    data.begin_cell(number, failed=failed, is_retry=again)
+    resumption.begin_cell(number, failed=failed, is_retry=again)
     boundary.begin_cell()
 
 

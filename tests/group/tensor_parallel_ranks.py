@@ -14,8 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel
 from torch.nn import functional as F
 
-from nbdist.engine import batches
-from nbdist.engine.data import data_shard, loader
+from nbdist.engine.data import batches, data_shard, loader
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import TensorParallel
 from nbdist.errors import LayoutError

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.engine.batches import Shard, cut, mix, part, shares
+from nbdist.engine.data.batches import Shard, cut, mix, part, shares
 
 RANKS = st.integers(1, 9)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine import weighting
+from nbdist.engine.data import weighting
 from nbdist.errors import UsageError
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DistributedSampler
 
-from nbdist.engine import data
 from nbdist.engine.checks.alike import held_alike
 from nbdist.engine.checks.fingerprint import as_float, fingerprints
 from nbdist.engine.checks.use import Use
 from nbdist.engine.compat import torch_hooks
+from nbdist.engine.data import sampler
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
 
@@ -93,7 +93,7 @@ class Checks:
         for number, use in enumerate(self._uses):
             values = use.at_step_end(reduced)
             values |= {"optimizer": number, "same_epoch": has_repeated}
-            values["shared"] = data.is_shared_out(training.current_pass()[0])
+            values["shared"] = sampler.is_shared_out(training.current_pass()[0])
             self._add("use", step, {name: float(value) for name, value in values.items()})
 
     def _look(self, *, is_on: bool) -> None:

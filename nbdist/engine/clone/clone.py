@@ -25,13 +25,13 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine import group_names, hook_state, meeting, refusals
-from nbdist.engine.batches import mix
 from nbdist.engine.clone import fingerprint, pickler, sources, torch_rebuild, unpickler
 from nbdist.engine.clone.parcels import Channel
 from nbdist.engine.clone.recipes import recipes
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_compat import ranks_of
 from nbdist.engine.data import Loader
+from nbdist.engine.data.batches import mix
 from nbdist.engine.placeholder import Placeholder
 from nbdist.errors import ClusterError, LostStateError
 from nbdist.ranks import NAMES_OF_A_RANK, begin_with_ranks, name_ranks

@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbdist.engine import data, group_names
+from nbdist.engine import group_names
 from nbdist.engine.clone.recipes import stands_at_own_rank
+from nbdist.engine.data import Loader
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ _MOST_CHARS = 4096  # of one text
 # Told apart by their types: they are a process's own, or equal by other means.
 _OPAQUE = (
     *(nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.device, torch.Generator),
-    *(dist.device_mesh.DeviceMesh, data.Loader),
+    *(dist.device_mesh.DeviceMesh, Loader),
     *(type, ModuleType, FunctionType, MethodType),
 )
 

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbdist.engine import data
 from nbdist.engine.clone import torch_rebuild
 from nbdist.engine.clone.pickler import LostState, Recipe
 from nbdist.engine.clone.unpickler import afterwards
 from nbdist.engine.compat import torch_live
+from nbdist.engine.data.loaders import Loop
 
 
 def recipes() -> list[Recipe]:
@@ -173,10 +173,7 @@ def _reduce_dataloader(loader: DataLoader[Any]) -> tuple[Any, ...]:
 
 
 def _fill_dataloader(loader: DataLoader[Any], state: dict[str, Any]) -> None:
-    if isinstance(loader, data.Loader):
-        loader.__setstate__(state)  # from now on a retried cell makes it go on, as on its peers
-    else:
-        vars(loader).update(state)
+    vars(loader).update(state)
 
 
 def stands_at_own_rank(value: Any) -> bool:
@@ -256,7 +253,7 @@ _BY_TYPE: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
     torch.optim.Optimizer: _reduce_optimizer,
     torch.amp.GradScaler: _reduce_scaler,
     DataLoader: _reduce_dataloader,
-    data._Loop: _refuse_loop,
+    Loop: _refuse_loop,
     weakref.ref: _reduce_weakref,
     dist.device_mesh.DeviceMesh: torch_rebuild.reduce_mesh,
     dist.ProcessGroup: _refuse_group,

@@ -5,9 +5,9 @@ A layout lives as long as its model: the model holds it, and the return value ma
 
 import torch.distributed as dist
 
-from nbdist.engine import data
-from nbdist.engine.batches import Shard
 from nbdist.engine.compat import torch_sharded
+from nbdist.engine.data import shards
+from nbdist.engine.data.batches import Shard
 from nbdist.engine.layout.layout import Layout, living
 
 
@@ -34,4 +34,4 @@ def _data_shard() -> Shard | None:
     return Shard(*newest.shape.data_part(dist.get_rank()))
 
 
-data.shard_as(_data_shard)
+shards.shard_as(_data_shard)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.batches import mix
+from nbdist.engine.data.batches import mix
 
 
 def align(mesh: DeviceMesh, group: int) -> None:

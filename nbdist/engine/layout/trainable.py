@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from nbdist.engine import data
 from nbdist.engine.compat import torch_modules
+from nbdist.engine.data import resumption
 from nbdist.engine.layout import zero1
 from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.exchange import own_part
@@ -72,7 +72,7 @@ class Trainable:
             is the mean over parts of sequences. With pp it is the mean over micro-batches, for each
             of which `loss_fn` makes a mean, and None on ranks without the last stage.
         """
-        data.weigh_newest()
+        resumption.weigh_newest()
         self.last_step = (x, y, loss_fn)
         return self._step(x, y, loss_fn)
 

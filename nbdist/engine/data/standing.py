@@ -1,0 +1,182 @@
+"""Where a loader stands: the position that its loops were given, and what comes next.
+
+Workers fetch ahead, so the position counts what a loop was given, not what was fetched.
+
+Threads: the loop's. The position is kept by the iterator that the loop drives.
+"""
+
+import logging
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from nbdist.engine.data.sampler import Batches
+from nbdist.engine.data.shards import data_shard
+from nbdist.engine.data.trail import Commit, Position, Trail
+from nbdist.engine.data.weighting import Heed
+from nbdist.errors import UsageError
+
+_log = logging.getLogger("nbdist.data")
+
+
+class Standing:
+    """One loader's: what an interrupted training needs, without the loader and its data."""
+
+    def __init__(self, batches: Batches, cell: int) -> None:
+        """Stand at the begin of the first epoch.
+
+        Args:
+            batches: Of the loader; epoch and position are set there before each pass.
+            cell: The number of the cell that makes the loader.
+        """
+        self.batches = batches
+        self.consumed = 0  # samples of this epoch that the loop was given, over all ranks
+        self.newest = range(0)  # the positions of the newest batch, over all ranks
+        self.heed = Heed()
+        self.plan: deque[Position | None] = deque()  # of a cell that is run again
+        self._given = 0  # batches of the running loop that it was given
+        self._is_resumed = False
+        self.trail = Trail(self._position(), cell)
+        _live.add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # In a newcomer: from now on a retried cell makes its loader go on, as on its peers.
+        _live.add(self)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that runs, or that the next pass begins or goes on with."""
+        for ahead, planned in enumerate(self.plan):
+            if planned is not None:
+                return max(0, planned.epoch - ahead)
+        return self.batches.epoch
+
+    def ends(self) -> list[int]:
+        """Return where the batches that are left of this epoch end."""
+        return self.batches.ends(self.consumed)
+
+    def next_pass(self) -> bool:
+        """Stand where the next pass begins; return False if it is done and gets nothing."""
+        if self.plan:
+            planned = self.plan.popleft()
+            if planned is None:
+                self.trail.pass_over(self._position())
+                return False
+            self.stand_at(planned)
+        if not self._is_resumed:
+            if self._given > 1:
+                self.batches.epoch += 1
+            self.consumed = 0
+        self._is_resumed = False
+        self._given = 0
+        self.batches.start = self.consumed
+        return True
+
+    def begin_pass(self, is_alive: Callable[[], object]) -> None:
+        """Note that a loop begins here; `is_alive` as in `Trail.begin_pass`."""
+        self.trail.begin_pass(self._position(), is_alive)
+
+    def give(self, end: int) -> None:
+        """Count a batch that the loop gets; `end` is where it ends in the epoch."""
+        global _newest
+        _newest = weakref.ref(self)
+        self.newest = range(self.consumed, end)
+        self.consumed = end
+        self._given += 1
+        self.trail.give()
+        if self.batches.weights is not None:
+            self.heed.give()
+
+    def end_pass(self) -> None:
+        """Stand at the begin of the next epoch: the loop has come to its end."""
+        self.trail.end_pass()
+        self._next_epoch()
+
+    def begin_cell(self, number: int) -> None:
+        """Begin a cell in which all passes begin as always."""
+        self.trail.begin_cell(self._position(), self._given, self._is_resumed, number)
+
+    def commit(self) -> Commit:
+        """Note a boundary, here."""
+        return self.trail.commit(self._position(), self._given, self._is_resumed)
+
+    def go_back(self, commit: Commit) -> None:
+        """Stand where the loader stood at a boundary; its next loop is another pass, as always."""
+        self.batches.epoch, self.consumed = commit.position
+        self._given, self._is_resumed = commit.given, commit.is_resumed
+        self.trail.committed = commit
+
+    def stand_at(self, position: Position) -> None:
+        """Let the next loop begin there, also where nothing is left of the epoch."""
+        self.batches.epoch, self.consumed = position
+        self._given = 0
+        self._is_resumed = True
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position: the same on every rank, and good for any number of ranks."""
+        return {
+            "epoch": self.batches.epoch,
+            "consumed": self.consumed,
+            "seed": self.batches.seed,
+            "samples": self.batches.samples,
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Stand where `state` was taken, or where nothing is left there, at the next epoch.
+
+        Raises:
+            UsageError: The dataset has another number of samples than the state's.
+        """
+        if state["samples"] != self.batches.samples:
+            raise UsageError(
+                f"The state is of a dataset with {state['samples']} samples; this one has "
+                f"{self.batches.samples}.",
+                why="the order of an epoch depends on their number",
+                do="resume with the dataset that the state was taken from",
+            )
+        self.batches.seed = state["seed"]
+        self.stand_at(Position(state["epoch"], state["consumed"]))
+        if not self.ends():
+            self._tell_left_out()
+            self._next_epoch()
+
+    def _position(self) -> Position:
+        return Position(self.batches.epoch, self.consumed)
+
+    def _tell_left_out(self) -> None:
+        left = self.batches.samples - self.consumed
+        if left and not self.batches.drop_last and data_shard().index == 0:
+            _log.warning(
+                "%d samples of epoch %d are left out this once: fewer than the %d ranks that "
+                "would share them",
+                left,
+                self.batches.epoch,
+                data_shard().count,
+            )
+
+    def _next_epoch(self) -> None:
+        self.batches.epoch += 1
+        self.consumed = 0
+        self._given = 0
+
+
+def live() -> list[Standing]:
+    """Return the standing of every loader that is alive, or may be gone back to."""
+    return list(_live)
+
+
+def newest() -> Standing | None:
+    """Return that of the loader which gave the newest batch of this cell."""
+    return None if _newest is None else _newest()
+
+
+def forget_newest() -> None:
+    """Begin a cell: what an earlier one was given is not its batch."""
+    global _newest
+    _newest = None
+
+
+_live: "weakref.WeakSet[Standing]" = weakref.WeakSet()
+_newest: "weakref.ref[Standing] | None" = None
