@@ -15,6 +15,7 @@ from nbdist.engine.data import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import Pipeline
+from nbdist.engine.layout.savings import ActivationCheckpoint
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group.layout_ranks import whole
@@ -240,21 +241,40 @@ def uneven_shares(layouts: list[str]) -> list[float]:
     return found
 
 
+class Noisy(Block):
+    """Notes what dropout in its place would draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.drawn.append(torch.rand(()))
+        return super().forward(x)
+
+
+def _drawn_in_a_step(*policies: object) -> tuple[list[float], Layout]:
+    """Return what the block of this rank's stage draws in a step of two micro-batches."""
+    torch.manual_seed(7)
+    model = GPT(2, Noisy)
+    spread = parallelize(model, "pp=2", Pipeline("gpipe", microbatches=2), *policies)
+    x, y = batch("gpt", 0, torch.float32)
+    block = model.blocks[dist.get_rank()]
+    block.drawn.clear()
+    spread.step(x, y, loss_of)
+    return [float(number) for number in block.drawn], spread
+
+
 def draws_of_dropout() -> list[float]:
     """Return what a step drops in the first block of this rank's stage, and what the cell draws."""
+    drawn, _ = _drawn_in_a_step()
+    return [*drawn, float(torch.rand(()))]
 
-    class Noisy(Block):
-        def forward(self, x: Tensor) -> Tensor:
-            drawn.append(torch.rand(()))
-            return super().forward(x)
 
-    torch.manual_seed(7)
-    drawn: list[Tensor] = []
-    spread = parallelize(GPT(2, Noisy), "pp=2", Pipeline("gpipe", microbatches=2))
-    x, y = batch("gpt", 0, torch.float32)
-    drawn.clear()
-    spread.step(x, y, loss_of)
-    return [*map(float, drawn[-2:]), float(torch.rand(()))]
+def draws_again() -> tuple[list[float], list[float], str]:
+    """Return what forwards draw, what they draw when computed again, and the layout in words."""
+    drawn, spread = _drawn_in_a_step(ActivationCheckpoint())
+    return drawn[:2], drawn[2:], repr(spread.explain())
 
 
 # ---- Wrong use -----------------------------------------------------------------------------------
@@ -298,11 +318,11 @@ def refusals() -> dict[str, str]:
     """Return the text of each wrong use; the model must stay as it was, so that ddp still works."""
     texts = {}
 
-    def refused(label: str, model: nn.Module, **words: Any) -> None:
+    def refused(label: str, model: nn.Module, *policies: object, **words: Any) -> None:
         forwards = ["forward" in vars(module) for module in model.modules()]
         names = list(model.state_dict())
         try:
-            parallelize(model, "pp=2", Pipeline(**words))
+            parallelize(model, "pp=2", Pipeline(**words), *policies)
             texts[label] = "accepted"
         except LayoutError as error:
             texts[label] = str(error)
@@ -323,6 +343,8 @@ def refusals() -> dict[str, str]:
     refused("schedule", GPT(), schedule="2f2b")
     refused("split", GPT(), split="size")
     refused("example", GPT(), example=torch.zeros(1, T + 1, dtype=torch.int64))
+    again = ActivationCheckpoint(selective=True)
+    refused("halves", GPT(), again, schedule="zero-bubble")
     kept = GPT()
     opt = torch.optim.SGD(kept.parameters(), lr=0.1)
     refused("old optimizer", kept)

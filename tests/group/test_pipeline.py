@@ -7,19 +7,28 @@ import pytest
 import torch
 
 from nbdist.engine.layout.policies import Pipeline, TensorParallel
+from nbdist.engine.layout.savings import ActivationCheckpoint
 from tests.group.harness import run_ranks
 
 RANKS = "tests.group.pipeline_ranks:"
 
 
-def by(schedule: str) -> tuple[Pipeline]:
-    return (Pipeline(schedule, microbatches=4),)
+def by(schedule: str, *others: object) -> tuple[object, ...]:
+    return (Pipeline(schedule, microbatches=4), *others)
 
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "zbv")
+AGAIN, EVERY_SECOND = ActivationCheckpoint(), ActivationCheckpoint(every=2)
+SELECTIVE = ActivationCheckpoint(selective=True)
 PURE = {
-    "gpt": [("pp=2", by(schedule)) for schedule in SCHEDULES],
-    "conv": [("pp=2", by("1f1b"))],
+    "gpt": [
+        *(("pp=2", by(schedule)) for schedule in SCHEDULES),
+        ("pp=2", by("1f1b", SELECTIVE)),
+        ("pp=2", by("interleaved", AGAIN)),
+        ("pp=2", by("zero-bubble", EVERY_SECOND)),
+    ],
+    # Whose running statistics must follow a batch once, though blocks see it twice and three times.
+    "conv": [("pp=2", by("1f1b")), ("pp=2", by("gpipe", SELECTIVE)), ("pp=2", by("zbv", AGAIN))],
 }
 CASES = [(model, case) for model, cases in PURE.items() for case in range(len(cases))]
 
@@ -62,6 +71,17 @@ SLOW = [
     for dtype in FLOOR
 ]
 SLOW += [
+    (
+        "gpt",
+        4,
+        torch.float64,
+        [
+            *((f"pp=2 {axis}=2", by("1f1b", SELECTIVE)) for axis in ("dp", "fsdp", "tp")),
+            *((f"pp=2 {axis}=2", by("zbv", AGAIN)) for axis in ("dp", "fsdp", "tp")),
+            ("pp=2 tp=2", by("interleaved", AGAIN, SEQUENCE)),
+        ],
+    ),
+    ("llama", 4, torch.float64, [("pp=2 fsdp=2", by("1f1b", AGAIN))]),
     ("gpt", 4, torch.float64, [("pp=-1", by("1f1b")), ("pp=2 tp=2", (*by("zbv"), SEQUENCE))]),
     ("conv", 4, torch.float64, [("pp=2 dp=2", by("1f1b")), ("pp=2 fsdp=2", by("zbv"))]),
     ("llama", 2, torch.float64, [("pp=2", by("1f1b")), ("pp=2", by("gpipe"))]),
@@ -152,6 +172,13 @@ def test_stages_drop_differently_and_what_a_cell_draws_stays_alike() -> None:
     assert mine == theirs
 
 
+def test_blocks_that_are_computed_again_drop_the_same() -> None:
+    for forward, again, kept in run_ranks(2, RANKS + "draws_again"):
+        assert len(set(forward)) == len(forward) == 2
+        assert sorted(again) == sorted(forward)
+        assert "1 blocks keep their inputs alone, 12.3 kB of inputs in the last micro-batch" in kept
+
+
 @pytest.fixture(scope="module")
 def refusals() -> list[dict[str, str]]:
     return run_ranks(2, RANKS + "refusals", timeout_s=120)
@@ -171,6 +198,7 @@ def refusals() -> list[dict[str, str]]:
         ("wrong count", ["1 first blocks, and there are 2 stages", "['blocks.0', 'blocks.2']"]),
         ("wrong begin", ["must begin with the first block"]),
         ("schedule", ["'2f2b' is no schedule", "1f1b, gpipe, interleaved"]),
+        ("halves", ['selective=True) does not go with Pipeline("zero-bubble")', "two halves"]),
         ("split", ["'size' is no way to split"]),
         ("example", ["does not run with the example", "Pipeline(example=(x,))"]),
         ("old optimizer", ["An optimizer (SGD) already holds", "pp replaces"]),

@@ -7,9 +7,8 @@ Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; what
 is what torchtitan keeps.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from nbdist.engine.layout import stages
 from nbdist.engine.layout.around import Around
 from nbdist.engine.layout.savings import ActivationCheckpoint
 from nbdist.errors import LayoutError
@@ -61,17 +61,29 @@ def chosen(policy: ActivationCheckpoint, blocks: dict[str, nn.Module]) -> tuple[
     return tuple(blocks)[:: policy.every]
 
 
-def check(model: nn.Module, blocks: dict[str, nn.Module], pp: int) -> None:
-    """Refuse a model that has no blocks, and pipelines.
+def check(
+    policy: ActivationCheckpoint,
+    model: nn.Module,
+    blocks: dict[str, nn.Module],
+    schedule: str | None,
+) -> None:
+    """Refuse a model that has no blocks, and what a schedule of a pipeline cannot do.
+
+    Args:
+        policy: What was asked for.
+        model: Only for the error.
+        blocks: By name.
+        schedule: Of the pipeline; None without one.
 
     Raises:
-        LayoutError: There is no block, or pp is more than 1.
+        LayoutError: There is no block, or `selective` would have to compute it twice again.
     """
-    if pp > 1:
+    if policy.selective and schedule is not None and stages.makes_halves(schedule):
         raise LayoutError(
-            "ActivationCheckpoint does not go with pp yet.",
-            do="leave one of the two out; Pipeline with fewer micro-batches in flight (1f1b) keeps "
-            "fewer activations as well",
+            f'ActivationCheckpoint(selective=True) does not go with Pipeline("{schedule}").',
+            why="it makes each backward in two halves, and torch lets what selective has kept be "
+            "read by one",
+            do='ActivationCheckpoint() without selective, or Pipeline("1f1b") or "interleaved"',
         )
     if not blocks:
         raise LayoutError(
@@ -125,26 +137,31 @@ class Checkpointed(Around):
 
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         forward, again = _selective() if self._is_selective else (nullcontext(), nullcontext())
-        # Buffers are kept outside of what looks at each operator.
-        return forward, _both(self._keep_buffers(), again)
-
-    @contextlib.contextmanager
-    def _keep_buffers(self) -> Iterator[None]:
-        """Have running statistics follow a batch once, though the block sees it twice."""
-        buffers = list(self._module.buffers()) if self._has_buffers else []
-        kept = [buffer.clone() for buffer in buffers]
-        try:
-            yield
-        finally:
-            for buffer, value in zip(buffers, kept, strict=True):
-                # `.data` has a version counter of its own: nothing that backward uses has changed.
-                buffer.data.copy_(value)
+        return forward, _Again(tuple(self._module.buffers()) if self._has_buffers else (), again)
 
 
-@contextlib.contextmanager
-def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
-    with outer, inner:
-        yield
+class _Again(AbstractContextManager[None]):
+    """Stands around a block that computes again; may be entered anew.
+
+    Schedules that make backwards in halves compute a block twice. Running statistics follow a batch
+    once, however often the block sees it.
+    """
+
+    def __init__(self, buffers: tuple[torch.Tensor, ...], inner: AbstractContextManager[Any]):
+        self._buffers, self._inner = buffers, inner
+        self._kept: list[torch.Tensor] = []
+
+    def __enter__(self) -> None:
+        # Outside of what looks at each operator.
+        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+        for buffer, value in zip(self._buffers, self._kept, strict=True):
+            # `.data` has a version counter of its own: nothing that backward uses has changed.
+            buffer.data.copy_(value)
+        self._kept = []
 
 
 def _selective() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

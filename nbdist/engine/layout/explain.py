@@ -96,9 +96,9 @@ class Explanation:
         """Bytes that a rank sends in a step with one backward, by axis, on average over the ranks.
 
         `dp` is what copies average, `fsdp` what shards gather and reduce (both with cp, whose ranks
-        share as well). What tp, cp and pp send follows from the batch: without one, where tp's
-        plan has styles of torch, or where blocks compute in low precision or again, they are left
-        out.
+        share as well). What tp, cp and pp send follows from the batch: without one they are left
+        out, and tp and cp where tp's plan has styles of torch, or where blocks compute in low
+        precision or again.
         """
         chosen = self.policies.precision
         sent_as = cost.wire(self.local, self.shape, chosen.compute, chosen.reduce)
@@ -110,10 +110,10 @@ class Explanation:
         shards, copies = cost.shared_bytes(self.local, self.shape, self.backend, sent_as)
         copies += inside + between
         sent = {"dp": copies, "fsdp": shards}
-        if self.batch is not None and self._is_plain:
-            if self.token_bytes is not None:
+        if self.batch is not None:
+            if self._is_plain and self.token_bytes is not None:
                 sent["tp"] = self.token_bytes * self.batch.tokens / self.shape.pp
-            if self.context is not None:
+            if self._is_plain and self.context is not None:
                 sent["cp"] = self.context.token_bytes * self.batch.tokens / self.shape.pp
             if self.stages is not None:
                 units = {"token": self.batch.tokens, "sample": self.batch.samples}
@@ -167,22 +167,27 @@ class Explanation:
         """Return what a rank sends; of a batch that is not known, for each of its tokens."""
         by_axis = [f"{axis} {cost.human(sent)}" for axis, sent in self.traffic.items()]
         parts = [f"{cost.human(self.sent_bytes)} a step"] if by_axis else []
+        if len(by_axis) > 1 and self.batch is not None:
+            parts = [f"{parts[0]}: {', '.join(by_axis)}"]
+        if self.batch is None and self.stages is not None:
+            sent = cost.human(self.stages.sent_bytes)
+            parts.append(f"{sent} over pp for each {self.stages.unit} of its batch")
         inner = [axis for axis in ("cp", "tp") if self.shape.sizes[axis] > 1]
         if inner and not self._is_plain:
             parts.append(f"over {' and '.join(inner)} what these policies make of activations")
-            return ", and ".join(parts)
-        if self.batch is not None:
-            parts = parts or ["nothing that is known"]
-            return f"{parts[0]}: {', '.join(by_axis)}" if len(by_axis) > 1 else parts[0]
-        if self.token_bytes is not None:
-            parts.append(f"{cost.human(self.token_bytes)} over tp for each token of its batch")
-        if self.stages is not None:
-            sent = cost.human(self.stages.sent_bytes)
-            parts.append(f"{sent} over pp for each {self.stages.unit} of its batch")
-        if self.context is not None:
-            sent = cost.human(self.context.token_bytes)
-            parts.append(f"{sent} over cp for each token of its batch")
+        elif self.batch is None:
+            parts += [
+                f"{cost.human(sent)} over {axis} for each token of its batch"
+                for axis, sent in self._of_a_token
+            ]
         return ", and ".join(parts) or "nothing that is known"
+
+    @property
+    def _of_a_token(self) -> list[tuple[str, float]]:
+        """What tp and cp send for one, where it is known."""
+        of_cp = None if self.context is None else self.context.token_bytes
+        found = (("tp", self.token_bytes), ("cp", of_cp))
+        return [(axis, sent) for axis, sent in found if sent is not None]
 
     def _averaged(self) -> str:
         if self.shape.fsdp > 1:
@@ -235,7 +240,8 @@ class Explanation:
             if policy.selective
             else "their inputs"
         )
-        measured = f", {cost.human(kept)} of inputs in the last forward" if kept else ""
+        forward = "forward" if self.stages is None else "micro-batch"
+        measured = f", {cost.human(kept)} of inputs in the last {forward}" if kept else ""
         return f"activations: {len(self.inputs)} blocks keep {what} alone{measured}"
 
     def _units(self) -> str:

@@ -102,7 +102,8 @@ def parallelize(
     if asked.compress is not None:
         compress.check(asked.compress, asked.precision, shape)
     if asked.checkpoint is not None:
-        checkpointing.check(model, find_blocks(model), shape.pp)
+        schedule = asked.pipeline.schedule if shape.pp > 1 else None
+        checkpointing.check(asked.checkpoint, model, find_blocks(model), schedule)
     if asked.offload is not None:
         blocks, has_factory = find_blocks(model), built is not None
         offload.check(asked.offload, asked.checkpoint, shape, blocks, has_factory=has_factory)

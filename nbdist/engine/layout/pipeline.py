@@ -120,11 +120,10 @@ class Plan:
 
 
 def find_plan(model: nn.Module, policy: Pipeline, pp: int, blocks: list[str]) -> tuple[Plan, Relay]:
-    """Return how a model is cut, proven, and the hooks that run its parts. Collective.
+    """Return how a model is cut, proven, and the hooks that will run its parts. Collective.
 
     Args:
-        model: On its device, with the same weights on every rank. The hooks are in place; all else
-            is as it was.
+        model: On its device, with the same weights on every rank; not changed.
         policy: What was asked for.
         pp: Ranks of a pipeline.
         blocks: From `find_blocks`.
@@ -159,9 +158,8 @@ def find_plan(model: nn.Module, policy: Pipeline, pp: int, blocks: list[str]) ->
     relay.install()
     try:
         _prove(plan, relay)
-    except BaseException:
+    finally:
         relay.remove()
-        raise
     return plan, relay
 
 

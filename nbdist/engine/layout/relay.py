@@ -6,7 +6,10 @@ returns zeros of the right shapes until the stage's first block is entered: ther
 that was received takes the place of the first argument. Where the next stage's first block would be
 entered, its first argument is the stage's output, and the forward ends.
 
-What is put around forwards is taken off again by `remove`, as if it had never been there.
+What is put around forwards is taken off again by `remove`, as if it had never been there. It must
+be the outermost there, so it is put in place once more when all axes have been laid: what another
+stage has is skipped with all that stands around it, and a checkpoint computes again without asking
+which part runs.
 """
 
 from collections.abc import Collection, Iterator
@@ -73,12 +76,10 @@ class Relay:
     _active: _Active | None = None
     _handles: list[Any] = field(default_factory=list)
     _forwards: list["_Forward"] = field(default_factory=list)
+    _always: Collection[str] = ()
 
     def install(self) -> None:
-        """Put the hooks in place. To be called again when others have put theirs before them."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        """Put the hooks in place: before those that are there, around what forwards there are."""
         for number, name in enumerate(self.trunk.blocks):
             block = self.model.get_submodule(name)
             entry = _Entry(self, number)
@@ -87,29 +88,29 @@ class Relay:
             self._handles.append(hook)
         hook = self.model.register_forward_pre_hook(_Refusal(self), prepend=True)
         self._handles.append(hook)
-        if not self._forwards:
-            self._wrap_forwards()
+        self._wrap_forwards()
 
     def _wrap_forwards(self) -> None:
         places = {name: frozenset({i}) for i, name in enumerate(self.trunk.blocks)}
         for name, segments in {**self.trunk.beside, **places}.items():
             module = self.model.get_submodule(name)
-            self._forwards.append(_Forward(self, name, segments, module))
+            forward = _Forward(self, name, segments, module)
+            forward.runs_always = name in self._always
+            self._forwards.append(forward)
         self._forwards.append(_Whole(self, "", frozenset(), self.model))
 
     def run_always(self, names: Collection[str]) -> None:
         """Let these modules beside the blocks run in every part, where their weights are here.
 
-        Hooks that cut them expect what they make themselves.
+        Hooks that cut them expect what they make themselves. To be said before `install`.
         """
-        for forward in self._forwards:
-            forward.runs_always = forward.name in names
+        self._always = names
 
     def remove(self) -> None:
-        """Take everything off."""
+        """Take everything off; nothing has been put around it since."""
         for handle in self._handles:
             handle.remove()
-        for forward in self._forwards:
+        for forward in reversed(self._forwards):
             forward.remove()
         self._handles.clear()
         self._forwards.clear()

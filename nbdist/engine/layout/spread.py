@@ -146,7 +146,7 @@ class _Stages:
         self, model: nn.Module, shape: MeshShape, policies: Policies, device_mesh: DeviceMesh
     ) -> Piped:
         """Return what runs the steps, when all other axes have been laid."""
-        self.relay.install()  # before the hooks that these have put
+        self.relay.install()  # around what these have put there
         device = torch.device(device_mesh.device_type)
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
