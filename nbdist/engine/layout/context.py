@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from nbdist.engine.layout import attention, cost, dry_run, exchange, follow, proof, random_numbers
 from nbdist.engine.layout.around import Around
-from nbdist.engine.layout.dry_run import Inputs
+from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.policies import ContextParallel
 from nbdist.errors import LayoutError
 
@@ -337,9 +337,9 @@ def _prove(
     """
     inputs = inputs.map(proof.of_rank_0)
     with dry_run.untouched(model), proof.evaluating(model), torch.no_grad():
-        whole = follow.tensors_of(model(*inputs.args, **inputs.keywords))
+        whole = follow.tensors_of(inputs.run(model))
         apply(context, policy, mesh, blocks)
-        parts = follow.tensors_of(model(*inputs.args, **inputs.keywords))
+        parts = follow.tensors_of(inputs.run(model))
     length = follow.length_of(inputs)
     error = torch.zeros((), dtype=torch.float64, device=mesh.device_type)
     for place, found in parts.items():

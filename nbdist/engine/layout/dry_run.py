@@ -14,26 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map_only
 
+from nbdist.engine.layout.inputs import Inputs, as_inputs
 from nbdist.errors import LayoutError
 
 _TOKENS, _FEW_TOKENS = 16, 4  # of a guessed sequence
 _PIXELS = (32, 64, 224)  # of the side of a guessed image
 _FIRST_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What a forward is called with."""
-
-    args: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Inputs":
-        """Return the same with every tensor changed."""
-        args, keywords = tree_map_only(torch.Tensor, change, (self.args, self.keywords))
-        return Inputs(args, keywords)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +124,6 @@ def _recorder(name: str, calls: list[Call]) -> Callable[..., None]:
 def _fake_state(model: nn.Module, mode: FakeTensorMode) -> dict[str, torch.Tensor]:
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return {name: mode.from_tensor(tensor) for name, tensor in tensors}
-
-
-def as_inputs(example: Any) -> Inputs:
-    """Return an example as inputs: a dict is keywords, a tuple or list the arguments."""
-    if isinstance(example, dict):
-        return Inputs((), example)
-    return Inputs(tuple(example) if isinstance(example, tuple | list) else (example,), {})
 
 
 def guesses(model: nn.Module, tokens: int = _TOKENS) -> Iterator[Inputs]:

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from nbdist.engine.layout import cost
 from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.cuts import Plan
+from nbdist.engine.layout.inputs import as_tree
 from nbdist.engine.layout.mesh import AXES, MeshShape
 from nbdist.engine.layout.pipeline import Plan as Stages
 from nbdist.engine.layout.policies import Policies
@@ -32,7 +33,9 @@ class BatchSize:
             LayoutError: There is no tensor in it.
         """
         found = (
-            leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()
+            leaf
+            for leaf in tree_leaves(as_tree(batch))
+            if isinstance(leaf, torch.Tensor) and leaf.dim()
         )
         first = next(found, None)
         if first is None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from nbdist.engine.layout import dry_run
 from nbdist.engine.layout.cuts import COLUMN, HEAD, ROW, VOCAB, WORDS, Plan, cut_dims, is_known
-from nbdist.engine.layout.dry_run import Inputs
+from nbdist.engine.layout.inputs import Inputs
 from nbdist.errors import LayoutError
 
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nheads", "heads")

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from nbdist.engine.layout import dry_run
 from nbdist.engine.layout.attention import CALL
-from nbdist.engine.layout.dry_run import Inputs
+from nbdist.engine.layout.inputs import Inputs
 
 Tensors = dict[str, Tensor]  # by where they stand in args and keywords: "[0][1]", "[1]['cos']"
 

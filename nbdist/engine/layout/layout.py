@@ -15,8 +15,8 @@ from nbdist.engine.layout import cost, cuts, load, provable, verify, zero1
 from nbdist.engine.layout.checkpointing import Checkpointed
 from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.explain import BatchSize, Explanation
+from nbdist.engine.layout.inputs import Inputs, as_inputs, samples_in
 from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.pipe import size_of
 from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
 from nbdist.engine.layout.savings import FULL
@@ -139,8 +139,8 @@ class Layout(Trainable):
         """Return what the layout does to the model and what it costs a rank and step.
 
         Args:
-            batch: What the model is called with on this rank: its size tells how much tp, cp and pp
-                send. Without one they are told for each token.
+            batch: What the model is called with on this rank, as in `step`: its size tells how much
+                tp, cp and pp send. Without one they are told for each token.
 
         Raises:
             LayoutError: `batch` holds no tensor.
@@ -238,12 +238,12 @@ class Layout(Trainable):
                 why="rounding would hide what a wrong layout makes different",
                 do="verify the same layout without it, then add it",
             )
-        x, y = batch
+        inputs = as_inputs(batch[0])
         task = provable.Task(
-            (x, y),
-            size_of(x),
-            lambda inputs: self._step(inputs[0], inputs[1], loss_fn),
-            lambda model, inputs: loss_fn(model(inputs[0]), inputs[1]),
+            (inputs.args, inputs.keywords, batch[1]),
+            inputs.samples or samples_in(batch[1]),
+            lambda given: self._step(Inputs(*given[:2]), given[2], loss_fn),
+            lambda model, given: loss_fn(Inputs(*given[:2]).run(model), given[2]),
             _whole_batch if self.piped is None else self.piped.pipe.cut,
         )
         return verify.verify(self, task, steps)

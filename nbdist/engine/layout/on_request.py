@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout import dry_run, skeleton
 from nbdist.engine.layout.alive import live_layouts
+from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.layout import Layout, layout_of
 from nbdist.engine.layout.verdict import Proof
 from nbdist.errors import LayoutError, NBDistError
@@ -70,18 +71,32 @@ def _prove(layout: Layout) -> tuple[Proof, str]:
         raise LayoutError("There is no plain model to compare with.", why=layout.no_skeleton)
     plain = copy.deepcopy(layout.skeleton)
     skeleton.materialise(plain, "cpu")
-    inputs, _ = dry_run.find_inputs(plain, layout.policies.tensor.example)
-    if len(inputs.args) != 1 or inputs.keywords:
+    example = layout.policies.example
+    try:
+        inputs, _ = dry_run.find_inputs(plain, example)
+    except LayoutError as error:
         raise LayoutError(
             "No batch is known to prove the layout with.",
-            do="layout.verify((x, y), loss_fn) in a cell",
-        )
-    samples = torch.cat([inputs.args[0]] * _SAMPLES)
+            why=error.why,
+            do="layout.verify((x, y), loss_fn) in a cell, or prove after a layout.step",
+        ) from error
+    given = "guessed from the first layers" if example is None else "made of the policy's example"
     how = (
-        "Inputs were guessed from the first layers, and the loss is the mean of the outputs with "
-        "fixed weights: layout.verify((x, y), loss_fn) proves with yours."
+        f"Inputs were {given}, and the loss is the mean of the outputs with fixed weights: "
+        "layout.verify((x, y), loss_fn) proves with yours."
     )
-    return layout.verify((samples, None), _projection), how
+    return layout.verify((_repeated(inputs), None), _projection), how
+
+
+def _repeated(inputs: Inputs) -> Inputs:
+    """Return inputs with their samples several times over."""
+    samples = inputs.samples
+
+    def repeat(tensor: torch.Tensor) -> torch.Tensor:
+        has_samples = tensor.dim() > 0 and len(tensor) == samples
+        return torch.cat([tensor] * _SAMPLES) if has_samples else tensor
+
+    return inputs.map(repeat)
 
 
 def _projection(outputs: Any, _targets: object) -> torch.Tensor:

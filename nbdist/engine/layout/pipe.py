@@ -18,11 +18,11 @@ from torch import nn
 from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from nbdist.engine.compat import torch_pipeline
 from nbdist.engine.layout import stages, trunk
-from nbdist.engine.layout.dry_run import Inputs, untouched
+from nbdist.engine.layout.dry_run import untouched
+from nbdist.engine.layout.inputs import Inputs, samples_in, split
 from nbdist.engine.layout.pipeline import Plan
 from nbdist.engine.layout.relay import Relay
 from nbdist.engine.layout.stages import Stage
@@ -83,12 +83,14 @@ class Pipe:
         """Whether this rank has the last stage."""
         return any(stage is self.plan.stages[-1] for stage in self.mine)
 
-    def run(self, x: Any, y: Any, loss_fn: LossFunction, scale: float) -> torch.Tensor | None:
+    def run(
+        self, inputs: Inputs, y: Any, loss_fn: LossFunction, scale: float
+    ) -> torch.Tensor | None:
         """Run a batch through all stages: forwards, and backwards where gradients are on.
 
         Args:
-            x: What the model is called with, the same on all ranks of the pipeline.
-            y: The targets.
+            inputs: What the model is called with, the same on all ranks of the pipeline.
+            y: The targets: a tensor, or a tree of them.
             loss_fn: Makes the mean loss of one micro-batch.
             scale: Of the gradients, beside the mean over micro-batches.
 
@@ -100,11 +102,11 @@ class Pipe:
             Exception: What a block or `loss_fn` raised on this rank.
         """
         trains = torch.is_grad_enabled()
-        samples = size_of(x)
+        samples = inputs.samples
         count = self._count(samples, trains)
-        inputs = [Inputs((part,), {}) for part in _cut(x, samples, count)]
-        schedule, seen = self._schedule(inputs[0], count, trains)
-        self._work = _Work(inputs, _cut(y, samples, count), loss_fn, scale / count, seen)
+        parts = inputs.split(samples, count)
+        schedule, seen = self._schedule(parts[0], count, trains)
+        self._work = _Work(parts, split(y, samples, count), loss_fn, scale / count, seen)
         numbers = torch.arange(count)
         given = (numbers,) if any(stage.index == 0 for stage in self.mine) else ()
         try:
@@ -119,12 +121,10 @@ class Pipe:
             self._work = None
         return torch.stack(losses).mean() if losses else None
 
-    def cut(self, batch: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-        """Return the micro-batches of a training step, each as inputs and targets."""
-        x, y = batch
-        samples = size_of(x)
-        count = self._count(samples, trains=True)
-        return list(zip(_cut(x, samples, count), _cut(y, samples, count), strict=True))
+    def cut(self, batch: Any) -> list[Any]:
+        """Return the micro-batches of a training step, each as a tree like `batch`."""
+        samples = samples_in(batch)
+        return split(batch, samples, self._count(samples, trains=True))
 
     def _count(self, samples: int, trains: bool) -> int:
         """Return the number of micro-batches; alone forwards take any batch."""
@@ -258,21 +258,3 @@ def _sent(seen: Trunk, block: int) -> torch.Tensor:
     spec = seen.hidden[block]
     assert spec is not None, "checked when the model was cut"
     return torch.empty(spec.shape, dtype=spec.dtype, device="meta", requires_grad=True)
-
-
-def size_of(x: Any) -> int:
-    """Return the number of samples of what a model is called with."""
-    return next((len(t) for t in tree_leaves(x) if isinstance(t, torch.Tensor) and t.dim()), 0)
-
-
-def _cut(batch: Any, samples: int, count: int) -> list[Any]:
-    """Cut every tensor with as many samples into equal parts; others go whole into each."""
-
-    def part(number: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        def cut(tensor: torch.Tensor) -> torch.Tensor:
-            has_samples = tensor.dim() > 0 and len(tensor) == samples
-            return tensor.chunk(count)[number] if has_samples else tensor
-
-        return cut
-
-    return [tree_map_only(torch.Tensor, part(number), batch) for number in range(count)]

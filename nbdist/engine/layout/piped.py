@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout import average, random_numbers
+from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.pipe import LossFunction, Pipe
 from nbdist.engine.layout.weights import BufferSync
@@ -48,11 +49,13 @@ class Piped:
         """Have the next steps share their gradients, or keep them for a later one to share."""
         self._shares = shares
 
-    def step(self, x: Any, y: Any, loss_fn: LossFunction, weight: float) -> torch.Tensor | None:
+    def step(
+        self, inputs: Inputs, y: Any, loss_fn: LossFunction, weight: float
+    ) -> torch.Tensor | None:
         """Run a batch; see `Layout.step`.
 
         Args:
-            x: What the model is called with.
+            inputs: What the model is called with.
             y: The targets.
             loss_fn: Makes the mean loss of a micro-batch.
             weight: Of this rank's share.
@@ -66,7 +69,7 @@ class Piped:
             loss_parallel() if self._has_parallel_loss else nullcontext(),
             random_numbers.of_place(*place, device_type=self._mesh.device_type),
         ):
-            loss = self.pipe.run(x, y, loss_fn, weight)
+            loss = self.pipe.run(inputs, y, loss_fn, weight)
         if not trains:
             if is_sharded:
                 torch_sharded.reshard(self._model)

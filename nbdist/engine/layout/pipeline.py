@@ -18,7 +18,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout import hollow, segment_times, stages, trunk
-from nbdist.engine.layout.dry_run import Inputs, untouched
+from nbdist.engine.layout.dry_run import untouched
+from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.policies import Pipeline
 from nbdist.engine.layout.proof import TOLERANCE, evaluating, of_rank_0
 from nbdist.engine.layout.relay import Relay

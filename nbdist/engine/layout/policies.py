@@ -146,6 +146,12 @@ class Policies:
     compress: Compress | None = None
     offload: Offload | None = None
 
+    @property
+    def example(self) -> Any:
+        """The batch that a policy was given to try the model with; None where none was."""
+        given = (self.tensor.example, self.pipeline.example, self.context.example)
+        return next((example for example in given if example is not None), None)
+
     def __str__(self) -> str:
         """Return the same text where the same is asked for."""
         return " ".join(f"{f.name}: {getattr(self, f.name)}" for f in fields(self))

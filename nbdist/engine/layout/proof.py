@@ -17,7 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.cuts import COLUMN, ROW, Plan, cut_dims
-from nbdist.engine.layout.dry_run import Inputs, untouched
+from nbdist.engine.layout.dry_run import untouched
+from nbdist.engine.layout.inputs import Inputs
 from nbdist.errors import LayoutError
 
 # Largest difference, relative to the largest value, that comes of another order of summation.

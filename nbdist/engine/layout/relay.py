@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from nbdist.engine.layout.dry_run import Inputs
+from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.trunk import Spec, Trunk, first_of
 from nbdist.errors import LayoutError
 
@@ -134,7 +134,7 @@ class Relay:
         made = {name: iter(calls) for name, calls in outputs.items()}
         self._active = _Active(start, end, hidden, made, device)
         try:
-            return self.model(*inputs.args, **inputs.keywords)
+            return inputs.run(self.model)
         finally:
             self._active = None
 

@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout.dry_run import Inputs, untouched
+from nbdist.engine.layout.dry_run import untouched
+from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.trunk import first_of
 
 _ROUNDS = 5  # of which the first warms up
@@ -59,7 +60,7 @@ def _once(model: nn.Module, blocks: tuple[str, ...], inputs: Inputs) -> list[flo
     try:
         began = _now()
         with torch.enable_grad():
-            output = model(*inputs.args, **inputs.keywords)
+            output = inputs.run(model)
         forwarded = _now()
         tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
         total = torch.stack([t.float().sum() for t in tensors if t.requires_grad]).sum()

@@ -13,14 +13,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.data import resumption
 from nbdist.engine.layout import zero1
 from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.exchange import own_part
+from nbdist.engine.layout.inputs import Inputs, as_inputs, as_tree, samples_in
 from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.pipe import size_of
 from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
 from nbdist.engine.layout.precision import Scaler
@@ -63,29 +64,34 @@ class Trainable:
         `Precision("fp16")` the loss is scaled, and `layout.scaler` steps the optimizer.
 
         Args:
-            x: What the model is called with; its length is the number of samples.
-            y: The targets.
+            x: What the model is called with: a dict is keywords, `model(**x)`, a tuple or list is
+                arguments, `model(*x)`, all else the one argument; `(x,)` gives a tuple or dict as
+                it is. The first tensor's length is the number of samples.
+            y: The targets, in any form that `loss_fn` takes.
             loss_fn: Makes the mean loss of `(model(x), y)`.
 
         Returns:
             The loss of this share, detached, a plain tensor. With `ContextParallel(loss=True)` it
             is the mean over parts of sequences. With pp it is the mean over micro-batches, for each
             of which `loss_fn` makes a mean, and None on ranks without the last stage.
+
+        Raises:
+            LayoutError: Shares must be weighted, and nothing tells how many samples there are.
         """
         resumption.weigh_newest()
         self.last_step = (x, y, loss_fn)
-        return self._step(x, y, loss_fn)
+        return self._step(as_inputs(x), y, loss_fn)
 
-    def _step(self, x: Any, y: Any, loss_fn: LossFunction) -> torch.Tensor | None:
+    def _step(self, inputs: Inputs, y: Any, loss_fn: LossFunction) -> torch.Tensor | None:
         trains = torch.is_grad_enabled()
         if self.piped is not None:
-            weight = self._weight(size_of(x)) if trains else 1.0
-            return self.piped.step(x, y, loss_fn, weight)
+            weight = self._weight(inputs, y) if trains else 1.0
+            return self.piped.step(inputs, y, loss_fn, weight)
         with loss_parallel() if self.policies.tensor.loss else nullcontext():
-            loss = loss_fn(self.model(x), self.own(y))
+            loss = loss_fn(inputs.run(self.model), self.own(y))
             if trains:
                 scaled = self.scaler.scale(loss)
-                scaled.backward(torch.full_like(scaled, self._weight(len(x))))
+                scaled.backward(torch.full_like(scaled, self._weight(inputs, y)))
         seen = loss.detach()
         whole: torch.Tensor = seen.full_tensor() if isinstance(seen, DTensor) else seen
         if self._has_own_loss:
@@ -93,24 +99,38 @@ class Trainable:
             whole /= self.shape.cp
         return whole
 
-    def own(self, y: torch.Tensor) -> torch.Tensor:
+    def own(self, y: Any) -> Any:
         """Return this rank's part of targets, along dim 1, as the model's output is.
 
-        That is all of `y`, but for `ContextParallel(loss=True)`. No collective.
+        That is all of `y`, but for `ContextParallel(loss=True)`. Of a tuple, list or dict it is
+        that of each tensor with a dim 1. No collective.
         """
-        return own_part(y, 1, self.mesh["cp"]) if self._has_own_loss else y
+        if not self._has_own_loss:
+            return y
+        mesh = self.mesh["cp"]
+        return tree_map_only(
+            torch.Tensor, lambda t: own_part(t, 1, mesh) if t.dim() > 1 else t, as_tree(y)
+        )
 
     @property
     def _has_own_loss(self) -> bool:
         """Whether ranks of cp have the loss of their part of a sequence each."""
         return self.context is not None and self.policies.context.loss
 
-    def _weight(self, samples: int) -> float:
+    def _weight(self, inputs: Inputs, y: Any) -> float:
         """Return the size of this rank's share, in units of the mean share."""
         if self.shape.dp * self.shape.fsdp == 1:
             return 1.0
+        samples = inputs.samples or samples_in(y)
         total = torch.tensor([samples], device=self.mesh.device_type)
         dist.all_reduce(total)
+        if not total:
+            raise LayoutError(
+                "layout.step found no tensor in x or y, so it cannot tell how many samples a rank "
+                "has.",
+                why="every sample counts once, so gradients are weighted by the size of the share",
+                do="give x or y as a tensor, or as a tuple, list or dict of tensors",
+            )
         return samples * dist.get_world_size() / int(total)
 
     def accumulate(self, parts: int) -> Iterator[int]:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from nbdist.engine.layout import dry_run
-from nbdist.engine.layout.dry_run import Inputs
+from nbdist.engine.layout.inputs import Inputs, as_inputs
 from nbdist.errors import LayoutError
 
 
@@ -67,7 +67,7 @@ def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Trun
     Raises:
         LayoutError: The model does not run with the example, or with any that was tried.
     """
-    given = [dry_run.as_inputs(example)] if example is not None else list(dry_run.guesses(model))
+    given = [as_inputs(example)] if example is not None else list(dry_run.guesses(model))
     first: Exception | None = None
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for inputs in given:

@@ -1,0 +1,71 @@
+"""What a model is called with, as one value.
+
+One rule for batches and examples, wherever they are given: a dict is keywords, a tuple or list is
+the arguments, all else is the one argument. A model whose one argument is a tuple or dict gets it
+within a tuple: `((hidden, cell),)`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a forward is called with."""
+
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def run(self, model: Callable[..., Any]) -> Any:
+        """Return what the model makes of them."""
+        return model(*self.args, **self.keywords)
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Inputs":
+        """Return the same with every tensor changed."""
+        args, keywords = tree_map_only(torch.Tensor, change, (self.args, self.keywords))
+        return Inputs(args, keywords)
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return samples_in((self.args, self.keywords))
+
+    def split(self, samples: int, count: int) -> "list[Inputs]":
+        """Return `count` parts of them; see `split`."""
+        return [Inputs(*part) for part in split((self.args, self.keywords), samples, count)]
+
+
+def as_inputs(given: Any) -> Inputs:
+    """Return a batch or an example as what the model is called with, by the rule above."""
+    if isinstance(given, Inputs):
+        return given
+    if isinstance(given, Mapping):  # a tokenizer's BatchEncoding is no dict
+        return Inputs((), dict(given))
+    return Inputs(tuple(given) if isinstance(given, tuple | list) else (given,), {})
+
+
+def as_tree(given: Any) -> Any:
+    """Return targets as torch's trees are: of their own kinds of dict, torch looks into dict."""
+    return dict(given) if isinstance(given, Mapping) else given
+
+
+def samples_in(tree: Any) -> int:
+    """Return how many samples a tree holds: the length of its first tensor; 0 without one."""
+    return next((len(t) for t in tree_leaves(tree) if isinstance(t, torch.Tensor) and t.dim()), 0)
+
+
+def split(tree: Any, samples: int, count: int) -> list[Any]:
+    """Cut every tensor with as many samples into equal parts; others go whole into each."""
+
+    def part(number: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            has_samples = tensor.dim() > 0 and len(tensor) == samples
+            return tensor.chunk(count)[number] if has_samples else tensor
+
+        return cut
+
+    return [tree_map_only(torch.Tensor, part(number), as_tree(tree)) for number in range(count)]
