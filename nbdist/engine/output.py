@@ -30,22 +30,20 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from nbdist.engine.output_files import KeptText, WatchedFile, write_all
+from nbdist.engine.text_window import Part, Window, as_lists, joined
 
 HEAD_BYTES: Final = 256 * 1024
-WINDOW_BYTES: Final = 4 * 1024
 INTERVAL_S: Final = 0.1
 WINDOW_INTERVAL_S: Final = 0.5
 POLL_S: Final = 0.05  # how often the files behind descriptors 1 and 2 are looked at
 GRACE_S: Final = 0.01  # `print` writes its text and its line break apart; send them together
 
 Publish = Callable[[dict[str, Any]], None]
-Part = tuple[str, str]  # (stream's name, text)
 
 
 class Stream(io.TextIOBase):
@@ -147,7 +145,7 @@ class Output:
         self._head: list[Part] = []  # of the whole cell, until a file takes over
         self._head_bytes = 0
         self._unsent = 0  # index into _head
-        self._window = _Window()
+        self._window = Window()
         self._window_number = 0
         self._window_new = False
         self._cut_bytes = 0  # in windows that are closed
@@ -221,7 +219,7 @@ class Output:
 
     def _take_inbox(self) -> None:
         inbox, self._inbox, self._inbox_size = self._inbox, [], 0
-        for name, text in _joined(inbox):
+        for name, text in joined(inbox):
             self._take(name, text)
 
     def _take(self, name: str, text: str) -> None:
@@ -307,7 +305,7 @@ class Output:
             with self._lock:
                 if self._in_cell and self._window.total:
                     self._cut_bytes += self._window.cut_bytes
-                    self._window = _Window()
+                    self._window = Window()
                     self._window_number += 1
                     self._window_new = False
 
@@ -350,11 +348,11 @@ class Output:
             if self._window_new:
                 self._window_new = False
                 window = {
-                    "parts": _lists(self._window.parts()),
+                    "parts": as_lists(self._window.parts()),
                     "window": self._window_number,
                     "cut_bytes": self._window.cut_bytes,
                 }
-        for message in ({"parts": _lists(parts)} if parts else None, window):
+        for message in ({"parts": as_lists(parts)} if parts else None, window):
             if message is None:
                 continue
             self._sent_at = time.monotonic()
@@ -391,49 +389,6 @@ class Output:
         self._sending = threading.RLock()
         if self._file is not None:
             self._file.forget()
-
-
-class _Window:
-    """The newest `WINDOW_BYTES` of a text, and how many bytes came before them."""
-
-    def __init__(self) -> None:
-        self._parts: deque[tuple[str, str, int]] = deque()
-        self._size = 0
-        self.total = 0
-
-    def add(self, name: str, text: str, size: int) -> None:
-        self.total += size
-        if size > WINDOW_BYTES:
-            self._parts.clear()
-            self._size = 0
-            text = text[-WINDOW_BYTES:]
-            size = len(text.encode(errors="replace"))
-        self._parts.append((name, text, size))
-        self._size += size
-        while self._size - self._parts[0][2] >= WINDOW_BYTES:
-            self._size -= self._parts.popleft()[2]
-
-    @property
-    def cut_bytes(self) -> int:
-        return self.total - self._size
-
-    def parts(self) -> list[Part]:
-        return [(name, text) for name, text, _ in self._parts]
-
-
-def _joined(parts: Iterable[Part]) -> list[Part]:
-    """Return parts with neighbours of one stream joined: fewer and larger."""
-    pieces: list[tuple[str, list[str]]] = []
-    for name, text in parts:
-        if pieces and pieces[-1][0] == name:
-            pieces[-1][1].append(text)
-        else:
-            pieces.append((name, [text]))
-    return [(name, "".join(texts)) for name, texts in pieces]
-
-
-def _lists(parts: Iterable[Part]) -> list[list[str]]:
-    return [[name, text] for name, text in _joined(parts)]
 
 
 # `register_at_fork` cannot be undone, so it is done once for all outputs that are alive.

@@ -15,7 +15,8 @@ import torch
 
 from nbdist.engine.tap import cuda_times, ledger
 from nbdist.engine.tap.books import Book
-from nbdist.engine.tap.cuda_times import ANCHOR_EVERY_NS, BLOCKED_NS, MAX_SPANS, CudaTimes, Mark
+from nbdist.engine.tap.cuda_marks import Gpu, Mark
+from nbdist.engine.tap.cuda_times import ANCHOR_EVERY_NS, BLOCKED_NS, MAX_SPANS, CudaTimes
 from nbdist.engine.tap.launch import Launch
 from nbdist.packed import CALL, TICK_NS
 
@@ -132,7 +133,7 @@ class _Rank:
 
     def __init__(self, **world: Any) -> None:
         self.world = _World(**world)
-        self.times = CudaTimes(cast("cuda_times.Gpu", self.world), self.world.now)
+        self.times = CudaTimes(cast("Gpu", self.world), self.world.now)
         self.times.begin_step(1)
         self.tensor = cast("torch.Tensor", torch.empty(4, device="meta"))
         self.seq = 0

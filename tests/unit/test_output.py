@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from nbdist.engine import output as module
-from nbdist.engine.output import HEAD_BYTES, WINDOW_BYTES, Output
+from nbdist.engine.output import HEAD_BYTES, Output
 from nbdist.engine.output_files import LogStream
+from nbdist.engine.text_window import WINDOW_BYTES
 
 
 class Notebook:

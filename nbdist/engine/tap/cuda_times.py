@@ -31,13 +31,6 @@ FSDP2 lets the compute stream wait for events of its own; that is not seen, its 
 Not told are operators within a coalescing manager (torch marks their end before they are queued)
 and within the capture of a graph.
 
-*Clock.* Now and then an event is recorded on a stream of our own, which is empty, and asked for
-until it has passed, 0.2 ms at most: the middle between is its moment, and half of that the error
-(some 10 us; `Anchor.error_ns`). Other events are told by `elapsed_time` from the newest anchor
-(float32 milliseconds: 0.1 us after a second), on which the GPU's clock drifts some 50 us at most
-where anchors are a second apart. No moment lies before the host recorded it or behind its being
-seen.
-
 Threads: launches and waits on any thread, ends on the launching one or on gloo's, `take` and
 `backward_ended` on the main one.
 """
@@ -47,105 +40,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.tap import intervals
+from nbdist.engine.tap.cuda_marks import Anchor, Gpu, Mark, Span
 from nbdist.engine.tap.launch import Launch
 
 MAX_SPANS = 4096  # whose end has not passed
 ANCHOR_EVERY_NS = 1_000_000_000
 ANCHOR_TRIES_NS = 200_000
 BLOCKED_NS = 100_000  # a wait that took the host so long was the host's
-
-
-class Event(Protocol):
-    """A `torch.cuda.Event` with timing."""
-
-    def query(self) -> bool:
-        """Return whether the GPU has passed it."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Return milliseconds from here to a later one."""
-
-
-class Gpu:
-    """What is asked of `torch.cuda`. Has not run on a GPU yet."""
-
-    def __init__(self) -> None:
-        self._apart: dict[torch.device, Any] = {}
-
-    def mark(self, device: torch.device) -> Event:
-        """Record an event on the device's current stream."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(device))
-        return event
-
-    def mark_apart(self, device: torch.device) -> Event:
-        """Record one on a stream on which nothing else is queued."""
-        stream = self._apart.get(device)
-        if stream is None:
-            stream = self._apart[device] = torch.cuda.Stream(device)
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(stream)
-        return event
-
-    def stream(self, device: torch.device) -> int:
-        """Return which stream is current on this thread."""
-        return int(torch.cuda.current_stream(device).cuda_stream)
-
-    def can_mark(self) -> bool:
-        """Return whether events recorded now would tell of what is launched now."""
-        return not (torch_hooks.is_coalescing() or torch.cuda.is_current_stream_capturing())
-
-
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """An event whose moment is known."""
-
-    event: Event
-    moment_ns: int
-    error_ns: int
-
-    def moment_of(self, mark: "Mark", seen_ns: int) -> int:
-        """Return when the GPU passed an event that was recorded after this one."""
-        moment_ns = self.moment_ns + round(self.event.elapsed_time(mark.event) * 1e6)
-        return min(max(moment_ns, mark.recorded_ns), seen_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """An event in a stream, and when the host recorded it."""
-
-    event: Event
-    recorded_ns: int
-    anchor: Anchor
-    stream: int
-
-
-@dataclass(slots=True)
-class Span:
-    """A collective, or a wait of the compute stream where `launch` is None.
-
-    `end` is known later; where the host saw it, `end_ns` is instead. A wait lasts no longer than
-    `cut_by`.
-    """
-
-    step: int
-    begin: Mark
-    launch: Launch | None = None
-    end: Mark | None = None
-    end_ns: int = 0
-    is_exposed: bool = False
-    cut_by: Launch | None = None
-
-    def is_over(self) -> bool:
-        """Return whether the GPU is through."""
-        if self.end is None:
-            return self.end_ns > 0 and self.begin.event.query()
-        return self.end.event.query()
 
 
 @dataclass(slots=True)
