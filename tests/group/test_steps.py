@@ -23,6 +23,14 @@ def test_an_optimizer_that_steps_twice_in_between_takes_its_place() -> None:
     assert closed("aaaaabaaaaab") == "aaaaaaaaaa"
 
 
+def test_an_optimizer_that_was_made_since_the_last_step_begins_another_training() -> None:
+    rule = StepRule()
+    assert rule.closes(1)
+    assert rule.closes(2, is_new=True)
+    assert rule.closes(2)
+    assert not rule.closes(1)
+
+
 def test_steps_in_a_pass_follow_accumulation_and_ignore_what_is_fetched_ahead() -> None:
     assert steps_in_pass(100, batches_taken=1, steps_made=1, backwards=1) == 100
     assert steps_in_pass(100, batches_taken=2, steps_made=1, backwards=1) == 100

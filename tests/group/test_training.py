@@ -132,6 +132,9 @@ def _several_optimizers() -> Any:
     import torch
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+    from nbdist.engine.compat import torch_live
+
+    torch_live.watch()  # as a rank does when it joins
     counted = {}
     watch = Watch()
 
@@ -162,6 +165,17 @@ def _several_optimizers() -> Any:
         (first if next(calls) == 0 else second).step()
 
     loop("one for a warm-up", warm_up)
+    trained: list[torch.optim.Optimizer] = []
+
+    def one_after_another() -> None:
+        if len(trained) % 2 == 0:  # every other step is a training of its own
+            trained.append(torch.optim.SGD(a.parameters(), lr=0.01))
+        else:
+            trained.append(trained[-1])
+        a(x).mean().backward()
+        trained[-1].step()
+
+    loop("one training after another", one_after_another)
     zero = ZeroRedundancyOptimizer(a.parameters(), torch.optim.SGD, lr=0.01)
 
     def sharded() -> None:
@@ -266,7 +280,7 @@ def _broken_hook() -> Any:
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def fail(self: Any, optimizer: int) -> bool:
+    def fail(self: Any, optimizer: int, *, is_new: bool) -> bool:
         raise RuntimeError("broken on purpose")
 
     steps.StepRule.closes = fail  # type: ignore[method-assign]

@@ -5,6 +5,7 @@ watched, from `group.join` on, and objects remembered as long as they live.
 """
 
 import functools
+import itertools
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -24,10 +25,13 @@ _WATCHED: tuple[type[Any], ...] = (
     torch.optim.lr_scheduler.LRScheduler,
 )
 
-# A dictionary keeps the order of making, which is the same on all ranks; a set would not.
-_live: dict[type[Any], "WeakKeyDictionary[Any, None]"] = {
+# A dictionary keeps the order of making, which is the same on all ranks; a set would not. The value
+# is the object's number, in the order of making of all.
+_live: dict[type[Any], "WeakKeyDictionary[Any, int]"] = {
     kind: WeakKeyDictionary() for kind in _WATCHED
 }
+_numbers = itertools.count(1)
+_newest = 0
 
 
 def watch() -> None:
@@ -38,7 +42,8 @@ def watch() -> None:
 
 def remember(kind: type[T], made: T) -> None:
     """Count in an object of a watched class that was made past its constructor."""
-    _live[kind][made] = None
+    global _newest
+    _newest = _live[kind][made] = next(_numbers)
 
 
 def forget(gone: Any) -> None:
@@ -50,6 +55,16 @@ def forget(gone: Any) -> None:
 def live(kind: type[T]) -> list[T]:
     """Return the living objects of a watched class, in the order of making."""
     return list(_live[kind])
+
+
+def newest_number() -> int:
+    """Return the number of the watched object that was made last; 0 before the first."""
+    return _newest
+
+
+def number_of(kind: type[T], made: T) -> int:
+    """Return an object's number: larger than of all that were made before it. 0: not watched."""
+    return _live[kind].get(made, 0)
 
 
 def _watch(kind: type[Any]) -> None:

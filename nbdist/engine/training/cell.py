@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat import torch_hooks, torch_live
 from nbdist.engine.records import Recorder
 from nbdist.engine.tap import tap
 from nbdist.engine.training.gradients import Shares
@@ -81,6 +81,7 @@ class Cell:
         self._machine = machine
         self._parts = Parts()
         self._rule = StepRule()
+        self._made_by_then = 0  # number of the newest optimizer when the newest step ended
         self._has_begun = self._is_whole = False  # the step; and whether that was seen
         self.knows_parts = True  # False once a hook has failed that tells them
         self._losses = Scalars()
@@ -197,7 +198,9 @@ class Cell:
         now_ns = perf_counter_ns()
         key = id(optimizer)
         is_outermost = self._parts.optimizer_ended(now_ns, tap.exposed_ns(), key)
-        if not (is_outermost and self._rule.closes(key)):
+        made = torch_live.number_of(torch.optim.Optimizer, optimizer)
+        is_new = made > self._made_by_then
+        if not (is_outermost and self._rule.closes(key, is_new=is_new)):
             return False
         self._close_step(now_ns)
         return True
@@ -206,6 +209,7 @@ class Cell:
 
     def _close_step(self, now_ns: int) -> None:
         self.step += 1
+        self._made_by_then = torch_live.newest_number()
         parts = self._parts.close(now_ns, tap.exposed_ns())
         traffic = tap.take(self.step)
         if traffic.calls is not None:

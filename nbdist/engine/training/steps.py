@@ -18,17 +18,24 @@ class StepRule:
 
     The optimizer that stepped first leads: each of its steps is a training step, and those of
     others in between (a GAN's second network, the one inside a ZeroRedundancyOptimizer, one
-    optimizer a parameter) belong to it. An optimizer that steps twice between two steps of the
-    leader takes its place: the leader was only for a warm-up, or steps less often.
+    optimizer a parameter) belong to it. An optimizer that was made since the leader's last step
+    takes its place at once: another training begins. One that was there takes it when it steps
+    twice between two steps of the leader, which was only for a warm-up, or steps less often.
     """
 
     def __init__(self) -> None:
         self._leader: int | None = None
         self._others: set[int] = set()
 
-    def closes(self, optimizer: int) -> bool:
-        """Return whether this call, by the optimizer of that `id`, ends a step."""
-        if self._leader is None or optimizer == self._leader or optimizer in self._others:
+    def closes(self, optimizer: int, *, is_new: bool = False) -> bool:
+        """Return whether this call, by the optimizer of that `id`, ends a step.
+
+        Args:
+            optimizer: Which.
+            is_new: It was made after the newest step had ended.
+        """
+        leads = self._leader in (None, optimizer) or optimizer in self._others
+        if leads or is_new:
             self._leader = optimizer
             self._others.clear()
             return True
