@@ -170,7 +170,9 @@ def describe_newcomers(
         lines += _cloned(f"Rank {rank} {came} (pid {pids[rank]})", rank, answers[rank]["cloned"])
     cloned = {rank: answers[rank]["cloned"] for rank in sorted(set(pids) - set(bare))}
     inexact = [line for told in cloned.values() for line in told.get("inexact", ())]
-    return [*lines, *_lost(cloned), *dict.fromkeys(inexact), *_differing(cloned)]
+    # Of ranks that come beside others, the layouts that have no part for them are named by `scale`.
+    lost = _lost(cloned) if replaced else []
+    return [*lines, *lost, *dict.fromkeys(inexact), *_differing(cloned)]
 
 
 def _lost(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:

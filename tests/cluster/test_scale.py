@@ -95,6 +95,18 @@ def test_new_ranks_hold_what_the_others_hold_and_train_with_them(scaled: Session
     assert others == [first, first]
 
 
+def test_what_differs_between_ranks_is_named_and_replicas_that_were_cloned_are_not(
+    scaled: Session,
+) -> None:
+    own = "\norder = torch.randperm(9, generator=torch.Generator().manual_seed(rank))\n"
+    scaled.run(BEGIN + own + "train(1)\nfor x in data: seen = model(x)\ndel kept", track=False)
+    scaled.scale(3)
+    said = scaled.scale(4)  # rank 2's model is a clone
+    (line,) = [line for line in said if line.startswith("These differ")]
+    assert line.startswith("These differ between ranks, and rank 3 has rank 0's: order. Make them")
+    scaled.run("del order, seen, x")
+
+
 def test_what_stands_on_the_old_groups_is_named_and_refused(scaled: Session) -> None:
     scaled.run(BEGIN + OWN)
     said = scaled.scale(1)[-1]

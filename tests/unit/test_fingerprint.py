@@ -12,6 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from nbdist.engine.clone.fingerprint import differing, fingerprint, of_names  # noqa: E402
+from nbdist.engine.clone.loop_names import of_source  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,12 @@ from nbdist.engine.clone.fingerprint import differing, fingerprint, of_names  # 
         lambda rank: torch.utils.data.Subset([0] * 9, [rank]),
         lambda rank: SimpleNamespace(inner=SimpleNamespace(rank=rank)),
         lambda rank: torch.zeros(rank + 1),
+        lambda rank: torch.full((3,), rank, dtype=torch.bfloat16),
+        lambda rank: torch.randperm(50_000, generator=torch.Generator().manual_seed(rank)),
+        lambda rank: torch.nn.Parameter(torch.tensor(0.1 * rank)),
+        lambda rank: [torch.ones(2, 3).T * rank],
+        lambda rank: np.arange(9).reshape(3, 3)[::-1] * rank,
+        lambda rank: np.array([f"ck{rank}.pt"]),
         lambda rank: np.int64(rank),
         lambda rank: 10 ** (6000 + rank),
         lambda rank: "\ud800" * (rank + 1),
@@ -43,7 +50,11 @@ def test_values_made_from_a_ranks_number_differ(of_rank: Any) -> None:
     [
         object,
         threading.Lock,
-        lambda: torch.rand(3),
+        lambda: torch.rand(3, requires_grad=True).sum(),  # a loss
+        lambda: torch.ones(0, 3),
+        lambda: torch.empty(2, device="meta"),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: np.array([object()]),
         lambda: torch.nn.Linear(2, 2),
         lambda: torch.Generator().manual_seed(np.random.randint(99)),
         lambda: SimpleNamespace(_cache=np.random.rand()),
@@ -54,6 +65,31 @@ def test_values_made_from_a_ranks_number_differ(of_rank: Any) -> None:
 )
 def test_what_two_processes_make_alike_does_not(make: Any) -> None:
     assert fingerprint(make()) == fingerprint(make())
+
+
+def test_a_model_is_what_the_user_calls_it_though_a_clones_class_was_made_anew() -> None:
+    wrapped = type("DDPLinear", (type("DDP", (), {}), torch.nn.Linear), {"__module__": "elsewhere"})
+    assert fingerprint(wrapped(2, 2)) == fingerprint(torch.nn.Linear(2, 2))
+    assert fingerprint(torch.nn.Linear(2, 2)) != fingerprint(torch.nn.Identity())
+
+
+def test_names_that_a_loop_of_a_cell_binds_are_found_and_a_functions_own_are_not() -> None:
+    cell = """
+total = 0
+def train():
+    for inner in range(3):
+        own = inner
+for step, (x, y) in enumerate(loader):
+    with torch.no_grad():
+        shown = model(x)
+    def helper():
+        hidden = 1
+while more:
+    total += 1
+"""
+    assert of_source(cell) == {"step", "x", "y", "shown", "total"}
+    assert of_source("for x in y: await x") == {"x"}
+    assert of_source("%magic") == set()
 
 
 def test_a_loop_of_references_ends() -> None:

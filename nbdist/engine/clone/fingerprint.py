@@ -3,9 +3,10 @@
 A newcomer gets the values of one rank. What differs between those that live was most likely made
 from the rank's number (`checkpoint = f"{rank}.pt"`), and the newcomer has another rank's now.
 
-Only what is cheap to tell is looked at: numbers, texts, containers and the public attributes of
-plain objects, a bounded part of each. Of tensors and arrays shape and dtype count, of models,
-optimizers and all that belongs to a process its type alone. Main thread only.
+Only what is cheap to tell is looked at: numbers, texts, arrays, containers and what plain objects
+show, a bounded part of each; of models, optimizers and all that belongs to a process its type
+alone. A tensor that a loop of a cell has bound, such as its batch, is of the loop's last turn and
+tells nothing. Main thread only.
 """
 
 import logging
@@ -24,7 +25,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from nbdist.engine import group_names
+from nbdist.engine.clone import loop_names
 from nbdist.engine.clone.recipes import stands_at_own_rank
+from nbdist.engine.compat import torch_sharded
 from nbdist.engine.data import Loader
 
 log = logging.getLogger(__name__)
@@ -33,19 +36,26 @@ _MOST_PARTS = 5000  # of one value
 _MOST_ITEMS = 200  # of one container
 _MOST_DEPTH = 6
 _MOST_CHARS = 4096  # of one text
+_MOST_NUMBERS = 1 << 14  # of one tensor
 
 # Told apart by their types: they are a process's own, or equal by other means.
 _OPAQUE = (
-    *(nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.device, torch.Generator),
+    *(torch.optim.Optimizer, torch.amp.GradScaler, torch.device, torch.Generator),
     *(dist.device_mesh.DeviceMesh, Loader),
     *(type, ModuleType, FunctionType, MethodType),
 )
 
 
 def of_names(names: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fingerprint of each value; an empty one where none can be taken."""
+    """Return the fingerprint of each value; an empty one where none can be taken.
+
+    Tensors that a loop has bound have none.
+    """
     marks = {}
+    of_a_turn = loop_names.of_cells()
     for name, value in names.items():
+        if name in of_a_turn and isinstance(value, torch.Tensor):
+            continue
         try:
             marks[name] = fingerprint(value)
         except Exception as error:  # a thread of the user's may change what is read
@@ -87,6 +97,8 @@ class _Reader:
         if isinstance(value, dist.ProcessGroup) or group_names.is_mark(value):
             return "process group"  # each rank has its own, see `group_names`
         name = f"{kind.__module__}.{kind.__qualname__}"
+        if isinstance(value, nn.Module):
+            return torch_sharded.plain_name(value)  # torch's own classes before it are made anew
         if isinstance(value, _OPAQUE) or self._left < 0 or depth > _MOST_DEPTH:
             return name
         plain = _plain(value)
@@ -121,7 +133,7 @@ class _Reader:
 def _plain(value: Any) -> str | None:
     """Return what tells a value apart that has no parts; None for others."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        return f"{tuple(value.shape)} {value.dtype}"
+        return f"{tuple(value.shape)} {value.dtype} {_numbers(value)}"
     if isinstance(value, str):
         return _bounded(str.__str__(value))
     if isinstance(value, (bytes, bytearray)):
@@ -131,6 +143,27 @@ def _plain(value: Any) -> str | None:
     if value is None or isinstance(value, (float, complex, range, slice, np.generic)):
         return repr(value)
     return str(value) if isinstance(value, PurePath) else None
+
+
+def _numbers(value: Any) -> str:
+    """Return what tells an array's or a tensor's numbers apart, in their order; "" where not read.
+
+    Of large ones a fixed selection is read. What a graph has computed belongs to a step, and parts
+    of a tensor that is spread over ranks differ rightfully.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            return ""
+        flat = value.reshape(-1)
+        chosen = np.ascontiguousarray(flat[:: -(-flat.size // _MOST_NUMBERS) or 1])
+    else:
+        is_plain = type(value) in (torch.Tensor, nn.Parameter) and value.grad_fn is None
+        if not is_plain or value.is_meta or value.is_quantized or value.layout != torch.strided:
+            return ""
+        flat = value.detach().reshape(-1)
+        step = -(-flat.numel() // _MOST_NUMBERS) or 1
+        chosen = flat[::step].cpu().contiguous().view(torch.uint8).numpy()
+    return blake2b(chosen.tobytes(), digest_size=8).hexdigest()
 
 
 def _bounded(text: str) -> str:
