@@ -166,6 +166,36 @@ def buffers_after_a_step(layout: str) -> list[Any]:
     return [buffer.tolist() for buffer in model.buffers()]
 
 
+def buffers_of_every_kind() -> dict[str, bool]:
+    """Return, by name, whether a buffer became rank 0's: of any dtype, large, and put in later."""
+    rank = dist.get_rank()
+    model = nn.Linear(2, 2)
+    first = {
+        "f32": torch.full((3,), 1.5),
+        "f64": torch.full((2, 2), 1 / 3, dtype=torch.float64),
+        "bf16": torch.full((5,), 0.1, dtype=torch.bfloat16),
+        "count": torch.tensor(2**60 + 1),
+        "flags": torch.tensor([True, False, True]),
+        "turned": torch.arange(6.0).view(2, 3).t(),
+        "large": torch.arange(400_000.0),
+    }
+    for name, value in first.items():
+        model.register_buffer(name, value.clone())
+    parallelize(model, "ddp")
+
+    def follows(of: nn.Module) -> dict[str, bool]:
+        wanted = {name: buffer.clone() for name, buffer in of.named_buffers()}
+        if rank:
+            for buffer in of.buffers():
+                buffer.zero_()
+        of(torch.ones(1, 2)).sum().backward()
+        return {name: torch.equal(b, wanted[name]) for name, b in of.named_buffers()}
+
+    seen = follows(model)
+    model.f32, model.flags = torch.full((4,), 1 / 7, dtype=torch.float64), torch.tensor([True])
+    return seen | {f"{name}, later": is_alike for name, is_alike in follows(model).items()}
+
+
 def hooked(through: str) -> tuple[int, list[float]]:
     """Count a hook's calls, with gradients sent as fp16."""
     calls = 0

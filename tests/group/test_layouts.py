@@ -108,6 +108,12 @@ def test_running_statistics_follow_rank_0_and_constants_stay_at_home(layout: str
     assert (constant_0, constant_1) == (0, 1)
 
 
+def test_buffers_of_every_dtype_and_size_follow_rank_0_bit_for_bit() -> None:
+    for seen in run_ranks(2, RANKS + "buffers_of_every_kind"):
+        assert len(seen) == 14
+        assert all(seen.values()), seen
+
+
 @pytest.mark.parametrize("through", ["layout", "model"])
 def test_communication_hooks_work_under_ddp(through: str) -> None:
     (calls_0, grads_0), (calls_1, grads_1) = run_ranks(2, RANKS + "hooked", through)

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional as F
 
 from nbdist.engine.data import data_shard
-from nbdist.engine.layout import weights, whole
+from nbdist.engine.layout import buffers, whole
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import TensorParallel
@@ -130,7 +130,7 @@ def drop_less_on_rank_1(model: Any) -> None:
 
 def keep_statistics_at_home(model: Any) -> None:
     for number, hook in list(model._forward_hooks.items()):
-        if isinstance(getattr(hook, "__self__", None), weights.BufferSync):
+        if isinstance(getattr(hook, "__self__", None), buffers.BufferSync):
             del model._forward_hooks[number]
 
 

@@ -20,10 +20,10 @@ from torch.distributed.tensor.parallel import loss_parallel
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout import average, random_numbers
+from nbdist.engine.layout.buffers import BufferSync
 from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.pipe import LossFunction, Pipe
-from nbdist.engine.layout.weights import BufferSync
 
 
 class Piped:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout import (
+    buffers,
     checkpointing,
     compress,
     cost,
@@ -102,7 +103,7 @@ def spread(
     if built is not None and factory.is_thin(shape):
         factory.fill(model, built, device_type)
     if stages is None:
-        weights.BufferSync(model)
+        buffers.BufferSync(model)
     return Layout(
         model,
         shape,

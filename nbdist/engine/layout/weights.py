@@ -1,4 +1,4 @@
-"""Make the ranks hold the same model before it is spread, and the same buffers while it trains.
+"""Make the ranks hold the same model before it is spread.
 
 FSDP shards what each rank holds and asks nobody: with different initial weights the model would
 be mixed from the ranks' parts, without an error. DDP broadcasts parameters. We do one thing for
@@ -6,7 +6,6 @@ every layout: compare the models' shapes, then give every rank what rank 0 holds
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -67,68 +66,3 @@ def broadcast(model: nn.Module) -> None:
     tensors = [t.detach() for t in everything if t.numel() and not t.is_meta]
     if tensors:
         torch_modules.broadcast_coalesced(tensors, _SOURCE)
-
-
-class BufferSync:
-    """After each training forward, gives every rank rank 0's persistent buffers.
-
-    So that running statistics are one thing: `DistributedDataParallel` broadcasts them before each
-    forward, in evaluation too. After the forward leaves the same numbers on rank 0, equal ones on
-    the others, and no collective in evaluation, which a rank may then do alone. Buffers that are
-    not saved with the model (masks, tables) are constants and stay at home.
-
-    With groups, where a forward is a part of a step, `sync` is called at the end of it instead, and
-    the first rank of each group gives.
-    """
-
-    def __init__(self, model: nn.Module, groups: Sequence[dist.ProcessGroup] | None = None) -> None:
-        self._groups = groups
-        self._places = [(module, name) for _, module, name in _saved_buffers(model)]
-        if self._places and groups is None:
-            model.register_forward_hook(self._after_forward)
-
-    @property
-    def count(self) -> int:
-        """How many buffers are kept alike."""
-        return len(self._places)
-
-    def _after_forward(self, module: nn.Module, _args: object, _output: object) -> None:
-        if module.training and torch.is_grad_enabled():
-            self.sync()
-
-    def sync(self) -> None:
-        """Give every rank the first one's buffers. Collective."""
-        if not self._places:
-            return
-        # `.data` has a version counter of its own: backward does not use the running
-        # statistics, and must not refuse because they have changed.
-        buffers = [_as_float32(getattr(owner, name).data) for owner, name in self._places]
-        for group in [None] if self._groups is None else self._groups:
-            torch_modules.broadcast_coalesced(buffers, _SOURCE, group)
-
-
-def buffers_alike(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the buffers that `BufferSync` keeps alike, by qualified name."""
-    for name, module, own_name in _saved_buffers(model):
-        yield name, getattr(module, own_name)
-
-
-def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield (qualified name, module, its own name) of each buffer that is saved and not empty."""
-    saved = model.state_dict().keys()
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            qualified = f"{prefix}.{name}" if prefix else name
-            if buffer.numel() and qualified in saved:
-                yield qualified, module, name
-
-
-def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as float32 where it can be: only bits are sent.
-
-    A broadcast carries one dtype; batch norm's integer counters would need a second one a step,
-    which costs as much as the first (some 180 us of processor time on gloo).
-    """
-    if tensor.dtype is torch.float32 or tensor.element_size() % 4 or not tensor.is_contiguous():
-        return tensor
-    return tensor.view(-1).view(torch.float32)
