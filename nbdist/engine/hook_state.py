@@ -96,6 +96,17 @@ def restore(ddp: DistributedDataParallel) -> list[str]:
     return done
 
 
+def kept(ddp: DistributedDataParallel) -> Callable[[], None]:
+    """Return what brings a module's hooks back to where they are now, whatever they do since."""
+    notes = _notes_of(ddp)
+
+    def put_back() -> None:
+        for state, note in notes:
+            _restore(state, note)
+
+    return put_back
+
+
 def differs_by_rank() -> list[DistributedDataParallel]:
     """Return the living modules whose hook remembers what only this rank has: its errors."""
     return [
@@ -120,13 +131,17 @@ def _refuse_buckets(ddp: DistributedDataParallel) -> None:
 
 
 def _take_notes(ddp: DistributedDataParallel) -> None:
-    notes = [
+    notes = _notes_of(ddp)
+    if notes:
+        _notes[ddp] = notes
+
+
+def _notes_of(ddp: DistributedDataParallel) -> list[tuple[Any, Note]]:
+    return [
         (state, _note(state, fields))
         for _, state in torch_modules.comm_hooks_of(ddp)
         if (fields := _FIELDS.get(type(state).__name__))
     ]
-    if notes:
-        _notes[ddp] = notes
 
 
 def _note(state: Any, fields: tuple[str, ...]) -> Note:

@@ -1,5 +1,6 @@
 """A layout proven against one process: right programs pass, planted bugs are named, all is left."""
 
+import re
 from typing import Any
 
 import pytest
@@ -26,6 +27,48 @@ def test_two_ranks_that_share_a_batch_are_equal_bit_for_bit(
     for found in two_ranks:
         equal = {case for case, proof in found["right"].items() if proof.is_bit_equal}
         assert equal >= {"small zero2", "conv zero3", "dropping zero3", "small ddp"}
+        # The one process computes in the layout's precision.
+        assert equal >= {"conv ddp", "llama zero3", "untied zero2", "untied ddp"}
+
+
+def test_a_proof_says_in_which_precision_it_was_made(two_ranks: list[dict[str, Any]]) -> None:
+    for found in two_ranks:
+        assert "over 3 steps, in fp16:" in found["right"]["untied tp=2"].verdict
+        assert found["right"]["llama zero3"].verdict.endswith(
+            "over 3 steps, in bf16, gradients averaged in bf16"
+        )
+
+
+@pytest.mark.parametrize("method", ["bf16", "powersgd"])
+def test_compression_is_off_in_a_proof_and_what_it_changes_is_said(
+    two_ranks: list[dict[str, Any]], method: str
+) -> None:
+    for found in two_ranks:
+        proof, is_hook_left = found["compressed"][method]
+        assert proof.is_bit_equal
+        said = re.search(r"without compression, which changes gradients by (.+)% here", repr(proof))
+        assert said is not None, repr(proof)
+        # bf16 has 8 bits, so a number is off by 0.4 % at most; rank 4 of 32 loses much more.
+        low, high = {"bf16": (0.01, 0.4), "powersgd": (5, 100)}[method]
+        assert low < float(said[1]) < high
+        assert is_hook_left
+
+
+def test_a_loss_that_is_none_on_one_rank_or_on_all_is_one_error_on_all(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    expected = {
+        "raises": "On rank 1 loss_fn fails: ValueError: no such class.",
+        "vector": "On rank 1 loss_fn returns a tensor of shape (",
+        "nothing": "On rank 1 loss_fn returns a NoneType, where a tensor of one number is needed.",
+        "number": "loss_fn returns a float, where a tensor of one number is needed.",
+        "vector on all": "loss_fn returns a tensor of shape (",
+        "infinite": "In one process a loss is not finite",
+        "right": "equal bit for bit over 1 step",
+    }
+    for found in two_ranks:
+        said = {label: text[: len(expected[label])] for label, text in found["alone"].items()}
+        assert said == expected
 
 
 def test_parts_of_other_sizes_are_weighed_as_the_step_does(
@@ -45,6 +88,7 @@ def test_parts_of_other_sizes_are_weighed_as_the_step_does(
         ("dropout", "dropout", "blocks.1.mlp.drop", 0, (1,)),
         ("statistics", "buffer", "layer_1.0.norm_1.running_mean", 1, (1,)),
         ("not averaged", "gradient", "blocks.0.up.bias", 1, (0, 1)),
+        ("not averaged, bf16", "gradient", "blocks.0.up.bias", 1, (0, 1)),
     ],
 )
 def test_a_planted_bug_is_named_with_its_tensor_and_step(
@@ -56,6 +100,29 @@ def test_a_planted_bug_is_named_with_its_tensor_and_step(
         assert first is not None, "not found"
         assert (first.what, first.name, first.step, proof.ranks) == (what, name, step, ranks)
         assert "DIFFERS: " in repr(proof).splitlines()[0]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_does_not_hide_a_product_that_counts_twice(
+    two_ranks: list[dict[str, Any]], precision: str
+) -> None:
+    for found in two_ranks:
+        proof = found["planted"][f"twice, {precision}"]
+        assert proof.first is not None, "not found"
+        assert (proof.first.step, proof.first.what) == (1, "gradient")
+        assert any(d.name == "blocks.1.up.weight" for d in proof.worst if not d.is_allowed)
+
+
+@pytest.mark.parametrize("layout", ["", ", shards", ", tp"])
+def test_a_rank_that_alone_detaches_its_loss_is_named_and_nobody_waits(
+    two_ranks: list[dict[str, Any]], layout: str
+) -> None:
+    for found in two_ranks:
+        proof = found["planted"]["detached" + layout]
+        assert proof.first is not None, "not found"
+        assert (proof.first.what, proof.first.step, proof.ranks) == ("gradient", 1, (1,))
+        assert "Rank 1 makes no gradient of position.weight and " in repr(proof)
+        assert not any(d.name.startswith("norm.") and not d.is_allowed for d in proof.worst)
 
 
 @pytest.mark.parametrize("bug", ["block", "plan"])

@@ -1,5 +1,6 @@
 """What the ranks run in test_verify: right programs, planted bugs, and what is left as it was."""
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +12,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional as F
 
+from nbdist.engine.compat import torch_modules
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout import buffers, whole
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import TensorParallel
+from nbdist.engine.layout.savings import Compress, Precision
 from nbdist.engine.layout.verdict import Proof
 from nbdist.engine.training import training as hooks
 from nbdist.errors import LayoutError
@@ -80,8 +83,10 @@ def right_programs(cases: list[tuple[Any, ...]]) -> list[Proof]:
 # ---- Planted bugs -------------------------------------------------------------------------------
 
 
-def planted(plant: Callable[[nn.Module], None], layout: str, name: str = "small") -> Proof:
-    spread = parallelize(make(name, torch.float32), layout)
+def planted(
+    plant: Callable[[nn.Module], None], layout: str, name: str = "small", *policies: Any
+) -> Proof:
+    spread = parallelize(make(name, torch.float32), layout, *policies)
     plant(spread.model)
     return spread.verify(batch(name, torch.float32), loss_of, steps=2)
 
@@ -118,6 +123,18 @@ def other_weights(model: Any) -> None:
             model.norm.weight[3] += 1e-6
 
 
+def double_in_a_block(model: Any) -> None:
+    """Have one product's gradient twice as large, and its value as it is."""
+    up = model.blocks[1].up
+    linear = up.forward
+
+    def forward(x: Tensor) -> Tensor:
+        out: Tensor = linear(x)
+        return 2 * out - out.detach()
+
+    up.forward = forward
+
+
 def forget_a_block(model: Any) -> None:
     block = model.blocks[1]
     block.forward = lambda x: x + 0 * type(block).forward(block, x)
@@ -134,9 +151,15 @@ def keep_statistics_at_home(model: Any) -> None:
             del model._forward_hooks[number]
 
 
-def not_averaged(layout: str = "ddp") -> Proof:
+def detach_on_rank_1(model: Any) -> None:
+    """Cut the graph under the last block, so that nothing before it is trained there."""
+    if dist.get_rank() == 1:
+        model.blocks[-1].register_forward_pre_hook(lambda _module, args: (args[0].detach(),))
+
+
+def not_averaged(*policies: Any) -> Proof:
     """One parameter keeps the gradient of its own rank, as where a rank does not synchronise it."""
-    spread = parallelize(models.make("gpt", torch.float32), layout)
+    spread = parallelize(models.make("gpt", torch.float32), "ddp", *policies)
     lost: Any = spread.model.blocks[0].up.bias
     own: list[Tensor] = []
     lost.register_hook(lambda gradient: own.append(gradient.clone()))
@@ -170,6 +193,12 @@ PLANTED: dict[str, Callable[[], Proof]] = {
     "dropout": lambda: planted(drop_less_on_rank_1, "ddp", "dropping"),
     "statistics": lambda: planted(keep_statistics_at_home, "ddp", "conv"),
     "not averaged": not_averaged,
+    "not averaged, bf16": lambda: not_averaged(Precision("bf16")),
+    "twice, bf16": lambda: planted(double_in_a_block, "zero3", "small", Precision("bf16")),
+    "twice, fp16": lambda: planted(double_in_a_block, "ddp", "small", Precision("fp16")),
+    "detached": lambda: planted(detach_on_rank_1, "ddp"),
+    "detached, shards": lambda: planted(detach_on_rank_1, "zero3"),
+    "detached, tp": lambda: planted(detach_on_rank_1, "tp=2", "gpt"),
     "plan": wrong_plan,
 }
 
@@ -299,6 +328,63 @@ def refused() -> dict[str, str]:
     return texts
 
 
+def rank_1_alone() -> dict[str, str]:
+    """What is said where one rank's loss goes another way, or none is one; then a right proof."""
+    spread = parallelize(make("small", torch.float32), "zero3")
+    x, y = batch("small", torch.float32)
+
+    def fail(_out: Tensor, _y: Tensor) -> Tensor:
+        raise ValueError("no such class")
+
+    def on_rank_1(other: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return other if dist.get_rank() == 1 else loss_of
+
+    def each(out: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none")
+
+    losses = {
+        "raises": on_rank_1(fail),
+        "vector": on_rank_1(each),
+        "nothing": on_rank_1(lambda out, y: None),
+        "number": lambda out, y: float(loss_of(out, y)),
+        "vector on all": each,
+        "infinite": lambda out, y: loss_of(out, y) * math.inf,
+        "right": loss_of,
+    }
+    texts = {}
+    for label, loss_fn in losses.items():
+        try:
+            texts[label] = spread.verify((x, y), loss_fn, steps=1).verdict
+        except LayoutError as error:
+            texts[label] = str(error)
+    return texts
+
+
+def compressed(method: str) -> tuple[Proof, bool]:
+    """Prove in the middle of a training; also return whether its hook is as it was."""
+    spread = parallelize(make("small", torch.float32), "ddp", Compress(method, start=2))  # type: ignore[arg-type]
+    opt = torch.optim.SGD(spread.model.parameters(), lr=0.01)
+    x, y = batch("small", torch.float32)
+    for _ in range(3):
+        spread.step(x, y, loss_of)
+        opt.step()
+        opt.zero_grad()
+    reducer = torch_modules.reducer_of(spread.model)
+    assert reducer is not None
+    ((_, state),) = torch_modules.comm_hooks_of(reducer)
+
+    tables = [name for name in ("errors", "error_dict", "q_memory_dict") if hasattr(state, name)]
+
+    def held() -> list[Any]:
+        numbers = [{k: t.tolist() for k, t in getattr(state, name).items()} for name in tables]
+        return [numbers, getattr(state, "iter", 0), getattr(state, "start_powerSGD_iter", 0)]
+
+    before = held()
+    proof = spread.verify((x, y), loss_of)
+    assert any(before[0]), "it had nothing to remember"
+    return proof, held() == before
+
+
 def unequal_parts(layout: str) -> Proof:
     """Ranks bring 5 and 3 samples, which layout.step weighs."""
     spread = parallelize(make("small", torch.float32), layout)
@@ -319,12 +405,19 @@ def on_two_ranks() -> dict[str, Any]:
         ("dropping", "tp=2", f32),
         ("gpt", "tp=2", f64, TensorParallel(sequence=True, loss=True)),
         ("small", "ddp", torch.bfloat16),
+        ("conv", "ddp", f32, Precision("bf16")),
+        ("llama", "zero3", f32, Precision("bf16", reduce="bf16")),
+        ("untied", "tp=2", f32, Precision("fp16")),
+        ("untied", "zero2", f32, Precision("fp16")),
+        ("untied", "ddp", f32, Precision("fp32", reduce="fp16")),
     ]
     return {
         "right": {f"{name} {layout}": proof_of(name, layout, *r) for name, layout, *r in right},
         "planted": planted_bugs(),
         "refused": refused(),
         "unequal": unequal_parts("ddp"),
+        "alone": rank_1_alone(),
+        "compressed": {method: compressed(method) for method in ("bf16", "powersgd")},
         "kept": {(lay, name): is_left_as_it_was(lay, name) for lay, name in KEPT},
     }
 

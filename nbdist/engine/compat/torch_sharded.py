@@ -6,6 +6,7 @@ says what broke when a version moves. Tried with torch 2.13.0 (CPU); `fully_shar
 """
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -116,6 +117,16 @@ def _fsdp2_states() -> list[tuple[nn.Module, Any]]:
     table = composable._module_state_mapping if composable else {}
     found = [(module, reference()) for module, reference in list(table.items())]
     return [(module, state) for module, state in found if hasattr(state, "_state_ctx")]
+
+
+def gathered(model: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+    """Yield what an optimizer sees and what autograd does, of what FSDP2 has gathered."""
+    inside = set(model.modules())
+    for module, state in _fsdp2_states():
+        for group in _groups_of_state(state) if module in inside else ():
+            for param in group.fsdp_params:
+                if hasattr(param, "_unsharded_param"):
+                    yield param.sharded_param, param._unsharded_param
 
 
 def reset_fsdp2(state: Any) -> None:

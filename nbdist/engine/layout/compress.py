@@ -18,6 +18,9 @@ Threads: hooks are called by autograd, on the main thread or one of its own, one
 the copy at the end is made by a thread of the backend.
 """
 
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,6 +108,28 @@ def round_to(
     reducer.register_comm_hook(state, rounded_between if levels else rounded_all_reduce)
 
 
+@contextmanager
+def switched(ddp: torch.nn.parallel.DistributedDataParallel, *, is_on: bool) -> Iterator[list[str]]:
+    """Have hooks compress from their first step on, or send gradients as they are.
+
+    Gives the names of hooks that are not known, and do what they do. What hooks remember of a step
+    is for the caller to put back.
+    """
+    unknown = []
+    with ExitStack() as stack:
+        for hook, state in torch_modules.comm_hooks_of(ddp):
+            if isinstance(state, Rounding):
+                stack.callback(setattr, state, "is_on", state.is_on)
+                state.is_on = is_on
+            elif isinstance(state, powerSGD_hook.PowerSGDState):
+                # Until this step it averages as it is.
+                stack.callback(setattr, state, "start_powerSGD_iter", state.start_powerSGD_iter)
+                state.start_powerSGD_iter = 0 if is_on else sys.maxsize
+            else:
+                unknown.append(getattr(hook, "__name__", type(hook).__name__))
+        yield unknown
+
+
 def _reducer(model: nn.Module) -> torch.nn.parallel.DistributedDataParallel:
     reducer = torch_modules.reducer_of(model)
     assert reducer is not None, "a layout of copies has one"
@@ -119,6 +144,7 @@ class Rounding:
     Attributes:
         errors: By bucket, what was not sent of the last mean share; flat. In two levels, of this
             rank's slice.
+        is_on: False sends shares as they are.
         orders: By bucket, the places of its parameters in `parameters`.
         loose: By place, what belongs to no bucket any more: the reducer lays its buckets anew.
     """
@@ -134,12 +160,15 @@ class Rounding:
         self.parameters = parameters
         self.use_error_feedback = use_error_feedback
         self.levels = levels
+        self.is_on = True
         self.errors: dict[int, torch.Tensor] = {}
         self.orders: dict[int, tuple[int, ...]] = {}
         self.loose: dict[int, torch.Tensor] = {}
 
     def round(self, share: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """Return what is sent of a share, and remember the rest."""
+        if not self.is_on:
+            return share
         if not self.use_error_feedback:
             return share.to(self.dtype)
         index, order = bucket.index(), self._order_of(bucket)

@@ -19,7 +19,6 @@ from nbdist.engine.layout.inputs import Inputs, as_inputs, samples_in
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.savings import FULL
 from nbdist.engine.layout.stages import Stage
 from nbdist.engine.layout.trainable import LossFunction, Trainable
 from nbdist.engine.layout.verdict import Proof
@@ -214,6 +213,9 @@ class Layout(Trainable):
         weights. Gradients, buffers and losses are compared on every rank; then all is put back:
         weights, gradients, statistics, modes, random numbers. Optimizers are not used.
 
+        With `Precision` the one process computes in it, too. `Compress` is switched off for it, and
+        the proof tells by how much it changes gradients.
+
         Args:
             batch: This rank's `(x, y)`, as in `step`.
             loss_fn: Makes the mean loss of `(model(x), y)`.
@@ -230,20 +232,13 @@ class Layout(Trainable):
                 f"verify got a {type(batch).__name__} where (x, y) should be.",
                 do="layout.verify((x, y), loss_fn) with this rank's inputs and targets",
             )
-        lossy = [self.policies.precision] if self.policies.precision != FULL else []
-        if lossy or self.policies.compress is not None:
-            raise LayoutError(
-                "verify proves a layout in full precision, and this one has "
-                f"{lossy[0] if lossy else self.policies.compress}.",
-                why="rounding would hide what a wrong layout makes different",
-                do="verify the same layout without it, then add it",
-            )
         inputs = as_inputs(batch[0])
         task = provable.Task(
             (inputs.args, inputs.keywords, batch[1]),
             inputs.samples or samples_in(batch[1]),
-            lambda given: self._step(Inputs(*given[:2]), given[2], loss_fn),
-            lambda model, given: loss_fn(Inputs(*given[:2]).run(model), given[2]),
+            loss_fn,
+            lambda given, loss_of: self._step(Inputs(*given[:2]), given[2], loss_of),
+            lambda model, given, loss_of: loss_of(Inputs(*given[:2]).run(model), given[2]),
             _whole_batch if self.piped is None else self.piped.pipe.cut,
         )
         return verify.verify(self, task, steps)

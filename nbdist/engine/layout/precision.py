@@ -123,8 +123,8 @@ class Scaler(torch.amp.GradScaler):
     cut (2.13: `found_inf_reduce_handler`).
     """
 
-    def __init__(self, device: str, *, enabled: bool, agrees: bool) -> None:
-        super().__init__(device, enabled=enabled)
+    def __init__(self, device: str, *, enabled: bool, agrees: bool, scale: float = 2.0**16) -> None:
+        super().__init__(device, init_scale=scale, enabled=enabled)
         self._agrees = agrees
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:

@@ -15,6 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from nbdist.engine import memory
 from nbdist.engine.layout import whole
+from nbdist.engine.layout.midway import LossFunction
+from nbdist.engine.layout.policies import Policies
+from nbdist.engine.layout.precision import Scaler
 from nbdist.engine.layout.unharmed import dropouts
 from nbdist.engine.layout.whole import Spread
 from nbdist.errors import LayoutError
@@ -25,6 +28,9 @@ SOURCE = 0  # the rank that computes in one process
 class Provable(Spread, Protocol):
     """What must be known of a layout to prove it."""
 
+    blocks: tuple[str, ...]
+    policies: Policies
+    scaler: Scaler
     skeleton: nn.Module | None
     no_skeleton: str
 
@@ -41,6 +47,7 @@ class Task:
     Attributes:
         inputs: This rank's; whatever the two functions take, made of tensors and plain values.
         samples: How many there are in it.
+        loss_fn: Makes the mean loss of `(model(x), y)`.
         live: Runs forward and backward on the live model; returns the detached loss, None where
             a rank has none.
         alone: Returns the loss of a plain model.
@@ -49,8 +56,9 @@ class Task:
 
     inputs: Any
     samples: int
-    live: Callable[[Any], torch.Tensor | None]
-    alone: Callable[[nn.Module, Any], torch.Tensor]
+    loss_fn: LossFunction
+    live: Callable[[Any, LossFunction], torch.Tensor | None]
+    alone: Callable[[nn.Module, Any, LossFunction], torch.Tensor]
     cut: Callable[[Any], list[Any]]
 
 

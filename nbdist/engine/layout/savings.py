@@ -45,6 +45,12 @@ class Precision:
             _must_be_one_of(DTYPES, getattr(self, name), f"Precision's {name}")
 
     @property
+    def words(self) -> str:
+        """What computes and what is averaged, in a few words."""
+        averaged = f", gradients averaged in {self.reduce}" if self.reduce != "fp32" else ""
+        return f"in {self.compute}{averaged}" if self.compute != "fp32" else averaged[2:]
+
+    @property
     def needs_scaler(self) -> bool:
         """Whether small gradients would become zero: fp16 has none below 6e-8."""
         return self.compute == "fp16"

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from nbdist.engine import whole_steps
+from nbdist.engine import hook_state, whole_steps
 from nbdist.engine.compat import torch_hooks, torch_modules, torch_sharded
 from nbdist.engine.layout import whole
 from nbdist.engine.layout.dry_run import untouched
@@ -26,7 +26,7 @@ _LONGEST_S = 10.0  # that an interrupt waits for the weights to be back
 
 @contextmanager
 def unharmed(model: nn.Module) -> Iterator[None]:
-    """Put back parameters, buffers, gradients, modes, what modules hold, and random numbers.
+    """Put back parameters, buffers, gradients, modes, what modules and hooks hold, random numbers.
 
     Steps within it are no steps of a training: nobody counts or shows them.
     """
@@ -63,6 +63,8 @@ class _Kept:
         self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         self._python = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+        reducer = torch_modules.reducer_of(model)
+        self._put_back_hooks = hook_state.kept(reducer) if reducer is not None else lambda: None
         for parameter in model.parameters():
             parameter.grad = None
 
@@ -75,6 +77,7 @@ class _Kept:
             parameter.grad = gradient
             if gradient is not None and numbers is not None:
                 _local(gradient).copy_(numbers)
+        self._put_back_hooks()
         torch.set_rng_state(self._torch)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda)

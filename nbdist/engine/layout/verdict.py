@@ -6,6 +6,10 @@ and once more from weights moved by half a unit of their last place. The larger 
 is the tensor's *noise floor*. A layout may be `MULTIPLE` floors away: it is another sample of the
 same noise, and the largest error of a small tensor is some times smaller or larger by luck. Real
 mistakes (a gradient scaled by 1.01, a sum left out) are thousands of floors in float32.
+
+In low precision single numbers err by a fifth of the largest, where an activation falls on the
+other side of zero, and norms by some hundredths. So norms are compared there, of what a rank has of
+a gradient, and they may be `NORM_MULTIPLE` floors away: they hardly differ by luck.
 """
 
 import math
@@ -17,6 +21,8 @@ from nbdist.errors import LayoutError
 from nbdist.ranks import name_ranks
 
 MULTIPLE = 10
+NORM_MULTIPLE = 5
+FEW = 16  # elements, of which a norm is as much luck as the largest
 _SHOWN = 4  # tensors in a proof's text
 
 
@@ -25,8 +31,8 @@ class Noise:
     """What round-off makes of one tensor.
 
     Attributes:
-        floor: The largest distance of two right results.
-        scale: The largest value.
+        floor: The largest distance of two right results, or the norm of all distances.
+        scale: The largest value, or the norm.
     """
 
     floor: float
@@ -42,7 +48,7 @@ class Difference:
         name: Of the parameter or buffer, in the plain model.
         step: From 1; 0 is before the first.
         rank: Whose.
-        by: The largest distance; nan where a result is none.
+        by: The largest distance, or the norm of all; nan where a result is none.
         floor: The noise floor.
         allowed: What it may be.
     """
@@ -87,6 +93,7 @@ class Proof:
         first: The first difference that is not allowed; None where there is none.
         ranks: Those that have it.
         notes: What a reader must know beside it.
+        terms: Under which both computed, such as "in bf16".
     """
 
     layout: str
@@ -97,6 +104,7 @@ class Proof:
     first: Difference | None
     ranks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    terms: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -106,9 +114,10 @@ class Proof:
     @property
     def verdict(self) -> str:
         """The result in a sentence."""
-        over = f"over {self.steps} step{'' if self.steps == 1 else 's'}"
+        terms = "".join(f", {term}" for term in self.terms)
+        over = f"over {self.steps} step{'' if self.steps == 1 else 's'}{terms}"
         if self.first is not None:
-            return f"DIFFERS: {self.first} on {name_ranks(self.ranks)}"
+            return f"DIFFERS: {self.first} on {name_ranks(self.ranks)}{terms}"
         if self.is_bit_equal:
             return f"equal bit for bit {over}"
         worst = self.worst[0]
@@ -165,6 +174,23 @@ def allowances(noise: Mapping[str, Noise], smallest: float) -> dict[str, float]:
     return {name: MULTIPLE * max(n.floor, usual * n.scale) for name, n in noise.items()}
 
 
+def norm_allowances(
+    noise: Mapping[str, Noise], sizes: Mapping[str, int], smallest: float
+) -> dict[str, float]:
+    """Return how far norms may be from those of one process, in low precision.
+
+    Args:
+        noise: By tensor, as norms.
+        sizes: Elements.
+        smallest: As for `allowances`.
+    """
+    few = {name for name, size in sizes.items() if size < FEW}
+    return {
+        name: allowed if name in few else allowed / MULTIPLE * NORM_MULTIPLE
+        for name, allowed in allowances(noise, smallest).items()
+    }
+
+
 def is_round_off(losses: Iterable[Noise], epsilon: float) -> bool:
     """Return whether the distances of one process's losses can be those of two orders of adding."""
     return all(noise.floor <= math.sqrt(epsilon) * noise.scale for noise in losses)
@@ -176,6 +202,7 @@ def judge(
     found: Iterable[Difference],
     losses: Iterable[tuple[float, float]],
     notes: Iterable[str],
+    terms: Iterable[str] = (),
     *,
     is_bit_equal: bool,
 ) -> Proof:
@@ -196,6 +223,7 @@ def judge(
         first,
         tuple(sorted(ranks)),
         tuple(notes),
+        tuple(terms),
     )
 
 

@@ -10,29 +10,30 @@ it. Steps do not use the user's optimizer: what is proven is what it is given.
 Main thread, all ranks.
 """
 
-import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from nbdist.engine.layout import skeleton, whole
+from nbdist.engine.compat import torch_modules
+from nbdist.engine.layout import compress, whole
+from nbdist.engine.layout.alone import Alone, Told
 from nbdist.engine.layout.findings import Findings
+from nbdist.engine.layout.live import Live
+from nbdist.engine.layout.lowered import epsilon_of
+from nbdist.engine.layout.midway import UnlikeError
 from nbdist.engine.layout.provable import (
-    SOURCE,
     Provable,
     Task,
     compare_modes,
     gather_parts,
-    moved,
     refuse,
 )
-from nbdist.engine.layout.random_numbers import seed_part
-from nbdist.engine.layout.reference import Part, Reference
+from nbdist.engine.layout.savings import FULL
 from nbdist.engine.layout.unharmed import NoDropout, dropouts, unharmed, without_dropout
 from nbdist.engine.layout.verdict import Noise, Proof, allowances, is_round_off
 from nbdist.engine.layout.whole import Place
@@ -55,8 +56,10 @@ def verify(layout: Provable, task: Task, steps: int) -> Proof:
         model.train()
     try:
         # Inside of it nothing needs to be put back but what it puts back itself.
-        with unharmed(model):
-            return _Run(layout, task, bare).proof(steps)
+        with suppress(UnlikeError), unharmed(model):
+            run = _Run(layout, task)
+            run.make(bare, steps)
+        return run.conclude(steps)
     finally:
         modes = set(was_training)
         for module in model.modules():
@@ -66,44 +69,69 @@ def verify(layout: Provable, task: Task, steps: int) -> Proof:
 class _Run:
     """One proof under way."""
 
-    def __init__(self, layout: Provable, task: Task, bare: nn.Module) -> None:
+    def __init__(self, layout: Provable, task: Task) -> None:
         self._layout = layout
         self._task = task
-        self._bare = bare
         self._device = layout.mesh.device_type
         self._part, _ = layout.shape.data_part(dist.get_rank())
         self._places = whole.table(layout)
-        self._epsilon = _epsilon_of(self._places.values())
+        low = layout.policies.precision
+        self._is_low = low != FULL
+        self._epsilon = max(_epsilon_of(self._places.values()), epsilon_of(low))
         self._findings = Findings()
         self._losses: list[tuple[float, float]] = []
-        self._reference: Reference | None = None
+        self._live = Live(layout, task)
+        self._terms = [low.words] if self._is_low else []
+        self._notes: list[str] = []
 
-    def proof(self, steps: int) -> Proof:
-        """Make the steps and say what was found."""
-        unlike, notes = compare_modes(self._layout.model, self._bare)
+    def make(self, bare: nn.Module, steps: int) -> None:
+        """Make the steps and keep what is found. Collective."""
+        unlike, self._notes = compare_modes(self._layout.model, bare)
         for name, by in unlike.items():
             self._findings.note("dropout", name, 0, by, 0.0, 0.0)
         self._compare_weights()
         gathered = gather_parts(self._layout, self._task)
-        plain = self._fill_skeleton()
-        models = [self._layout.model] + ([] if plain is None else [plain])
+        alone = Alone(self._layout, bare, self._places, self._task, gathered)
+        models = [self._layout.model] + ([] if alone.model is None else [alone.model])
         if any(dropouts(model) for model in models):
-            notes.append("Nothing was dropped while proving: ranks cannot draw one process' masks.")
-        rate = 0.0
-        with without_dropout(*models), NoDropout():
-            for step in range(1, steps + 1):
-                noise, losses, told = self._reference_step(step, rate, plain, gathered)
-                rate = told
-                self._live_step(step, losses, noise)
-                self._compare_gradients(step, noise)
-                self._compare_buffers(step, noise)
-                self._move(rate)
-        if self._reference is not None and self._reference.float64_failed:
-            notes.append(
-                "float64 could not be used, so the noise floor is that of weights moved by half a "
-                f"unit of their last place: {self._reference.float64_failed}"
+            self._notes.append(
+                "Nothing was dropped while proving: ranks cannot draw one process' masks."
             )
-        return self._findings.conclude(self._layout.name, steps, self._losses, notes)
+        with without_dropout(*models), NoDropout(), self._uncompressed() as is_compressed:
+            for step in range(1, steps + 1):
+                told = alone.step(step)
+                self._refuse_chance(told)
+                try:
+                    loss = self._live.step(step, told.scale)
+                except UnlikeError as error:
+                    self._note_missing(step, error.missing, told.noise)
+                    raise
+                self._compare_losses(step, loss, told)
+                self._compare_gradients(step, told, alone)
+                self._compare_buffers(step, told.noise, alone.buffers)
+                if step == steps and is_compressed:
+                    changed = self._live.changed_by_compression(step, told.scale)
+                    self._terms.append(
+                        f"without compression, which changes gradients by {changed:.2%} here"
+                    )
+                self._live.move(told.rate)
+                alone.move(told.rate)
+        if alone.float64_failed:
+            self._notes.append(
+                "float64 could not be used, so the noise floor is that of weights moved by half a "
+                f"unit of their last place: {alone.float64_failed}"
+            )
+
+    def conclude(self, steps: int) -> Proof:
+        """Put together what all ranks have found. Collective."""
+        if self._is_low and not self._findings.is_bit_equal:
+            self._notes.append(
+                "Gradients are compared by their norms: single numbers in low precision are off by "
+                "more, where an activation falls on the other side of zero."
+            )
+        return self._findings.conclude(
+            self._layout.name, steps, self._losses, self._notes, self._terms
+        )
 
     # -- before the first step
 
@@ -121,53 +149,10 @@ class _Run:
             if name in saved:
                 yield from whole.from_rank_0({name: saved[name]}, {name: full}, self._device)
 
-    def _fill_skeleton(self) -> nn.Module | None:
-        """Return, on rank 0, the plain model with the layout's weights, modes and flags."""
-        plain = None
-        if dist.get_rank() == SOURCE:
-            plain = copy.deepcopy(self._bare)
-            skeleton.materialise(plain, self._device)
-            _copy_modes(self._layout.model, plain)
-        empty = {} if plain is None else whole.names(plain)
-        for name, full in whole.tensors(self._layout):
-            if plain is not None and name in empty:
-                whole.put(empty[name], full)
-                if self._places[name].is_trained != empty[name].requires_grad:
-                    empty[name].requires_grad_(self._places[name].is_trained)
-        return plain
-
     # -- a step
 
-    def _reference_step(
-        self,
-        step: int,
-        rate: float,
-        plain: nn.Module | None,
-        gathered: list[tuple[Any, float]],
-    ) -> tuple[dict[str, Noise], list[float], float]:
-        """Have rank 0 compute; return, everywhere, noise by name, losses, and the rate of steps."""
-        told: list[Any] = [None]
-        failed: Exception | None = None
-        if plain is not None:
-            try:
-                if self._reference is None:
-                    parts = [Part(self._task.cut(inputs), weight) for inputs, weight in gathered]
-                    self._reference = Reference(plain, self._task.alone, parts)
-                noise = self._reference.step(step)
-                rate = rate or self._reference.pace()
-                told[0] = (noise, self._reference.losses, rate)
-            except Exception as error:
-                failed = error
-                told[0] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        dist.broadcast_object_list(told, src=SOURCE)
-        if isinstance(told[0], str):
-            raise LayoutError(
-                "The plain model does not run in one process with this batch and loss.",
-                why=told[0],
-                do="verify((x, y), loss_fn) calls loss_fn(model(x), y)",
-            ) from failed
-        noise, losses, rate = told[0]
-        of_losses = [noise[f"loss {part}"] for part in range(len(losses))]
+    def _refuse_chance(self, told: Told) -> None:
+        of_losses = [told.noise[f"loss {part}"] for part in range(len(told.losses))]
         if not is_round_off(of_losses, self._epsilon):
             raise LayoutError(
                 "The model does not compute the same twice in one process: nothing can be proven.",
@@ -175,18 +160,44 @@ class _Run:
                 "such as a counter in Python, or draws random numbers outside of dropout",
                 do="make what changes a buffer, or leave it out for the proof",
             )
-        return noise, losses, rate
 
-    def _live_step(self, step: int, losses: list[float], noise: Mapping[str, Noise]) -> None:
-        for parameter in self._layout.model.parameters():
-            parameter.grad = None
-        seed_part(step, self._part)
-        loss = self._task.live(moved(self._task.inputs, self._device))
+    @contextmanager
+    def _uncompressed(self) -> Iterator[bool]:
+        """Have gradients sent as they are; gives whether they would not be, by itself."""
+        reducer = torch_modules.reducer_of(self._layout.model)
+        rounds = self._layout.policies.precision.reduce != "fp32"  # as the one process does
+        if reducer is None or rounds or not torch_modules.comm_hooks_of(reducer):
+            yield False
+            return
+        with compress.switched(reducer, is_on=False) as unknown:
+            self._notes += [
+                f"The communication hook {name} was on: what it changes is compared as well."
+                for name in unknown
+            ]
+            yield not unknown
+
+    def _note_missing(
+        self, step: int, missing: Mapping[int, list[str]], noise: Mapping[str, Noise]
+    ) -> None:
+        """Keep, as the whole of a gradient, that this rank would not make it."""
+        for rank, names in missing.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self._notes.append(
+                f"Rank {rank} makes no gradient of {names[0]}{more}, and others do: a training "
+                "step would wait for it without end, so none was made."
+            )
+        for name in missing.get(dist.get_rank(), ()):
+            own = noise.get(name, Noise(0.0, 0.0))
+            self._findings.note("gradient", name, step, own.scale or math.inf, own.floor, 0.0)
+
+    def _compare_losses(self, step: int, loss: torch.Tensor | None, told: Told) -> None:
         value = math.nan if loss is None else float(loss)
         if loss is not None:
-            expected, own = losses[self._part], noise[f"loss {self._part}"]
+            expected, own = told.losses[self._part], told.noise[f"loss {self._part}"]
             floor = max(own.floor, _epsilon(loss.dtype) * own.scale)
             allowed = allowances({"": Noise(floor, own.scale)}, 0)[""]
+            if self._is_low:
+                allowed = max(allowed, self._epsilon * own.scale)
             self._findings.note("loss", "", step, abs(value - expected), own.floor, allowed)
         seen: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(seen, value)
@@ -196,58 +207,39 @@ class _Run:
             if not math.isnan(loss)
         }
         live = sum(of_parts.values()) / len(of_parts) if of_parts else math.nan
-        self._losses.append((live, sum(losses) / len(losses)))
+        self._losses.append((live, sum(told.losses) / len(told.losses)))
 
-    def _compare_gradients(self, step: int, noise: Mapping[str, Noise]) -> None:
-        trained = {n: p for n, p in self._places.items() if p.is_trained and n in noise}
-        allowed = allowances({name: noise[name] for name in trained}, self._epsilon)
-        source = {} if self._reference is None else self._reference.gradients
-        held = dict(self._layout.model.named_parameters())
-        for name, full in whole.from_rank_0(trained, source, self._device):
-            if name in held:
-                live = _gradient(held[name])
+    def _compare_gradients(self, step: int, told: Told, alone: Alone) -> None:
+        trained = {n: p for n, p in self._places.items() if p.is_trained and n in told.noise}
+        live = self._live.gradients()
+        if self._is_low:
+            self._findings.compare_norms(
+                step,
+                live,
+                whole.from_rank_0(trained, alone.gradients, self._device),
+                whole.from_rank_0(trained, alone.errors, self._device),
+                self._epsilon,
+            )
+            return
+        noise = {name: told.noise[name] for name in trained}
+        allowed = allowances(noise, self._epsilon)
+        for name, full in whole.from_rank_0(trained, alone.gradients, self._device):
+            if name in live:
                 self._findings.compare(
-                    "gradient", name, step, live, full, noise[name], allowed[name]
+                    "gradient", name, step, live[name], full, noise[name], allowed[name]
                 )
 
-    def _compare_buffers(self, step: int, noise: Mapping[str, Noise]) -> None:
+    def _compare_buffers(
+        self, step: int, noise: Mapping[str, Noise], source: Mapping[str, torch.Tensor]
+    ) -> None:
         saved = {n: p for n, p in self._places.items() if p.is_saved and p.is_buffer}
         allowed = allowances({name: noise[name] for name in saved}, _epsilon_of(saved.values()))
-        source = {} if self._reference is None else dict(self._reference.model.named_buffers())
         held = dict(self._layout.model.named_buffers())
         for name, full in whole.from_rank_0(saved, source, self._device):
             if name in held:
                 self._findings.compare(
                     "buffer", name, step, held[name], full, noise[name], allowed[name]
                 )
-
-    @torch.no_grad()
-    def _move(self, rate: float) -> None:
-        for parameter in self._layout.model.parameters():
-            if parameter.grad is not None:
-                parameter.add_(parameter.grad, alpha=-rate)
-        if self._reference is not None:
-            self._reference.move(rate)
-        whole.settle(self._layout.model)
-
-
-def _gradient(parameter: nn.Parameter) -> torch.Tensor:
-    """Return a parameter's gradient, cut as the parameter is; zeros where it has none."""
-    gradient: Any = parameter.grad
-    if gradient is None:
-        return torch.zeros_like(parameter.detach())
-    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-        cut: torch.Tensor = gradient.redistribute(placements=parameter.placements)
-        return cut
-    whole_gradient: torch.Tensor = gradient
-    return whole_gradient
-
-
-def _copy_modes(live: nn.Module, plain: nn.Module) -> None:
-    """Give the plain model the live one's modes: a part may be in evaluation on purpose."""
-    modes = {name: module.training for name, module in live.named_modules()}
-    for name, module in plain.named_modules():
-        module.training = modes.get(name, live.training)
 
 
 def _epsilon(dtype: torch.dtype) -> float:
