@@ -27,6 +27,20 @@ def test_weights_go_from_layout_to_layout_bit_by_bit(layouts: list[str]) -> None
         assert found == dict.fromkeys(layouts, True)
 
 
+def test_a_pipeline_is_saved_by_rank_0_with_what_is_tied_elsewhere(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    (saved, keys), (nothing, _) = (found["pipeline"] for found in two_ranks)
+    assert saved == keys
+    assert nothing == []
+
+
+def test_a_model_that_a_function_made_is_saved_as_a_plain_one(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    assert [found["factory"] for found in two_ranks] == [True, True]
+
+
 def test_running_statistics_go_with_them(two_ranks: list[dict[str, Any]]) -> None:
     for found in two_ranks:
         assert set(found["statistics"].values()) == {True}

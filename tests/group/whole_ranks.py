@@ -10,6 +10,7 @@ from nbdist.engine.layout import whole
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.errors import LayoutError
 from tests.group import models
+from tests.group import pipeline_ranks as pipelined
 from tests.group import tensor_parallel_ranks as tensor_parallel
 
 LAYOUTS = ("ddp", "zero2", "zero3")
@@ -42,9 +43,60 @@ def copies(name: str, layouts: list[str]) -> dict[str, bool]:
         if spread.shape.pp > 1:  # in the order of stages, parameters and buffers of each
             assert held.keys() == expected.keys()
             held = {name: held[name] for name in expected}
-        found[layout] = same(held, expected)
-        source = spread
+        found[layout] = same(held, expected) and is_saved(spread.state_dict(), name, expected)
+        # Of a state it is rank 0's that counts, and others have none.
+        source = spread if len(found) % 2 else spread.state_dict()
     return found
+
+
+def is_saved(state: dict[str, Tensor], name: str, expected: dict[str, Tensor]) -> bool:
+    """Say whether rank 0 has what a plain model loads and is bit by bit, and others nothing."""
+    if dist.get_rank():
+        return state == {}
+    plain = make(name, seed=9)
+    keys, storages = list(plain.state_dict()), {t.data_ptr() for t in state.values()}
+    plain.load_state_dict(state)
+    loaded = {key: tensor.detach() for key, tensor in whole.names(plain).items()}
+    saved = {key: tensor for key, tensor in loaded.items() if key in keys}
+    return (
+        list(state) == keys
+        and len(storages) == len(saved)  # tied ones are one tensor
+        and same(loaded, expected)
+    )
+
+
+class TiedLate(pipelined.GPT):
+    """Ties two weights that both lie in the last stage, and has state of its own kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.LayerNorm(pipelined.D)
+        self.last.weight = self.norm.weight
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        x_BTD = self.token(x_BT) + self.position[: x_BT.shape[1]]
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return self.head(self.last(self.norm(x_BTD)))
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"made by": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"made by": 1}
+
+
+def saves_a_pipeline() -> tuple[list[str], list[str]]:
+    """Return the keys that were saved, and those of the plain model; values are compared here."""
+    torch.manual_seed(4)
+    plain = TiedLate()
+    torch.manual_seed(4)
+    state = parallelize(TiedLate(), "pp=2").state_dict()
+    expected = plain.state_dict()
+    if state:
+        plain.load_state_dict(state)
+    assert all(torch.equal(state[k], expected[k]) for k in state if k != "_extra_state")
+    return list(state), list(expected)
 
 
 def loads_between_steps(layout: str) -> list[bool]:
@@ -128,4 +180,8 @@ def on_two_ranks() -> dict[str, Any]:
         "refused": refused(),
         "skeletons": skeletons(),
         "uncopied": uncopied(),
+        "pipeline": saves_a_pipeline(),
+        "factory": is_saved(
+            parallelize(lambda: make("gpt", 7), "zero3").state_dict(), "gpt", plain_state("gpt", 7)
+        ),
     }

@@ -31,7 +31,9 @@ def _broken() -> list[str]:
     from torch._C._distributed_c10d import Reducer
 
     broken = lacking(
-        Reducer, ["_reset_state", "_set_static_graph", "_remove_autograd_hooks"], "DDP's reducer"
+        Reducer,
+        ["_reset_state", "_set_static_graph", "_remove_autograd_hooks", "_check_reducer_finalized"],
+        "DDP's reducer",
     )
     broken += lacking(
         DistributedDataParallel,
@@ -71,6 +73,15 @@ def live_ddps() -> list[DistributedDataParallel]:
 def reset_ddp(module: DistributedDataParallel) -> None:
     """Let the reducer forget a backward that did not end."""
     module.reducer._reset_state()
+
+
+def is_unfinished(module: DistributedDataParallel) -> bool:
+    """Return whether a backward has begun that the reducer still waits in for gradients."""
+    try:
+        module.reducer._check_reducer_finalized()
+    except RuntimeError:
+        return True
+    return False
 
 
 def remake_reducer(module: DistributedDataParallel) -> None:

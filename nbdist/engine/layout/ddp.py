@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules
+from nbdist.engine.layout import unused
 from nbdist.errors import LayoutError
 
 
@@ -31,3 +32,4 @@ def apply(model: nn.Module, mesh: DeviceMesh, *, one_bucket: bool = False) -> No
     Collective: builds the reducer, which compares the parameters' shapes on all ranks.
     """
     torch_modules.replicate(model, mesh.get_group(), mesh.device_type, one_bucket=one_bucket)
+    model.register_forward_pre_hook(unused.before_forward, prepend=True)

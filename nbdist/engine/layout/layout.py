@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout import cost, cuts, load, provable, verify, zero1
+from nbdist.engine.layout import cost, cuts, load, provable, save, unused, verify, zero1
 from nbdist.engine.layout.checkpointing import Checkpointed
 from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.explain import BatchSize, Explanation
@@ -96,6 +96,7 @@ class Layout(Trainable):
 
     def _begin(self) -> None:
         living.add(self)
+        unused.watch(self.model)
         if self.shape.shards_states:
             zero1.watch(self.model)
 
@@ -200,6 +201,18 @@ class Layout(Trainable):
                 f"load_from got a {type(other).__name__}.",
                 do="give another layout, a module or a state_dict",
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plain model's `state_dict`, whole, on rank 0; an empty dict on other ranks.
+
+            state = layout.state_dict()  # on all ranks
+            if rank == 0:
+                torch.save(state, "model.pt")
+
+        Copies on the CPU, under the names of the model as it was: a plain model loads them with
+        `load_state_dict`, any layout with `load_from`. Collective.
+        """
+        return save.state_of(self, self.skeleton)
 
     def verify(
         self,

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.data import resumption
-from nbdist.engine.layout import zero1
+from nbdist.engine.layout import unused, zero1
 from nbdist.engine.layout.context import Context
 from nbdist.engine.layout.exchange import own_part
 from nbdist.engine.layout.inputs import Inputs, as_inputs, as_tree, samples_in
@@ -76,7 +76,8 @@ class Trainable:
             of which `loss_fn` makes a mean, and None on ranks without the last stage.
 
         Raises:
-            LayoutError: Shares must be weighted, and nothing tells how many samples there are.
+            LayoutError: Shares must be weighted, and nothing tells how many samples there are; or,
+                under ddp, a parameter got no gradient.
         """
         resumption.weigh_newest()
         self.last_step = (x, y, loss_fn)
@@ -92,6 +93,7 @@ class Trainable:
             if trains:
                 scaled = self.scaler.scale(loss)
                 scaled.backward(torch.full_like(scaled, self._weight(inputs, y)))
+                unused.refuse(self.model)
         seen = loss.detach()
         whole: torch.Tensor = seen.full_tensor() if isinstance(seen, DTensor) else seen
         if self._has_own_loss:

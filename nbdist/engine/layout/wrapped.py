@@ -119,8 +119,8 @@ def refuse_saving(model: nn.Module) -> None:
             raise LayoutError(
                 f'The Trainer saves what rank 0 holds, and of the layout "{layout.name}" that is '
                 "only a part.",
-                do='TrainingArguments(save_strategy="no"), and torch.distributed.checkpoint '
-                'afterwards; or the layout "ddp"',
+                do='TrainingArguments(save_strategy="no"), and layout.state_dict() afterwards, '
+                'which is whole; or the layout "ddp"',
             )
 
 

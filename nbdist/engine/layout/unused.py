@@ -1,0 +1,79 @@
+"""Parameters that get no gradient under `ddp`: said in words, before an optimizer steps.
+
+DDP's reducer sends a bucket of gradients when all of them are there. Where one never comes it has
+averaged nothing that counts, and torch says so in the next forward: one step too late, and in words
+of an option that a layout does not have. fsdp, tp and pp go on without such a gradient.
+
+Main thread. No collective: each rank sees its own backward. Where one rank alone leaves a parameter
+out, the others wait in the reducer, and are freed when this one raises.
+"""
+
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from nbdist.engine.compat import torch_hooks, torch_modules
+from nbdist.errors import LayoutError
+
+_SHOWN = 4  # names in an error
+
+_models: "WeakSet[nn.Module]" = WeakSet()
+
+
+def watch(model: nn.Module) -> None:
+    """Have steps of optimizers refused while gradients of `model` are not averaged."""
+    _models.add(model)
+
+
+def refuse(model: nn.Module) -> None:
+    """Refuse to go on with gradients of which DDP still waits for some.
+
+    Raises:
+        LayoutError: The last backward has left parameters out; the text names them.
+    """
+    reducer = torch_modules.reducer_of(model)
+    if reducer is None or not torch_modules.is_unfinished(reducer):
+        return
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    left_out = [name for name, p in trained.items() if p.grad is None]
+    # Where gradients are set to zero and not to None, one that never comes leaves zeros.
+    left_out = left_out or [
+        n for n, p in trained.items() if p.grad is not None and not p.grad.any()
+    ]
+    shown = ", ".join(left_out[:_SHOWN])
+    more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
+    count = f"{len(left_out)} parameters" if len(left_out) > 1 else "A parameter"
+    raise LayoutError(
+        f"{count} got no gradient in this backward: {shown}{more}."
+        if left_out
+        else "A parameter got no gradient in this backward.",
+        why="replicas average gradients when all of them are there, so none of this step count; "
+        "the weights are as before it",
+        do="requires_grad_(False) on what the loss does not use, before parallelize; or use it; or "
+        '"zero2", which trains without such gradients',
+    )
+
+
+def before_forward(model: nn.Module, _args: object) -> None:
+    """Refuse, as a hook of the model's forward, where a backward was not followed by a step."""
+    if torch.is_grad_enabled():
+        refuse(model)
+
+
+def _before_step(optimizer: Optimizer, _args: Any, _keywords: Any) -> None:
+    """Refuse a step on gradients that are not averaged; others' models do not matter to it."""
+    for model in list(_models):
+        reducer = torch_modules.reducer_of(model)
+        if reducer is not None and torch_modules.is_unfinished(reducer):
+            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if any(id(p) in own for p in model.parameters()):
+                refuse(model)
+
+
+torch_hooks.keep_uncompiled(before_forward)
+# At import, and so before `boundary` counts steps: one that is refused has not begun.
+register_optimizer_step_pre_hook(_before_step)

@@ -1,0 +1,54 @@
+"""Parameters that get no gradient: refused under ddp before a step, trained around elsewhere."""
+
+from typing import Any
+
+import pytest
+
+from tests.group.harness import run_ranks
+
+RANKS = "tests.group.unused_ranks:"
+FLOOR = 1e-12  # float64, AdamW
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict[str, Any]]:
+    return run_ranks(2, RANKS + "on_two_ranks", timeout_s=300)
+
+
+@pytest.mark.parametrize("use", ["plain loop", "no step", "layout.step", "accumulate", "zero1"])
+def test_ddp_names_them_before_anything_is_changed(
+    two_ranks: list[dict[str, Any]], use: str
+) -> None:
+    for found in two_ranks:
+        text = found[use]["text"]
+        assert "6 parameters got no gradient in this backward: blocks.1.spare.weight" in text
+        assert "requires_grad_(False)" in text
+        assert '"zero2"' in text
+        assert found[use]["unchanged"]
+
+
+def test_ddp_names_a_branch_that_is_not_taken_any_more(two_ranks: list[dict[str, Any]]) -> None:
+    for found in two_ranks:
+        assert "2 parameters got no gradient" in found["branch"]
+        assert "sometimes.weight, sometimes.bias" in found["branch"]
+
+
+@pytest.mark.parametrize("layout", ["zero2", "zero3", "tp=2", "pp=2"])
+def test_other_layouts_train_as_one_process_does(
+    two_ranks: list[dict[str, Any]], layout: str
+) -> None:
+    assert max(found["trains"][layout] for found in two_ranks) <= FLOOR
+
+
+@pytest.mark.slow
+def test_layouts_of_two_axes_train_as_one_process_does() -> None:
+    layouts = ["hsdp", "dp=2 tp=2", "fsdp=2 tp=2", "pp=2 dp=2", "pp=2 fsdp=2", "fsdp=2 cp=2"]
+    for found in run_ranks(4, RANKS + "trains", layouts, timeout_s=300):
+        assert max(found.values()) <= FLOOR, found
+
+
+@pytest.mark.parametrize("program", ["two networks", "penalty"])
+def test_programs_that_reach_all_parameters_in_several_backwards_are_right(
+    two_ranks: list[dict[str, Any]], program: str
+) -> None:
+    assert [found[program] for found in two_ranks] == [True, True]

@@ -1,0 +1,230 @@
+"""What the ranks run in test_unused: parameters that get no gradient, under every layout."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nbdist.engine.compat import torch_modules
+from nbdist.engine.data import data_shard
+from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.policies import Pipeline
+from nbdist.errors import LayoutError
+from tests.group.layout_ranks import whole
+from tests.group.tensor_parallel_ranks import Block, D, V
+
+STEPS = 2
+
+
+class Net(nn.Module):
+    """Has a layer that is never used, one in a block, and a head whose output no loss uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(V, D)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks[1].spare = nn.Linear(D, 5)
+        self.head, self.other = nn.Linear(D, V), nn.Linear(D, 2)
+        self.unused = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.token(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x), self.other(x)
+
+
+def make() -> Net:
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    x = torch.randint(V, (8, 6), generator=torch.Generator().manual_seed(1))
+    return x, x.flip(1)
+
+
+def mine() -> tuple[Tensor, Tensor]:
+    shard = data_shard()
+    x, y = batch()
+    return x.chunk(shard.count)[shard.index], y.chunk(shard.count)[shard.index]
+
+
+def loss_of(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+    return F.cross_entropy(out[0].flatten(0, 1), y.flatten())
+
+
+def spread(layout: str) -> Layout:
+    policies = (Pipeline(microbatches=2),) if "pp" in layout else ()
+    return parallelize(make(), layout, *policies)
+
+
+def trains(layouts: list[str]) -> dict[str, float]:
+    """Return how far weights are, after some steps, from those of one process."""
+    alone, found = make(), {}
+    opt = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+    x, y = batch()
+    for _ in range(STEPS):
+        loss_of(alone(x), y).backward()
+        opt.step()
+        opt.zero_grad()
+    expected = alone.state_dict()
+    for layout in layouts:
+        live = spread(layout)
+        opt = torch.optim.AdamW(live.model.parameters(), lr=1e-2)
+        for _ in range(STEPS):
+            live.step(*mine(), loss_of)
+            opt.step()
+            opt.zero_grad()
+        state = {name: whole(tensor) for name, tensor in live.model.state_dict().items()}
+        found[layout] = max(float((state[n] - expected[n]).abs().max()) for n in state)
+    return found
+
+
+# ---- ddp: refused -------------------------------------------------------------------------------
+
+
+def plain_loop(live: Layout) -> None:
+    opt = live.optimizer(torch.optim.SGD, lr=0.1)
+    x, y = mine()
+    loss_of(live.model(x), y).backward()
+    opt.step()
+
+
+def backwards_alone(live: Layout) -> None:
+    x, y = mine()
+    for _ in range(2):
+        loss_of(live.model(x), y).backward()
+
+
+def stepped(live: Layout) -> None:
+    live.step(*mine(), loss_of)
+
+
+def in_parts(live: Layout) -> None:
+    for _ in live.accumulate(2):
+        live.step(*mine(), loss_of)
+
+
+def refused(use: Callable[[Layout], None], layout: str = "ddp") -> dict[str, Any]:
+    """Return what a use of ddp says, and whether weights stayed; then train after a reset."""
+    live = spread(layout)
+    before = [p.detach().clone() for p in live.model.parameters()]
+    try:
+        use(live)
+        text = "accepted"
+    except LayoutError as error:
+        text = str(error)
+    same = all(map(torch.equal, before, live.model.parameters()))
+    reducer = torch_modules.reducer_of(live.model)
+    assert reducer is not None
+    torch_modules.reset_ddp(reducer)  # as after a cell that has failed
+    out = live.model(mine()[0])
+    (loss_of(out, mine()[1]) + out[1].mean() + unused_parts(live.model)).backward()
+    live.optimizer(torch.optim.SGD, lr=0.1).step()
+    return {"text": text, "unchanged": same}
+
+
+def unused_parts(model: Any) -> Tensor:
+    parts = [*model.unused.parameters(), *model.blocks[1].spare.parameters()]
+    return sum((p.sum() for p in parts), torch.zeros(()).double()) * 0
+
+
+def a_branch_not_taken() -> str:
+    """Train until a step leaves a layer out, with gradients that are set to zero."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.sometimes = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, takes: bool) -> Tensor:
+            x = self.always(x)
+            return self.sometimes(x) if takes else x
+
+    model = Branching()
+    live = parallelize(model, "ddp")
+    opt = live.optimizer(torch.optim.SGD, lr=0.1)
+    try:
+        for takes in (True, True, False):
+            model(torch.ones(2, 4), takes).sum().backward()
+            opt.step()
+            opt.zero_grad(set_to_none=False)
+    except LayoutError as error:
+        return str(error)
+    return "accepted"
+
+
+# ---- ddp: right programs ------------------------------------------------------------------------
+
+
+def two_networks_in_one() -> bool:
+    """An actor and a critic in one module, a backward and an optimizer each: as in one process."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.actor, self.critic = nn.Linear(4, 2), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.actor(x), self.critic(x)
+
+    def train(model: Any, x: Tensor) -> list[Tensor]:
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            acts, values = model(x)
+            acts.square().mean().backward()
+            values.square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+        return [p.detach() for p in model.parameters()]
+
+    torch.manual_seed(0)
+    alone = Both().double()
+    torch.manual_seed(0)
+    live = Both().double()
+    x = torch.randn(8, 4).double()
+    parallelize(live, "ddp")
+    rank = dist.get_rank()
+    pairs = zip(train(live, x.chunk(2)[rank]), train(alone, x), strict=True)
+    return all(torch.allclose(a, b, rtol=0, atol=1e-14) for a, b in pairs)
+
+
+def with_a_penalty() -> bool:
+    """Two optimizers, gradients of inputs, and a model that another's loss runs through."""
+    maker, judge = (nn.Linear(4, 4).double() for _ in range(2))
+    parallelize(maker, "ddp")
+    parallelize(judge, "ddp")
+    opts = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (maker, judge)]
+    x = torch.ones(2, 4).double()
+    for _ in range(2):
+        judge(maker(x).detach()).square().mean().backward()
+        seen = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(judge(seen).sum(), seen, create_graph=True)
+        assert slope.requires_grad
+        opts[1].step()
+        opts[1].zero_grad()
+        judge(maker(x)).mean().backward()
+        opts[0].step()
+        for opt in opts:
+            opt.zero_grad()
+    return True
+
+
+def on_two_ranks() -> dict[str, Any]:
+    """One group for all that two ranks prove."""
+    return {
+        "trains": trains(["zero2", "zero3", "tp=2", "pp=2"]),
+        "plain loop": refused(plain_loop),
+        "no step": refused(backwards_alone),
+        "layout.step": refused(stepped),
+        "accumulate": refused(in_parts),
+        "zero1": refused(plain_loop, "zero1"),
+        "branch": a_branch_not_taken(),
+        "two networks": two_networks_in_one(),
+        "penalty": with_a_penalty(),
+    }
