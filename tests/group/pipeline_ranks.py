@@ -2,20 +2,22 @@
 
 # B batch, T sequence, D model width, V vocabulary
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import Pipeline
-from nbdist.engine.layout.savings import ActivationCheckpoint
+from nbdist.engine.layout.savings import ActivationCheckpoint, Precision
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group.layout_ranks import whole
@@ -66,6 +68,13 @@ def batch(name: str, step: int, dtype: torch.dtype, size: int = GLOBAL_BATCH) ->
     return x_BT, (x_BT * 7 + 3) % V
 
 
+Call = Callable[[nn.Module, Tensor], Any]
+
+
+def plainly(model: nn.Module, x: Tensor) -> Any:
+    return model(x)
+
+
 def loss_of(out: Any, y: Tensor) -> Tensor:
     if y.is_floating_point():
         return F.mse_loss(out, y)
@@ -74,7 +83,12 @@ def loss_of(out: Any, y: Tensor) -> Tensor:
 
 
 def one_process(
-    name: str, dtype: torch.dtype, shares: int, max_norm: float | None
+    name: str,
+    dtype: torch.dtype,
+    shares: int,
+    max_norm: float | None,
+    call: Call = plainly,
+    scale: bool = False,
 ) -> tuple[list[list[float]], dict[str, Tensor], list[float]]:
     """Train as one process does that sums the same micro-batches.
 
@@ -83,6 +97,7 @@ def one_process(
     """
     model = make(name, dtype)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", enabled=scale)
     losses, norms = [], []
     for step in range(STEPS):
         x, y = batch(name, step, dtype)
@@ -91,16 +106,18 @@ def one_process(
             parts = zip(x_share.chunk(MICRO), y_share.chunk(MICRO), strict=True)
             of_share = []
             for x_part, y_part in parts:
-                loss = loss_of(model(x_part), y_part)
-                (loss / (MICRO * shares)).backward()
+                loss = loss_of(call(model, x_part), y_part)
+                scaler.scale(loss / (MICRO * shares)).backward()
                 of_share.append(loss.detach())
             kept = kept or [buffer.clone() for buffer in model.buffers()]
             of_step.append(float(torch.stack(of_share).mean()))
         for buffer, value in zip(model.buffers(), kept, strict=True):
             buffer.copy_(value)
         if max_norm is not None:
+            scaler.unscale_(opt)
             norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), max_norm)))
-        opt.step()
+        scaler.step(opt)
+        scaler.update()
         opt.zero_grad()
         losses.append(of_step)
     return losses, {n: t.detach().clone() for n, t in model.state_dict().items()}, norms
@@ -120,7 +137,8 @@ def train(
         loss = spread.step(x, y, loss_of)
         if max_norm is not None:
             norms.append(float(spread.clip_grad_norm_(max_norm)))
-        opt.step()
+        spread.scaler.step(opt)
+        spread.scaler.update()
         opt.zero_grad()
         losses.append(None if loss is None else float(loss))
     return losses, {n: whole(t) for n, t in model.state_dict().items()}, norms, spread
@@ -157,6 +175,153 @@ def parity(
                 }
             )
     return found
+
+
+# ---- Low precision -------------------------------------------------------------------------------
+
+
+def autocast(dtype: torch.dtype) -> Call:
+    def call(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype):
+            out: Tensor = model(x)
+        return out.float()
+
+    return call
+
+
+def in_low_parameters(dtype: torch.dtype) -> Call:
+    """The whole model in `dtype`, gradients added up in the parameters' own: FSDP2's way."""
+
+    def call(model: nn.Module, x: Tensor) -> Tensor:
+        low = {name: p.to(dtype) for name, p in model.named_parameters()}
+        out: Tensor = functional_call(model, low, (x,))
+        return out.float()
+
+    return call
+
+
+def low(cases: list[tuple[str, str, tuple[Any, ...]]]) -> list[dict[str, Any]]:
+    """Return how far a case with a `Precision` is from one process that computes so, and in full.
+
+    And in which dtypes ranks have sent to each other, where they were told to.
+    """
+    found = []
+    alone = cache(one_process)
+    for name, layout, policies in cases:
+        chosen = next(policy for policy in policies if isinstance(policy, Precision))
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[
+            chosen.compute
+        ]
+        with sent_by_stages() as sent:
+            mine, final, norms, spread = train(name, torch.float32, layout, policies, 0.5)
+        shard = data_shard()
+        calls = call_of(dtype, has_units=spread.shape.fsdp > 1)
+        same = alone(name, torch.float32, shard.count, 0.5, calls, chosen.needs_scaler)
+        full = alone(name, torch.float32, shard.count, 0.5)
+        losses = [of_step[shard.index] for of_step in same[0]]
+        pairs = [(a, b) for a, b in zip(mine, losses, strict=True) if a is not None]
+        found.append(
+            {
+                "state": furthest(final, same[1]),
+                "losses": max((abs(a - b) for a, b in pairs), default=0.0),
+                "norms": max(abs(a - b) / b for a, b in zip(norms, same[2], strict=True)),
+                "floor": furthest(same[1], full[1]),
+                "sent": sent,
+                "told": {str(spec.dtype) for spec in spread.piped.pipe.plan.hidden[1:]},
+            }
+        )
+    return found
+
+
+@cache
+def call_of(dtype: torch.dtype, *, has_units: bool) -> Call:
+    if dtype is torch.float32:
+        return plainly
+    return in_low_parameters(dtype) if has_units else autocast(dtype)
+
+
+@contextmanager
+def sent_by_stages() -> Iterator[set[str]]:
+    """Note the dtypes of the hidden states, and their gradients, that go from rank to rank."""
+    sent: set[str] = set()
+    native = dist.isend
+
+    def noting(tensor: Tensor, *args: Any, **keywords: Any) -> Any:
+        if tensor.is_floating_point():
+            sent.add(str(tensor.dtype))
+        return native(tensor, *args, **keywords)
+
+    dist.isend = dist.distributed_c10d.isend = noting
+    try:
+        yield sent
+    finally:
+        dist.isend = dist.distributed_c10d.isend = native
+
+
+def reduced(layouts: list[str]) -> list[tuple[float, float]]:
+    """Return how far gradients averaged in bf16 are from rounded shares' sum, and from the mean."""
+    x, y = batch("gpt", 0, torch.float32)
+    alone = make("gpt", torch.float32)
+    shares = []
+    for x_share, y_share in zip(x.chunk(2), y.chunk(2), strict=True):
+        alone.zero_grad()
+        for x_part, y_part in zip(x_share.chunk(MICRO), y_share.chunk(MICRO), strict=True):
+            (loss_of(alone(x_part), y_part) / MICRO).backward()
+        shares.append({name: p.grad.clone() for name, p in alone.named_parameters()})
+    exact = {name: (shares[0][name] + shares[1][name]) / 2 for name in shares[0]}
+    rounded = {n: sum((s[n] / 2).bfloat16() for s in shares).float() for n in exact}
+    found = []
+    for layout in layouts:
+        model = make("gpt", torch.float32)
+        policies = Pipeline(microbatches=MICRO), Precision("fp32", reduce="bf16")
+        spread = parallelize(model, layout, *policies)
+        shard = data_shard()
+        spread.step(x.chunk(2)[shard.index], y.chunk(2)[shard.index], loss_of)
+        mine = gradients(model)
+        found.append((furthest(mine, rounded), furthest(mine, exact)))
+    return found
+
+
+def overflows() -> dict[str, list[float]]:
+    """One rank alone finds an infinite gradient; and one whose stage is not trained finds none.
+
+    Returns scales after each step, and how far each step changed this rank's part.
+    """
+    found = {}
+    for case in ("all trained", "first stage frozen"):
+        model = make("gpt", torch.float32)
+        if case != "all trained":
+            for part in (model.token, *model.blocks[:2]):
+                part.requires_grad_(False)
+            model.position.requires_grad_(False)
+        spread = parallelize(model, "pp=2", Pipeline(microbatches=MICRO), Precision("fp16"))
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        # A scale at which nothing else overflows.
+        spread.scaler.scale(torch.zeros(()))
+        spread.scaler.update(256.0)
+        seen = []
+        for breaks in (True, False):
+            before = {name: p.detach().clone() for name, p in model.named_parameters()}
+            opt.zero_grad()
+            spread.step(*batch("gpt", 0, torch.float32), loss_of)
+            if breaks and spread.piped.pipe.has_loss:
+                model.head.weight.grad.fill_(float("inf"))
+            spread.scaler.step(opt)
+            spread.scaler.update()
+            changed = furthest(before, {n: p.detach() for n, p in model.named_parameters()})
+            seen += [spread.scaler.get_scale(), changed]
+        found[case] = seen
+    return found
+
+
+def low_on_four_ranks(cases: Any, layouts: list[str]) -> tuple[Any, Any]:
+    """Return both in one group of ranks."""
+    return low(cases), reduced(layouts)
+
+
+def low_on_two_ranks(cases: Any) -> tuple[Any, Any]:
+    """Return both in one group of ranks."""
+    return low(cases), overflows()
 
 
 # ---- What else a step does -----------------------------------------------------------------------

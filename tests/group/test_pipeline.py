@@ -1,5 +1,6 @@
 """Pipelines on real ranks: one process's numbers, and wrong use refused in words."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from nbdist.engine.layout.policies import Pipeline, TensorParallel
-from nbdist.engine.layout.savings import ActivationCheckpoint
+from nbdist.engine.layout.savings import ActivationCheckpoint, Precision
 from tests.group.harness import run_ranks
 
 RANKS = "tests.group.pipeline_ranks:"
@@ -111,6 +112,86 @@ def test_it_trains_and_clips_beside_other_axes_as_one_process_does(
             worst = max(case["state"], case["norms"], case["losses"] or 0)
             assert worst <= FLOOR[dtype]
             assert (case["losses"] is not None) == case["has loss"]
+
+
+BF16, FP16 = Precision("bf16"), Precision("fp16")
+# (model, layout, policies), and in which dtype stages send.
+LOW_ON_TWO = [
+    (("gpt", "pp=2", by("1f1b", BF16)), "float32"),  # the residual stream, under autocast
+    (("gpt", "pp=2", by("interleaved", FP16, AGAIN)), "float32"),
+    (("conv", "pp=2", by("zero-bubble", BF16)), "bfloat16"),
+]
+LOW_ON_FOUR = [
+    (("gpt", "pp=2 dp=2", by("1f1b", FP16)), "float32"),
+    (("gpt", "pp=2 fsdp=2", by("1f1b", BF16)), "bfloat16"),
+]
+LOW_SLOW = [
+    (("gpt", f"pp=2 {axis}=2", by(schedule, low, *others)), sent)
+    for axis in ("dp", "fsdp", "tp")
+    for low, sent in ((BF16, "bfloat16"), (FP16, "float16"))
+    for schedule, *others in (("gpipe",), ("interleaved", SELECTIVE), ("zbv", AGAIN))
+]
+
+
+@cache
+def low_on_two() -> list[Any]:
+    return run_ranks(2, RANKS + "low_on_two_ranks", [case for case, _ in LOW_ON_TWO], timeout_s=120)
+
+
+@cache
+def low_on_four() -> list[Any]:
+    cases, layouts = [case for case, _ in LOW_ON_FOUR], ["pp=2 dp=2", "pp=2 fsdp=2"]
+    return run_ranks(4, RANKS + "low_on_four_ranks", cases, layouts, timeout_s=120)
+
+
+@cache
+def low_in_all_ways() -> list[Any]:
+    cases = [case for case, _ in LOW_SLOW]
+    return [(found,) for found in run_ranks(4, RANKS + "low", cases, timeout_s=400)]
+
+
+LOW = [
+    *((low_on_two, case, sent) for case, (_, sent) in enumerate(LOW_ON_TWO)),
+    *((low_on_four, case, sent) for case, (_, sent) in enumerate(LOW_ON_FOUR)),
+    *(
+        pytest.param(
+            low_in_all_ways, case, sent if "fsdp" in way[1] else "float32", marks=pytest.mark.slow
+        )
+        for case, (way, sent) in enumerate(LOW_SLOW)
+    ),
+]
+
+
+@pytest.mark.parametrize(("ranks", "case", "sent"), LOW)
+def test_in_low_precision_it_trains_as_one_process_that_computes_so(
+    ranks: Callable[[], list[Any]], case: int, sent: str
+) -> None:
+    for low, *_ in ranks():
+        found = low[case]
+        # Another order of summation moves a number to its neighbour in the low precision.
+        assert max(found["state"], found["losses"]) <= found["floor"]
+        assert found["norms"] <= 1e-4
+        assert found["floor"] > 1e-4
+        assert found["sent"] == found["told"] == {f"torch.{sent}"}
+
+
+def test_gradients_of_a_pipeline_are_averaged_in_the_dtype_asked_for() -> None:
+    for _, (of_dp, of_fsdp) in low_on_four():
+        from_rounded, from_exact = of_dp
+        assert from_rounded <= from_exact / 3  # the order of rounding and of dividing
+        assert 0 < from_exact < 1e-2
+        # fsdp adds micro-batches up in it, too.
+        assert 0 < of_fsdp[1] < 1e-2
+
+
+def test_an_overflow_in_one_stage_skips_the_step_in_all() -> None:
+    (_, first), (_, last) = low_on_two()
+    for rank in (first, last):
+        scale, changed, its_next, its_change = rank["all trained"]
+        assert (scale, changed, its_next) == (128, 0, 128)
+        assert its_change > 0
+    assert first["first stage frozen"] == [128, 0, 128, 0]
+    assert last["first stage frozen"][:3] == [128, 0, 128]
 
 
 @pytest.fixture(scope="module")

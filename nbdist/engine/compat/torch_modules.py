@@ -187,9 +187,17 @@ def reset_grad_scaler(scaler: torch.amp.GradScaler) -> bool:
 def overflows_of(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
 ) -> list[torch.Tensor]:
-    """Return what `unscale_` noted of an optimizer's gradients, a device each: 1.0 for infinite."""
+    """Return what `unscale_` noted of an optimizer's gradients, a device each: 1.0 for infinite.
+
+    Where this rank has no gradients, as with a stage of which nothing is trained, that is zero, and
+    noted: torch asks for a note before it steps, and other ranks ask for it.
+    """
     states: Any = scaler._per_optimizer_states
-    return list(states[id(optimizer)]["found_inf_per_device"].values())
+    found = states[id(optimizer)]["found_inf_per_device"]
+    if not found:
+        device = torch.device(scaler._device)
+        found[device] = torch.zeros((), device=device)
+    return list(found.values())
 
 
 def is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:

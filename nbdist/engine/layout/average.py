@@ -16,11 +16,18 @@ BUCKET_BYTES = 25 << 20  # as DDP's
 
 
 @torch.no_grad()
-def average(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+def average(
+    parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, dtype: torch.dtype | None = None
+) -> None:
     """Make every gradient the mean over the group. Collective.
 
     A parameter that has a gradient on some ranks only gets the mean with zeros on all of them; one
     that has none anywhere keeps none.
+
+    Args:
+        parameters: The same on all ranks.
+        group: Who averages.
+        dtype: In what gradients are sent and added up; None: as they are.
     """
     trained = [p for p in parameters if p.requires_grad]
     if not trained:
@@ -35,8 +42,9 @@ def average(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> Non
     count = dist.get_world_size(group)
     for bucket in _buckets([local_part(p.grad) for p in used if p.grad is not None]):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(count)
-        dist.all_reduce(flat, group=group)
-        for gradient, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+        sent = flat.to(dtype or flat.dtype)
+        dist.all_reduce(sent, group=group)
+        for gradient, mean in zip(bucket, sent.split([g.numel() for g in bucket]), strict=True):
             gradient.copy_(mean.view_as(gradient))
 
 

@@ -98,7 +98,7 @@ def parallelize(
     check(model)
     if (shape.tp > 1 or shape.pp > 1) and shape.fsdp == 1:
         fsdp.refuse_old_optimizers(model, "tp" if shape.tp > 1 else "pp")
-    precision.check(model, asked.precision, shape.pp)
+    precision.check(model, asked.precision)
     if asked.compress is not None:
         compress.check(asked.compress, asked.precision, shape)
     if asked.checkpoint is not None:

@@ -42,7 +42,7 @@ class _Work:
     inputs: list[Inputs]
     targets: list[Any]
     loss_fn: LossFunction
-    scale: float  # of each micro-batch's gradients
+    scale: float | torch.Tensor  # of each micro-batch's gradients
     seen: Trunk  # of one micro-batch
     losses: list[torch.Tensor] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class Pipe:
         return any(stage is self.plan.stages[-1] for stage in self.mine)
 
     def run(
-        self, inputs: Inputs, y: Any, loss_fn: LossFunction, scale: float
+        self, inputs: Inputs, y: Any, loss_fn: LossFunction, scale: float | torch.Tensor
     ) -> torch.Tensor | None:
         """Run a batch through all stages: forwards, and backwards where gradients are on.
 
@@ -141,7 +141,9 @@ class Pipe:
             blocks = list(self.plan.trunk.blocks)
             with untouched(self._skeleton):
                 self._skeleton.train(is_training)
-                seen = trunk.trace(self._skeleton, blocks, inputs, self._device)
+                seen = trunk.trace(
+                    self._skeleton, blocks, inputs, self._device, self.plan.imitation
+                )
             if seen.blocks != self.plan.trunk.blocks:
                 raise LayoutError(
                     "The model calls other blocks for this batch than for the one it was cut with.",
@@ -217,7 +219,7 @@ class _Scaled(torch.autograd.Function):
     """Passes a loss on as it is, and scales its gradient: what is recorded is the loss."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, loss: torch.Tensor, scale: float) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, loss: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
         ctx.scale = scale  # type: ignore[attr-defined]
         return loss.clone()  # no view: schedules detach it in place
 

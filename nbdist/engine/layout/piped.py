@@ -19,11 +19,12 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_hooks import local_part
-from nbdist.engine.layout import average, random_numbers
+from nbdist.engine.layout import average, precision, random_numbers
 from nbdist.engine.layout.buffers import BufferSync
 from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.pipe import LossFunction, Pipe
+from nbdist.engine.layout.policies import Policies
 
 
 class Piped:
@@ -34,14 +35,19 @@ class Piped:
     """
 
     def __init__(
-        self, model: nn.Module, pipe: Pipe, shape: MeshShape, mesh: DeviceMesh, *, loss: bool
+        self,
+        model: nn.Module,
+        pipe: Pipe,
+        shape: MeshShape,
+        mesh: DeviceMesh,
+        policies: Policies,
     ) -> None:
         self.pipe = pipe
         self._shares = True
         self._model = model
         self._shape = shape
         self._mesh = mesh
-        self._has_parallel_loss = loss
+        self._policies = policies
         groups = [mesh.get_group(axis) for axis in ("dp", "fsdp") if shape.sizes[axis] > 1]
         self._buffers = BufferSync(model, groups)
 
@@ -50,7 +56,7 @@ class Piped:
         self._shares = shares
 
     def step(
-        self, inputs: Inputs, y: Any, loss_fn: LossFunction, weight: float
+        self, inputs: Inputs, y: Any, loss_fn: LossFunction, weight: float | torch.Tensor
     ) -> torch.Tensor | None:
         """Run a batch; see `Layout.step`.
 
@@ -58,7 +64,7 @@ class Piped:
             inputs: What the model is called with.
             y: The targets.
             loss_fn: Makes the mean loss of a micro-batch.
-            weight: Of this rank's share.
+            weight: Of this rank's share; times the scale that its loss has.
         """
         trains = torch.is_grad_enabled()
         is_sharded = self._shape.fsdp > 1
@@ -66,7 +72,7 @@ class Piped:
         if is_sharded and trains:
             torch_sharded.keep_gradients(self._model)
         with (
-            loss_parallel() if self._has_parallel_loss else nullcontext(),
+            loss_parallel() if self._policies.tensor.loss else nullcontext(),
             random_numbers.of_place(*place, device_type=self._mesh.device_type),
         ):
             loss = self.pipe.run(inputs, y, loss_fn, weight)
@@ -81,19 +87,25 @@ class Piped:
         if self._shape.fsdp > 1:
             torch_sharded.reduce_gradients(self._model)
         elif self._shape.dp > 1:
-            average.average(self._model.parameters(), self._mesh.get_group("dp"))
+            dtype = precision.reduce_dtype(self._policies.precision)
+            average.average(self._model.parameters(), self._mesh.get_group("dp"), dtype)
         if self._model.training:
             self._buffers.sync()
         dist.all_reduce(torch.zeros(1, device=self._mesh.device_type))
 
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale gradients by their norm over all stages; returns it. Collective."""
+    def clip_grad_norm_(self, max_norm: float, scale: float) -> torch.Tensor:
+        """Scale gradients by their norm over all stages; returns it. Collective.
+
+        Args:
+            max_norm: Of gradients without their scale.
+            scale: What they are multiplied by.
+        """
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         here = norm.full_tensor() if isinstance(norm, DTensor) else norm
         square = here.to(self._mesh.device_type) ** 2
         dist.all_reduce(square, group=self._mesh.get_group("pp"))
-        whole = square.sqrt()
+        whole = square.sqrt() / scale
         factor = (max_norm / (whole + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             local_part(gradient).mul_(factor.to(gradient.dtype))

@@ -21,10 +21,11 @@ from nbdist.engine.layout import hollow, segment_times, stages, trunk
 from nbdist.engine.layout.dry_run import untouched
 from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.policies import Pipeline
+from nbdist.engine.layout.precision import Imitation
 from nbdist.engine.layout.proof import TOLERANCE, evaluating, of_rank_0
 from nbdist.engine.layout.relay import Relay
 from nbdist.engine.layout.stages import Stage
-from nbdist.engine.layout.trunk import Trunk
+from nbdist.engine.layout.trunk import Spec, Trunk
 from nbdist.errors import LayoutError
 
 
@@ -36,9 +37,11 @@ class Plan:
         policy: The schedule, and how many micro-batches.
         pp: Ranks of a pipeline.
         stages: All of them, in the order of the data.
-        trunk: Of a forward with the inputs that were tried.
+        trunk: Of a forward with the inputs that were tried, as the model was built.
         inputs: These.
         balance: What the stages were balanced by, for people.
+        imitation: In what the layout computes.
+        hidden: What each block is called with first then.
     """
 
     policy: Pipeline
@@ -47,6 +50,8 @@ class Plan:
     trunk: Trunk
     inputs: Inputs
     balance: str
+    imitation: Imitation
+    hidden: tuple[Spec | None, ...]
 
     def of_rank(self, rank: int) -> tuple[Stage, ...]:
         """Return the stages of a place on the axis pp."""
@@ -56,7 +61,7 @@ class Plan:
     def sent_bytes(self) -> float:
         """What a rank sends over pp for each token or sample, forward and backward, on average."""
         ends = [
-            self.trunk.hidden[after.first]
+            self.hidden[after.first]
             for before, after in zip(self.stages, self.stages[1:], strict=False)
             if before.rank != after.rank
         ]
@@ -120,7 +125,9 @@ class Plan:
         return "time" if self.policy.split == "time" else "parameters"
 
 
-def find_plan(model: nn.Module, policy: Pipeline, pp: int, blocks: list[str]) -> tuple[Plan, Relay]:
+def find_plan(
+    model: nn.Module, policy: Pipeline, pp: int, blocks: list[str], imitation: Imitation
+) -> tuple[Plan, Relay]:
     """Return how a model is cut, proven, and the hooks that will run its parts. Collective.
 
     Args:
@@ -128,6 +135,7 @@ def find_plan(model: nn.Module, policy: Pipeline, pp: int, blocks: list[str]) ->
         policy: What was asked for.
         pp: Ranks of a pipeline.
         blocks: From `find_blocks`.
+        imitation: In what the layout will compute.
 
     Raises:
         LayoutError: The model has no blocks, too few, or cannot be run in parts; it is untouched.
@@ -155,7 +163,8 @@ def find_plan(model: nn.Module, policy: Pipeline, pp: int, blocks: list[str]) ->
     balance = policy.split if isinstance(policy.split, str) else "parameters"
     if policy.split is not None and not isinstance(policy.split, str):
         balance = "what was asked for"
-    plan = Plan(policy, pp, found, seen, inputs, balance)
+    low = trunk.trace(model, list(seen.blocks), inputs, device, imitation)
+    plan = Plan(policy, pp, found, seen, inputs, balance, imitation, low.hidden)
     relay.install()
     try:
         _prove(plan, relay)

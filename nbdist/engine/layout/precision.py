@@ -6,6 +6,9 @@ elsewhere autocast chooses operator by operator. Parameters and optimizer states
 Source: Micikevicius et al., "Mixed Precision Training", 2018.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,24 +20,18 @@ from torch.utils import _pytree
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.around import Around
-from nbdist.engine.layout.savings import FULL, Precision
+from nbdist.engine.layout.savings import Precision
 from nbdist.errors import LayoutError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def check(model: nn.Module, policy: Precision, pp: int) -> None:
-    """Refuse what a pipeline does not do, and what a loss scale cannot do.
+def check(model: nn.Module, policy: Precision) -> None:
+    """Refuse what a loss scale cannot do.
 
     Raises:
-        LayoutError: pp is more than 1, or parameters are trained in fp16.
+        LayoutError: Parameters are trained in fp16.
     """
-    if pp > 1 and policy != FULL:
-        raise LayoutError(
-            "Precision does not go with pp yet.",
-            why="stages send hidden states in the dtype of the model",
-            do="model.to(torch.bfloat16) before parallelize, or leave one of the two out",
-        )
     if not policy.needs_scaler:
         return
     name = next((n for n, p in model.named_parameters() if _is_half(p)), None)
@@ -113,6 +110,65 @@ def keep_statistics(model: nn.Module, policy: Precision) -> None:
         for module in model.modules():
             if isinstance(module, _NormBase):
                 FullStatistics(module)
+
+
+@dataclass(frozen=True, slots=True)
+class Imitation:
+    """How a layout computes, for a run of the plain model that shows dtypes: on fake tensors.
+
+    Attributes:
+        low: In what it computes; None: as it was built.
+        has_units: Whether units of fsdp are of it; else autocast chooses operator by operator.
+    """
+
+    low: torch.dtype | None = None
+    has_units: bool = False
+
+    @classmethod
+    def of(cls, policy: Precision, *, has_units: bool) -> "Imitation":
+        """Return it for a policy."""
+        return cls(None if policy.compute == "fp32" else DTYPES[policy.compute], has_units)
+
+    def state(
+        self, model: nn.Module, state: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the parameters and buffers of `model`, by name, as a forward finds them."""
+        if not self.has_units:
+            return state
+        norms = [(path, m) for path, m in model.named_modules() if isinstance(m, _NormBase)]
+        whole = {f"{path}.{name}" for path, norm in norms for name in norm._parameters}
+        low = {name for name, _ in model.named_parameters()} - whole
+        return {name: self._lowered(t) if name in low else t for name, t in state.items()}
+
+    @contextmanager
+    def on(self, units: Iterable[nn.Module], device_type: str) -> Iterator[None]:
+        """Compute so, while it is on.
+
+        Args:
+            units: Of fsdp, the root as well: what they are given is made low, as their weights are.
+            device_type: Where.
+        """
+        if self.low is None:
+            yield
+        elif not self.has_units:
+            with torch.autocast(device_type, self.low, cache_enabled=False):
+                yield
+        else:
+            hooks = [u.register_forward_pre_hook(self._before, with_kwargs=True) for u in units]
+            try:
+                yield
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+    def _before(self, _unit: nn.Module, args: Any, keywords: Any) -> Any:
+        return _pytree.tree_map_only(torch.Tensor, self._lowered, (args, keywords))
+
+    def _lowered(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.low) if tensor.is_floating_point() else tensor
+
+
+AS_BUILT = Imitation()
 
 
 class Scaler(torch.amp.GradScaler):

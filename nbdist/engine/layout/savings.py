@@ -34,7 +34,8 @@ class Precision:
         compute: "bf16", "fp16", or "fp32": as the model was built. Under fsdp each unit is gathered
             in it and computes in it; else `torch.autocast` chooses operator by operator.
         reduce: In what gradients are averaged over the ranks: "fp32" (as they are), "bf16" or
-            "fp16".
+            "fp16". fsdp adds the parts of a step up in it as well (micro-batches,
+            `accumulate`).
     """
 
     compute: Dtype = "bf16"

@@ -136,7 +136,10 @@ class _Stages:
         blocks: list[str],
     ) -> None:
         self._skeleton = plain
-        self._plan, self.relay = pipeline.find_plan(model, policies.pipeline, shape.pp, blocks)
+        imitation = precision.Imitation.of(policies.precision, has_units=shape.fsdp > 1)
+        self._plan, self.relay = pipeline.find_plan(
+            model, policies.pipeline, shape.pp, blocks, imitation
+        )
         rank = device_mesh.get_local_rank("pp")
         pipeline.apply(model, self._plan, rank)
         mine = [stage.blocks for stage in self._plan.of_rank(rank)]
@@ -152,7 +155,7 @@ class _Stages:
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
         pipe = Pipe(self._plan, self.relay, self._skeleton, device_mesh["pp"], device)
-        return Piped(model, pipe, shape, device_mesh, loss=policies.tensor.loss)
+        return Piped(model, pipe, shape, device_mesh, policies)
 
 
 def _plan_cuts(

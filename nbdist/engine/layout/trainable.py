@@ -86,7 +86,9 @@ class Trainable:
     def _step(self, inputs: Inputs, y: Any, loss_fn: LossFunction) -> torch.Tensor | None:
         trains = torch.is_grad_enabled()
         if self.piped is not None:
-            weight = self._weight(inputs, y) if trains else 1.0
+            weight: float | torch.Tensor = self._weight(inputs, y) if trains else 1.0
+            if trains and self.scaler.is_enabled():
+                weight = self.scaler.scale(torch.tensor(weight, device=self.mesh.device_type))
             return self.piped.step(inputs, y, loss_fn, weight)
         with loss_parallel() if self.policies.tensor.loss else nullcontext():
             loss = loss_fn(inputs.run(self.model), self.own(y))
@@ -191,10 +193,10 @@ class Trainable:
             The norm before, a plain tensor, the same on every rank. Collective where the layout
             has shards or stages.
         """
-        if self.piped is not None:
-            return self.piped.clip_grad_norm_(max_norm)
         has_scale = self.scaler.is_enabled() and not torch_modules.has_unscaled(self.scaler)
         scale = self.scaler.get_scale() if has_scale else 1.0
+        if self.piped is not None:
+            return self.piped.clip_grad_norm_(max_norm, scale)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm * scale)
         whole: torch.Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return whole / scale

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from nbdist.engine.layout import dry_run
 from nbdist.engine.layout.inputs import Inputs, as_inputs
+from nbdist.engine.layout.precision import AS_BUILT, Imitation
 from nbdist.errors import LayoutError
 
 
@@ -85,7 +86,13 @@ def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Trun
     ) from first
 
 
-def trace(model: nn.Module, names: list[str], inputs: Inputs, device: torch.device) -> Trunk:
+def trace(
+    model: nn.Module,
+    names: list[str],
+    inputs: Inputs,
+    device: torch.device,
+    imitation: Imitation = AS_BUILT,
+) -> Trunk:
     """Run a forward on fake tensors and return what it did.
 
     Args:
@@ -93,13 +100,17 @@ def trace(model: nn.Module, names: list[str], inputs: Inputs, device: torch.devi
         names: Candidates for blocks.
         inputs: What the forward is called with.
         device: Where the weights are meant to be.
+        imitation: In what it computes.
     """
+    units = [model, *map(model.get_submodule, names)]
     with dry_run.untouched(model), dry_run.quiet(), FakeTensorMode(allow_non_fake_inputs=True) as m:
-        state = {name: _fake(t, m, device) for name, t in _tensors(model)}
+        plain = {name: _fake(t, m, device) for name, t in _tensors(model)}
+        state = imitation.state(model, plain)
         watch = _Watch({id(state[name]): name for name, _ in model.named_parameters()})
-        with _hooked(model, names, watch), torch.no_grad(), watch:
+        computing = imitation.on(units, device.type)
+        with _hooked(model, names, watch), computing, torch.no_grad(), watch:
             here = inputs.map(m.from_tensor)
-            torch.func.functional_call(model, state, here.args, here.keywords)
+            torch.func.functional_call(model, dict(state), here.args, here.keywords)
     return watch.trunk(model)
 
 
