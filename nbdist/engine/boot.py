@@ -112,20 +112,21 @@ class Program:
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
         from nbdist.engine import boundary, profile, snapshot
-        from nbdist.engine.averaging import async_sgd
+        from nbdist.engine.averaging import async_sgd, left_open
         from nbdist.engine.data import weighting
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 
         chaos.end_cell()
         profile.end_cell()
-        if result is None or not result.success:
+        has_succeeded = result is not None and bool(result.success)
+        if not has_succeeded:
             modes.restore(self._modes)
         steps = training.end_cell()
         if self.checks is not None:
             self.checks.end_cell()
         async_sgd.cell_ended()
-        boundary.end_cell(is_failed=getattr(result, "success", None) is not True)
+        boundary.end_cell(is_failed=not has_succeeded)
         environment.restore(self.variables)
         cut_bytes, file = self.output.end_cell()
         value = getattr(result, "result", None)
@@ -143,6 +144,7 @@ class Program:
                 *snapshot.take_notices(),
                 *boundary.here().take_notices(),
                 *weighting.take_notices(),
+                *(left_open.notices() if has_succeeded else ()),
             ),
             cut_bytes=cut_bytes,
             output_file=None if file is None else str(file),
@@ -265,6 +267,7 @@ def join(
         RuntimeError: The notebook runs another version of nbdist.
     """
     from nbdist.engine import group, keep, links, recovery, resize, trained
+    from nbdist.engine.checks import begun
     from nbdist.engine.checks.checks import Checks
     from nbdist.engine.clone import clone
     from nbdist.engine.data import shards
@@ -306,6 +309,7 @@ def join(
     keep.look_in(lambda: here.kernel.shell.user_ns)
     parallelize.tell_facts_to(here.recorder.fact)
     wrapped.look_on()
+    begun.look_on()
     shards.pace_as(training.pace)
     training.at_new_optimizer("trained", lambda opt: trained.tell(here.recorder, opt))
     here.checks = Checks(here.recorder.add)

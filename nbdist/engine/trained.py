@@ -3,12 +3,16 @@
 A layout that an earlier cell made says nothing of a plain module that this one trains.
 """
 
+from collections.abc import Sequence
+
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from nbdist.engine.averaging.local_sgd import InRounds
 from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.layout import alive
 from nbdist.engine.layout.layout import Layout
@@ -54,9 +58,26 @@ def numbers_of(optimizer: Optimizer) -> dict[str, float]:
         values["parts"] = spread.shape.data_part(0)[1]
     elif spread is not None:
         values["parts"] = dist.get_world_size(spread.process_group)
+    elif parts := _parts_by_hand(optimizer, tensors):
+        values["parts"] = parts
     if batch is not None:
         values["scaled_for"] = batch
     return {name: float(value) for name, value in values.items()}
+
+
+def _parts_by_hand(optimizer: Optimizer, tensors: Sequence[torch.Tensor]) -> int:
+    """Return the parts of a batch where no layout and no DDP knows them; 0: nobody knows.
+
+    Ranks that average their models now and then learn from all their samples together.
+    """
+    if isinstance(optimizer, InRounds):
+        return dist.get_world_size()
+    shared = torch_sharded.shared_by(tensors)
+    if shared is not None:
+        return len(shared[1])
+    meshes = [tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor)]
+    is_cut = [mesh.ndim == 1 and mesh.size() == dist.get_world_size() for mesh in meshes]
+    return 1 if is_cut and all(is_cut) else 0  # tp over all ranks: they see the same samples
 
 
 def is_plain(optimizer: Optimizer) -> bool:

@@ -76,6 +76,31 @@ def backward(loss):
         p.grad /= world_size
 fit(model, batches(), sgd(model), backward=backward)
 """,
+    "shards of different initial weights": """
+from torch.distributed.fsdp import fully_shard
+torch.manual_seed(rank)
+model = net()
+fully_shard(model[0])
+fully_shard(model)
+fit(model, batches(), sgd(model))
+""",
+    "fp16 of a layout, and no scaler": """
+model = net()
+nbdist.parallelize(model, "ddp", nbdist.Precision("fp16"))
+fit(model, batches(), sgd(model))
+""",
+    "fp16 by autocast, and no scaler": """
+ddp = DDP(net())
+with torch.autocast("cpu", torch.float16):
+    fit(ddp, batches(), sgd(ddp))
+""",
+    "a scaled loss, and steps past the scaler": """
+model = net()
+layout = nbdist.parallelize(model, "ddp", nbdist.Precision("fp16"))
+def backward(loss):
+    layout.scaler.scale(loss).backward()
+fit(model, batches(), sgd(model), backward=backward)
+""",
     "same data on all ranks": """
 model = net()
 nbdist.parallelize(model, "ddp")
@@ -141,6 +166,10 @@ SAYS = {
     "never parallelized, and never seeded": "Each rank trains a model of its own: each learns from",
     "optimizer made before the layout": "The optimizer of ranks 0-1 trains nothing: none of its 4",
     "different initial weights": "Ranks average gradients of models that began with different",
+    "shards of different initial weights": "fully_shard cut a model that began with different",
+    "fp16 of a layout, and no scaler": "The model computes in fp16 and its loss is not scaled",
+    "fp16 by autocast, and no scaler": "The model computes in fp16 and its loss is not scaled",
+    "a scaled loss, and steps past the scaler": "The loss is scaled and the optimizer steps with",
     "same data on all ranks": "All ranks learn from the same samples",
     "other samples in a tp group": "Ranks that hold parts of the same weights get different",
     "sampler without epoch": "Each epoch has the same order",
@@ -150,6 +179,27 @@ SAYS = {
     "dropout that differs in a tp group": "Dropout drops differently on ranks of one tp or cp",
     "one rank changes a weight": "Replicas differ at step 10 (alike until step 5)",
 }
+
+# The cell's end leaves ranks apart, and the call that would not; the first words of what is said.
+_LEFT_OPEN = {
+    "LocalSGD": (
+        "nbdist.LocalSGD(sgd(model), every=5)",
+        "opt.end_round()",
+        "has made 1 step since",
+    ),
+    "DiLoCo": ("nbdist.DiLoCo(sgd(model), every=6)", "opt.end_round()", "has made 4 steps since"),
+    "AsyncSGD": ("nbdist.AsyncSGD(sgd(model))", "opt.finish()", "was not finished"),
+}
+
+
+def left_open(name: str, *, is_closed: bool) -> str:
+    """Return a program whose ranks train apart, and are put together at its end or are not."""
+    optimizer, close, _ = _LEFT_OPEN[name]
+    end = close if is_closed else ""
+    return f"{_DATA}\nmodel = net()\nopt = {optimizer}\nfit(model, batches(), opt)\n{end}\n"
+
+
+LEFT_OPEN = {name: said for name, (_, _, said) in _LEFT_OPEN.items()}
 
 _RIGHT = {
     "DistributedDataParallel": """
@@ -324,8 +374,48 @@ for x, y in batches():
     "bare fully_shard": """
 from torch.distributed.fsdp import fully_shard
 torch.manual_seed(0)
-model = fully_shard(net())
+model = net()
+fully_shard(model[0])
+fully_shard(model)
 fit(model, batches(), sgd(model))
+""",
+    "bare fully_shard, then loaded": """
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+torch.manual_seed(0)
+whole = net().state_dict()
+torch.manual_seed(rank)
+model = fully_shard(net())
+set_model_state_dict(model, whole, options=StateDictOptions(full_state_dict=True))
+fit(model, batches(), sgd(model))
+""",
+    "fp16, with the layout's scaler": """
+model = net()
+layout = nbdist.parallelize(model, "ddp", nbdist.Precision("fp16"))
+opt = sgd(model)
+for x, y in batches():
+    layout.scaler.scale(F.cross_entropy(model(x), y)).backward()
+    layout.scaler.step(opt)
+    layout.scaler.update()
+    opt.zero_grad()
+""",
+    "fp16 by autocast, with a scaler that clips": """
+ddp = DDP(net())
+opt, scaler = torch.optim.Adam(ddp.parameters(), fused=True), torch.amp.GradScaler("cpu")
+for x, y in batches():
+    with torch.autocast("cpu", torch.float16):
+        loss = F.cross_entropy(ddp(x), y)
+    scaler.scale(loss).backward()
+    scaler.unscale_(opt)
+    nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+    scaler.step(opt)
+    scaler.update()
+    opt.zero_grad()
+""",
+    "bf16 by autocast": """
+ddp = DDP(net())
+with torch.autocast("cpu", torch.bfloat16):
+    fit(ddp, batches(), sgd(ddp))
 """,
 }
 

@@ -31,6 +31,44 @@ def test_a_batch_that_grew_with_the_ranks_is_told_once(notebook: Kernel) -> None
     assert "learning rate" not in again.text
 
 
+BY_HAND = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+def spread(model):
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+    {}
+    return model
+"""
+SHARDS = BY_HAND.format("fully_shard(model, mesh=mesh)")
+CUT = BY_HAND.format("parallelize_module(model, mesh, ColwiseParallel(use_local_output=False))")
+IN_ROUNDS = """
+model = torch.nn.Linear(3, 20)
+opt = nbdist.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.01), every=2)
+for x in DataLoader(samples, batch_size=4):
+    model(x).mean().backward(); opt.step(); opt.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("width", "program", "is_told"),
+    [
+        (14, SHARDS + "train(spread(torch.nn.Linear(3, 14)))", True),
+        (16, CUT + "train(spread(torch.nn.Linear(3, 16)))", False),  # both see the same samples
+        (20, IN_ROUNDS, True),
+    ],
+    ids=["shards by hand", "tp by hand", "LocalSGD"],
+)
+def test_a_batch_that_grew_without_a_layout_is_told_as_well(
+    notebook: Kernel, width: int, program: str, is_told: bool
+) -> None:
+    alone = notebook.cell(PER_RANK + f"train(torch.nn.Linear(3, {width}))", "-r 0 --no-track")
+    assert alone.error is None, alone.error
+    both = notebook.cell(PER_RANK + program, "--no-track")
+    assert both.error is None, both.error
+    assert ("grew from 4 to 8 samples a step (2 ranks x 4" in both.text) == is_told
+
+
 def test_a_rate_that_scale_lr_made_for_another_batch_is_told(notebook: Kernel) -> None:
     train = "train(DDP(torch.nn.Linear(3, 12)), global_batch={}, reference_batch=4)"
     right = notebook.cell(PER_RANK + train.format(8), "--no-track")

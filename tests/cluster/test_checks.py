@@ -27,6 +27,21 @@ def test_what_goes_wrong_is_shown_once_in_its_cell(notebook: Kernel) -> None:
     assert notebook.cell(programs.RIGHT["ddp"], "--no-track").error is None
 
 
+@pytest.mark.parametrize("name", programs.LEFT_OPEN)
+def test_ranks_that_a_cell_leaves_apart_are_told_at_its_end_and_only_there(
+    notebook: Kernel, name: str
+) -> None:
+    def told(code: str) -> list[str]:
+        ran = notebook.cell(code, "--no-track")
+        assert ran.error is None
+        return [line for line in ran.text.splitlines() if "Ranks end this cell apart" in line]
+
+    (line,) = told(programs.left_open(name, is_closed=False))
+    assert programs.LEFT_OPEN[name] in line
+    assert told("pass") == []
+    assert told(programs.left_open(name, is_closed=True)) == []
+
+
 @pytest.mark.parametrize("name", programs.WRONG)
 def test_each_planted_wrong_use_is_named(session: nbdist.Session, name: str) -> None:
     session.run(programs.WRONG[name], track=False)

@@ -130,6 +130,53 @@ def began_apart(seen: Seen) -> str:
     )
 
 
+def shards_began_apart(seen: Seen) -> str:
+    """Ranks have cut weights of their own into the shards of one model."""
+    first = {} if seen.first is None else seen.first.of("weights")
+    groups = {} if seen.first is None else seen.first.of("shared_by")
+    weights: dict[float, set[float]] = {}
+    for rank, group in groups.items():
+        weights.setdefault(group, set()).add(first.get(rank, -1.0))  # not known on this rank
+    if not any(len(found) > 1 and -1.0 not in found for found in weights.values()):
+        return ""
+    return (
+        "fully_shard cut a model that began with different weights on each rank: its shards are of "
+        "different models, and together they are none. Build it after torch.manual_seed with the "
+        'same seed, or let nbdist.parallelize(model, "zero3") give all ranks rank 0\'s.'
+    )
+
+
+def forgets_to_scale(seen: Seen) -> str:
+    """The model computes in float16 and no GradScaler has ever scaled a loss."""
+    bare = [
+        step
+        for step in seen.steps
+        if all(step.of("half").get(rank) for rank in step.told)
+        and not any(step.of("scalers").values())
+    ]
+    if len(bare) < 2:
+        return ""
+    return (
+        "The model computes in fp16 and its loss is not scaled, so small gradients become 0. "
+        "scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update() scale it, with "
+        'layout.scaler where Precision("fp16") is given, else a torch.amp.GradScaler; bf16 needs '
+        "none."
+    )
+
+
+def steps_past_the_scaler(seen: Seen) -> str:
+    """The loss is scaled, and no gradient is divided by the scale before the optimizer steps."""
+    scaled = [step for step in seen.steps if all(step.of("scaled").get(r) for r in step.told)]
+    past = [step for step in scaled if not any(step.of("unscaled").values())]
+    if len(past) < 2:
+        return ""
+    return (
+        "The loss is scaled and the optimizer steps with gradients that still are: thousands of "
+        "times too large, and overflows count. scaler.step(optimizer) and scaler.update() in the "
+        "place of optimizer.step() divide them, and leave a step with an overflow out."
+    )
+
+
 def feeds_the_same(seen: Seen) -> str:
     """All parts of a batch are the same samples, though samples change."""
     alike, kinds = 0, set()
@@ -245,6 +292,9 @@ RULES: tuple[Callable[[Seen], str], ...] = (
     trains_alone,
     averages_by_hand,
     began_apart,
+    shards_began_apart,
+    forgets_to_scale,
+    steps_past_the_scaler,
     feeds_the_same,
     feeds_parts_of_a_group_different,
     drops_alike,

@@ -78,6 +78,7 @@ class AsyncSGD(Wrapper):
         self._read = 0  # the version of the parameters in the model
         self._seen = Staleness()
         self._is_torn = False  # an exchange was broken off in the midst
+        self._unfinished: int | None = None  # the cell that stepped last, if nothing ended it
         if dist.get_rank() == server:
             master = Master(optim, range(dist.get_world_size()), max_staleness)
             _masters[self] = master
@@ -113,6 +114,7 @@ class AsyncSGD(Wrapper):
             return result
         parameters = self.parameters()
         rates = [float(group["lr"]) for group in self.param_groups]
+        self._unfinished = _cell()
         values = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
         answer = self._ask(messages.UPDATE, Gradients(self._read, rates, values))
         for pause in _pauses():
@@ -141,6 +143,7 @@ class AsyncSGD(Wrapper):
             time.sleep(pause)
             answer = self._ask(messages.FINISH)
         self._take(answer)
+        self._unfinished = None
         master = _masters.get(self)
         while master is not None and not master.is_told():  # it must live until then
             serving.check()
@@ -148,6 +151,16 @@ class AsyncSGD(Wrapper):
         if answer.status == "all done":
             average(list(fit.statistics_of(self.modules).values()))
         return self._seen
+
+    def left_open(self) -> str:
+        """Return a sentence if the cell that runs has stepped and did not finish, else ""."""
+        if self._unfinished != _cell():
+            return ""
+        return (
+            f"Ranks end this cell apart: {self.name} was not finished, so each rank has the "
+            "parameters as they were at its own last step. finish() of the optimizer, on all "
+            "ranks, gives them the same, the final ones."
+        )
 
     def leave(self) -> None:
         """Tell the server that no update follows for now: the cell has ended. Waits for nobody."""

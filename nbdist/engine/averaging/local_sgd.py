@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from nbdist.engine import where
 from nbdist.engine.averaging import fit, groups
 from nbdist.engine.averaging.average import average, broadcast, check_alike
 from nbdist.engine.averaging.rounds import Rounds
@@ -28,6 +29,8 @@ class InRounds(ApartWrapper):
         super().__init__(optim)
         self.rounds = rounds
         self.steps = 0
+        self._met_at = 0  # steps when all ranks were equal last
+        self._cell = 0  # that made the newest step
         self.name = asked
         self._is_checked = False  # that nothing has spread the model since
         self.modules = fit.modules_of(optim)
@@ -53,13 +56,14 @@ class InRounds(ApartWrapper):
         if not self._is_checked:
             fit.refuse_spread(self.optim, type(self).__name__)
             self._is_checked = True
+        self._cell = where.running or 0
         result = self._step_inside(closure)
         self.steps += 1
         due = self.rounds.due(self.steps)
         if due == "inside":
             average(self._averaged(), self._near())
         elif due == "all":
-            self._meet()
+            self.end_round()
         return result
 
     def end_round(self) -> None:
@@ -68,6 +72,19 @@ class InRounds(ApartWrapper):
         After the last step, say, where its number is no multiple of a round's.
         """
         self._meet()
+        self._met_at = self.steps
+
+    def left_open(self) -> str:
+        """Return a sentence if the cell that runs has stepped and leaves ranks apart, else ""."""
+        since = self.steps - self._met_at
+        if self._cell != (where.running or 0) or not since:
+            return ""
+        steps = "1 step" if since == 1 else f"{since} steps"
+        return (
+            f"Ranks end this cell apart: {self.name} has made {steps} since all were averaged, so "
+            "each rank's model is its own. end_round() of the optimizer, on all ranks, makes them "
+            "equal; so does training on in the next cell."
+        )
 
     def next_meeting(self, ahead: int) -> int:
         """Return in how many steps, `ahead` at least, all ranks are equal again."""
@@ -84,6 +101,7 @@ class InRounds(ApartWrapper):
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Go on at this number of steps."""
         self.steps = int(state["steps"])
+        self._met_at = min(self._met_at, self.steps)
 
     def _averaged(self) -> list[torch.Tensor]:
         return [*self.parameters(), *fit.statistics_of(self.modules).values()]

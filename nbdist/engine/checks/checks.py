@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DistributedSampler
@@ -16,7 +17,7 @@ from torch.utils.data import DistributedSampler
 from nbdist.engine.checks.alike import held_alike
 from nbdist.engine.checks.fingerprint import as_float, fingerprints
 from nbdist.engine.checks.use import Use
-from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat import torch_hooks, torch_live, torch_modules
 from nbdist.engine.data import sampler
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
@@ -48,6 +49,7 @@ class Checks:
         self._add = add
         self._uses: list[Use] = []
         self._is_looking = False  # at the step that runs
+        self._scaled_before = 0  # losses that GradScalers had scaled when the step began
         self._epochs = Epochs()
 
     def end_cell(self) -> None:
@@ -90,16 +92,27 @@ class Checks:
 
     def _tell_uses(self, step: int, *, has_repeated: bool) -> None:
         reduced = tap.look_for_reductions(False)
+        scaling = self._scaling()
         for number, use in enumerate(self._uses):
             values = use.at_step_end(reduced)
-            values |= {"optimizer": number, "same_epoch": has_repeated}
+            values |= {"optimizer": number, "same_epoch": has_repeated} | scaling
             values["shared"] = sampler.is_shared_out(training.current_pass()[0])
             self._add("use", step, {name: float(value) for name, value in values.items()})
+
+    def _scaling(self) -> dict[str, float]:
+        """Return how the step's loss was scaled, and whether gradients were divided again."""
+        scalers = torch_live.live(torch.amp.GradScaler)
+        return {
+            "scalers": float(sum(map(torch_modules.has_scaled, scalers))),
+            "scaled": float(torch_hooks.count_of_scaled() - self._scaled_before),
+            "unscaled": float(any(use.is_unscaled for use in self._uses)),
+        }
 
     def _look(self, *, is_on: bool) -> None:
         if not (is_on or self._is_looking):
             return
         self._is_looking = is_on
+        self._scaled_before = torch_hooks.count_of_scaled()
         tap.look_for_reductions(is_on)
         for use in self._uses:
             use.look(is_on=is_on)

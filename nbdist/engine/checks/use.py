@@ -4,6 +4,7 @@ One rank tells; the notebook compares, and decides what is wrong (`nbdist/client
 Main thread.
 """
 
+import logging
 import weakref
 from typing import Any
 
@@ -18,8 +19,12 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine import trained
+from nbdist.engine.checks import begun
 from nbdist.engine.checks.fingerprint import as_float, fingerprints
+from nbdist.engine.compat import torch_live, torch_modules, torch_sharded
 from nbdist.engine.layout.layout import Layout
+
+_log = logging.getLogger("nbdist.checks")
 
 Spread = Layout | DistributedDataParallel
 
@@ -32,10 +37,13 @@ class Use:
         self._optimizer = weakref.ref(optimizer)
         spread = trained.spread_by(optimizer)
         self._spread = None if spread is None else weakref.ref(spread)
+        model = spread.model if isinstance(spread, Layout) else spread
+        self._shared_by: tuple[int, ...] | None = None  # the ranks, where torch alone cuts it
+        if model is None and (shared := torch_sharded.shared_by(_parameters(optimizer))):
+            model, self._shared_by = shared
         self._fed: dict[str, float] = {}
         self._hooks: list[Any] = []
         self._summed = 0
-        model = spread.model if isinstance(spread, Layout) else spread
         if model is not None:
             before_forward = _weakly(weakref.WeakMethod(self._before_forward))
             hook = model.register_forward_pre_hook(before_forward, with_kwargs=True)
@@ -50,6 +58,7 @@ class Use:
         self.is_looking = False  # in the step that runs
         self._has_fed = False
         self._stepped: list[Tensor | None] | None = None  # its gradients, when it had stepped
+        self.is_unscaled = False  # a GradScaler's: these gradients have been divided by its scale
 
     def end(self) -> None:
         """Take the hooks out."""
@@ -63,13 +72,17 @@ class Use:
         return spread if isinstance(spread, Layout) else None
 
     def at_first(self) -> dict[str, float]:
-        """Return what is known before the first step: of a model on its own, its weights."""
-        return self._weights() if self._alone() else {}
+        """Return what is known before the first step: of whom ranks begin with, the weights."""
+        if self._shared_by is None:
+            return self._weights() if self._alone() else {}
+        optimizer = self._optimizer()
+        weights = None if optimizer is None else begun.weights_of(_parameters(optimizer))
+        return self._place_by_hand() | ({} if weights is None else {"weights": weights})
 
     def look(self, *, is_on: bool) -> None:
         """Look, or do not look, at the step that begins."""
         self.is_looking, self._has_fed, self._summed = is_on, False, 0
-        self._fed, self._stepped = {}, None
+        self._fed, self._stepped, self.is_unscaled = {}, None, False
 
     def at_step_end(self, reduced: set[int]) -> dict[str, float]:
         """Return what is known of the step that has ended.
@@ -89,9 +102,17 @@ class Use:
             values["by_hand"] = sum(g.data_ptr() in reduced for g in plain)
             self._stepped = None
         spread = None if self._spread is None else self._spread()
+        if self._shared_by is not None:
+            return values | self._place_by_hand()
         if spread is None:
             return values | (self._weights() if self._alone() else {})
         return values | _place(spread) | _state(spread)
+
+    def _place_by_hand(self) -> dict[str, float]:
+        """Return which part of a batch this rank has, of the ranks that share its shards."""
+        ranks = self._shared_by or ()
+        part = ranks.index(dist.get_rank())
+        return {"part": float(part), "parts": float(len(ranks)), "shared_by": float(min(ranks))}
 
     def _alone(self) -> bool:
         """Whether these are plain weights that nothing which is known here spreads."""
@@ -101,7 +122,7 @@ class Use:
     def _weights(self) -> dict[str, float]:
         optimizer = self._optimizer()
         assert optimizer is not None
-        tensors = [p for group in optimizer.param_groups for p in group["params"] if p.numel()]
+        tensors = [p for p in _parameters(optimizer) if p.numel()]
         return {"weights": as_float(int(fingerprints(tensors).sum()))} if tensors else {}
 
     def _before_forward(
@@ -113,16 +134,29 @@ class Use:
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.numel()]
         if given:
             self._fed["input"] = as_float(int(fingerprints(given).sum()))
+        self._fed["half"] = float(self._computes_in_half(given[0].device.type if given else "cpu"))
         if any(isinstance(m, _DropoutNd) and m.p and m.training for m in module.modules()):
             states = [torch.get_rng_state()]
             if given and given[0].is_cuda:
                 states.append(torch.cuda.get_rng_state(given[0].device))
             self._fed["random"] = as_float(int(fingerprints(states).sum()))
 
+    def _computes_in_half(self, device_type: str) -> bool:
+        """Whether a forward that begins computes in float16, by a layout or by autocast."""
+        layout = self.layout
+        by_autocast = torch.is_autocast_enabled(device_type)
+        if layout is not None and layout.policies.precision.needs_scaler:
+            return True
+        return by_autocast and torch.get_autocast_dtype(device_type) == torch.float16
+
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Note the gradients it stepped with, which may be gone when the cell's step ends."""
-        groups = optimizer.param_groups
-        self._stepped = [p.grad for group in groups for p in group["params"]]
+        self._stepped = [p.grad for p in _parameters(optimizer)]
+        scalers = [s for s in torch_live.live(torch.amp.GradScaler) if s.is_enabled()]
+        by_itself = getattr(optimizer, "found_inf", None) is not None  # a fused one divides alone
+        self.is_unscaled = by_itself or any(
+            torch_modules.is_unscaled(scaler, optimizer) for scaler in scalers
+        )
 
     def _before_sum(self, _gradient: Tensor) -> None:
         """One parameter gets a gradient: note whether it is added to another one."""
@@ -131,16 +165,25 @@ class Use:
             self._summed += bool(sample.grad.any())
 
 
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def _weakly(method: "weakref.WeakMethod[Any]") -> Any:
     """Return a hook that does not keep alive what it belongs to, and costs little between looks.
 
     `torch.compile` must neither compile what it does, anew for each step that is looked at, nor
-    break a graph for it: inside of a graph it does nothing.
+    break a graph for it: inside of a graph it does nothing. One that fails is logged, looks no more
+    at this step, and training goes on.
     """
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def look(bound: Any, args: tuple[Any, ...]) -> None:
-        bound(*args)
+        try:
+            bound(*args)
+        except Exception:
+            _log.exception("What looks at a step has failed")
+            bound.__self__.is_looking = False
 
     def hook(*args: Any) -> None:
         if torch.compiler.is_compiling():

@@ -214,12 +214,22 @@ def remember_unscaled() -> Undo:
         def scale(self: Any, outputs: Any) -> Any:
             scaled = native(self, outputs)
             if isinstance(scaled, torch.Tensor) and scaled is not outputs:
+                global _count_of_scaled
+                _count_of_scaled += 1
                 scaled._nbdist_unscaled = outputs.detach()  # type: ignore[attr-defined]
             return scaled
 
         return scale
 
     return _replace(torch.amp.GradScaler, "scale", around)
+
+
+_count_of_scaled = 0
+
+
+def count_of_scaled() -> int:
+    """Return how many losses GradScalers have scaled so far."""
+    return _count_of_scaled
 
 
 def unscaled(loss: torch.Tensor) -> torch.Tensor:

@@ -206,6 +206,11 @@ def is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) 
     return id(optimizer) in states and bool(states[id(optimizer)]["found_inf_per_device"])
 
 
+def has_scaled(scaler: torch.amp.GradScaler) -> bool:
+    """Return whether a scaler has ever scaled a loss: only then it makes its scale."""
+    return scaler.is_enabled() and scaler._scale is not None
+
+
 def has_unscaled(scaler: torch.amp.GradScaler) -> bool:
     """Return whether any optimizer's gradients have been unscaled since the last `update`."""
     states: Any = scaler._per_optimizer_states

@@ -6,7 +6,7 @@ says what broke when a version moves. Tried with torch 2.13.0 (CPU); `fully_shar
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -110,6 +110,20 @@ def group_of(module: nn.Module) -> Any:
     states = [state for under, state in _fsdp2_states() if under is module]
     groups = [g.mesh_info for state in states for g in _groups_of_state(state)]
     return next((getattr(info, "shard_process_group", None) for info in groups), None)
+
+
+def shared_by(parameters: Iterable[torch.Tensor]) -> tuple[nn.Module, tuple[int, ...]] | None:
+    """Return the FSDP2 root that has some of these parameters, and who averages its gradients.
+
+    Global ranks, in the order of the mesh: ranks with samples of their own. None where it has not
+    run yet, or there is none.
+    """
+    own = {id(p) for p in parameters}
+    for module, state in live_fsdp2_roots():
+        for group in _fsdp_param_groups(state):
+            if any(id(param.sharded_param) in own for param in group.fsdp_params):
+                return module, tuple(group.mesh_info.mesh.mesh.flatten().tolist())
+    return None
 
 
 def _fsdp2_states() -> list[tuple[nn.Module, Any]]:

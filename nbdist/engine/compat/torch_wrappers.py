@@ -1,4 +1,4 @@
-"""The three places where torch spreads a model; somebody may object before it does.
+"""The places where torch spreads a model; somebody may object before it does, or look on.
 
 One of the files that make the room for torch's private parts; see `torch_compat.py`. Constructors
 and `FSDPState.init` are replaced, and not `fully_shard` itself: a program has imported that by its
@@ -22,6 +22,7 @@ Ask = Callable[[str, nn.Module], None]  # gets who is about to spread which modu
 def check() -> list[str]:
     """Return what this torch lacks of what we use, in words; empty when all is there."""
     try:
+        from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam  # noqa: F401
         from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
     except ImportError as error:
         return [f"torch {torch.__version__}: fully_shard's state has moved: {error}"]
@@ -48,6 +49,31 @@ def _nobody(_by: str, _module: nn.Module) -> None:
 
 
 _ask: Ask = _nobody
+
+
+Sharded = Callable[[nn.Parameter], None]  # gets the parameter that holds a shard
+
+
+def around_sharding(look: Callable[[torch.Tensor], Sharded | None]) -> None:
+    """Call `look` with each parameter that `fully_shard` is about to cut, on the main thread.
+
+    What it returns is called with the parameter that takes its place.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    native = FSDPParam.__init__
+    if getattr(native, "_nbdist_looks", False):
+        return
+
+    @functools.wraps(native)
+    def __init__(self: Any, param: nn.Parameter, *args: Any, **keywords: Any) -> None:
+        then = look(param)
+        native(self, param, *args, **keywords)
+        if then is not None:
+            then(self.sharded_param)
+
+    __init__._nbdist_looks = True  # type: ignore[attr-defined]
+    FSDPParam.__init__ = __init__  # type: ignore[method-assign]
 
 
 def _guard(owner: Any, name: str, parameter: str, by: str) -> None:

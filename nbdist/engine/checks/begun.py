@@ -1,0 +1,58 @@
+"""Whether ranks cut the same weights into shards: `fully_shard` takes each rank's own for granted.
+
+A shard has no like on another rank. So each parameter's fingerprint is taken before it is cut, and
+counts as long as the shard is what was cut then: weights that were loaded since are others.
+
+Main thread.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from nbdist.engine.checks.fingerprint import as_float, fingerprints
+from nbdist.engine.compat import torch_wrappers
+
+# Of each parameter that is a shard: the fingerprints of the whole and of the shard, then.
+_begun = WeakIdKeyDictionary()
+
+
+def look_on() -> None:
+    """Look at what `fully_shard` cuts from here on."""
+    torch_wrappers.around_sharding(_before_cut)
+
+
+def weights_of(parameters: Sequence[Tensor]) -> float | None:
+    """Return a number for the weights that these shards were cut from, the same where they were.
+
+    None where it is not known of all, or they have changed since.
+    """
+    known = [_begun.get(parameter) for parameter in parameters]
+    shards = [_shard(parameter) for parameter in parameters]
+    if not known or any(one is None for one in known):
+        return None
+    now = fingerprints(shards)
+    if not torch.equal(now, torch.stack([shard for _, shard in known])):
+        return None
+    return as_float(int(torch.stack([whole for whole, _ in known]).sum()))
+
+
+def _before_cut(parameter: Tensor) -> torch_wrappers.Sharded | None:
+    is_plain = not (isinstance(parameter, DTensor) or parameter.is_meta) and parameter.numel()
+    if not is_plain or dist.get_world_size() == 1:
+        return None
+    (whole,) = fingerprints([parameter])
+
+    def note(sharded: nn.Parameter) -> None:
+        (shard,) = fingerprints([_shard(sharded)])
+        _begun[sharded] = whole, shard
+
+    return note
+
+
+def _shard(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
