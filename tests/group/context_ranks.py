@@ -3,6 +3,7 @@
 # B batch, T sequence, H heads, D model width, V vocabulary
 
 from contextlib import nullcontext
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from nbdist.client.insight import traffic
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies import ContextParallel
+from nbdist.engine.layout.policies import ContextParallel, Pipeline
 from nbdist.engine.tap import tap
 from nbdist.errors import LayoutError
 from tests.group.layout_ranks import difference, state_of
@@ -368,9 +369,30 @@ def refusals() -> dict[str, str]:
     return texts
 
 
-def refused_with_a_pipeline() -> str:
+def masked_in_a_pipeline(method: str) -> tuple[str, float]:
+    """Return how an odd length is refused, and how far the next step's gradients are off, in fp64.
+
+    Tables of positions and a mask are made on every stage, and cut in its blocks.
+    """
+    torch.manual_seed(0)
+    alone = Rotary().double()
+    model = deepcopy(alone)
+    layout = parallelize(model, "pp=2 cp=2", Pipeline(microbatches=2), ContextParallel(method))
+
+    def batch(length: int) -> Tensor:
+        return torch.arange(4 * length).view(4, length) % V
+
+    def loss_of(out: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(out.flatten(0, 1), y.flatten())
+
+    text = "accepted"
     try:
-        parallelize(GPT(), "pp=2 cp=2")
+        layout.step(batch(7), batch(7), loss_of)
     except LayoutError as error:
-        return str(error)
-    return "accepted"
+        text = str(error)
+    layout.step(batch(8), batch(8), loss_of)
+    loss_of(alone(batch(8)), batch(8)).backward()
+    return text, max(
+        float((parameter.grad - alone.get_parameter(name).grad).abs().max())
+        for name, parameter in model.named_parameters()
+    )

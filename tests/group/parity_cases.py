@@ -94,11 +94,14 @@ WAYS = [
     *(Case(2, "pp=2", (f'Pipeline("{schedule}", 4)',)) for schedule in SCHEDULES),
     Case(2, "pp=2", (PIPELINE,), clip=True),
     Case(2, "pp=2", (PIPELINE,), accumulate=2),
+    *(Case(2, "pp=2", (f'Pipeline("{s}", 4)', CHECKPOINT)) for s in ("1f1b", "zbv")),
     *(Case(4, layout) for layout in ("ddp", "zero1", "zero2", "zero3", "hsdp", "tp=4")),
     *(Case(4, f"pp=2 {layout}", (PIPELINE,)) for layout in ("dp=2", "fsdp=2", "tp=2")),
     *(Case(4, "cp=4", (policy,)) for policy in (ULYSSES, GATHER)),
     *(Case(4, layout, (GATHER,)) for layout in ("dp=2 cp=2", "fsdp=2 cp=2", "cp=2 tp=2")),
     Case(4, "pp=4", (PIPELINE,)),
+    *(Case(4, "pp=2 cp=2", (PIPELINE, policy)) for policy in (ULYSSES, GATHER)),
+    Case(4, "pp=2 cp=2", (PIPELINE, ULYSSES, CHECKPOINT), clip=True),
     Case(4, "pp=2 fsdp=2", (PIPELINE,), clip=True),
     *(Case(4, layout) for layout in ("dp=2 tp=2", "fsdp=2 tp=2", "fsdp=2 tp=2 zero2")),
     Case(4, "fsdp=2 tp=2", (SEQUENCE,)),
@@ -111,6 +114,7 @@ WAYS = [
     *(Case(8, layout, (GATHER,)) for layout in ("fsdp=2 cp=2 tp=2", "dp=2 fsdp=2 cp=2")),
     *(Case(8, layout, (PIPELINE,)) for layout in ("pp=2 fsdp=2 tp=2", "pp=4 dp=2", "pp=2 hsdp")),
     Case(8, "pp=2 dp=2 tp=2", (PIPELINE,), clip=True),
+    *(Case(8, layout, (PIPELINE, GATHER)) for layout in ("pp=2 cp=2 tp=2", "pp=2 fsdp=2 cp=2")),
 ]
 
 # What `make test` proves each time, beside the other tests of layouts.

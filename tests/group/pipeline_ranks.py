@@ -418,13 +418,13 @@ class Noisy(Block):
         return super().forward(x)
 
 
-def _drawn_in_a_step(*policies: object) -> tuple[list[float], Layout]:
+def _drawn_in_a_step(layout: str, *policies: object) -> tuple[list[float], Layout]:
     """Return what the block of this rank's stage draws in a step of two micro-batches."""
     torch.manual_seed(7)
     model = GPT(2, Noisy)
-    spread = parallelize(model, "pp=2", Pipeline("gpipe", microbatches=2), *policies)
+    spread = parallelize(model, layout, Pipeline("gpipe", microbatches=2), *policies)
     x, y = batch("gpt", 0, torch.float32)
-    block = model.blocks[dist.get_rank()]
+    block = model.blocks[spread.piped.pipe.rank]
     block.drawn.clear()
     spread.step(x, y, loss_of)
     return [float(number) for number in block.drawn], spread
@@ -432,14 +432,14 @@ def _drawn_in_a_step(*policies: object) -> tuple[list[float], Layout]:
 
 def draws_of_dropout() -> list[float]:
     """Return what a step drops in the first block of this rank's stage, and what the cell draws."""
-    drawn, _ = _drawn_in_a_step()
+    drawn, _ = _drawn_in_a_step("pp=2")
     return [*drawn, float(torch.rand(()))]
 
 
-def draws_again() -> tuple[list[float], list[float], str]:
-    """Return what forwards draw, what they draw when computed again, and the layout in words."""
-    drawn, spread = _drawn_in_a_step(ActivationCheckpoint())
-    return drawn[:2], drawn[2:], repr(spread.explain())
+def draws_again(layout: str) -> tuple[list[float], list[float], float, str]:
+    """Return what a block draws, and draws again; what the cell does; and the layout in words."""
+    drawn, spread = _drawn_in_a_step(layout, ActivationCheckpoint())
+    return drawn[:2], drawn[2:], float(torch.rand(())), repr(spread.explain())
 
 
 # ---- Wrong use -----------------------------------------------------------------------------------

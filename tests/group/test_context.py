@@ -103,10 +103,12 @@ def test_every_layout_trains_as_one_process_does_on_whole_sequences(case: Case) 
 
 
 @pytest.mark.slow
-def test_a_pipeline_of_parts_of_sequences_is_refused() -> None:
-    for text in run_ranks(4, RANKS + "refused_with_a_pipeline", timeout_s=110):
-        assert text.startswith("pp=2 and cp=2 do not go together.")
-        assert 'Do:  "fsdp=2 cp=2"' in text
+@pytest.mark.parametrize("method", ["ulysses", "gather"])
+def test_a_pipeline_cuts_masks_and_positions_and_refuses_odd_lengths(method: str) -> None:
+    for text, error in run_ranks(4, RANKS + "masked_in_a_pipeline", method, timeout_s=110):
+        assert text.startswith("A sequence of 7 tokens cannot be cut into 2 equal parts")
+        assert "pad it to 8" in text
+        assert error <= 1e-14
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nbdist.engine.layout.policies import Pipeline, TensorParallel
+from nbdist.engine.layout.policies import ContextParallel, Pipeline, TensorParallel
 from nbdist.engine.layout.savings import ActivationCheckpoint, Precision
 from tests.group.harness import run_ranks
 
@@ -57,10 +57,21 @@ def test_each_parameter_lies_on_one_rank_under_its_own_name(model: str) -> None:
 # Largest differences that come from the order of summation alone, of clipped AdamW steps.
 FLOOR = {torch.float32: 2e-5, torch.float64: 1e-12}
 SEQUENCE = TensorParallel(sequence=True, loss=True)
+ULYSSES, GATHER = ContextParallel("ulysses"), ContextParallel("gather")
+OWN = ContextParallel("gather", loss=True)
 
 # (model, ranks, dtype, cases): what `make test` runs, and the rest of the matrix.
 EVERY_TIME = [
-    ("gpt", 4, torch.float64, [(f"pp=2 {axis}=2", by("1f1b")) for axis in ("dp", "fsdp", "tp")])
+    (
+        "gpt",
+        4,
+        torch.float64,
+        [
+            *((f"pp=2 {axis}=2", by("1f1b")) for axis in ("dp", "fsdp", "tp")),
+            ("pp=2 cp=2", by("1f1b", ULYSSES)),
+            ("pp=2 cp=2", by("interleaved", GATHER, AGAIN)),
+        ],
+    )
 ]
 SLOW = [
     (
@@ -83,6 +94,24 @@ SLOW += [
         ],
     ),
     ("llama", 4, torch.float64, [("pp=2 fsdp=2", by("1f1b", AGAIN))]),
+    (
+        "gpt",
+        4,
+        torch.float64,
+        [("pp=2 cp=2", by(s, method)) for s in SCHEDULES for method in (ULYSSES, GATHER, OWN)],
+    ),
+    ("llama", 4, torch.float64, [("pp=2 cp=2", by("1f1b", m)) for m in (ULYSSES, GATHER)]),
+    (
+        "gpt",
+        8,
+        torch.float64,
+        [
+            ("pp=2 cp=2 tp=2", by("1f1b", ULYSSES)),
+            ("pp=2 cp=2 tp=2", by("interleaved", GATHER, SEQUENCE)),
+            ("pp=2 fsdp=2 cp=2", by("1f1b", GATHER)),
+            ("pp=2 dp=2 cp=2", by("zbv", ULYSSES)),
+        ],
+    ),
     ("gpt", 4, torch.float64, [("pp=-1", by("1f1b")), ("pp=2 tp=2", (*by("zbv"), SEQUENCE))]),
     ("conv", 4, torch.float64, [("pp=2 dp=2", by("1f1b")), ("pp=2 fsdp=2", by("zbv"))]),
     ("llama", 2, torch.float64, [("pp=2", by("1f1b")), ("pp=2", by("gpipe"))]),
@@ -254,10 +283,21 @@ def test_stages_drop_differently_and_what_a_cell_draws_stays_alike() -> None:
 
 
 def test_blocks_that_are_computed_again_drop_the_same() -> None:
-    for forward, again, kept in run_ranks(2, RANKS + "draws_again"):
+    for forward, again, _, kept in run_ranks(2, RANKS + "draws_again", "pp=2"):
         assert len(set(forward)) == len(forward) == 2
         assert sorted(again) == sorted(forward)
         assert "1 blocks keep their inputs alone, 12.3 kB of inputs in the last micro-batch" in kept
+
+
+def test_parts_of_sequences_drop_differently_in_all_stages() -> None:
+    ranks = run_ranks(4, RANKS + "draws_again", "pp=2 cp=2")
+    forwards = [number for forward, *_ in ranks for number in forward]
+    assert len(set(forwards)) == len(forwards) == 8
+    assert all(sorted(again) == sorted(forward) for forward, again, *_ in ranks)
+    assert len({after for _, _, after, _ in ranks}) == 1
+    # A rank has half of each sequence, and sends it: two ranks 32 numbers of 4 bytes, both ways.
+    assert "6.1 kB of inputs in the last micro-batch" in ranks[2][3]
+    assert "64 B over pp for each token" in ranks[2][3]
 
 
 @pytest.fixture(scope="module")

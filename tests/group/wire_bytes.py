@@ -72,6 +72,8 @@ WAYS = [
         Ways(layout, ("Pipeline(microbatches=4)",))
         for layout in ("pp=4", "pp=2 dp=2", "pp=2 fsdp=2")
     ),
+    Ways("pp=2 cp=2", ("Pipeline(microbatches=4)", 'ContextParallel("gather")')),
+    Ways("pp=2 cp=2", ("Pipeline(microbatches=4)", 'ContextParallel("ulysses")')),
     Ways("pp=4", ("Pipeline(microbatches=4)", "ActivationCheckpoint()", 'Precision("fp16")')),
     Ways("pp=2 dp=2", ("Pipeline(microbatches=4)", 'Precision("bf16", reduce="bf16")')),
     Ways("pp=2 fsdp=2", ("Pipeline(microbatches=4)", 'Precision("bf16")')),

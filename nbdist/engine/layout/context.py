@@ -7,6 +7,7 @@ Every rank of cp gets the same samples, and so the loop stays what it was. A pla
 tensors, proven by a small forward, and only then applied.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +112,7 @@ def apply(
     mesh: DeviceMesh,
     blocks: dict[str, nn.Module],
     parts: int = 1,
+    begin: Collection[str] = (),
 ) -> None:
     """Have blocks work on a part of the sequence, in place. No collective.
 
@@ -118,10 +120,12 @@ def apply(
         context: From `find`.
         policy: How.
         mesh: The axis `cp`.
-        blocks: As for `find`.
+        blocks: As for `find`, or those of them that this rank of a pipeline has.
         parts: In how many more parts hidden states are between blocks: tp's sequence parallel.
+        begin: Names of blocks with which a stage of a pipeline begins: it is sent what is in parts
+            over cp, and over nothing else.
     """
-    names = list(blocks)
+    names = list(context.hidden)
     for name, block in blocks.items():
         place, dim = context.hidden[name]
         _OnPart(
@@ -131,7 +135,7 @@ def apply(
             hidden=(place, dim),
             given=context.follows.given[name],
             made=context.follows.made if name == names[-1] and not policy.loss else None,
-            parts=None if name == names[0] else parts,
+            parts=None if name == names[0] else 1 if name in begin else parts,
         )
 
 

@@ -120,7 +120,7 @@ class Explanation:
                 sent["cp"] = self.context.token_bytes * self.batch.tokens / self.shape.pp
             if self.stages is not None:
                 units = {"token": self.batch.tokens, "sample": self.batch.samples}
-                sent["pp"] = self.stages.sent_bytes * units[self.stages.unit]
+                sent["pp"] = self._stage_bytes * units[self.stages.unit]
         return {axis: sent[axis] for axis in AXES if sent.get(axis)}
 
     @property
@@ -173,7 +173,7 @@ class Explanation:
         if len(by_axis) > 1 and self.batch is not None:
             parts = [f"{parts[0]}: {', '.join(by_axis)}"]
         if self.batch is None and self.stages is not None:
-            sent = cost.human(self.stages.sent_bytes)
+            sent = cost.human(self._stage_bytes)
             parts.append(f"{sent} over pp for each {self.stages.unit} of its batch")
         inner = [axis for axis in ("cp", "tp") if self.shape.sizes[axis] > 1]
         if inner and not self._is_plain:
@@ -184,6 +184,11 @@ class Explanation:
                 for axis, sent in self._of_a_token
             ]
         return ", and ".join(parts) or "nothing that is known"
+
+    @property
+    def _stage_bytes(self) -> float:
+        """What a rank sends over pp for a token or sample: of a sequence its part."""
+        return 0.0 if self.stages is None else self.stages.sent_bytes / self.shape.cp
 
     @property
     def _of_a_token(self) -> list[tuple[str, float]]:

@@ -88,7 +88,6 @@ def parallelize(
     known = layout_of(model)
     if known is not None and known.shape == shape and str(known.policies) == str(asked):
         return known
-    _refuse_together(shape)
     if was_compiled:
         _refuse_compiled(shape)
     _refuse_spread(model, known, shape)
@@ -129,17 +128,6 @@ def _with_groups(asked: Policies, world_size: int, ranks_on_host: int) -> Polici
         return asked
     size = two_levels.group_size(compress, world_size, ranks_on_host)
     return replace(asked, compress=replace(compress, between=size))
-
-
-def _refuse_together(shape: MeshShape) -> None:
-    """Refuse axes that do not go together."""
-    if shape.pp > 1 and shape.cp > 1:
-        raise LayoutError(
-            f"pp={shape.pp} and cp={shape.cp} do not go together.",
-            why="cp cuts sequences before the first block and puts them together after the last, "
-            "and in a pipeline no rank has both",
-            do=f'"fsdp={shape.pp} cp={shape.cp}" saves memory for the same sequences',
-        )
 
 
 def _refuse_compiled(shape: MeshShape) -> None:

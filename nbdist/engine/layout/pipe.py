@@ -9,7 +9,7 @@ Schedules make gradients; the last stage alone has a loss.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_pipeline
 from nbdist.engine.layout import stages, trunk
+from nbdist.engine.layout.context import check_length
 from nbdist.engine.layout.dry_run import untouched
 from nbdist.engine.layout.inputs import Inputs, samples_in, split
 from nbdist.engine.layout.pipeline import Plan
@@ -47,6 +48,37 @@ class _Work:
     losses: list[torch.Tensor] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """In how many parts hidden states are sent: each rank of cp has a pipeline for its own.
+
+    Attributes:
+        count: Ranks of cp.
+        dims: By block, which dim of its hidden state is the sequence; empty without cp.
+    """
+
+    count: int
+    dims: dict[str, int]
+
+    def of(self, seen: Trunk) -> Trunk:
+        """Return what blocks behind the first one are called with on one rank.
+
+        Raises:
+            LayoutError: A sequence cannot be cut.
+        """
+        if self.count == 1:
+            return seen
+        first, *others = zip(seen.blocks, seen.hidden, strict=True)
+        return replace(seen, hidden=(first[1], *(self._part(name, spec) for name, spec in others)))
+
+    def _part(self, name: str, spec: Spec | None) -> Spec | None:
+        if spec is None:
+            return None
+        shape, dim = list(spec.shape), self.dims[name]
+        shape[dim] = check_length(shape[dim], self.count)
+        return Spec(torch.Size(shape), spec.dtype)
+
+
 class Pipe:
     """The pipeline of one layout, on this rank.
 
@@ -57,9 +89,16 @@ class Pipe:
     """
 
     def __init__(
-        self, plan: Plan, relay: Relay, skeleton: nn.Module, mesh: DeviceMesh, device: torch.device
+        self,
+        plan: Plan,
+        relay: Relay,
+        skeleton: nn.Module,
+        mesh: DeviceMesh,
+        device: torch.device,
+        in_parts: Parts,
     ) -> None:
         self.plan = plan
+        self._in_parts = in_parts
         self.rank = mesh.get_local_rank()
         self.mine = plan.of_rank(self.rank)
         self._relay = relay
@@ -149,6 +188,7 @@ class Pipe:
                     "The model calls other blocks for this batch than for the one it was cut with.",
                     do="give a batch like this as Pipeline(example=...)",
                 )
+            seen = self._in_parts.of(seen)
             while len(self._schedules) >= _MAX_SCHEDULES:
                 del self._schedules[next(iter(self._schedules))]
             self._schedules[key] = (self._make(seen, count, trains), seen)

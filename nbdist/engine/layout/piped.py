@@ -2,7 +2,7 @@
 
 draw      a stage's own random numbers
 run       micro-batches through the stages; gradients are kept, none is sent
-share     gradients averaged over dp, reduced into shards over fsdp: once a step
+share     gradients averaged over dp and cp, reduced into shards over fsdp: once a step
 follow    running statistics become those of the first pipeline
 agree     no rank steps its optimizer before all have made their backwards
 """
@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_hooks import local_part
-from nbdist.engine.layout import average, precision, random_numbers
+from nbdist.engine.layout import average, meshes, precision, random_numbers
 from nbdist.engine.layout.buffers import BufferSync
 from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.mesh import MeshShape
@@ -48,7 +48,9 @@ class Piped:
         self._shape = shape
         self._mesh = mesh
         self._policies = policies
-        groups = [mesh.get_group(axis) for axis in ("dp", "fsdp") if shape.sizes[axis] > 1]
+        has_replicas = shape.fsdp == 1 and shape.replicas > 1
+        self._replicas = meshes.averaging(mesh, shape).get_group() if has_replicas else None
+        groups = [mesh.get_group(axis) for axis in ("dp", "fsdp", "cp") if shape.sizes[axis] > 1]
         self._buffers = BufferSync(model, groups)
 
     def share(self, shares: bool) -> None:
@@ -86,9 +88,9 @@ class Piped:
     def _share(self) -> None:
         if self._shape.fsdp > 1:
             torch_sharded.reduce_gradients(self._model)
-        elif self._shape.dp > 1:
+        elif self._replicas is not None:
             dtype = precision.reduce_dtype(self._policies.precision)
-            average.average(self._model.parameters(), self._mesh.get_group("dp"), dtype)
+            average.average(self._model.parameters(), self._replicas, dtype)
         if self._model.training:
             self._buffers.sync()
         dist.all_reduce(torch.zeros(1, device=self._mesh.device_type))

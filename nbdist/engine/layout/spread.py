@@ -35,7 +35,7 @@ from nbdist.engine.layout import context as cp
 from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.pipe import Pipe
+from nbdist.engine.layout.pipe import Parts, Pipe
 from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
 from nbdist.engine.layout.savings import Compress
@@ -92,7 +92,8 @@ def spread(
         if stages is not None:
             stages.relay.run_always(here)
     if context is not None:
-        _cut_sequences(context, shape, policies, device_mesh, blocks)
+        begin = [names[0] for names in stages.names] if stages else []
+        _cut_sequences(context, shape, policies, device_mesh, blocks, begin)
     local = _size(model, blocks)
     forgetting: dict[str, checkpointing.Checkpointed] = {}
     if policies.checkpoint is not None:
@@ -117,7 +118,7 @@ def spread(
         token_bytes=token_bytes,
         skeleton=plain,
         no_skeleton=no_skeleton,
-        piped=stages.piped(model, shape, policies, device_mesh) if stages else None,
+        piped=stages.piped(model, shape, policies, device_mesh, context) if stages else None,
         context=context,
         forgetting=forgetting,
     )
@@ -142,19 +143,26 @@ class _Stages:
         )
         rank = device_mesh.get_local_rank("pp")
         pipeline.apply(model, self._plan, rank)
-        mine = [stage.blocks for stage in self._plan.of_rank(rank)]
-        self.runs = [[model.get_submodule(name) for name in names] for names in mine]
-        self.blocks = {name: model.get_submodule(name) for names in mine for name in names}
+        self.names = [stage.blocks for stage in self._plan.of_rank(rank)]
+        self.runs = [[model.get_submodule(name) for name in names] for names in self.names]
+        self.blocks = {name: model.get_submodule(name) for names in self.names for name in names}
 
     def piped(
-        self, model: nn.Module, shape: MeshShape, policies: Policies, device_mesh: DeviceMesh
+        self,
+        model: nn.Module,
+        shape: MeshShape,
+        policies: Policies,
+        device_mesh: DeviceMesh,
+        context: cp.Context | None,
     ) -> Piped:
         """Return what runs the steps, when all other axes have been laid."""
         self.relay.install()  # around what these have put there
         device = torch.device(device_mesh.device_type)
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
-        pipe = Pipe(self._plan, self.relay, self._skeleton, device_mesh["pp"], device)
+        dims = {name: dim for name, (_, dim) in context.hidden.items()} if context else {}
+        parts = Parts(shape.cp, dims)
+        pipe = Pipe(self._plan, self.relay, self._skeleton, device_mesh["pp"], device, parts)
         return Piped(model, pipe, shape, device_mesh, policies)
 
 
@@ -201,10 +209,11 @@ def _cut_sequences(
     policies: Policies,
     device_mesh: DeviceMesh,
     blocks: dict[str, nn.Module],
+    begin: list[str],
 ) -> None:
     """Have blocks work on parts of sequences, over cp."""
     parts = shape.tp if policies.tensor.sequence else 1
-    cp.apply(context, policies.context, device_mesh["cp"], blocks, parts)
+    cp.apply(context, policies.context, device_mesh["cp"], blocks, parts, begin)
     random_numbers.align(device_mesh["cp"], shape.data_part(dist.get_rank())[0])
 
 

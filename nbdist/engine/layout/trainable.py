@@ -89,7 +89,8 @@ class Trainable:
             weight: float | torch.Tensor = self._weight(inputs, y) if trains else 1.0
             if trains and self.scaler.is_enabled():
                 weight = self.scaler.scale(torch.tensor(weight, device=self.mesh.device_type))
-            return self.piped.step(inputs, y, loss_fn, weight)
+            loss = self.piped.step(inputs, y, lambda out, y: loss_fn(out, self.own(y)), weight)
+            return None if loss is None else self._of_all_parts(loss)
         with loss_parallel() if self.policies.tensor.loss else nullcontext():
             loss = loss_fn(inputs.run(self.model), self.own(y))
             if trains:
@@ -97,11 +98,14 @@ class Trainable:
                 scaled.backward(torch.full_like(scaled, self._weight(inputs, y)))
                 unused.refuse(self.model)
         seen = loss.detach()
-        whole: torch.Tensor = seen.full_tensor() if isinstance(seen, DTensor) else seen
+        return self._of_all_parts(seen.full_tensor() if isinstance(seen, DTensor) else seen)
+
+    def _of_all_parts(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the mean over ranks that have the loss of their part of a sequence each."""
         if self._has_own_loss:
-            dist.all_reduce(whole, group=self.mesh.get_group("cp"))
-            whole /= self.shape.cp
-        return whole
+            dist.all_reduce(loss, group=self.mesh.get_group("cp"))
+            loss /= self.shape.cp
+        return loss
 
     def own(self, y: Any) -> Any:
         """Return this rank's part of targets, along dim 1, as the model's output is.
