@@ -200,6 +200,8 @@ def feeds_parts_of_a_group_different(seen: Seen) -> str:
     apart = []
     for step in seen.steps:
         groups: dict[float, set[float]] = {}
+        if step.of("shared_by"):
+            continue  # shards by hand: ranks of other meshes may train another model
         for rank, fed in step.of("input").items():
             groups.setdefault(step.told[rank].get("part", -1.0 - rank), set()).add(fed)
         apart.append(any(len(fed) > 1 for fed in groups.values()))

@@ -1,0 +1,59 @@
+"""Rules on what ranks told: what is wrong is said, and chance or half a story is not."""
+
+from collections.abc import Mapping
+
+from nbdist.client.checks.wrong_use import (
+    Seen,
+    Step,
+    feeds_parts_of_a_group_different,
+    forgets_to_scale,
+    shards_began_apart,
+    steps_past_the_scaler,
+)
+
+Told = Mapping[int, Mapping[str, float]]
+
+
+def seen(first: Told, *steps: Told) -> Seen:
+    told = [Step(number, ranks) for number, ranks in enumerate(steps, 1)]
+    return Seen(told or [Step(1, first)], Step(0, first))
+
+
+def shards(*weights: float | None, groups: tuple[int, ...] = (0, 0)) -> dict[int, dict[str, float]]:
+    """Return what ranks tell before the first step, None where weights are not known."""
+    known = [{} if one is None else {"weights": one} for one in weights]
+    return {r: {"shared_by": float(groups[r]), **one} for r, one in enumerate(known)}
+
+
+def test_shards_of_different_weights_are_told_and_those_of_other_meshes_are_not() -> None:
+    assert "began with different weights" in shards_began_apart(seen(shards(1.0, 2.0)))
+    assert shards_began_apart(seen(shards(1.0, 1.0))) == ""
+    assert shards_began_apart(seen(shards(1.0, None))) == ""  # loaded since, on one rank
+    assert shards_began_apart(seen(shards(1.0, 2.0, groups=(0, 1)))) == ""
+
+
+def test_half_precision_without_a_scaler_is_told_when_all_ranks_do_it_twice() -> None:
+    bare = {rank: {"half": 1.0, "scalers": 0.0} for rank in range(2)}
+    assert "its loss is not scaled" in forgets_to_scale(seen({}, bare, bare))
+    assert forgets_to_scale(seen({}, bare)) == ""
+    scaled = {rank: {"half": 1.0, "scalers": 1.0} for rank in range(2)}
+    assert forgets_to_scale(seen({}, scaled, scaled)) == ""
+    full = {rank: {"half": 0.0, "scalers": 0.0} for rank in range(2)}
+    assert forgets_to_scale(seen({}, full, full)) == ""
+
+
+def test_a_step_past_the_scaler_is_told_when_no_optimizer_of_the_step_was_scaled() -> None:
+    past = {rank: {"scaled": 1.0, "unscaled": 0.0} for rank in range(2)}
+    assert "steps with gradients that still are" in steps_past_the_scaler(seen({}, past, past))
+    assert steps_past_the_scaler(seen({}, past)) == ""
+    divided = {rank: {"scaled": 1.0, "unscaled": 1.0} for rank in range(2)}
+    assert steps_past_the_scaler(seen({}, divided, divided)) == ""
+
+
+def test_samples_of_ranks_that_share_no_shards_are_not_compared() -> None:
+    def fed(**more: float) -> dict[int, dict[str, float]]:
+        return {rank: {"part": 0.0, "parts": 1.0, "input": float(rank), **more} for rank in (0, 1)}
+
+    assert "get different samples" in feeds_parts_of_a_group_different(seen({}, fed(), fed()))
+    by_hand = fed(shared_by=0.0)
+    assert feeds_parts_of_a_group_different(seen({}, by_hand, by_hand)) == ""
