@@ -28,7 +28,7 @@ from nbdist.engine import group_names, hook_state, meeting, refusals
 from nbdist.engine.clone import fingerprint, pickler, sources, torch_rebuild, unpickler
 from nbdist.engine.clone.parcels import Channel
 from nbdist.engine.clone.recipes import recipes
-from nbdist.engine.compat import torch_sharded
+from nbdist.engine.compat import torch_pipeline, torch_sharded
 from nbdist.engine.compat.torch_compat import ranks_of
 from nbdist.engine.data import Loader
 from nbdist.engine.data.batches import mix
@@ -318,19 +318,21 @@ def _seed_anew(seed: int) -> None:
 
 
 def _refuse_lost(place: _Place, answer: Mapping[str, Any], newcomers: list[int]) -> None:
-    """Refuse the sharded models on this rank: their other shards are gone."""
+    """Refuse the models that are cut over ranks, on this rank: their other parts are gone."""
     models: dict[nn.Module, str] = {}
-    for module, _ in torch_sharded.live_fsdp2_roots():
+    roots = [module for module, _ in torch_sharded.live_fsdp2_roots()]
+    for module in (*roots, *torch_pipeline.laid_models()):
         if not torch_rebuild.holders(module).isdisjoint(newcomers):
-            models[module] = type(module).__name__.removeprefix("FSDP")
+            models[module] = torch_sharded.plain_name(module)
     for name in answer["lost"]:
         value: Any = place.namespace.get(name)
         is_sharded = torch_rebuild.is_sharded_module(value)
         if is_sharded and not torch_rebuild.holders(value).isdisjoint(newcomers):
             models[value] = name
     for module, name in models.items():
+        parts = "stages" if torch_rebuild.is_staged(module) else "shards"
         error = LostStateError(
-            f"The shards of `{name}` that {name_ranks(newcomers)} held are lost.",
+            f"The {parts} of `{name}` that {name_ranks(newcomers)} held are lost.",
             why="each rank held a part of its parameters, and that process died",
             do="build it again in a cell, or restore a checkpoint",
         )

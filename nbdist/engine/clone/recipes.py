@@ -92,6 +92,8 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """Torch's own reduction, with the gradient and the hooks that it leaves out."""
     if torch_rebuild.is_dtensor(tensor):
         raise LostState("it is cut into shards, and those of this rank died with it")
+    if torch_rebuild.is_of_a_stage(tensor):
+        raise LostState("it belongs to a stage of a pipeline, and that of this rank died with it")
     if not tensor.is_leaf:
         return tensor.detach().__reduce_ex__(2)  # type: ignore[no-any-return]
     hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name, None)}

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbdist.engine.clone.pickler import LostState
 from nbdist.engine.clone.unpickler import afterwards
-from nbdist.engine.compat import torch_compat, torch_modules
+from nbdist.engine.compat import torch_compat, torch_modules, torch_pipeline
 from nbdist.engine.compat.torch_compat import lacking
 
 
@@ -76,15 +76,29 @@ def is_sharded_optimizer(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def is_sharded_module(value: object) -> bool:
-    """Return whether a module's parameters are cut over ranks: under FSDP2 or FSDP1, or by tp."""
+    """Return whether ranks hold parts of a module: under FSDP2 or FSDP1, by tp, or in stages."""
     return isinstance(value, nn.Module) and (
-        _is_fsdp(value) or any(is_dtensor(p) for p in value.parameters())
+        _is_fsdp(value) or is_staged(value) or any(is_dtensor(p) for p in value.parameters())
+    )
+
+
+def is_staged(module: nn.Module) -> bool:
+    """Return whether a layout has cut a module into the stages of a pipeline."""
+    return module in torch_pipeline.laid_models()
+
+
+def is_of_a_stage(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a parameter of a stage."""
+    return isinstance(tensor, nn.Parameter) and any(
+        tensor is parameter
+        for model in torch_pipeline.laid_models()
+        for parameter in model.parameters()
     )
 
 
 def holders(module: nn.Module) -> set[int]:
     """Return the global ranks that hold a part of a sharded module."""
-    found: set[int] = set()
+    found = set(torch_pipeline.laid_models().get(module, ()))
     for parameter in module.parameters():
         if is_dtensor(parameter):
             mesh = parameter.device_mesh  # type: ignore[attr-defined]
@@ -257,6 +271,8 @@ def reduce_replicated(value: Any) -> tuple[Any, ...] | None:
 def _reduce_module(module: nn.Module) -> tuple[Any, ...] | None:
     if _is_fsdp(module):
         raise LostState("it is cut into shards, and those of this rank died with it")
+    if is_staged(module):
+        raise LostState("it is cut into stages, and those of this rank died with it")
     replicate = sys.modules.get("torch.distributed._composable.replicate")
     if replicate is None or not isinstance(module, replicate.DDP):
         return None

@@ -105,15 +105,19 @@ def remember_laid(part: nn.Module, model: nn.Module, ranks: tuple[int, ...]) -> 
     _laid[part] = (ref(model), ranks)
 
 
+def laid_models() -> dict[nn.Module, tuple[int, ...]]:
+    """Return the models of layouts of which this rank has stages, and the ranks that share them."""
+    return {model: ranks for part in list(_laid) for model, ranks in _laid_of(part)}
+
+
 def live_parts() -> list[tuple[nn.Module, tuple[int, ...]]]:
     """Return the modules that pipelines train on this rank, and the global ranks that they are on.
 
     Of a layout that is its model, known from the start; of a program's own, a stage's module.
     """
-    found = {id(model): (model, ranks) for part in _laid for model, ranks in _laid_of(part)}
     own = [stage for stage in live_pipelines()[1] if stage.submod not in _laid]
     world: Any = dist.group.WORLD
-    return [*found.values(), *((s.submod, ranks_of(s.group or world)) for s in own)]
+    return [*laid_models().items(), *((s.submod, ranks_of(s.group or world)) for s in own)]
 
 
 def _laid_of(part: nn.Module) -> list[tuple[nn.Module, tuple[int, ...]]]:

@@ -52,7 +52,7 @@ def check(policy: Compress, precision: Precision, shape: MeshShape) -> None:
         raise LayoutError(
             f'Compress needs copies of the model, and the layout is "{shape.name}".',
             why="it is a hook of DDP's reducer, and fsdp, tp and pp communicate without that",
-            do='Precision("fp32", reduce="bf16") halves the bytes of gradients there (not with pp)',
+            do='Precision("fp32", reduce="bf16") halves the bytes of gradients there',
         )
     if precision.reduce != "fp32":
         raise LayoutError(
