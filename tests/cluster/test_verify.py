@@ -1,5 +1,10 @@
 """`%dist verify` in a real kernel: the proof once, as text, and in words where there is none."""
 
+from collections.abc import Sequence
+
+import pytest
+
+from nbdist import LayoutError, RankError, Session
 from tests.cluster.conftest import Kernel
 
 TRAINED = """
@@ -44,3 +49,108 @@ def test_what_has_no_layout_is_refused_in_words(notebook: Kernel) -> None:
         assert refused.error is not None
         assert refused.error[0] == "LayoutError"
         assert words in refused.error[2]
+
+
+# A model with statistics in the middle of a training, and a loss by which rank 1 can go astray.
+# It is asked `calls` times there: rank 1 has made a whole step of the proof at its second.
+TRAINING = """
+import os, signal
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 3))
+layout = nbdist.parallelize(net, "ddp")
+opt = torch.optim.AdamW(net.parameters(), lr=0.01)
+x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+astray, calls, where = None, 0, 2
+
+def loss_of(out, y):
+    global calls
+    if rank == 1 and astray is not None:
+        calls += 1
+        if calls == where:
+            other = astray(out, y)
+            if other is not None:
+                return other
+    return F.cross_entropy(out, y)
+
+for _ in range(2):
+    opt.zero_grad()
+    layout.step(x, y, loss_of)
+    opt.step()
+
+def held():
+    states = [value for state in opt.state.values() for value in state.values()]
+    tensors = [*net.parameters(), *net.buffers(), *states, torch.get_rng_state()]
+    return [t.tolist() for t in tensors], [(m.training, getattr(m, "p", 0)) for m in net.modules()]
+
+def gradients():
+    return [None if p.grad is None else p.grad.tolist() for p in net.parameters()]
+
+before = held(), gradients()
+"""
+
+# A fault, and an interrupt, cost gradients; on all ranks, in a proof as elsewhere.
+SAME = "held() == before[0], gradients() in (before[1], [None] * 6)"
+STEP = "layout.step(x, y, loss_of); opt.step(); layout.verify((x, y), loss_of).ok"
+
+
+def assert_unharmed(session: Session, living: Sequence[int] = (0, 1)) -> None:
+    found = session.run(SAME, track=False)
+    assert [found[rank].value for rank in living] == [(True, True)] * len(living)
+    session.run("astray = None", track=False)
+    assert session.run(STEP, track=False).value_list == [True] * 2
+
+
+ASTRAY = {
+    "raises in its loss": ("1 / 0", "On rank 1 loss_fn fails: ZeroDivisionError"),
+    "returns another shape": (
+        "F.cross_entropy(out, y, reduction='none')",
+        "On rank 1 loss_fn returns a tensor of shape (6,)",
+    ),
+    "branches around a collective": ("dist.broadcast(torch.ones(2), 0)", "broadcast"),
+    "detaches its loss": (
+        "F.cross_entropy(out, y).detach()",
+        "DIFFERS: the gradient of 0.weight at step 2",
+    ),
+    "raises in its forward": ("setattr(net[3], 'weight', None)", "weight"),
+}
+
+
+@pytest.mark.parametrize("way", ASTRAY)
+def test_a_rank_that_goes_another_way_ends_the_proof_for_all(session: Session, way: str) -> None:
+    code, words = ASTRAY[way]
+    session.run(f"{TRAINING}\nastray = lambda out, y: {code}", track=False)
+    try:
+        told = session.verify("layout")
+    except (LayoutError, RankError) as error:
+        told = str(error)
+    assert words in told
+    assert_unharmed(session)
+
+
+def test_an_interrupt_in_the_middle_of_a_proof_leaves_all_as_it_was(notebook: Kernel) -> None:
+    stuck = "def astray(out, y):\n    pathlib.Path('proving').touch()\n    while True: pass"
+    assert notebook.cell(f"import pathlib\n{TRAINING}\n{stuck}", "--no-track").error is None
+    interrupted = """
+import threading, signal, os, time, pathlib
+def later():
+    while not pathlib.Path("proving").exists(): time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=later).start()
+%dist verify layout
+"""
+    ran = notebook.run(interrupted)
+    assert ran.error is not None
+    assert ran.error[0] == "KeyboardInterrupt"
+    assert "nbdist/" not in ran.error[2]
+    assert notebook.cell(SAME, "--no-track").text == "ranks 0-1 │ Out: (True, True)"
+    assert "ranks 0-1 │ Out: True" in notebook.cell(f"astray = None\n{STEP}", "--no-track").text
+
+
+def test_a_rank_killed_in_the_middle_of_a_proof_leaves_all_as_it_was(session: Session) -> None:
+    kill = "astray = lambda out, y: os.kill(os.getpid(), signal.SIGKILL)"
+    session.run(f"{TRAINING}\n{kill}", track=False)
+    with pytest.raises(RankError, match=r"rank 1 .* died: killed by SIGKILL"):
+        session.verify()
+    assert_unharmed(session, living=[0])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.errors import LayoutError
+from nbdist.errors import LayoutError, NBDistError
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -68,6 +68,8 @@ class Midway:
         loss: Any = None
         try:
             loss = self._loss_fn(out, y)
+        except NBDistError:
+            raise  # of a collective in it, which all ranks know of already
         except Exception as error:
             failed = error
             wrong = f"fails: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

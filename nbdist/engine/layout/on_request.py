@@ -19,7 +19,7 @@ from nbdist.engine.layout.alive import live_layouts
 from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.layout import Layout, layout_of
 from nbdist.engine.layout.verdict import Proof
-from nbdist.errors import LayoutError, NBDistError
+from nbdist.errors import LayoutError
 
 _SAMPLES = 8  # guessed ones, on each rank
 
@@ -34,7 +34,7 @@ def verify(handle: str | None, names: dict[str, Any]) -> dict[str, Any]:
     try:
         layout = _find(handle, names)
         proof, how = _prove(layout)
-    except NBDistError as error:
+    except LayoutError as error:
         return {"error": [error.what, error.why, error.do]}
     return {"ok": proof.ok, "text": f"{proof!r}\n  {how}"}
 
