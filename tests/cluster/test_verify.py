@@ -23,7 +23,7 @@ def test_verify_proves_the_newest_layout_or_the_named_one(notebook: Kernel) -> N
     guessed = notebook.run("%dist verify")
     assert guessed.error is None
     assert guessed.text.count("zero3 against one process on the same split: equal bit for bit") == 1
-    assert "Inputs were guessed" in guessed.text
+    assert "inputs were guessed" in guessed.text
     assert notebook.cell("layout.step(x, y, F.cross_entropy)").error is None
     for handle in ("layout", "net"):
         proven = notebook.run(f"%dist verify {handle}")

@@ -46,7 +46,9 @@ def test_compression_is_off_in_a_proof_and_what_it_changes_is_said(
     for found in two_ranks:
         proof, is_hook_left = found["compressed"][method]
         assert proof.is_bit_equal
-        said = re.search(r"without compression, which changes gradients by (.+)% here", repr(proof))
+        said = re.search(
+            r"without compression, which changes gradients by (.+) % here", repr(proof)
+        )
         assert said is not None, repr(proof)
         # bf16 has 8 bits, so a number is off by 0.4 % at most; rank 4 of 32 loses much more.
         low, high = {"bf16": (0.01, 0.4), "powersgd": (5, 100)}[method]
@@ -100,6 +102,26 @@ def test_a_planted_bug_is_named_with_its_tensor_and_step(
         assert first is not None, "not found"
         assert (first.what, first.name, first.step, proof.ranks) == (what, name, step, ranks)
         assert "DIFFERS: " in repr(proof).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("averaged", ["'ok': True", "No layout.step was made", "float32 (16, 4) on each rank"]),
+        ("not averaged", ["DIFFERS: the gradient of 0.weight at step 1"]),
+        (
+            "two ways, ddp",
+            ["do not use second.weight and 1 more", "layout.verify((x, y), loss_fn)"],
+        ),
+        ("two ways, zero2", ["not use second.weight and 1 more", "layout.verify((x, y), loss_fn)"]),
+        ("does not run", ["No batch is known", "layout.verify((x, y), loss_fn)"]),
+    ],
+)
+def test_after_a_plain_loop_a_proof_tells_what_it_was_made_with_or_asks_for_a_batch(
+    two_ranks: list[dict[str, Any]], case: str, words: list[str]
+) -> None:
+    for found in two_ranks:
+        assert [word for word in words if word not in found["asked"][case]] == []
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.data import data_shard
-from nbdist.engine.layout import buffers, whole
+from nbdist.engine.layout import buffers, on_request, whole
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import TensorParallel
@@ -160,7 +160,11 @@ def detach_on_rank_1(model: Any) -> None:
 def not_averaged(*policies: Any) -> Proof:
     """One parameter keeps the gradient of its own rank, as where a rank does not synchronise it."""
     spread = parallelize(models.make("gpt", torch.float32), "ddp", *policies)
-    lost: Any = spread.model.blocks[0].up.bias
+    lose_an_average(spread, spread.model.get_parameter("blocks.0.up.bias"))
+    return spread.verify(batch("small", torch.float32), loss_of, steps=2)
+
+
+def lose_an_average(spread: Layout, lost: Any) -> None:
     own: list[Tensor] = []
     lost.register_hook(lambda gradient: own.append(gradient.clone()))
     synchronised = spread._step
@@ -171,7 +175,6 @@ def not_averaged(*policies: Any) -> Proof:
         return loss
 
     spread._step = step  # type: ignore[method-assign]
-    return spread.verify(batch("small", torch.float32), loss_of, steps=2)
 
 
 def wrong_plan() -> Proof:
@@ -328,6 +331,33 @@ def refused() -> dict[str, str]:
     return texts
 
 
+class TwoWays(nn.Module):
+    """Uses another layer where it is given a second argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        return self.first(x) if other is None else self.first(x) + self.second(other)
+
+
+def asked() -> dict[str, str]:
+    """What the notebook is told after a plain loop, where no batch is known."""
+    texts = {}
+    for label in ("averaged", "not averaged"):
+        spread = parallelize(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)), "ddp")
+        if label == "not averaged":
+            lose_an_average(spread, spread.model.get_parameter("0.weight"))
+        texts[label] = str(on_request.verify("spread", {"spread": spread}))
+    for layout in ("ddp", "zero2"):
+        spread = parallelize(TwoWays(), layout)
+        texts[f"two ways, {layout}"] = str(on_request.verify("spread", {"spread": spread}))
+    spread = parallelize(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(7)), "ddp")
+    texts["does not run"] = str(on_request.verify("spread", {"spread": spread}))
+    return texts
+
+
 def rank_1_alone() -> dict[str, str]:
     """What is said where one rank's loss goes another way, or none is one; then a right proof."""
     spread = parallelize(make("small", torch.float32), "zero3")
@@ -417,6 +447,7 @@ def on_two_ranks() -> dict[str, Any]:
         "refused": refused(),
         "unequal": unequal_parts("ddp"),
         "alone": rank_1_alone(),
+        "asked": asked(),
         "compressed": {method: compressed(method) for method in ("bf16", "powersgd")},
         "kept": {(lay, name): is_left_as_it_was(lay, name) for lay, name in KEPT},
     }

@@ -69,8 +69,8 @@ def test_a_proof_says_that_it_is_equal_to_the_bit() -> None:
     found = proof(difference(by=0.0), is_bit_equal=True)
     assert repr(found).splitlines() == [
         "ddp against one process on the same split: equal bit for bit over 3 steps",
-        "  loss, ddp: 2",
-        "  loss, one process: 2",
+        "  loss, ddp          2",
+        "  loss, one process  2",
         "  A note.",
     ]
 

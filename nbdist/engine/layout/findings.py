@@ -90,6 +90,7 @@ class Findings:
         losses: Iterable[tuple[float, float]],
         notes: Iterable[str],
         terms: Iterable[str],
+        unreached: Iterable[str],
     ) -> Proof:
         """Put together what all ranks have found; the same on every rank. Collective."""
         mine = (_nearest(self._found), self.is_bit_equal, list(notes), list(terms))
@@ -103,6 +104,7 @@ class Findings:
             losses,
             dict.fromkeys(note for _, _, notes, _ in everyone for note in notes),
             everyone[0][3],
+            unreached,
             is_bit_equal=all(is_equal for _, is_equal, *_ in everyone),
         )
 

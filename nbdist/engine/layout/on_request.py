@@ -8,9 +8,11 @@ Main thread, in a cell on all ranks.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -18,10 +20,11 @@ from nbdist.engine.layout import dry_run, skeleton
 from nbdist.engine.layout.alive import live_layouts
 from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.layout import Layout, layout_of
-from nbdist.engine.layout.verdict import Proof
+from nbdist.engine.layout.verdict import Proof, in_lines, some_of
 from nbdist.errors import LayoutError
 
 _SAMPLES = 8  # guessed ones, on each rank
+_DO = "layout.verify((x, y), loss_fn) in a cell, or prove after a layout.step"
 
 
 def verify(handle: str | None, names: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +39,7 @@ def verify(handle: str | None, names: dict[str, Any]) -> dict[str, Any]:
         proof, how = _prove(layout)
     except LayoutError as error:
         return {"error": [error.what, error.why, error.do]}
-    return {"ok": proof.ok, "text": f"{proof!r}\n  {how}"}
+    return {"ok": proof.ok, "text": f"{proof!r}\n{in_lines(how)}"}
 
 
 def _find(handle: str | None, names: dict[str, Any]) -> Layout:
@@ -64,9 +67,23 @@ def _find(handle: str | None, names: dict[str, Any]) -> Layout:
 
 def _prove(layout: Layout) -> tuple[Proof, str]:
     """Return the proof, and with which batch and loss it was made."""
-    if layout.last_step is not None:
-        x, y, loss_fn = layout.last_step
-        return layout.verify((x, y), loss_fn), "Batch and loss are those of the last layout.step."
+    if layout.last_step is None:
+        return _prove_with_guess(layout)
+    x, y, loss_fn = layout.last_step
+    name = getattr(loss_fn, "__name__", type(loss_fn).__name__).replace("<lambda>", "a lambda")
+    how = (
+        f"Batch and loss are those of the last layout.step: x is {_words(x)}, y is {_words(y)} on "
+        f"rank {dist.get_rank()}, the loss is {name}."
+    )
+    return layout.verify((x, y), loss_fn), how
+
+
+def _prove_with_guess(layout: Layout) -> tuple[Proof, str]:
+    """Return a proof with inputs that nobody has given, and how they were made.
+
+    Raises:
+        LayoutError: The model does not run with them, or uses a part of its parameters only.
+    """
     if layout.skeleton is None:
         raise LayoutError("There is no plain model to compare with.", why=layout.no_skeleton)
     plain = copy.deepcopy(layout.skeleton)
@@ -76,27 +93,65 @@ def _prove(layout: Layout) -> tuple[Proof, str]:
         inputs, _ = dry_run.find_inputs(plain, example)
     except LayoutError as error:
         raise LayoutError(
-            "No batch is known to prove the layout with.",
-            why=error.why,
-            do="layout.verify((x, y), loss_fn) in a cell, or prove after a layout.step",
+            "No batch is known to prove the layout with.", why=error.why, do=_DO
         ) from error
     given = "guessed from the first layers" if example is None else "made of the policy's example"
+    part, _ = layout.shape.data_part(dist.get_rank())
+    inputs = _several(inputs, part)
+    shapes = ", ".join(map(_words, [*inputs.args, *inputs.keywords.values()]))
     how = (
-        f"Inputs were {given}, and the loss is the mean of the outputs with fixed weights: "
-        "layout.verify((x, y), loss_fn) proves with yours."
+        f"No layout.step was made: inputs were {given} ({shapes} on each rank), and the loss is "
+        "the mean of the outputs with fixed weights. layout.verify((x, y), loss_fn) proves with "
+        "yours."
     )
-    return layout.verify((_repeated(inputs), None), _projection), how
+    try:
+        proof = layout.verify((inputs, None), _projection)
+    except LayoutError as error:
+        why = f"{error.why}. {how}" if error.why else how
+        raise LayoutError(error.what, why=why, do=error.do or _DO) from error
+    if proof.unreached:
+        raise LayoutError(
+            f"The batch that was tried does not use {some_of(proof.unreached)}, so it would prove "
+            "too little.",
+            why=how,
+            do=_DO,
+        )
+    return proof, how
 
 
-def _repeated(inputs: Inputs) -> Inputs:
-    """Return inputs with their samples several times over."""
+def _words(given: Any) -> str:
+    """Return what a batch is made of: dtypes and shapes."""
+    if isinstance(given, torch.Tensor):
+        return f"{str(given.dtype).removeprefix('torch.')} {tuple(given.shape)}"
+    if isinstance(given, Mapping):
+        return "{" + ", ".join(f"{key}: {_words(value)}" for key, value in given.items()) + "}"
+    if isinstance(given, tuple | list):
+        return "(" + ", ".join(map(_words, given)) + ")"
+    return repr(given) if isinstance(given, int | float | str | None) else type(given).__name__
+
+
+def _several(inputs: Inputs, part: int) -> Inputs:
+    """Return inputs with more samples, each another one, and others in each part of a batch.
+
+    Ranks with the same samples have the same gradients, whether these are averaged or not.
+    """
     samples = inputs.samples
 
-    def repeat(tensor: torch.Tensor) -> torch.Tensor:
-        has_samples = tensor.dim() > 0 and len(tensor) == samples
-        return torch.cat([tensor] * _SAMPLES) if has_samples else tensor
+    def sample(tensor: torch.Tensor, number: int) -> torch.Tensor:
+        if tensor.dim() < 2:
+            return tensor
+        size = tensor.shape[-1]
+        # The same values, which are known to be valid (ids), in another order.
+        places = torch.arange(size) * (2 * number + 1) + number + number // size
+        mixed = tensor[..., places % size]
+        return mixed * (0.5 + number * 0.618 % 1) if mixed.is_floating_point() else mixed
 
-    return inputs.map(repeat)
+    def several(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dim() or len(tensor) != samples:
+            return tensor
+        return torch.cat([sample(tensor, part * _SAMPLES + i) for i in range(_SAMPLES)])
+
+    return inputs.map(several)
 
 
 def _projection(outputs: Any, _targets: object) -> torch.Tensor:

@@ -14,7 +14,8 @@ a gradient, and they may be `NORM_MULTIPLE` floors away: they hardly differ by l
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nbdist.errors import LayoutError
@@ -24,6 +25,7 @@ MULTIPLE = 10
 NORM_MULTIPLE = 5
 FEW = 16  # elements, of which a norm is as much luck as the largest
 _SHOWN = 4  # tensors in a proof's text
+_WIDTH = 100  # of its lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Difference:
         name: Of the parameter or buffer, in the plain model.
         step: From 1; 0 is before the first.
         rank: Whose.
-        by: The largest distance, or the norm of all; nan where a result is none.
+        by: The largest distance, or the norm of all; nan where a result is none, infinite where
+            there is none, or one of another shape.
         floor: The noise floor.
         allowed: What it may be.
     """
@@ -77,6 +80,8 @@ class Difference:
     def __str__(self) -> str:
         when = f"at step {self.step}" if self.step else "before the first step"
         whose = f"the {self.what} of {self.name}" if self.name else f"the {self.what}"
+        if math.isinf(self.by):
+            return f"{whose} {when}, missing or of another shape"
         return f"{whose} {when} by {self.by:.1e} (allowed {self.allowed:.1e})"
 
 
@@ -94,6 +99,7 @@ class Proof:
         ranks: Those that have it.
         notes: What a reader must know beside it.
         terms: Under which both computed, such as "in bf16".
+        unreached: Parameters that are trained, and of which this loss makes no gradient.
     """
 
     layout: str
@@ -105,6 +111,7 @@ class Proof:
     ranks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     terms: tuple[str, ...] = ()
+    unreached: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -132,18 +139,26 @@ class Proof:
         if shown:
             width = max(len(d.name or d.what) for d in shown)
             lines.append(
-                f"  {'':<{width}}  {'what':<8}  step  rank  difference  noise floor  allowed"
+                f"  {'tensor':<{width}}  {'what':<8}  step  rank  difference  noise floor  allowed"
             )
         lines += [
             f"  {d.name or d.what:<{width}}  {d.what:<8}  {d.step:>4}  {d.rank:>4}  "
-            f"{d.by:>10.1e}  {d.floor:>11.1e}  {d.allowed:>7.1e}"
+            f"{'missing' if math.isinf(d.by) else format(d.by, '.1e'):>10}  "
+            f"{d.floor:>11.1e}  {d.allowed:>7.1e}"
             for d in shown
         ]
         if self.losses:
             live, alone = zip(*self.losses, strict=True)
-            lines.append(f"  loss, {self.layout}: " + "  ".join(f"{loss:.6g}" for loss in live))
-            lines.append("  loss, one process: " + "  ".join(f"{loss:.6g}" for loss in alone))
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+            width = max(len(self.layout), len("one process"))
+            for whose, losses in ((self.layout, live), ("one process", alone)):
+                numbers = "".join(f"  {loss:<9.6g}" for loss in losses)
+                lines.append(f"  loss, {whose:<{width}}{numbers}".rstrip())
+        notes = list(self.notes)
+        if self.unreached:
+            notes.insert(
+                0, f"Nothing is said of {some_of(self.unreached)}: no gradient comes there."
+            )
+        return "\n".join([*lines, *map(in_lines, notes)])
 
     def raise_if_different(self) -> None:
         """Raise where the layout does not compute what one process does.
@@ -157,6 +172,18 @@ class Proof:
                 why="something between model, layout and loop changes what is trained",
                 do="print the proof for the tensors that differ most",
             )
+
+
+def in_lines(note: str) -> str:
+    """Return a note as people read it under a proof: JupyterLab breaks long lines within words."""
+    return textwrap.fill(
+        note, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+    )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return names in few words: the first, and how many more there are."""
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def allowances(noise: Mapping[str, Noise], smallest: float) -> dict[str, float]:
@@ -203,6 +230,7 @@ def judge(
     losses: Iterable[tuple[float, float]],
     notes: Iterable[str],
     terms: Iterable[str] = (),
+    unreached: Iterable[str] = (),
     *,
     is_bit_equal: bool,
 ) -> Proof:
@@ -224,6 +252,7 @@ def judge(
         tuple(sorted(ranks)),
         tuple(notes),
         tuple(terms),
+        tuple(unreached),
     )
 
 

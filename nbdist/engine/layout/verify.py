@@ -35,7 +35,7 @@ from nbdist.engine.layout.provable import (
 )
 from nbdist.engine.layout.savings import FULL
 from nbdist.engine.layout.unharmed import NoDropout, dropouts, unharmed, without_dropout
-from nbdist.engine.layout.verdict import Noise, Proof, allowances, is_round_off
+from nbdist.engine.layout.verdict import MULTIPLE, Noise, Proof, allowances, is_round_off, some_of
 from nbdist.engine.layout.whole import Place
 from nbdist.errors import LayoutError
 
@@ -83,6 +83,7 @@ class _Run:
         self._live = Live(layout, task)
         self._terms = [low.words] if self._is_low else []
         self._notes: list[str] = []
+        self._unreached: list[str] = []
 
     def make(self, bare: nn.Module, steps: int) -> None:
         """Make the steps and keep what is found. Collective."""
@@ -101,6 +102,7 @@ class _Run:
             for step in range(1, steps + 1):
                 told = alone.step(step)
                 self._refuse_chance(told)
+                self._refuse_unreached(told)
                 try:
                     loss = self._live.step(step, told.scale)
                 except UnlikeError as error:
@@ -110,9 +112,9 @@ class _Run:
                 self._compare_gradients(step, told, alone)
                 self._compare_buffers(step, told.noise, alone.buffers)
                 if step == steps and is_compressed:
-                    changed = self._live.changed_by_compression(step, told.scale)
+                    percent = 100 * self._live.changed_by_compression(step, told.scale)
                     self._terms.append(
-                        f"without compression, which changes gradients by {changed:.2%} here"
+                        f"without compression, which changes gradients by {percent:.2g} % here"
                     )
                 self._live.move(told.rate)
                 alone.move(told.rate)
@@ -126,11 +128,10 @@ class _Run:
         """Put together what all ranks have found. Collective."""
         if self._is_low and not self._findings.is_bit_equal:
             self._notes.append(
-                "Gradients are compared by their norms: single numbers in low precision are off by "
-                "more, where an activation falls on the other side of zero."
+                "Gradients are compared by their norms, for single numbers err more in low precision."
             )
         return self._findings.conclude(
-            self._layout.name, steps, self._losses, self._notes, self._terms
+            self._layout.name, steps, self._losses, self._notes, self._terms, self._unreached
         )
 
     # -- before the first step
@@ -161,6 +162,19 @@ class _Run:
                 do="make what changes a buffer, or leave it out for the proof",
             )
 
+    def _refuse_unreached(self, told: Told) -> None:
+        """Know what gets no gradient; refuse that where a reducer would wait for it."""
+        trained = [name for name, place in self._places.items() if place.is_trained]
+        self._unreached = [name for name in trained if name not in told.noise]
+        if self._unreached and torch_modules.reducer_of(self._layout.model) is not None:
+            raise LayoutError(
+                f"This batch and loss do not use {some_of(self._unreached)}.",
+                why=f'under "{self._layout.name}" a backward waits for the gradient of every '
+                "parameter that is trained, so a training step would fail as well",
+                do="layout.verify((x, y), loss_fn) with what uses all, or freeze the rest "
+                "(requires_grad_(False)) before parallelize",
+            )
+
     @contextmanager
     def _uncompressed(self) -> Iterator[bool]:
         """Have gradients sent as they are; gives whether they would not be, by itself."""
@@ -179,16 +193,15 @@ class _Run:
     def _note_missing(
         self, step: int, missing: Mapping[int, list[str]], noise: Mapping[str, Noise]
     ) -> None:
-        """Keep, as the whole of a gradient, that this rank would not make it."""
+        """Keep that this rank would not make some gradients."""
         for rank, names in missing.items():
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             self._notes.append(
-                f"Rank {rank} makes no gradient of {names[0]}{more}, and others do: a training "
+                f"Rank {rank} makes no gradient of {some_of(names)}, and others do: a training "
                 "step would wait for it without end, so none was made."
             )
         for name in missing.get(dist.get_rank(), ()):
-            own = noise.get(name, Noise(0.0, 0.0))
-            self._findings.note("gradient", name, step, own.scale or math.inf, own.floor, 0.0)
+            floor = noise[name].floor if name in noise else 0.0
+            self._findings.note("gradient", name, step, math.inf, floor, MULTIPLE * floor)
 
     def _compare_losses(self, step: int, loss: torch.Tensor | None, told: Told) -> None:
         value = math.nan if loss is None else float(loss)
