@@ -419,5 +419,53 @@ with torch.autocast("cpu", torch.bfloat16):
 """,
 }
 
+# For four ranks: replicas of a stage, and of a shard, one of which goes its own way.
+_DRIFT = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+model = Net()
+layout = nbdist.parallelize(model, LAYOUT, *POLICIES)
+opt = sgd(model)
+
+def train(steps):
+    for step, (x, y) in enumerate(nbdist.loader(dataset, global_batch=8)):
+        if step == steps:
+            break
+        layout.step(x, y, F.cross_entropy)
+        opt.step()
+        opt.zero_grad()
+
+train(7)
+opt.param_groups[0]["lr"] = 0.0  # else it would soon be in all that ranks of tp compute
+if rank == 3:
+    weight = model.get_parameter("blocks.3.norm.weight")
+    with torch.no_grad():
+        (weight.to_local() if hasattr(weight, "to_local") else weight).add_(1e-3)
+train(5)
+"""
+
+
+def drift(layout: str) -> str:
+    """Train on four ranks, on the last of which a weight of the last block changes by itself."""
+    policies = "(nbdist.Pipeline(microbatches=2),)" if "pp" in layout else "()"
+    return f"{_DATA}\nLAYOUT, POLICIES = {layout!r}, {policies}\n{_DRIFT}"
+
+
 WRONG = {name: _DATA + program for name, program in _WRONG.items()}
 RIGHT = {name: _DATA + program for name, program in _RIGHT.items()}

@@ -55,6 +55,24 @@ def test_a_right_program_gives_no_alarm(session: nbdist.Session, name: str) -> N
     assert session.alarms == ()
 
 
+@pytest.fixture
+def of_four(session: nbdist.Session) -> Iterator[nbdist.Session]:
+    session.scale(4)
+    yield session
+    session.scale(2)
+
+
+def test_a_replica_of_a_stage_or_a_shard_that_drifts_is_named(of_four: nbdist.Session) -> None:
+    for layout in ("pp=2 dp=2", "fsdp=2 tp=2"):
+        of_four.run(programs.drift(layout), track=False)
+        (alarm,) = of_four.alarms
+        # Ranks 2 and 3 have the second stage, or the second shard.
+        assert alarm.startswith(
+            "Replicas differ at step 10 (alike until step 5): "
+            "blocks.3.norm.weight, rank 3 against rank 2."
+        )
+
+
 def test_a_branch_that_depends_on_the_rank_around_a_collective_is_an_error_that_names_both(
     session: nbdist.Session,
 ) -> None:

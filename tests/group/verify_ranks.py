@@ -438,6 +438,7 @@ def on_two_ranks() -> dict[str, Any]:
         ("conv", "ddp", f32, Precision("bf16")),
         ("llama", "zero3", f32, Precision("bf16", reduce="bf16")),
         ("untied", "tp=2", f32, Precision("fp16")),
+        ("untied", "pp=2", f32, Precision("fp16")),
         ("untied", "zero2", f32, Precision("fp16")),
         ("untied", "ddp", f32, Precision("fp32", reduce="fp16")),
     ]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.layout import skeleton, whole
+from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.lowered import Lowered
 from nbdist.engine.layout.midway import checked
 from nbdist.engine.layout.provable import SOURCE, Provable, Task
@@ -151,7 +152,8 @@ class Alone:
 
     def _lower(self, plain: nn.Module) -> Lowered:
         layout = self._layout
-        units = layout.blocks if layout.shape.fsdp > 1 else None
+        # Those of the plain model: with pp a rank's own layout has a part of them.
+        units = list(find_blocks(plain)) if layout.shape.fsdp > 1 else None
         return Lowered(plain, layout.policies.precision, units, layout.mesh.device_type)
 
 

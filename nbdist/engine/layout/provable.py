@@ -28,7 +28,6 @@ SOURCE = 0  # the rank that computes in one process
 class Provable(Spread, Protocol):
     """What must be known of a layout to prove it."""
 
-    blocks: tuple[str, ...]
     policies: Policies
     scaler: Scaler
     skeleton: nn.Module | None

@@ -128,7 +128,7 @@ class _Run:
         """Put together what all ranks have found. Collective."""
         if self._is_low and not self._findings.is_bit_equal:
             self._notes.append(
-                "Gradients are compared by their norms, for single numbers err more in low precision."
+                "Norms of gradients are compared: in low precision single numbers err by more."
             )
         return self._findings.conclude(
             self._layout.name, steps, self._losses, self._notes, self._terms, self._unreached
