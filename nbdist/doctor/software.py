@@ -21,6 +21,7 @@ ROOMS = (
     *("kernel", "shell", "clone.torch_rebuild", "clone.pickler"),
     *("compat.torch_compat", "compat.torch_hooks", "compat.torch_modules"),
     *("compat.torch_sharded", "compat.torch_pipeline", "compat.torch_wrappers"),
+    "compat.torch_transformer",
     "compat.third_parties",
 )
 

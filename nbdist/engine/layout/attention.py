@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
@@ -64,6 +64,23 @@ class WholeSequence(TorchFunctionMode):
             (query, key, value), attn_mask, is_causal, self._mesh, dropout_p=dropout_p, **others
         )
         return result
+
+
+def check_kind(model: nn.Module) -> None:
+    """Refuse torch's own attention module, which is one function to whoever looks on.
+
+    Raises:
+        LayoutError: The model has one.
+    """
+    name = next((n for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)), None)
+    if name is not None:
+        raise LayoutError(
+            f"cp cannot cut {name}: an nn.MultiheadAttention.",
+            why="it projects, attends and projects in one function of torch, and cp takes the "
+            "place of a call of scaled_dot_product_attention",
+            do='"zero3" with ActivationCheckpoint() for long sequences; or attention that calls '
+            "torch.nn.functional.scaled_dot_product_attention",
+        )
 
 
 def check_lengths(query: Tensor, key: Tensor, length: int) -> None:

@@ -13,8 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
+from nbdist.engine.compat import torch_transformer
 from nbdist.engine.layout.inputs import Inputs, as_inputs
 from nbdist.errors import LayoutError
 
@@ -54,6 +59,7 @@ def find_inputs(
             return inputs, _trace(model, inputs)
         except Exception as error:
             first = first or error
+    refuse_numbers(model, first)
     tried = "the example" if example is not None else "any input that was tried"
     plan = (
         '; or a plan: TensorParallel(plan={"blocks.*.up": "column", "blocks.*.down": "row"})'
@@ -68,6 +74,23 @@ def find_inputs(
         else "it has no layer that tells what it takes",
         do=f"give a small batch, parallelize(model, layout, {policy}(example=(x,)))" + plan,
     ) from first
+
+
+def refuse_numbers(model: nn.Module, error: Exception | None) -> None:
+    """Refuse a forward that decides by the numbers in a tensor, which a trace does not have.
+
+    Raises:
+        LayoutError: `error` says that it does; the text names the line.
+    """
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        raise LayoutError(
+            f"{type(model).__name__} decides by the numbers in a tensor, so its forward cannot be "
+            "looked at before it runs.",
+            why=f"{_place(error)} needs them, and tensors have only shapes while the model is "
+            "planned",
+            do='"zero3", "hsdp" and "ddp" look at no forward; or decide before the model is '
+            "called, and pass it a plain value",
+        ) from error
 
 
 def run_in_parts(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size]) -> None:
@@ -90,7 +113,7 @@ def run_in_parts(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size])
 
 def run_on_fakes(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size]) -> None:
     """Run the forward, without a trace in the model, with parameters of these shapes."""
-    with untouched(model), quiet(), FakeTensorMode() as mode, torch.no_grad():
+    with untouched(model), numberless(), FakeTensorMode() as mode, torch.no_grad():
         state = _fake_state(model, mode)
         for name, shape in parts.items():
             state[name] = state[name].new_empty(shape)
@@ -184,13 +207,17 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep torch from logging the traceback of a shape that does not fit: we tell it in words."""
+def numberless() -> Iterator[None]:
+    """Have torch's own modules ask no numbers of tensors, and log no shape that does not fit.
+
+    We tell it in words.
+    """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     was = log.disabled
     log.disabled = True
     try:
-        yield
+        with torch_transformer.without_numbers():
+            yield
     finally:
         log.disabled = was
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_modules
+from nbdist.engine.compat import torch_modules, torch_transformer
 from nbdist.engine.layout.cuts import COLUMN, ROW, Plan, cut_dims
 from nbdist.engine.layout.dry_run import untouched
 from nbdist.engine.layout.inputs import Inputs
@@ -126,12 +126,10 @@ def of_rank_0(tensor: torch.Tensor) -> torch.Tensor:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Have no dropout and no running statistics, and no kernel that skips modules."""
     training = [module for module in model.modules() if module.training]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     model.eval()
     try:
-        yield
+        with torch_transformer.by_modules():
+            yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         for module in training:
             module.training = True

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from nbdist.engine.compat import torch_transformer
 from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.trunk import Spec, Trunk, first_of
 from nbdist.errors import LayoutError
@@ -134,7 +135,8 @@ class Relay:
         made = {name: iter(calls) for name, calls in outputs.items()}
         self._active = _Active(start, end, hidden, made, device)
         try:
-            return inputs.run(self.model)
+            with torch_transformer.by_modules():
+                return inputs.run(self.model)
         finally:
             self._active = None
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from nbdist.engine.compat import torch_sharded
+from nbdist.engine.compat import torch_sharded, torch_transformer
 from nbdist.engine.layout import (
     dry_run,
     find_cuts,
@@ -102,6 +102,7 @@ def apply(
         for other, its_name in others:
             shared = model.get_submodule(module)._parameters[name]
             model.get_submodule(other)._parameters[its_name] = shared
+    torch_transformer.keep_padding(model)
     gc.collect(0)  # the whole weights, where a cycle held them
 
 

@@ -76,6 +76,7 @@ def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Trun
             return inputs, trace(model, names, inputs, device)
         except Exception as error:
             first = first or error
+    dry_run.refuse_numbers(model, first)
     tried = "the example" if example is not None else "any input that was tried"
     raise LayoutError(
         f"{type(model).__name__} does not run with {tried}, so pp cannot see what its stages are.",
@@ -103,7 +104,11 @@ def trace(
         imitation: In what it computes.
     """
     units = [model, *map(model.get_submodule, names)]
-    with dry_run.untouched(model), dry_run.quiet(), FakeTensorMode(allow_non_fake_inputs=True) as m:
+    with (
+        dry_run.untouched(model),
+        dry_run.numberless(),
+        FakeTensorMode(allow_non_fake_inputs=True) as m,
+    ):
         plain = {name: _fake(t, m, device) for name, t in _tensors(model)}
         state = imitation.state(model, plain)
         watch = _Watch({id(state[name]): name for name, _ in model.named_parameters()})

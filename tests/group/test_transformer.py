@@ -1,0 +1,44 @@
+"""torch's own transformer modules: one process's numbers under tp and pp, else refused in words."""
+
+from typing import Any
+
+import pytest
+
+from tests.group.harness import run_ranks
+
+FLOOR = 1e-13  # float64: the order of summation
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> list[dict[str, Any]]:
+    return run_ranks(2, "tests.group.transformer_ranks:on_two_ranks", timeout_s=300)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [f"{kind} {layout}" for kind in ("Encoder", "Masked", "Padded") for layout in ("tp=2", "pp=2")]
+    + ["Both tp=2"],
+)
+def test_they_train_and_evaluate_as_in_one_process(
+    two_ranks: list[dict[str, Any]], case: str
+) -> None:
+    for found in two_ranks:
+        in_gradients, in_evaluation = found[case]
+        assert in_gradients <= FLOOR
+        assert in_evaluation <= FLOOR
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("Both pp=2", ["no chain of blocks", "both.decoder.layers.0", '"zero3" or tp']),
+        ("Masked cp=2", ["encoder.layers.0.self_attn: an nn.MultiheadAttention", '"zero3"']),
+        ("Deciding tp=2", ["decides by the numbers", "if x_BT.sum() > 3", '"zero3"']),
+        ("Deciding pp=2", ["decides by the numbers", "if x_BT.sum() > 3", '"zero3"']),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_in_words(
+    two_ranks: list[dict[str, Any]], case: str, words: list[str]
+) -> None:
+    for found in two_ranks:
+        assert [word for word in words if word not in found[f"{case} refused"]] == []

@@ -1,0 +1,126 @@
+"""What the ranks run in test_transformer: torch's own transformer modules under tp, pp and cp."""
+
+# B batch, T sequence, D model width, V vocabulary
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.policies import Pipeline
+from nbdist.errors import LayoutError
+from tests.group.layout_ranks import whole
+from tests.group.pipeline_ranks import furthest, gradients
+
+V, T, D = 12, 6, 16
+
+
+class Encoder(nn.Module):
+    """Token ids through `nn.TransformerEncoder`; 0 is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.head = nn.Embedding(V, D), nn.Linear(D, V)
+        layer = nn.TransformerEncoderLayer(D, 2, 2 * D, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def encode(self, x_BT: Tensor) -> Tensor:
+        return self.encoder(self.token(x_BT))
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        return self.head(self.encode(x_BT))
+
+
+class Masked(Encoder):
+    """torch finds out by its numbers that the mask is causal."""
+
+    def encode(self, x_BT: Tensor) -> Tensor:
+        x_BTD = self.token(x_BT)
+        mask = nn.Transformer.generate_square_subsequent_mask(x_BT.shape[1], dtype=x_BTD.dtype)
+        return self.encoder(x_BTD, mask=mask)
+
+
+class Padded(Encoder):
+    """In evaluation torch packs the samples without their padding."""
+
+    def encode(self, x_BT: Tensor) -> Tensor:
+        return self.encoder(self.token(x_BT), src_key_padding_mask=x_BT == 0)
+
+
+class Both(nn.Module):
+    """An encoder and a decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.head = nn.Embedding(V, D), nn.Linear(D, V)
+        self.both = nn.Transformer(D, 2, 2, 2, 2 * D, dropout=0.0, batch_first=True)
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        x_BTD = self.token(x_BT)
+        mask = nn.Transformer.generate_square_subsequent_mask(x_BT.shape[1], dtype=x_BTD.dtype)
+        return self.head(self.both(x_BTD, x_BTD, tgt_mask=mask))
+
+
+class Deciding(Encoder):
+    """Its own code decides by a number."""
+
+    def encode(self, x_BT: Tensor) -> Tensor:
+        if x_BT.sum() > 3:
+            return super().encode(x_BT)
+        return self.token(x_BT)
+
+
+def make(kind: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().double()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    x_BT = torch.randint(1, V, (4, T), generator=torch.Generator().manual_seed(1))
+    x_BT[1:3, 4:] = 0
+    return x_BT, x_BT * 5 % V
+
+
+def loss_of(out: Tensor, y: Tensor) -> Tensor:
+    """Leave padding out: what torch makes of it in evaluation depends on how it is packed."""
+    return F.cross_entropy(out.flatten(0, 1), y.flatten(), ignore_index=0)
+
+
+def parity(kind: type[nn.Module], layout: str) -> tuple[float, float]:
+    """Return how far gradients and a loss in evaluation are from one process's."""
+    alone = make(kind)
+    live = parallelize(make(kind), layout, *([Pipeline(microbatches=2)] if "pp" in layout else []))
+    x, y = batch()
+    live.step(x, y, loss_of)
+    loss_of(alone(x), y).backward()
+    in_gradients = furthest(gradients(live.model), gradients(alone))
+    for model in (alone, live.model):
+        model.eval()
+    with torch.no_grad():
+        loss, expected = live.step(x, y, loss_of), loss_of(alone(x), y)
+    return in_gradients, 0.0 if loss is None else abs(float(whole(loss) - expected))
+
+
+def refused(kind: type[nn.Module], layout: str) -> str:
+    try:
+        parallelize(make(kind), layout)
+    except LayoutError as error:
+        return str(error)
+    return "accepted"
+
+
+def on_two_ranks() -> dict[str, Any]:
+    """One group for all that two ranks prove."""
+    kinds: list[type[nn.Module]] = [Encoder, Masked, Padded]
+    found: dict[str, Any] = {
+        f"{kind.__name__} {layout}": parity(kind, layout)
+        for kind in kinds
+        for layout in ("tp=2", "pp=2")
+    }
+    found["Both tp=2"] = parity(Both, "tp=2")
+    for kind, layout in [(Both, "pp=2"), (Masked, "cp=2"), (Deciding, "tp=2"), (Deciding, "pp=2")]:
+        found[f"{kind.__name__} {layout} refused"] = refused(kind, layout)
+    return found
