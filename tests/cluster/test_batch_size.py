@@ -135,6 +135,18 @@ def test_a_plain_loop_on_unequal_parts_is_told_and_one_that_weighs_is_not(
         assert "small part" not in ran.text
 
 
+def test_a_plain_loop_whose_last_batch_is_shared_unequally_is_told_once(notebook: Kernel) -> None:
+    rest = WEIGHTED.replace("weights=[1, 0.3]", "shuffle=False").replace("48.", "45.")
+    rest = rest.replace("(16, 3)", "(15, 3)")
+    weighed = notebook.cell(
+        rest + PLAIN.replace("model(x).mean()", "points.share * model(x).mean()")
+    )
+    assert "some ranks had" not in weighed.text
+    told = [notebook.cell(rest + PLAIN, "--no-track").text for _ in range(2)]
+    assert "Of a batch of 3 samples some ranks had 2 and others 1" in told[0]
+    assert "some ranks had" not in told[1]
+
+
 MEASURED = """
 import time
 class Points(torch.utils.data.Dataset):

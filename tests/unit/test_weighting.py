@@ -29,15 +29,36 @@ def test_more_parts_than_samples_are_refused() -> None:
 def test_only_a_step_whose_newest_batch_was_not_weighed_is_told_and_once() -> None:
     heed = weighting.Heed()
     heed.step()
-    heed.give()
+    heed.give(weighting.UNHEEDED)
     heed.weigh()
+    heed.step()
+    heed.give("")
     heed.step()
     assert weighting.take_notices() == ()
     for _ in range(2):
-        heed.give()
+        heed.give(weighting.UNHEEDED)
         heed.step()
     assert weighting.take_notices() == (weighting.UNHEEDED,)
     assert weighting.take_notices() == ()
+
+
+def test_a_rest_that_is_shared_unequally_is_told_with_its_numbers_once_a_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weighting, "_is_rest_told", False)
+    text = weighting.uneven(7, 2)
+    assert "Of a batch of 7 samples some ranks had 4 and others 3" in text
+    assert "count 33% more" in text
+    for _ in range(2):  # loaders
+        heed = weighting.Heed()
+        heed.give(text)
+        heed.step()
+    assert weighting.take_notices() == (text,)
+
+
+@pytest.mark.parametrize(("samples", "parts"), [(8, 2), (41, 2), (1, 2), (7, 1), (400, 3)])
+def test_parts_that_are_alike_or_nearly_so_are_not_told(samples: int, parts: int) -> None:
+    assert weighting.uneven(samples, parts) == ""
 
 
 @pytest.mark.parametrize(

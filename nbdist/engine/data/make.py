@@ -35,9 +35,11 @@ def loader(
 ) -> Loader[Any]:
     """Return a DataLoader over this rank's parts of global batches of `dataset`.
 
-    Every sample comes exactly once an epoch on exactly one rank. The epoch counts by itself; the
-    order follows from (seed, epoch). `state_dict` and `load_state_dict` resume exactly, in the
-    middle of an epoch and on another number of ranks too.
+    Every sample comes exactly once an epoch on exactly one rank. Parts of a batch differ by at most
+    one sample: `layout.step` weighs by it, and a plain loop, which averages ranks, may do so by
+    `loader.share`. The epoch counts by itself; the order follows from (seed, epoch). `state_dict`
+    and `load_state_dict` resume exactly, in the middle of an epoch and on another number of ranks
+    too.
 
     Args:
         dataset: Anything with a length and items by index.

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from nbdist.engine.data import weighting
 from nbdist.engine.data.sampler import Batches
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.trail import Commit, Position, Trail
@@ -86,8 +87,8 @@ class Standing:
         self.consumed = end
         self._given += 1
         self.trail.give()
-        if self.batches.weights is not None:
-            self.heed.give()
+        weights, parts = self.batches.weights, data_shard().count
+        self.heed.give(weighting.UNHEEDED if weights else weighting.uneven(len(self.newest), parts))
 
     def end_pass(self) -> None:
         """Stand at the begin of the next epoch: the loop has come to its end."""

@@ -15,14 +15,21 @@ from collections.abc import Iterable, Sequence
 from nbdist.errors import UsageError
 
 MEASURED = "measured"
-ALIKE = 0.9  # paces that differ by less are one: noise must not move samples
+ALIKE = 0.9  # what differs by less is one: noise must not move samples, or be told of
 
 _notices: list[str] = []
+_is_rest_told = False  # of a rest that is shared unequally a session is told once
 
 UNHEEDED = (
     "weights= gives the ranks parts of different size, and this loop averages the ranks' gradients "
     "as if all were alike: samples of a small part count more. layout.step(x, y, loss_fn) weighs "
     "them; in a plain loop (loss * loader.share).backward() does."
+)
+UNEVEN = (
+    "Of a batch of {samples} samples some ranks had {more} and others {fewer}, and this loop "
+    "averages the ranks' gradients as if all were alike: those of the latter count {extra:.0%} "
+    "more in that step. layout.step(x, y, loss_fn) weighs them; in a plain loop "
+    "(loss * loader.share).backward() does."
 )
 
 
@@ -85,26 +92,47 @@ def _is_weight(number: float) -> bool:
     return math.isfinite(number) and number > 0
 
 
+def uneven(samples: int, parts: int) -> str:
+    """Return what is to be told of a batch that equal weights do not share out equally.
+
+    Nothing where the parts are alike, as all large ones are, or a rank has no sample at all.
+    """
+    fewer, extra = divmod(samples, parts)
+    more = fewer + bool(extra)
+    if not fewer or fewer > ALIKE * more:
+        return ""
+    return UNEVEN.format(samples=samples, more=more, fewer=fewer, extra=more / fewer - 1)
+
+
 class Heed:
     """Whether the steps on one loader's batches weigh its parts."""
 
     def __init__(self) -> None:
-        self._is_weighed = True
+        self._untold = ""  # what is wrong with a step on the newest batch
         self._is_told = False
 
-    def give(self) -> None:
-        """Note that the loop gets another batch."""
-        self._is_weighed = False
+    def give(self, unweighed: str) -> None:
+        """Note that the loop gets another batch.
+
+        Args:
+            unweighed: What is told if its gradient is not weighed; empty where all parts are alike.
+        """
+        self._untold = unweighed
 
     def weigh(self) -> None:
         """Note that the newest batch's gradient is weighed by its part."""
-        self._is_weighed = True
+        self._untold = ""
 
     def step(self) -> None:
         """Note that an optimizer has stepped; tell, once, of gradients that were not weighed."""
-        if not (self._is_weighed or self._is_told):
-            self._is_told = True
-            _notices.append(UNHEEDED)
+        global _is_rest_told
+        if not self._untold or self._is_told:
+            return
+        self._is_told = True
+        if self._untold != UNHEEDED and _is_rest_told:
+            return
+        _is_rest_told |= self._untold != UNHEEDED
+        _notices.append(self._untold)
 
 
 def take_notices() -> tuple[str, ...]:
