@@ -74,7 +74,7 @@ def _parts_by_hand(optimizer: Optimizer, tensors: Sequence[torch.Tensor]) -> int
         return dist.get_world_size()
     shared = torch_sharded.shared_by(tensors)
     if shared is not None:
-        return len(shared[1])
+        return len(shared.ranks)
     meshes = [tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor)]
     is_cut = [mesh.ndim == 1 and mesh.size() == dist.get_world_size() for mesh in meshes]
     return 1 if is_cut and all(is_cut) else 0  # tp over all ranks: they see the same samples

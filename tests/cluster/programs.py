@@ -94,6 +94,11 @@ ddp = DDP(net())
 with torch.autocast("cpu", torch.float16):
     fit(ddp, batches(), sgd(ddp))
 """,
+    "fp16 of shards by hand, and no scaler": """
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+model = fully_shard(net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16))
+fit(model, batches(), sgd(model), backward=lambda loss: loss.float().backward())
+""",
     "a scaled loss, and steps past the scaler": """
 model = net()
 layout = nbdist.parallelize(model, "ddp", nbdist.Precision("fp16"))
@@ -169,6 +174,7 @@ SAYS = {
     "shards of different initial weights": "fully_shard cut a model that began with different",
     "fp16 of a layout, and no scaler": "The model computes in fp16 and its loss is not scaled",
     "fp16 by autocast, and no scaler": "The model computes in fp16 and its loss is not scaled",
+    "fp16 of shards by hand, and no scaler": "The model computes in fp16 and its loss is not",
     "a scaled loss, and steps past the scaler": "The loss is scaled and the optimizer steps with",
     "same data on all ranks": "All ranks learn from the same samples",
     "other samples in a tp group": "Ranks that hold parts of the same weights get different",

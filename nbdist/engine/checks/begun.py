@@ -42,8 +42,9 @@ def weights_of(parameters: Sequence[Tensor]) -> float | None:
 
 
 def _before_cut(parameter: Tensor) -> torch_wrappers.Sharded | None:
-    is_plain = not (isinstance(parameter, DTensor) or parameter.is_meta) and parameter.numel()
-    if not is_plain or dist.get_world_size() == 1:
+    # Of a tensor of another kind, such as a quantised one, nobody knows how its bits are read.
+    is_plain = type(parameter) in (Tensor, nn.Parameter) and not parameter.is_meta
+    if not is_plain or not parameter.numel() or dist.get_world_size() == 1:
         return None
     (whole,) = fingerprints([parameter])
 

@@ -39,8 +39,10 @@ class Use:
         self._spread = None if spread is None else weakref.ref(spread)
         model = spread.model if isinstance(spread, Layout) else spread
         self._shared_by: tuple[int, ...] | None = None  # the ranks, where torch alone cuts it
+        self._is_half = isinstance(spread, Layout) and spread.policies.precision.needs_scaler
         if model is None and (shared := torch_sharded.shared_by(_parameters(optimizer))):
-            model, self._shared_by = shared
+            model, self._shared_by = shared.module, shared.ranks
+            self._is_half = shared.compute == torch.float16
         self._fed: dict[str, float] = {}
         self._hooks: list[Any] = []
         self._summed = 0
@@ -142,12 +144,10 @@ class Use:
             self._fed["random"] = as_float(int(fingerprints(states).sum()))
 
     def _computes_in_half(self, device_type: str) -> bool:
-        """Whether a forward that begins computes in float16, by a layout or by autocast."""
-        layout = self.layout
+        """Whether a forward that begins computes in float16, by a policy or by autocast."""
         by_autocast = torch.is_autocast_enabled(device_type)
-        if layout is not None and layout.policies.precision.needs_scaler:
-            return True
-        return by_autocast and torch.get_autocast_dtype(device_type) == torch.float16
+        is_half = by_autocast and torch.get_autocast_dtype(device_type) == torch.float16
+        return self._is_half or is_half
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Note the gradients it stepped with, which may be gone when the cell's step ends."""

@@ -7,6 +7,7 @@ says what broke when a version moves. Tried with torch 2.13.0 (CPU); `fully_shar
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -112,17 +113,31 @@ def group_of(module: nn.Module) -> Any:
     return next((getattr(info, "shard_process_group", None) for info in groups), None)
 
 
-def shared_by(parameters: Iterable[torch.Tensor]) -> tuple[nn.Module, tuple[int, ...]] | None:
-    """Return the FSDP2 root that has some of these parameters, and who averages its gradients.
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A model that `fully_shard` has cut.
 
-    Global ranks, in the order of the mesh: ranks with samples of their own. None where it has not
-    run yet, or there is none.
+    Attributes:
+        module: Its root.
+        ranks: Global ranks that average its gradients, in the order of the mesh: each has samples
+            of its own.
+        compute: In what it computes, where that is not the dtype of its parameters.
     """
+
+    module: nn.Module
+    ranks: tuple[int, ...]
+    compute: torch.dtype | None
+
+
+def shared_by(parameters: Iterable[torch.Tensor]) -> Shared | None:
+    """Return the FSDP2 model that has some of these parameters, if one has that has run."""
     own = {id(p) for p in parameters}
     for module, state in live_fsdp2_roots():
         for group in _fsdp_param_groups(state):
-            if any(id(param.sharded_param) in own for param in group.fsdp_params):
-                return module, tuple(group.mesh_info.mesh.mesh.flatten().tolist())
+            held = [param for param in group.fsdp_params if id(param.sharded_param) in own]
+            if held:
+                ranks = tuple(group.mesh_info.mesh.mesh.flatten().tolist())
+                return Shared(module, ranks, held[0].mp_policy.param_dtype)
     return None
 
 
