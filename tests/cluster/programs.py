@@ -23,6 +23,14 @@ def fit(model, loader, opt, steps=12, backward=None):
             opt.zero_grad()
             done += 1
 
+def averaged_by_hand(model):
+    def backward(loss):
+        loss.backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= world_size
+    return backward
+
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.05)
 
@@ -43,12 +51,7 @@ fit(model.forward, batches(), sgd(model))
     "gradients averaged twice": """
 model = net()
 nbdist.parallelize(model, "ddp")
-def backward(loss):
-    loss.backward()
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= world_size
-fit(model, batches(), sgd(model), backward=backward)
+fit(model, batches(), sgd(model), backward=averaged_by_hand(model))
 """,
     "gradients averaged never": """
 model = net()
@@ -69,12 +72,7 @@ fit(model, batches(), opt)
     "different initial weights": """
 torch.manual_seed(rank)
 model = net()
-def backward(loss):
-    loss.backward()
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= world_size
-fit(model, batches(), sgd(model), backward=backward)
+fit(model, batches(), sgd(model), backward=averaged_by_hand(model))
 """,
     "shards of different initial weights": """
 from torch.distributed.fsdp import fully_shard
@@ -344,12 +342,7 @@ fit(model, DataLoader(dataset, batch_size=8), sgd(model))
     "gradients averaged by the loop": """
 torch.manual_seed(0)
 model = net()
-def backward(loss):
-    loss.backward()
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= world_size
-fit(model, batches(), sgd(model), backward=backward)
+fit(model, batches(), sgd(model), backward=averaged_by_hand(model))
 """,
     "local SGD": """
 model = net()

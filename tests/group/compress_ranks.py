@@ -1,21 +1,21 @@
 """What the ranks run in test_compress: compressed gradients against their definitions."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nbdist import packed
 from nbdist.client.insight import traffic
 from nbdist.engine import hook_state
 from nbdist.engine.compat import torch_live, torch_modules
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.savings import Compress, Precision
-from nbdist.engine.tap import tap
 from nbdist.errors import LayoutError
 from tests.group import models
-from tests.group.layout_ranks import GLOBAL_BATCH
+from tests.group.layout_ranks import GLOBAL_BATCH, calls_of
 
 STEPS = 5
 
@@ -29,6 +29,23 @@ def gradients(model: torch.nn.Module, step: int, part: int, parts: int) -> None:
 
 def flat(model: torch.nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def through_a_fault(model: torch.nn.Module, steps: int) -> Iterator[Tensor]:
+    """Yield the averaged gradients of each step.
+
+    In the midst one step is lost, with what its rounding left out, and made again.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for step in range(steps):
+        if step == 3:
+            gradients(model, 7, rank, world)
+            reducer = torch_modules.reducer_of(model)
+            assert reducer is not None
+            hook_state.restore(reducer)
+        gradients(model, step, rank, world)
+        hook_state.snapshot()
+        yield flat(model)
 
 
 def rounded(dtype: torch.dtype, *, feedback: bool) -> list[Tensor]:
@@ -49,28 +66,17 @@ def rounded(dtype: torch.dtype, *, feedback: bool) -> list[Tensor]:
 
 
 def rounding(method: str, *, feedback: bool) -> dict[str, Any]:
-    """Return how far each step's gradients are from the definition, and their sums from the truth.
-
-    A fault in the midst: one step is lost, with what its rounding left out, and made again.
-    """
+    """Return how far gradients are from the definition, and their sums from the truth."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[method]
-    rank, world = dist.get_rank(), dist.get_world_size()
     model = models.make("gpt", torch.float32)
     policy = Compress(method, error_feedback=feedback)  # type: ignore[arg-type]
     spread = parallelize(model, "ddp", policy)
     expected = rounded(dtype, feedback=feedback)
     exact = rounded(torch.float32, feedback=False)
     apart, total, truth = [], torch.zeros(()), torch.zeros(())
-    for step in range(STEPS):
-        if step == 3:
-            gradients(model, 7, rank, world)
-            reducer = torch_modules.reducer_of(model)
-            assert reducer is not None
-            hook_state.restore(reducer)
-        gradients(model, step, rank, world)
-        hook_state.snapshot()
-        apart.append(float((flat(model) - expected[step]).abs().max()))
-        total, truth = total + flat(model), truth + exact[step]
+    for step, found in enumerate(through_a_fault(model, STEPS)):
+        apart.append(float((found - expected[step]).abs().max()))
+        total, truth = total + found, truth + exact[step]
     return {
         "apart": max(apart),
         "from the truth": float((total - truth).norm()),
@@ -85,12 +91,7 @@ def bytes_of(*policies: object) -> tuple[float, float]:
     spread = parallelize(model, "ddp", *policies)
     for step in range(4):  # PowerSGD starts at 2
         gradients(model, step, rank, world)
-    tap.install("full")
-    tap.begin_cell()
-    gradients(model, 4, rank, world)
-    calls = tap.take(1).calls
-    tap.set_level("off")
-    called = [calls.new[number] for number in calls.calls[:: len(packed.CALL)]]
+    called = calls_of(partial(gradients, model, 4, rank, world))
     sent = sum(traffic.sent_bytes(call.kind, call.bytes, world, "gloo") for call in called)
     return sent, spread.explain().sent_bytes
 

@@ -4,7 +4,7 @@
 
 from contextlib import nullcontext
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,15 +15,14 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from nbdist import packed
 from nbdist.client.insight import traffic
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import ContextParallel, Pipeline
-from nbdist.engine.tap import tap
 from nbdist.errors import LayoutError
-from tests.group.layout_ranks import difference, state_of
+from tests.group import tensor_parallel_ranks
+from tests.group.layout_ranks import calls_of, difference, state_of
 from tests.group.tensor_parallel_ranks import (
     GPT,
     MLP,
@@ -38,6 +37,7 @@ from tests.group.tensor_parallel_ranks import (
     block_of,
     llama,
     loss_of,
+    one_process,
 )
 
 Difference = tuple[float, float]  # of losses, and of the final state
@@ -85,27 +85,7 @@ MADE: dict[str, Any] = {
 }
 
 
-def make(name: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    model: nn.Module = MADE[name]().to(dtype)
-    return model
-
-
-def one_process(name: str, dtype: torch.dtype, parts: int) -> tuple[list[float], dict[str, Tensor]]:
-    """Train on whole sequences as one process does, with `parts` micro-batches a step."""
-    model = make(name, dtype)
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for step in range(STEPS):
-        x, y = batch(step)
-        for x_part, y_part in zip(x.chunk(parts), y.chunk(parts), strict=True):
-            loss = loss_of(model(x_part), y_part)
-            (loss / parts).backward()
-            losses.append(loss.item())
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        opt.step()
-        opt.zero_grad()
-    return losses, state_of(model)
+make = partial(tensor_parallel_ranks.make, made=MADE)
 
 
 def train(
@@ -140,7 +120,7 @@ Case = tuple[str, str, tuple[Any, ...]]  # model, layout, policies
 def parity(dtypes: list[str], cases: list[Case]) -> dict[tuple[str, str, str, str], Difference]:
     """Return the differences from one process, by case and dtype."""
     found = {}
-    alone = cache(one_process)
+    alone = cache(partial(one_process, max_norm=0.5, made=MADE))
     for dtype in (getattr(torch, word.removeprefix("torch.")) for word in dtypes):
         for name, layout, policies in cases:
             mine, final, spread = train(name, dtype, layout, policies)
@@ -173,12 +153,7 @@ def sent_bytes(policy: ContextParallel) -> tuple[float, float]:
     spread = parallelize(model, "cp=2", policy)
     model.set_requires_gradient_sync(False)  # what is left is cp's own
     x, y = batch(0)
-    tap.install("full")
-    tap.begin_cell()
-    loss_of(model(x), spread.own(y)).backward()
-    calls = tap.take(1).calls
-    tap.set_level("off")
-    called = [calls.new[number] for number in calls.calls[:: len(packed.CALL)]]
+    called = calls_of(lambda: loss_of(model(x), spread.own(y)).backward())
     sent = sum(traffic.sent_bytes(call.kind, call.bytes, 2, "gloo") for call in called)
     return sent, spread.explain().context.token_bytes * x.numel()
 

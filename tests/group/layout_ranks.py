@@ -3,6 +3,7 @@
 import gc
 import warnings
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.tensor import DTensor
 
+from nbdist import packed
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize, tell_facts_to
+from nbdist.engine.tap import tap
 from nbdist.errors import LayoutError
 from tests.group import models
 
@@ -154,6 +157,16 @@ def evaluates_alone() -> list[float]:
             model.train()
         models.loss_of("conv", model(x), y).backward()
     return seen
+
+
+def calls_of(work: Callable[[], object]) -> list[Any]:
+    """Return the collectives that `work` makes on this rank, each as the tap tells it."""
+    tap.install("full")
+    tap.begin_cell()
+    work()
+    calls = tap.take(1).calls
+    tap.set_level("off")
+    return [calls.new[number] for number in calls.calls[:: len(packed.CALL)]]
 
 
 def buffers_after_a_step(layout: str) -> list[Any]:

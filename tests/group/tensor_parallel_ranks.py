@@ -181,9 +181,9 @@ MODELS: dict[str, Any] = {
 }
 
 
-def make(name: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:
+def make(name: str, dtype: torch.dtype, seed: int = 0, made: Any = MODELS) -> nn.Module:
     torch.manual_seed(seed)
-    model: nn.Module = MODELS[name]().to(dtype)
+    model: nn.Module = made[name]().to(dtype)
     return model
 
 
@@ -199,10 +199,10 @@ def loss_of(out: Any, y: Tensor) -> Tensor:
 
 
 def one_process(
-    name: str, dtype: torch.dtype, parts: int, max_norm: float
+    name: str, dtype: torch.dtype, parts: int, max_norm: float, made: Any = MODELS
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train as one process does on the same split: `parts` micro-batches a step."""
-    model = make(name, dtype)
+    model = make(name, dtype, made=made)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step in range(STEPS):

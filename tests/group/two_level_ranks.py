@@ -1,23 +1,23 @@
 """What the ranks run in test_two_levels: gradients compressed between groups, by definition."""
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nbdist import packed
 from nbdist.client.insight import traffic
 from nbdist.engine import hook_state
-from nbdist.engine.compat import torch_live, torch_modules
+from nbdist.engine.compat import torch_live
 from nbdist.engine.layout import meshes
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.savings import Compress
 from nbdist.engine.layout.two_levels import TwoLevels
-from nbdist.engine.tap import tap
 from nbdist.errors import LayoutError
 from tests.group import models
-from tests.group.compress_ranks import flat, gradients
+from tests.group.compress_ranks import flat, gradients, through_a_fault
+from tests.group.layout_ranks import calls_of
 
 STEPS = 4
 INSIDE = 2
@@ -46,20 +46,11 @@ def defined(dtype: torch.dtype, *, feedback: bool) -> list[Tensor]:
 
 def apart(*, feedback: bool) -> float:
     """Return how far gradients are from the definition; one step is lost, and made again."""
-    rank, world = dist.get_rank(), dist.get_world_size()
     model = models.make("gpt", torch.float32)
     parallelize(model, "ddp", Compress("bf16", error_feedback=feedback, between=INSIDE))
-    worst = 0.0
-    for step, expected in enumerate(defined(torch.bfloat16, feedback=feedback)):
-        if step == 3:
-            gradients(model, 7, rank, world)
-            reducer = torch_modules.reducer_of(model)
-            assert reducer is not None
-            hook_state.restore(reducer)
-        gradients(model, step, rank, world)
-        hook_state.snapshot()
-        worst = max(worst, float((flat(model) - expected).abs().max()))
-    return worst
+    expected = defined(torch.bfloat16, feedback=feedback)
+    pairs = zip(through_a_fault(model, STEPS), expected, strict=True)
+    return max(float((found - wanted).abs().max()) for found, wanted in pairs)
 
 
 def sent() -> dict[str, Any]:
@@ -69,15 +60,9 @@ def sent() -> dict[str, Any]:
     layout = parallelize(model, "ddp", Compress("fp16", between=INSIDE))
     for step in range(2):
         gradients(model, step, rank, world)
-    tap.install("full")
-    tap.begin_cell()
-    gradients(model, 2, rank, world)
-    calls = tap.take(1).calls
-    tap.set_level("off")
     counted = {"inside": 0.0, "between": 0.0}
     near = rank // INSIDE
-    for number in calls.calls[:: len(packed.CALL)]:
-        call = calls.new[number]
+    for call in calls_of(partial(gradients, model, 2, rank, world)):
         is_near = all(peer // INSIDE == near for peer in call.ranks)
         n = len(call.ranks)
         moved = traffic.sent_bytes(call.kind, call.bytes, n, "gloo")
