@@ -20,6 +20,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+_torch: Any = torch  # for names that its types do not tell
+
 Undo = Callable[[], None]
 Closure = Callable[[], Any]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -40,6 +42,7 @@ def check() -> list[str]:
         (torch.profiler.profile, ["prepare_trace"]),
         (torch.autograd, ["_profiler_enabled"]),
         (c10d._world, ["pg_coalesce_state"]),
+        (torch, ["_disable_dynamo"]),
         (torch._C._dynamo.eval_frame, ["set_code_exec_strategy", "_FrameExecStrategy"]),
     ]
     return [
@@ -80,6 +83,16 @@ def keep_uncompiled(function: Callable[..., Any]) -> None:
     frames: Any = torch._C._dynamo.eval_frame
     skip, plain = frames._FrameAction.SKIP, cast(FunctionType, function)
     frames.set_code_exec_strategy(plain.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+def left_alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as `torch.compile` leaves it alone where compiled code calls it, as well.
+
+    What `torch.compiler.disable` returns, which imports Dynamo at once and not at the first call.
+    """
+    keep_uncompiled(function)
+    alone: Callable[..., Any] = _torch._disable_dynamo(function)
+    return alone
 
 
 def worker_count(group: dist.ProcessGroup) -> int:

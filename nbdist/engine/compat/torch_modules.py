@@ -258,8 +258,18 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Return whether `torch.compile(model)` or `model.compile()` has made this model."""
-    return uncompiled(model) is not model or model._compiled_call_impl is not None
+    """Return whether `model.compile()` has compiled it in place."""
+    return model._compiled_call_impl is not None
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Run what `torch.compile` has compiled as it is written, and compile nothing."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def reducer_of(module: nn.Module) -> DistributedDataParallel | None:

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout import stages
 from nbdist.engine.layout.around import Around
 from nbdist.engine.layout.savings import ActivationCheckpoint
@@ -94,9 +95,22 @@ def check(
         )
 
 
-def apply(policy: ActivationCheckpoint, blocks: dict[str, nn.Module]) -> dict[str, "Checkpointed"]:
-    """Let the chosen blocks compute again, in place."""
-    return {name: Checkpointed(blocks[name], policy) for name in chosen(policy, blocks)}
+def apply(
+    policy: ActivationCheckpoint, blocks: dict[str, nn.Module], *, can_compile: bool
+) -> dict[str, "Checkpointed"]:
+    """Let the chosen blocks compute again, in place.
+
+    Args:
+        policy: Which ones, and how.
+        blocks: By name.
+        can_compile: False has `torch.compile` leave these blocks as they are: inside of its own
+            checkpoint it can neither exchange parameters, as tp does, nor draw numbers, as cp, nor
+            end a forward early, as pp.
+    """
+    return {
+        name: Checkpointed(blocks[name], policy, can_compile=can_compile)
+        for name in chosen(policy, blocks)
+    }
 
 
 class Checkpointed(Around):
@@ -108,14 +122,19 @@ class Checkpointed(Around):
         input_bytes: What the last forward kept as its inputs; 0 before the first.
     """
 
-    def __init__(self, block: nn.Module, policy: ActivationCheckpoint) -> None:
+    def __init__(
+        self, block: nn.Module, policy: ActivationCheckpoint, *, can_compile: bool
+    ) -> None:
         super().__init__(block)
+        self._can_compile = can_compile
         self._is_selective = policy.selective
         self._has_buffers = next(block.buffers(), None) is not None
         self.input_bytes = 0
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Run the block, and forget."""
+        if torch.compiler.is_compiling() and not self._can_compile:
+            return _uncompiled(self, args, keywords)
         if not torch.is_grad_enabled():
             return self.inner(*args, **keywords)
         for name, nothing in _CACHES.items():
@@ -138,6 +157,13 @@ class Checkpointed(Around):
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         forward, again = _selective() if self._is_selective else (nullcontext(), nullcontext())
         return forward, _Again(tuple(self._module.buffers()) if self._has_buffers else (), again)
+
+
+def _call(block: Checkpointed, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    return block(*args, **keywords)
+
+
+_uncompiled = torch_hooks.left_alone(_call)
 
 
 class _Again(AbstractContextManager[None]):

@@ -51,9 +51,10 @@ def parallelize(
 
     Args:
         model: A plain module, on the rank's device or to be moved there. Of `torch.compile(module)`
-            the module inside is spread, and what wraps it goes on compiling it. Or a function that
-            makes one, as `lambda: Model(config)`: the model is `layout.model` then, the cell can be
-            run again with any layout, and with shards ranks never hold the whole.
+            the module inside is spread, and what wraps it goes on compiling it, where it is called:
+            `Layout.step` calls the module, which `module.compile()` compiles in place. Or a
+            function that makes one, as `lambda: Model(config)`: the model is `layout.model` then,
+            the cell can be run again with any layout, and with shards ranks never hold the whole.
         layout: `"ddp"`, `"zero1"`, `"zero2"`, `"zero3"`, `"hsdp"`, or a mesh string such as
             `"dp=2 fsdp=-1"` or `"fsdp=2 tp=2"`. With `"zero1"` the optimizer is made by
             `layout.optimizer`.
@@ -83,13 +84,11 @@ def parallelize(
     built = None
     if not isinstance(model, nn.Module):
         model, built = factory.build(model)
-    was_compiled = torch_modules.is_compiled(model)
-    model = torch_modules.uncompiled(model)
+    given, model = model, torch_modules.uncompiled(model)
     known = layout_of(model)
     if known is not None and known.shape == shape and str(known.policies) == str(asked):
         return known
-    if was_compiled:
-        _refuse_compiled(shape)
+    _refuse_compiled(shape, asked, is_wrapped=given is not model, model=model)
     _refuse_spread(model, known, shape)
     if built is None:
         _refuse_meta(model)
@@ -106,7 +105,8 @@ def parallelize(
     if asked.offload is not None:
         blocks, has_factory = find_blocks(model), built is not None
         offload.check(asked.offload, asked.checkpoint, shape, blocks, has_factory=has_factory)
-    result = spread(model, shape, asked, built)
+    with torch_modules.as_written():
+        result = spread(model, shape, asked, built)
     attach(result)
     _tell(**facts_of(result))
     return result
@@ -130,14 +130,25 @@ def _with_groups(asked: Policies, world_size: int, ranks_on_host: int) -> Polici
     return replace(asked, compress=replace(compress, between=size))
 
 
-def _refuse_compiled(shape: MeshShape) -> None:
-    """Refuse a compiled model where a forward is more than the model's own code."""
-    axis = next((axis for axis in ("pp", "cp", "tp") if shape.sizes[axis] > 1), None)
-    if axis is not None:
+def _refuse_compiled(
+    shape: MeshShape, asked: Policies, *, is_wrapped: bool, model: nn.Module
+) -> None:
+    """Refuse a model that is compiled as a whole where nobody would call that, or it would fail."""
+    if is_wrapped and shape.pp > 1:
         raise LayoutError(
-            f'A compiled model cannot get the layout "{shape.name}".',
-            why=f"{axis} changes what a forward does while it runs, which torch.compile cannot see",
-            do='give the model uncompiled; "ddp" and "zero3" take a compiled one',
+            f'What torch.compile(model) returns cannot get the layout "{shape.name}".',
+            why="it compiles what is called through it, and a pipeline's steps call parts of the "
+            "model itself: nothing would be compiled",
+            do="compile in place, before or after: model.compile(), or block.compile() for each "
+            "block",
+        )
+    is_whole = is_wrapped or torch_modules.is_compiled(model)
+    if is_whole and shape.tp > 1 and asked.checkpoint is not None:
+        raise LayoutError(
+            "A model that is compiled as a whole cannot get both tp and ActivationCheckpoint.",
+            why="graphs end where a block computes again, and torch fails to end one behind an "
+            "embedding that is cut",
+            do="compile the blocks, before or after: block.compile()",
         )
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from nbdist.engine.compat import torch_hooks
 from nbdist.engine.data.batches import mix
 
 
@@ -58,7 +59,9 @@ def apart(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
     if not is_on:
         yield
         return
-    seed = mix(int(torch.randint(1 << 62, ())), mesh.get_local_rank())
+    # A compiler breaks its graph here in any case; left alone, it says nothing about it.
+    draw = _draw_uncompiled if torch.compiler.is_compiling() else _draw
+    seed = mix(draw(), mesh.get_local_rank())
     on_gpu = mesh.device_type == "cuda"
     shared = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
     torch.manual_seed(seed)
@@ -68,6 +71,14 @@ def apart(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
         torch.set_rng_state(shared[0])
         if shared[1] is not None:
             torch.cuda.set_rng_state(shared[1])
+
+
+def _draw() -> int:
+    """Return the stream's next number."""
+    return int(torch.randint(1 << 62, ()))
+
+
+_draw_uncompiled = torch_hooks.left_alone(_draw)
 
 
 def seed_part(step: int, part: int) -> None:
@@ -92,7 +103,7 @@ def of_place(*place: int, device_type: str) -> Iterator[None]:
         place: Numbers that say where: another place draws others.
         device_type: "cuda" has a stream of its own there.
     """
-    base = int(torch.randint(2**62, ()))
+    base = _draw()
     devices = [torch.cuda.current_device()] if device_type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(mix(base, *place))

@@ -97,7 +97,8 @@ def spread(
     local = _size(model, blocks)
     forgetting: dict[str, checkpointing.Checkpointed] = {}
     if policies.checkpoint is not None:
-        forgetting = checkpointing.apply(policies.checkpoint, blocks)
+        can_compile = shape.tp == shape.cp == shape.pp == 1
+        forgetting = checkpointing.apply(policies.checkpoint, blocks, can_compile=can_compile)
     if policies.offload is not None and policies.offload.activations:
         offload.apply(blocks.values())
     _share_batches(model, shape, policies, device_mesh, blocks)
