@@ -13,6 +13,8 @@ from nbdist.engine.layout.policies import (
 )
 from tests.group.harness import run_ranks
 
+# The first one waits for all, and compilers are slow where they share cores.
+pytestmark = pytest.mark.timeout(300)
 RANKS = "tests.group.compile_ranks:"
 Case = tuple[Any, ...]  # layout, when it is compiled, backend, policies
 
