@@ -172,3 +172,17 @@ losses = []
     sums = session.run("[float(p.double().sum()) for p in model.parameters()]").value_list
     assert all(one == sums[0] for one in sums)
     assert session.run("{p.device.type for p in model.parameters()} == {'cuda'}").ok
+
+
+def test_a_layout_in_low_precision_is_proven_on_gpus(session: nbdist.Session) -> None:
+    code = """
+from torch.nn import functional as F
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
+spread = nbdist.parallelize(net.to(device), "ddp", nbdist.Precision("bf16"))
+torch.manual_seed(rank)
+x, y = torch.randn(8, 16, device=device), torch.randint(3, (8,), device=device)
+proof = spread.verify((x, y), F.cross_entropy)
+"""
+    session.run(code)
+    assert session.run("proof.ok, repr(proof)")[0].value[0]

@@ -436,10 +436,9 @@ def on_two_ranks() -> dict[str, Any]:
         ("gpt", "tp=2", f64, TensorParallel(sequence=True, loss=True)),
         ("small", "ddp", torch.bfloat16),
         ("conv", "ddp", f32, Precision("bf16")),
-        ("llama", "zero3", f32, Precision("bf16", reduce="bf16")),
+        ("untied", "zero3", f32, Precision("bf16", reduce="bf16")),
         ("untied", "tp=2", f32, Precision("fp16")),
         ("untied", "pp=2", f32, Precision("fp16")),
-        ("untied", "zero2", f32, Precision("fp16")),
         ("untied", "ddp", f32, Precision("fp32", reduce="fp16")),
     ]
     return {

@@ -18,6 +18,7 @@ from nbdist.engine.layout import whole
 from nbdist.engine.layout.midway import LossFunction
 from nbdist.engine.layout.policies import Policies
 from nbdist.engine.layout.precision import Scaler
+from nbdist.engine.layout.savings import FULL
 from nbdist.engine.layout.unharmed import dropouts
 from nbdist.engine.layout.whole import Spread
 from nbdist.errors import LayoutError
@@ -85,7 +86,9 @@ def refuse(layout: Provable) -> nn.Module:
         )
     places = whole.table(layout)
     # The model, its gradients and copies to compare with; and the first two in float64.
-    needed = sum(5 * place.nbytes + 16 * place.shape.numel() for place in places.values())
+    # In low precision also weights, the mean of gradients and how far they are off.
+    copies = 5 if layout.policies.precision == FULL else 8
+    needed = sum(copies * place.nbytes + 16 * place.shape.numel() for place in places.values())
     free = memory.free_bytes()
     if layout.mesh.device_type == "cuda":
         free = min(free, torch.cuda.mem_get_info()[0])
