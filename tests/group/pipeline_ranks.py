@@ -226,6 +226,7 @@ def low(cases: list[tuple[str, str, tuple[Any, ...]]]) -> list[dict[str, Any]]:
                 "losses": max((abs(a - b) for a, b in pairs), default=0.0),
                 "norms": max(abs(a - b) / b for a, b in zip(norms, same[2], strict=True)),
                 "floor": furthest(same[1], full[1]),
+                "cuts sums": spread.shape.tp > 1,
                 "sent": sent,
                 "told": {str(spec.dtype) for spec in spread.piped.pipe.plan.hidden[1:]},
             }

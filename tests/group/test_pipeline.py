@@ -191,6 +191,7 @@ LOW = [
 ]
 
 
+@pytest.mark.timeout(600)  # the first one waits for all
 @pytest.mark.parametrize(("ranks", "case", "sent"), LOW)
 def test_in_low_precision_it_trains_as_one_process_that_computes_so(
     ranks: Callable[[], list[Any]], case: int, sent: str
@@ -199,7 +200,8 @@ def test_in_low_precision_it_trains_as_one_process_that_computes_so(
         found = low[case]
         # Another order of summation moves a number to its neighbour in the low precision.
         assert max(found["state"], found["losses"]) <= found["floor"]
-        assert found["norms"] <= 1e-4
+        # Under tp itself, too: ranks add up in it what one process adds up in float32.
+        assert found["norms"] <= (1e-3 if found["cuts sums"] else 1e-4)
         assert found["floor"] > 1e-4
         assert found["sent"] == found["told"] == {f"torch.{sent}"}
 
