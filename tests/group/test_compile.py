@@ -49,7 +49,6 @@ CUT: list[Case] = [
             ("tp=2", TensorParallel(sequence=True)),
             ("cp=2", ContextParallel("gather")),
             ("cp=2", ActivationCheckpoint()),
-            ("pp=2", Pipeline("zero-bubble", microbatches=2)),
             ("pp=2", MICRO, ActivationCheckpoint()),
         ]
         for when in ("in place, after", "blocks, after")
