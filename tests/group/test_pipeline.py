@@ -131,6 +131,7 @@ SLOW += [
 MATRIX = [*EVERY_TIME, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("model", "ranks", "dtype", "cases"), MATRIX)
 def test_it_trains_and_clips_beside_other_axes_as_one_process_does(
     model: str, ranks: int, dtype: torch.dtype, cases: list[Any]
