@@ -9,9 +9,9 @@ from torch._dynamo.utils import counters
 
 from nbdist.engine.checks.checks import Checks
 from nbdist.engine.data import data_shard
-from nbdist.engine.layout import whole
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import ActivationCheckpoint, Pipeline
+from nbdist.engine.layout.state import whole
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training as hooks
 from nbdist.errors import LayoutError

@@ -12,7 +12,7 @@ from nbdist.client.insight import traffic
 from nbdist.engine import hook_state
 from nbdist.engine.compat import torch_live, torch_modules
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.savings import Compress, Precision
+from nbdist.engine.layout.saving.savings import Compress, Precision
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group.layout_ranks import GLOBAL_BATCH, calls_of

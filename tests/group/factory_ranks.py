@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine.layout import whole
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.state import whole
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group import tensor_parallel_ranks as tensor_parallel

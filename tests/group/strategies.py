@@ -22,7 +22,7 @@ from nbdist.engine import group, heal, hook_state
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import ContextParallel, Pipeline
-from nbdist.engine.layout.savings import Compress
+from nbdist.engine.layout.saving.savings import Compress
 
 WIDTH, BATCH, MICRO_BATCHES = 32, 8, 4
 SMALL_BUCKET_MB = 0.004  # one layer a bucket: a fault finds some of them on their way

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nbdist.engine.layout.policies import ContextParallel, Pipeline, TensorParallel
-from nbdist.engine.layout.savings import ActivationCheckpoint, Precision
+from nbdist.engine.layout.saving.savings import ActivationCheckpoint, Precision
 from tests.group.harness import run_ranks
 
 RANKS = "tests.group.pipeline_ranks:"

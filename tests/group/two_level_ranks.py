@@ -12,8 +12,8 @@ from nbdist.engine import hook_state
 from nbdist.engine.compat import torch_live
 from nbdist.engine.layout import meshes
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.savings import Compress
-from nbdist.engine.layout.two_levels import TwoLevels
+from nbdist.engine.layout.saving.savings import Compress
+from nbdist.engine.layout.saving.two_levels import TwoLevels
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group.compress_ranks import flat, gradients, through_a_fault

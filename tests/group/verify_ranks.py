@@ -14,12 +14,13 @@ from torch.nn import functional as F
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.data import data_shard
-from nbdist.engine.layout import buffers, on_request, whole
+from nbdist.engine.layout import on_request
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import TensorParallel
-from nbdist.engine.layout.savings import Compress, Precision
-from nbdist.engine.layout.verdict import Proof
+from nbdist.engine.layout.proof.verdict import Proof
+from nbdist.engine.layout.saving.savings import Compress, Precision
+from nbdist.engine.layout.state import buffers, whole
 from nbdist.engine.training import training as hooks
 from nbdist.errors import LayoutError
 from tests.group import models

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nbdist.engine.layout import whole
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.layout.state import whole
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group import pipeline_ranks as pipelined

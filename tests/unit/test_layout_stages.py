@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from nbdist.engine.layout.policies import Pipeline
-from nbdist.engine.layout.stages import (
+from nbdist.engine.layout.pp.stages import (
     balanced,
     bubble,
     check_batch,

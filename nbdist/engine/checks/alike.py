@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from nbdist.engine.layout.buffers import buffers_alike
 from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.state.buffers import buffers_alike
 
 
 def held_alike(layout: Layout) -> Iterator[tuple[str, Tensor]]:

@@ -8,13 +8,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout import cost
-from nbdist.engine.layout.context import Context
-from nbdist.engine.layout.cuts import Plan
+from nbdist.engine.layout.cp.context import Context
 from nbdist.engine.layout.inputs import as_tree
 from nbdist.engine.layout.mesh import AXES, MeshShape
-from nbdist.engine.layout.pipeline import Plan as Stages
 from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.savings import FULL
+from nbdist.engine.layout.pp.pipeline import Plan as Stages
+from nbdist.engine.layout.saving.savings import FULL
+from nbdist.engine.layout.tp.cuts import Plan
 from nbdist.errors import LayoutError
 
 

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout import precision
-from nbdist.engine.layout.savings import Precision
+from nbdist.engine.layout.saving import precision
+from nbdist.engine.layout.saving.savings import Precision
 from nbdist.errors import LayoutError
 
 

@@ -11,17 +11,20 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout import cost, cuts, load, provable, save, unused, verify, zero1
-from nbdist.engine.layout.checkpointing import Checkpointed
-from nbdist.engine.layout.context import Context
+from nbdist.engine.layout import cost, unused, zero1
+from nbdist.engine.layout.cp.context import Context
 from nbdist.engine.layout.explain import BatchSize, Explanation
 from nbdist.engine.layout.inputs import Inputs, as_inputs, samples_in
 from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.stages import Stage
+from nbdist.engine.layout.pp.piped import Piped
+from nbdist.engine.layout.pp.stages import Stage
+from nbdist.engine.layout.proof import provable, verify
+from nbdist.engine.layout.proof.verdict import Proof
+from nbdist.engine.layout.saving.checkpointing import Checkpointed
+from nbdist.engine.layout.state import load, save
+from nbdist.engine.layout.tp import cuts
 from nbdist.engine.layout.trainable import LossFunction, Trainable
-from nbdist.engine.layout.verdict import Proof
 from nbdist.errors import LayoutError
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state

@@ -16,11 +16,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine.layout import dry_run, skeleton
+from nbdist.engine.layout import dry_run
 from nbdist.engine.layout.alive import live_layouts
 from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.layout import Layout, layout_of
-from nbdist.engine.layout.verdict import Proof, in_lines, some_of
+from nbdist.engine.layout.proof.verdict import Proof, in_lines, some_of
+from nbdist.engine.layout.state import skeleton
 from nbdist.errors import LayoutError
 
 _SAMPLES = 8  # guessed ones, on each rank

@@ -13,24 +13,16 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout import (
-    checkpointing,
-    compress,
-    ddp,
-    factory,
-    fsdp,
-    mesh,
-    offload,
-    precision,
-    two_levels,
-    wrapped,
-)
+from nbdist.engine.layout import ddp, fsdp, mesh, wrapped
 from nbdist.engine.layout.alive import facts_of
 from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.layout import Layout, attach, layout_of
 from nbdist.engine.layout.mesh import MeshShape
 from nbdist.engine.layout.policies import Policies, read
+from nbdist.engine.layout.pp.stages import makes_halves
+from nbdist.engine.layout.saving import checkpointing, compress, offload, precision, two_levels
 from nbdist.engine.layout.spread import spread
+from nbdist.engine.layout.state import factory
 from nbdist.errors import LayoutError
 
 
@@ -100,8 +92,9 @@ def parallelize(
     if asked.compress is not None:
         compress.check(asked.compress, asked.precision, shape)
     if asked.checkpoint is not None:
-        schedule = asked.pipeline.schedule if shape.pp > 1 else None
-        checkpointing.check(asked.checkpoint, model, find_blocks(model), schedule)
+        schedule = asked.pipeline.schedule
+        halving = schedule if shape.pp > 1 and makes_halves(schedule) else None
+        checkpointing.check(asked.checkpoint, model, find_blocks(model), halving)
     if asked.offload is not None:
         blocks, has_factory = find_blocks(model), built is not None
         offload.check(asked.offload, asked.checkpoint, shape, blocks, has_factory=has_factory)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.savings import (
+from nbdist.engine.layout.saving.savings import (
     FULL,
     ActivationCheckpoint,
     Compress,

@@ -12,34 +12,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout import (
-    buffers,
-    checkpointing,
-    compress,
-    cost,
-    cuts,
-    ddp,
-    factory,
-    fit,
-    fsdp,
-    meshes,
-    offload,
-    pipeline,
-    precision,
-    random_numbers,
-    skeleton,
-    tp,
-    weights,
-)
-from nbdist.engine.layout import context as cp
+from nbdist.engine.layout import cost, ddp, fsdp, meshes, random_numbers
 from nbdist.engine.layout.blocks import find_blocks
+from nbdist.engine.layout.cp import context as cp
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.pipe import Parts, Pipe
-from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.savings import Compress
-from nbdist.engine.layout.two_levels import TwoLevels
+from nbdist.engine.layout.pp import pipeline
+from nbdist.engine.layout.pp.pipe import Parts, Pipe
+from nbdist.engine.layout.pp.piped import Piped
+from nbdist.engine.layout.saving import checkpointing, compress, offload, precision
+from nbdist.engine.layout.saving.savings import Compress
+from nbdist.engine.layout.saving.two_levels import TwoLevels
+from nbdist.engine.layout.state import buffers, factory, skeleton, weights
+from nbdist.engine.layout.tp import cuts, fit, tp
 from nbdist.errors import LayoutError
 
 

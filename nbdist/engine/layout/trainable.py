@@ -18,13 +18,13 @@ from torch.utils._pytree import tree_map_only
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.data import resumption
 from nbdist.engine.layout import unused, zero1
-from nbdist.engine.layout.context import Context
-from nbdist.engine.layout.exchange import own_part
+from nbdist.engine.layout.cp.context import Context
+from nbdist.engine.layout.cp.exchange import own_part
 from nbdist.engine.layout.inputs import Inputs, as_inputs, as_tree, samples_in
 from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.piped import Piped
 from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.precision import Scaler
+from nbdist.engine.layout.pp.piped import Piped
+from nbdist.engine.layout.saving.precision import Scaler
 from nbdist.errors import LayoutError
 
 LossFunction = Callable[[Any, Any], torch.Tensor]

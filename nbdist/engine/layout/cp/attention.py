@@ -1,0 +1,213 @@
+"""Attention of a whole sequence, where each rank of cp has a part: two ways to the same numbers.
+
+    ulysses  each rank gets the whole sequence of some heads, and gives its result back by parts
+    gather   each rank gets all keys and values, and works on its own rows of the result
+
+Calls of `scaled_dot_product_attention` are caught by a mode that is on while a block runs, so no
+model is changed for it.
+
+Sources: Jacobs et al., "DeepSpeed Ulysses", 2023; Dubey et al., "The Llama 3 Herd of Models", 2024,
+section 3.3.2, on gathering keys and values.
+"""
+
+# B batch, H heads, t tokens of this rank, T of the whole sequence
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
+from torch.overrides import TorchFunctionMode
+
+from nbdist.engine.layout.cp import exchange
+from nbdist.engine.layout.policies import ContextParallel
+from nbdist.errors import LayoutError
+
+CALL: Callable[..., Tensor] = F.scaled_dot_product_attention
+
+
+class WholeSequence(TorchFunctionMode):
+    """While it is on, attention sees the whole sequence. One a block and forward."""
+
+    def __init__(self, mesh: DeviceMesh, policy: ContextParallel, length: int) -> None:
+        """Work on `length` tokens of this rank, over the axis `cp`."""
+        super().__init__()
+        self._mesh = mesh
+        self._attend = _ulysses if policy.method == "ulysses" else _gather
+        self._length = length
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Take the place of a call of attention, and of no other."""
+        if func is not CALL:
+            return func(*args, **(kwargs or {}))
+        return self._call(*args, **(kwargs or {}))
+
+    def _call(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **others: Any,
+    ) -> Tensor:
+        check_lengths(query, key, self._length)
+        if attn_mask is not None:
+            attn_mask = _whole_mask(attn_mask, self._length, self._mesh)
+        result: Tensor = self._attend(
+            (query, key, value), attn_mask, is_causal, self._mesh, dropout_p=dropout_p, **others
+        )
+        return result
+
+
+def check_kind(model: nn.Module) -> None:
+    """Refuse torch's own attention module, which is one function to whoever looks on.
+
+    Raises:
+        LayoutError: The model has one.
+    """
+    name = next((n for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)), None)
+    if name is not None:
+        raise LayoutError(
+            f"cp cannot cut {name}: an nn.MultiheadAttention.",
+            why="it projects, attends and projects in one function of torch, and cp takes the "
+            "place of a call of scaled_dot_product_attention",
+            do='"zero3" with ActivationCheckpoint() for long sequences; or attention that calls '
+            "torch.nn.functional.scaled_dot_product_attention",
+        )
+
+
+def check_lengths(query: Tensor, key: Tensor, length: int) -> None:
+    """Refuse attention that is not that of a sequence to itself.
+
+    Raises:
+        LayoutError: With the lengths.
+    """
+    if query.dim() < 3 or query.shape[-2] != length or key.shape[-2] != length:
+        raise LayoutError(
+            f"cp met attention with queries {tuple(query.shape)} and keys {tuple(key.shape)}, and "
+            f"here a sequence has {length} tokens.",
+            why="cp knows attention of a sequence to itself: not to another one, in windows, or to "
+            "a cache of keys",
+            do="generate on a copy without cp; for other attention leave cp out",
+        )
+
+
+def check_heads(query: Tensor, key: Tensor, cp: int) -> None:
+    """Refuse heads that ranks cannot share equally.
+
+    Raises:
+        LayoutError: With the number, and what works.
+    """
+    for tensor, what in ((query, "heads"), (key, "heads for keys and values")):
+        heads = tensor.shape[-3]
+        if heads % cp:
+            raise LayoutError(
+                f"Attention has {heads} {what} on a rank, which cp={cp} does not divide.",
+                why='"ulysses" gives every rank as many heads',
+                do='use ContextParallel(method="gather"), which works with any number of heads',
+            )
+
+
+def _ulysses(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    is_causal: bool,
+    mesh: DeviceMesh,
+    **others: Any,
+) -> Tensor:
+    check_heads(qkv[0], qkv[1], mesh.size())
+    heads = qkv[0].shape[-3]
+    if mask is not None and mask.dim() > 2 and mask.shape[-3] == heads:
+        mask = exchange.own_part(mask, -3, mesh)
+    query, key, value = exchange.heads_for_parts(list(qkv), mesh)
+    result = CALL(query, key, value, attn_mask=mask, is_causal=is_causal, **others)
+    return exchange.parts_for_heads(result, mesh)
+
+
+def _gather(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    is_causal: bool,
+    mesh: DeviceMesh,
+    **others: Any,
+) -> Tensor:
+    query, part_of_key, part_of_value = qkv
+    key, value = exchange.collect([part_of_key, part_of_value], mesh)
+    first = mesh.get_local_rank() * query.shape[-2]
+    if mask is not None and mask.shape[-2] > 1:
+        mask = exchange.own_part(mask, -2, mesh)
+    return attend_rows(query, key, value, mask, is_causal, first, **others)
+
+
+def attend_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    first: int,
+    **others: Any,
+) -> Tensor:
+    """Return some rows of attention.
+
+    Args:
+        query: Of these rows.
+        key: Of the whole sequence.
+        value: Of the whole sequence.
+        mask: Of these rows and all keys.
+        is_causal: Whether a row sees no later key.
+        first: Which row of the sequence is the first of them.
+        others: For torch.
+    """
+    if is_causal:
+        length = query.shape[-2]
+        # No row of this rank looks beyond its last one.
+        key, value = (whole[..., : first + length, :] for whole in (key, value))
+        if first == 0:
+            return CALL(query, key, value, is_causal=True, **others)
+        if query.is_cuda and others.pop("enable_gqa", False):
+            groups = query.shape[-3] // key.shape[-3]
+            key, value = (whole.repeat_interleave(groups, -3) for whole in (key, value))
+        mask = _causal_rows(length, first, query)
+    return CALL(query, key, value, attn_mask=mask, **others)
+
+
+def _causal_rows(length: int, first: int, query: Tensor) -> Tensor:
+    """Return the mask of `length` rows, of which the first sees `first` keys beside its own.
+
+    On a GPU torch's own form of it, which its fast kernels know and which takes no memory.
+    """
+    if query.is_cuda:
+        bias: Tensor = causal_lower_right(length, first + length)
+        return bias
+    every = torch.ones(length, first + length, dtype=torch.bool, device=query.device)
+    return every.tril(first)
+
+
+def _whole_mask(mask: Tensor, length: int, mesh: DeviceMesh) -> Tensor:
+    """Return a mask of all rows and keys: one that came with the sequence has been cut with it.
+
+    Raises:
+        LayoutError: It was made of the part's rows and keys, so most of it is not there.
+    """
+    if mask.dim() > 1 and mask.shape[-2] == mask.shape[-1] == length:
+        raise LayoutError(
+            f"A block makes a mask of {length} x {length} for its part of the sequence.",
+            why=f"attention is over {length * mesh.size()} tokens",
+            do="make masks of the whole sequence before the first block and pass them on, or use "
+            "is_causal=True",
+        )
+    if mask.dim() == 1:
+        mask = mask.unsqueeze(0)
+    for dim in (-1, -2):
+        if mask.shape[dim] == length:
+            (joined,) = exchange.collect([mask.movedim(dim, -2)], mesh)
+            mask = joined.movedim(-2, dim)
+    return mask

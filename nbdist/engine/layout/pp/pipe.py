@@ -1,0 +1,302 @@
+"""Run a pipeline's steps: micro-batches through the stages of all ranks, by torch's schedules.
+
+What a stage is called with by a schedule is the hidden state and the number of a micro-batch; the
+inputs and targets are here, whole, on every rank of a pipeline. Stages know the shapes that they
+send and receive from a forward of the skeleton on fake tensors, once for each new shape of a batch:
+torch's own way runs the real stage for it, which changes the running statistics of norms.
+
+Schedules make gradients; the last stage alone has a loss.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import FunctionCtx
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from nbdist.engine.compat import torch_pipeline
+from nbdist.engine.layout.cp.context import check_length
+from nbdist.engine.layout.dry_run import untouched
+from nbdist.engine.layout.inputs import Inputs, samples_in, split
+from nbdist.engine.layout.pp import stages, trunk
+from nbdist.engine.layout.pp.pipeline import Plan
+from nbdist.engine.layout.pp.relay import Relay
+from nbdist.engine.layout.pp.stages import Stage
+from nbdist.engine.layout.pp.trunk import Spec, Trunk
+from nbdist.engine.training import training
+from nbdist.errors import LayoutError
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+_MAX_SCHEDULES = 4  # shapes of batches whose buffers are kept
+
+
+@dataclass(slots=True)
+class _Work:
+    """What a step works on."""
+
+    inputs: list[Inputs]
+    targets: list[Any]
+    loss_fn: LossFunction
+    scale: float | torch.Tensor  # of each micro-batch's gradients
+    seen: Trunk  # of one micro-batch
+    losses: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """In how many parts hidden states are sent: each rank of cp has a pipeline for its own.
+
+    Attributes:
+        count: Ranks of cp.
+        dims: By block, which dim of its hidden state is the sequence; empty without cp.
+    """
+
+    count: int
+    dims: dict[str, int]
+
+    def of(self, seen: Trunk) -> Trunk:
+        """Return what blocks behind the first one are called with on one rank.
+
+        Raises:
+            LayoutError: A sequence cannot be cut.
+        """
+        if self.count == 1:
+            return seen
+        first, *others = zip(seen.blocks, seen.hidden, strict=True)
+        return replace(seen, hidden=(first[1], *(self._part(name, spec) for name, spec in others)))
+
+    def _part(self, name: str, spec: Spec | None) -> Spec | None:
+        if spec is None:
+            return None
+        shape, dim = list(spec.shape), self.dims[name]
+        shape[dim] = check_length(shape[dim], self.count)
+        return Spec(torch.Size(shape), spec.dtype)
+
+
+class Pipe:
+    """The pipeline of one layout, on this rank.
+
+    Attributes:
+        plan: How the model is cut.
+        rank: This rank's place on the axis pp.
+        mine: Its stages.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        relay: Relay,
+        skeleton: nn.Module,
+        mesh: DeviceMesh,
+        device: torch.device,
+        in_parts: Parts,
+    ) -> None:
+        self.plan = plan
+        self._in_parts = in_parts
+        self.rank = mesh.get_local_rank()
+        self.mine = plan.of_rank(self.rank)
+        self._relay = relay
+        self._skeleton = skeleton
+        self._mesh = mesh
+        self._device = device
+        self._parts = [_Part(self, stage) for stage in self.mine]
+        for part in self._parts:
+            # All ranks: what dp and fsdp average is as much a step of all as what pp sends.
+            torch_pipeline.remember_laid(part, relay.model, tuple(range(dist.get_world_size())))
+        self._schedules: dict[Any, tuple[Any, Trunk]] = {}
+        self._work: _Work | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, of which this rank has a part."""
+        return self._relay.model
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this rank has the last stage."""
+        return any(stage is self.plan.stages[-1] for stage in self.mine)
+
+    def run(
+        self, inputs: Inputs, y: Any, loss_fn: LossFunction, scale: float | torch.Tensor
+    ) -> torch.Tensor | None:
+        """Run a batch through all stages: forwards, and backwards where gradients are on.
+
+        Args:
+            inputs: What the model is called with, the same on all ranks of the pipeline.
+            y: The targets: a tensor, or a tree of them.
+            loss_fn: Makes the mean loss of one micro-batch.
+            scale: Of the gradients, beside the mean over micro-batches.
+
+        Returns:
+            The mean loss, detached, on ranks with the last stage; None on others.
+
+        Raises:
+            LayoutError: The batch cannot be cut.
+            Exception: What a block or `loss_fn` raised on this rank.
+        """
+        trains = torch.is_grad_enabled()
+        samples = inputs.samples
+        count = self._count(samples, trains)
+        parts = inputs.split(samples, count)
+        schedule, seen = self._schedule(parts[0], count, trains)
+        self._work = _Work(parts, split(y, samples, count), loss_fn, scale / count, seen)
+        numbers = torch.arange(count)
+        given = (numbers,) if any(stage.index == 0 for stage in self.mine) else ()
+        try:
+            schedule.step(*given, target=numbers, number=numbers)
+            losses = self._work.losses
+        except RuntimeError as error:
+            cause = torch_pipeline.raised_in_stage(error)
+            if cause is None:
+                raise
+            raise cause from None
+        finally:
+            self._work = None
+        return torch.stack(losses).mean() if losses else None
+
+    def cut(self, batch: Any) -> list[Any]:
+        """Return the micro-batches of a training step, each as a tree like `batch`."""
+        samples = samples_in(batch)
+        return split(batch, samples, self._count(samples, trains=True))
+
+    def _count(self, samples: int, trains: bool) -> int:
+        """Return the number of micro-batches; alone forwards take any batch."""
+        wanted = self.plan.policy.microbatches
+        if trains:
+            stages.check_batch(samples, wanted)
+            return wanted
+        return stages.forward_microbatches(self.plan.pp, wanted, samples)
+
+    def _schedule(self, inputs: Inputs, count: int, trains: bool) -> tuple[Any, Trunk]:
+        is_training = self._relay.model.training
+        key = (count, trains, is_training, repr(trunk.specs((inputs.args, inputs.keywords))))
+        if key not in self._schedules:
+            blocks = list(self.plan.trunk.blocks)
+            with untouched(self._skeleton):
+                self._skeleton.train(is_training)
+                seen = trunk.trace(
+                    self._skeleton, blocks, inputs, self._device, self.plan.imitation
+                )
+            if seen.blocks != self.plan.trunk.blocks:
+                raise LayoutError(
+                    "The model calls other blocks for this batch than for the one it was cut with.",
+                    do="give a batch like this as Pipeline(example=...)",
+                )
+            seen = self._in_parts.of(seen)
+            while len(self._schedules) >= _MAX_SCHEDULES:
+                del self._schedules[next(iter(self._schedules))]
+            self._schedules[key] = (self._make(seen, count, trains), seen)
+        return self._schedules[key]
+
+    def _make(self, seen: Trunk, count: int, trains: bool) -> Any:
+        last = len(self.plan.stages) - 1
+        made = [
+            torch_pipeline.make_stage(
+                part,
+                part.stage.index,
+                last + 1,
+                self._device,
+                self._mesh.get_group(),
+                inputs=_sent(seen, part.stage.first) if part.stage.index else torch.zeros(1).long(),
+                outputs=_sent(seen, part.stage.end) if part.stage.index < last else torch.zeros(1),
+            )
+            for part in self._parts
+        ]
+        schedule = self.plan.policy.schedule
+        if not trains and len(made) == 1:
+            schedule = "gpipe"  # forwards alone go one way, in any number
+        return torch_pipeline.make_schedule(schedule, made, count, _own_loss if trains else None)
+
+    def run_stage(self, stage: Stage, hidden: torch.Tensor | None, number: int) -> torch.Tensor:
+        """Run a stage on a micro-batch; called by a schedule.
+
+        Returns:
+            The hidden state for the next stage, or the loss, of one element, its gradient scaled.
+        """
+        work = self._work
+        assert work is not None, "schedules run within a step"
+        inputs, outputs = work.inputs[number], work.seen.outputs
+        output = self._relay.run(stage.first, stage.end, inputs, outputs, hidden)
+        if stage is not self.plan.stages[-1]:
+            return _as_told(output, work.seen.hidden[stage.end], stage)
+        loss = _plain(work.loss_fn(output, work.targets[number]))
+        work.losses.append(loss.detach())
+        if torch.is_grad_enabled() and stages.makes_halves(self.plan.policy.schedule):
+            training.note_loss(loss.detach())
+        scaled: torch.Tensor = _Scaled.apply(loss.reshape(1), work.scale)  # type: ignore[no-untyped-call]
+        return scaled
+
+
+class _Part(nn.Module):
+    """One stage as the module that torch's stages call; the model itself is no part of it.
+
+    torch looks for wrappers among a stage's modules, and would take gradients away.
+    """
+
+    def __init__(self, pipe: Pipe, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+        self._held = (pipe,)  # in a tuple, where no module is looked for
+
+    def forward(self, *given: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        hidden = given[0] if self.stage.index else None
+        output: torch.Tensor = self._held[0].run_stage(self.stage, hidden, int(number))
+        return output
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Yield what this stage trains."""
+        model = self._held[0].model
+        return (model.get_parameter(name) for name in self.stage.parameters)
+
+
+class _Scaled(torch.autograd.Function):
+    """Passes a loss on as it is, and scales its gradient: what is recorded is the loss."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, loss: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
+        ctx.scale = scale  # type: ignore[attr-defined]
+        return loss.clone()  # no view: schedules detach it in place
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> Any:
+        return gradient * ctx.scale, None  # type: ignore[attr-defined]
+
+
+def _own_loss(loss: torch.Tensor, _number: object) -> torch.Tensor:
+    """What the last stage returns is the loss: an output may be more than tensors."""
+    return loss
+
+
+def _plain(loss: torch.Tensor) -> torch.Tensor:
+    whole: torch.Tensor = loss.full_tensor() if isinstance(loss, DTensor) else loss
+    return whole
+
+
+def _as_told(hidden: Any, spec: Spec | None, stage: Stage) -> torch.Tensor:
+    """Return the hidden state as the next stage expects it, in a dtype that holds it."""
+    assert spec is not None, "checked when the model was cut"
+    if not isinstance(hidden, torch.Tensor) or hidden.shape != spec.shape:
+        found = tuple(getattr(hidden, "shape", ()))
+        raise LayoutError(
+            f"Stage {stage.index} made {found} where {tuple(spec.shape)} was expected.",
+            why="the shape depends on more than the shapes of the inputs",
+            do='use "zero3" or tp for such a model',
+        )
+    told = hidden.to(spec.dtype).contiguous()
+    if told._is_view():
+        told = told.clone()  # zero-bubble schedules detach it in place
+    if torch.is_grad_enabled() and not told.requires_grad:
+        return told.detach().requires_grad_()  # nothing is trained so far: a gradient may come
+    return told
+
+
+def _sent(seen: Trunk, block: int) -> torch.Tensor:
+    spec = seen.hidden[block]
+    assert spec is not None, "checked when the model was cut"
+    return torch.empty(spec.shape, dtype=spec.dtype, device="meta", requires_grad=True)

@@ -1,0 +1,264 @@
+"""The `pp` axis: each rank keeps the blocks of its stages, in the same model under the same names.
+
+    trunk    what a forward does, on fake tensors
+    stages   which blocks, and what is used beside them, go to which rank
+    relay    hooks that run a part of the forward
+    proof    all parts one after the other, on the model as it is: the same output?
+    hollow   what lies on other ranks is taken away
+
+Nothing is changed until the proof has been made. `pipe` runs the steps.
+"""
+
+import gc
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from nbdist.engine.layout.dry_run import untouched
+from nbdist.engine.layout.inputs import Inputs
+from nbdist.engine.layout.policies import Pipeline
+from nbdist.engine.layout.pp import hollow, segment_times, stages, trunk
+from nbdist.engine.layout.pp.relay import Relay
+from nbdist.engine.layout.pp.stages import Stage
+from nbdist.engine.layout.pp.trunk import Spec, Trunk
+from nbdist.engine.layout.saving.precision import Imitation
+from nbdist.engine.layout.tp.proof import TOLERANCE, evaluating, of_rank_0
+from nbdist.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a model is cut into stages.
+
+    Attributes:
+        policy: The schedule, and how many micro-batches.
+        pp: Ranks of a pipeline.
+        stages: All of them, in the order of the data.
+        trunk: Of a forward with the inputs that were tried, as the model was built.
+        inputs: These.
+        balance: What the stages were balanced by, for people.
+        imitation: In what the layout computes.
+        hidden: What each block is called with first then.
+    """
+
+    policy: Pipeline
+    pp: int
+    stages: tuple[Stage, ...]
+    trunk: Trunk
+    inputs: Inputs
+    balance: str
+    imitation: Imitation
+    hidden: tuple[Spec | None, ...]
+
+    def of_rank(self, rank: int) -> tuple[Stage, ...]:
+        """Return the stages of a place on the axis pp."""
+        return tuple(stage for stage in self.stages if stage.rank == rank)
+
+    @property
+    def sent_bytes(self) -> float:
+        """What a rank sends over pp for each token or sample, forward and backward, on average."""
+        ends = [
+            self.hidden[after.first]
+            for before, after in zip(self.stages, self.stages[1:], strict=False)
+            if before.rank != after.rank
+        ]
+        sizes = [spec.shape.numel() * spec.dtype.itemsize for spec in ends if spec is not None]
+        return 2 * sum(sizes) / self.pp / self._inputs[1]
+
+    @property
+    def unit(self) -> str:
+        """What `sent_bytes` is told for: "token" or "sample"."""
+        return self._inputs[0]
+
+    @property
+    def _inputs(self) -> tuple[str, int]:
+        first = next(
+            t
+            for t in tree_leaves(self.inputs.args + tuple(self.inputs.keywords.values()))
+            if isinstance(t, torch.Tensor)
+        )
+        if first.dim() > 1 and not first.is_floating_point():
+            return "token", first.numel()
+        return "sample", len(first)
+
+    def __str__(self) -> str:
+        policy = self.policy
+        wait = stages.bubble(policy.schedule, self.pp, policy.microbatches)
+        cut = f"pp: {len(self.stages)} stages on {self.pp} ranks, {policy.schedule}, "
+        cut += f"{policy.microbatches} micro-batches a step; a rank waits {wait:.0%} of a step "
+        lines = [
+            cut + "where all blocks take the same time",
+            f"stages, balanced by {self.balance}:",
+        ]
+        rows = [
+            (f"stage {s.index}", f"rank {s.rank} of pp", *self._described(s)) for s in self.stages
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            lines.append("  " + "  ".join([*cells, *row[3:]]).rstrip())
+        return "\n".join(lines)
+
+    def _described(self, stage: Stage) -> tuple[str, str]:
+        names = stage.blocks
+        blocks = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+        inside = {
+            name
+            for block in self.trunk.blocks
+            for name in stage.parameters
+            if name.startswith(f"{block}.")
+        }
+        beside = dict.fromkeys(
+            name.rpartition(".")[0] or name for name in stage.parameters if name not in inside
+        )
+        extra = f", {', '.join(beside)}" if beside else ""
+        return (
+            blocks + extra,
+            f"{stage.numbers:,} parameters, {stage.share:.0%} of the {self._what}",
+        )
+
+    @property
+    def _what(self) -> str:
+        return "time" if self.policy.split == "time" else "parameters"
+
+
+def find_plan(
+    model: nn.Module, policy: Pipeline, pp: int, blocks: list[str], imitation: Imitation
+) -> tuple[Plan, Relay]:
+    """Return how a model is cut, proven, and the hooks that will run its parts. Collective.
+
+    Args:
+        model: On its device, with the same weights on every rank; not changed.
+        policy: What was asked for.
+        pp: Ranks of a pipeline.
+        blocks: From `find_blocks`.
+        imitation: In what the layout will compute.
+
+    Raises:
+        LayoutError: The model has no blocks, too few, or cannot be run in parts; it is untouched.
+    """
+    stages.check_microbatches(policy, pp)
+    names = blocks or _layers(model)
+    if not names:
+        raise LayoutError(
+            f"{type(model).__name__} has no list of blocks that could be cut into stages.",
+            why="pp gives each rank some elements of a ModuleList or Sequential",
+            do='put what the model repeats into a list, or use "zero3", which cuts any model',
+        )
+    inputs, seen = trunk.find(model, names, policy.example)
+    device = next(model.parameters()).device
+    inputs = inputs.map(lambda t: of_rank_0(t.to(device)))
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    relay = Relay(model, seen)
+    if policy.split == "time" and len(seen.blocks) > 1:
+        costs = segment_times.measure(model, seen.blocks, inputs)
+    else:
+        costs = _numbers_in_segments(seen, sizes)
+    firsts = stages.first_blocks(policy, pp, seen.blocks, costs)
+    _check_hidden(seen, firsts)
+    found = stages.stages(policy, pp, seen.blocks, firsts, seen.uses, sizes, costs)
+    balance = policy.split if isinstance(policy.split, str) else "parameters"
+    if policy.split is not None and not isinstance(policy.split, str):
+        balance = "what was asked for"
+    low = trunk.trace(model, list(seen.blocks), inputs, device, imitation)
+    plan = Plan(policy, pp, found, seen, inputs, balance, imitation, low.hidden)
+    relay.install()
+    try:
+        _prove(plan, relay)
+    finally:
+        relay.remove()
+    return plan, relay
+
+
+def apply(model: nn.Module, plan: Plan, rank: int) -> None:
+    """Take away from `model` what lies on other ranks of the axis pp.
+
+    Args:
+        model: On its device, whole.
+        plan: From `find_plan`.
+        rank: This rank's place on the axis.
+    """
+    mine = plan.of_rank(rank)
+    kept = [name for stage in mine for name in stage.parameters]
+    own = {number for stage in mine for number in range(stage.first, stage.end)}
+    elsewhere = [name for i, name in enumerate(plan.trunk.blocks) if i not in own]
+    elsewhere += [name for name, segments in plan.trunk.beside.items() if not segments & own]
+    hollow.empty(model, kept, elsewhere)
+    gc.collect(0)  # the weights, where a cycle held them
+
+
+def _layers(model: nn.Module) -> list[str]:
+    """Return the layers of the longest list, for a model without blocks: a plain `Sequential`."""
+    lists = {
+        path: [
+            f"{path}.{name}".lstrip(".")
+            for name, child in part.named_children()
+            if next(child.parameters(), None) is not None
+        ]
+        for path, part in model.named_modules()
+        if isinstance(part, nn.Sequential | nn.ModuleList)
+    }
+    longest = max(lists.values(), key=len, default=[])
+    return longest if len(longest) > 1 else []
+
+
+def _numbers_in_segments(seen: Trunk, sizes: dict[str, int]) -> list[float]:
+    counts = [0.0] * len(seen.blocks)
+    for name, segments in seen.uses.items():
+        if segments:
+            counts[min(segments)] += sizes[name]
+    return counts
+
+
+def _check_hidden(seen: Trunk, firsts: list[int]) -> None:
+    for first in firsts[1:]:
+        if seen.hidden[first] is None:
+            raise LayoutError(
+                f"{seen.blocks[first]} is not called with a tensor of real numbers first.",
+                why="that tensor, the hidden state, is what one stage sends to the next",
+                do="pass the hidden state as the first argument of every block",
+            )
+
+
+def _prove(plan: Plan, relay: Relay) -> None:
+    """Run all parts one after the other, and compare with the whole.
+
+    Raises:
+        LayoutError: They differ, or a part does not run.
+    """
+    model, inputs = relay.model, plan.inputs
+    with untouched(model), evaluating(model), torch.no_grad():
+        whole = relay.run(0, len(plan.trunk.blocks), inputs, {}, None)
+        found: Any = None
+        for stage in plan.stages:
+            try:
+                found = relay.run(stage.first, stage.end, inputs, plan.trunk.outputs, found)
+            except LayoutError:
+                raise
+            except Exception as error:
+                raise _not_a_chain(model, stage, f"{type(error).__name__}: {error}") from error
+    tensors = zip(_real(whole), _real(found), strict=True)
+    if not all(_is_near(a, b) for a, b in tensors):
+        raise _not_a_chain(model, plan.stages[-1], "the output of all stages is another one")
+
+
+def _real(tree: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    bound = TOLERANCE.get(a.dtype, 1e-4) * float(a.abs().max() if a.numel() else 1)
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=bound, equal_nan=True)
+
+
+def _not_a_chain(model: nn.Module, stage: Stage, what: str) -> LayoutError:
+    return LayoutError(
+        f"{type(model).__name__} is no chain of blocks: cut before {stage.blocks[0]}, it does not "
+        "compute the same.",
+        why=f"something besides the first argument of {stage.blocks[0]} comes from earlier stages "
+        f"({what})",
+        do='move what blocks share into the hidden state, or use "zero3" or tp',
+    )

@@ -1,0 +1,229 @@
+"""Run one stage's part of a model's own forward.
+
+Every stage calls the whole forward with the same inputs, so that what a model computes of them by
+itself (positions, masks, rotary tables) is there on every stage. What belongs to other stages
+returns zeros of the right shapes until the stage's first block is entered: there the hidden state
+that was received takes the place of the first argument. Where the next stage's first block would be
+entered, its first argument is the stage's output, and the forward ends.
+
+What is put around forwards is taken off again by `remove`, as if it had never been there. It must
+be the outermost there, so it is put in place once more when all axes have been laid: what another
+stage has is skipped with all that stands around it, and a checkpoint computes again without asking
+which part runs.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from nbdist.engine.compat import torch_transformer
+from nbdist.engine.layout.inputs import Inputs
+from nbdist.engine.layout.pp.trunk import Spec, Trunk, first_of
+from nbdist.errors import LayoutError
+
+# On the tensor whose place it took, by number of the block, for a checkpoint calls once more.
+_HIDDEN = "_nbdist_hidden"
+
+
+class _Reached(BaseException):
+    """The next stage's first block: no error, and nothing that a model's code may catch."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+@dataclass(slots=True)
+class _Active:
+    """The part of a forward that runs."""
+
+    start: int  # numbers of blocks: the first, and the one after the last
+    end: int
+    hidden: torch.Tensor | None
+    outputs: dict[str, Iterator[Any]]  # of what belongs to others, as the trunk tells
+    device: torch.device
+
+    def has(self, segments: frozenset[int]) -> bool:
+        """Return whether one of these segments is of this part."""
+        return any(self.start <= segment < self.end for segment in segments)
+
+    def stand_in(self, name: str, given: Any) -> Any:
+        """Return what a module of another stage would, without its numbers."""
+
+        def empty(spec: Spec) -> torch.Tensor:
+            if not isinstance(given, torch.Tensor) or given._is_view():
+                return spec.zeros(self.device)
+            fits = Spec(given.shape, given.dtype) == spec
+            return given if fits else spec.zeros(self.device)  # the former costs nothing
+
+        return tree_map_only(Spec, empty, next(self.outputs[name]))
+
+
+@dataclass
+class Relay:
+    """The hooks that let a model run in parts. Main thread, and autograd's in checkpoints.
+
+    Attributes:
+        model: The model; its blocks may lie on other ranks.
+        trunk: Of its forward. Shapes are told anew with each call of `run`.
+    """
+
+    model: nn.Module
+    trunk: Trunk
+    _active: _Active | None = None
+    _handles: list[Any] = field(default_factory=list)
+    _forwards: list["_Forward"] = field(default_factory=list)
+    _always: Collection[str] = ()
+
+    def install(self) -> None:
+        """Put the hooks in place: before those that are there, around what forwards there are."""
+        for number, name in enumerate(self.trunk.blocks):
+            block = self.model.get_submodule(name)
+            entry = _Entry(self, number)
+            # First of all: what stands before a block must see what the block gets.
+            hook = block.register_forward_pre_hook(entry, with_kwargs=True, prepend=True)
+            self._handles.append(hook)
+        hook = self.model.register_forward_pre_hook(_Refusal(self), prepend=True)
+        self._handles.append(hook)
+        self._wrap_forwards()
+
+    def _wrap_forwards(self) -> None:
+        places = {name: frozenset({i}) for i, name in enumerate(self.trunk.blocks)}
+        for name, segments in {**self.trunk.beside, **places}.items():
+            module = self.model.get_submodule(name)
+            forward = _Forward(self, name, segments, module)
+            forward.runs_always = name in self._always
+            self._forwards.append(forward)
+        self._forwards.append(_Whole(self, "", frozenset(), self.model))
+
+    def run_always(self, names: Collection[str]) -> None:
+        """Let these modules beside the blocks run in every part, where their weights are here.
+
+        Hooks that cut them expect what they make themselves. To be said before `install`.
+        """
+        self._always = names
+
+    def remove(self) -> None:
+        """Take everything off; nothing has been put around it since."""
+        for handle in self._handles:
+            handle.remove()
+        for forward in reversed(self._forwards):
+            forward.remove()
+        self._handles.clear()
+        self._forwards.clear()
+
+    def run(
+        self, start: int, end: int, inputs: Inputs, outputs: dict[str, list[Any]], hidden: Any
+    ) -> Any:
+        """Run the blocks from `start` to before `end`, with what lies between and around them.
+
+        Args:
+            start: Number of the first block.
+            end: Number of the block after the last one.
+            inputs: What the model is called with.
+            outputs: From a trunk for inputs of these shapes.
+            hidden: What the first block is called with; None lets the forward make it.
+
+        Returns:
+            The hidden state for block `end`, or what the model returns where there is none.
+        """
+        device = _device_of(inputs, hidden)
+        made = {name: iter(calls) for name, calls in outputs.items()}
+        self._active = _Active(start, end, hidden, made, device)
+        try:
+            with torch_transformer.by_modules():
+                return inputs.run(self.model)
+        finally:
+            self._active = None
+
+    @property
+    def active(self) -> _Active | None:
+        """The part that runs now."""
+        return self._active
+
+
+def _device_of(inputs: Inputs, hidden: Any) -> torch.device:
+    if isinstance(hidden, torch.Tensor):
+        return hidden.device
+    found: list[torch.device] = []
+    inputs.map(lambda t: found.append(t.device) or t)  # type: ignore[func-returns-value]
+    return found[0] if found else torch.device("cpu")
+
+
+@dataclass
+class _Entry:
+    """Stands before a block: the forward ends here, or takes up the hidden state."""
+
+    relay: Relay
+    number: int
+
+    def __call__(self, _block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        active, given = self.relay.active, first_of(args, keywords)
+        if active is not None and self.number == active.end:
+            raise _Reached(given)
+        hidden = getattr(given, _HIDDEN, {}).get(self.number)
+        if active is not None and self.number == active.start and active.hidden is not None:
+            hidden = active.hidden
+            setattr(given, _HIDDEN, {**getattr(given, _HIDDEN, {}), self.number: hidden})
+        if hidden is None:
+            return None
+        if args:
+            return (hidden, *args[1:]), keywords
+        return args, {**keywords, next(iter(keywords)): hidden}
+
+
+@dataclass
+class _Refusal:
+    """Stands before the model: without a step there is no part that could run."""
+
+    relay: Relay
+
+    def __call__(self, model: nn.Module, _args: object) -> None:
+        if self.relay.active is None:
+            raise LayoutError(
+                f"{type(model).__name__} has the layout of a pipeline and cannot be called by "
+                "itself.",
+                why="each rank has the blocks of its stages only, and micro-batches go through all",
+                do="layout.step(x, y, loss_fn) runs forward and backward and returns the loss; "
+                "inside of torch.no_grad() it returns the loss alone",
+            )
+
+
+class _Forward:
+    """Stands in a module's forward: what belongs to another part returns zeros."""
+
+    def __init__(
+        self, relay: Relay, name: str, segments: frozenset[int], module: nn.Module
+    ) -> None:
+        self.relay, self.name, self.segments = relay, name, segments
+        self.module, self.runs_always = module, False
+        self.native = self.__wrapped__ = module.forward  # the latter for who asks its signature
+        self._had = "forward" in vars(module)
+        module.forward = self
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        active = self.relay.active
+        if active is None or self.runs_always or active.has(self.segments):
+            return self.native(*args, **keywords)
+        return active.stand_in(self.name, first_of(args, keywords))
+
+    def remove(self) -> None:
+        """Give the forward back."""
+        if self._had:
+            self.module.forward = self.native
+        else:
+            del vars(self.module)["forward"]
+
+
+class _Whole(_Forward):
+    """Stands in the model's forward, and returns what was reached."""
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        try:
+            return self.native(*args, **keywords)
+        except _Reached as reached:
+            return reached.hidden

@@ -1,0 +1,243 @@
+"""What one forward of a model does, seen from its blocks: the ground on which pp cuts it.
+
+A *segment* is what runs from the entry of one block to the entry of the next. The first one begins
+with the forward (embeddings), the last one ends with it (norm, head). What a block is called with
+first is the *hidden state*: the one thing that goes from stage to stage.
+
+Seen on fake tensors, by hooks and by looking at every operation, so that a weight is known by where
+it is used, however that is written.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from nbdist.engine.layout import dry_run
+from nbdist.engine.layout.inputs import Inputs, as_inputs
+from nbdist.engine.layout.saving.precision import AS_BUILT, Imitation
+from nbdist.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What is known of a tensor without its numbers."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def zeros(self, device: torch.device) -> torch.Tensor:
+        """Return a tensor of it, its own memory: a forward may write to it."""
+        return torch.zeros(self.shape, dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class Trunk:
+    """What a forward did.
+
+    Attributes:
+        blocks: Those called once, in the order of their calls.
+        hidden: What each was called with first; None where that is no tensor of real numbers.
+        uses: In which segments each parameter is used, by name; none where it is not.
+        beside: In which segments a module outside of all blocks is called, for those whose outputs
+            depend on weights. Others, of positions or masks, may run anywhere.
+        outputs: What each call of a block, or of a module beside, returned: specs for tensors.
+    """
+
+    blocks: tuple[str, ...]
+    hidden: tuple[Spec | None, ...]
+    uses: dict[str, frozenset[int]]
+    beside: dict[str, frozenset[int]]
+    outputs: dict[str, list[Any]]
+
+
+def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Trunk]:
+    """Return inputs with which the model runs, and what it does then.
+
+    Args:
+        model: Not changed.
+        names: Candidates for blocks.
+        example: From `Pipeline.example`; None guesses.
+
+    Raises:
+        LayoutError: The model does not run with the example, or with any that was tried.
+    """
+    given = [as_inputs(example)] if example is not None else list(dry_run.guesses(model))
+    first: Exception | None = None
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    for inputs in given:
+        try:
+            return inputs, trace(model, names, inputs, device)
+        except Exception as error:
+            first = first or error
+    dry_run.refuse_numbers(model, first)
+    tried = "the example" if example is not None else "any input that was tried"
+    raise LayoutError(
+        f"{type(model).__name__} does not run with {tried}, so pp cannot see what its stages are.",
+        why=f"{type(first).__name__}: {dry_run.first_line(first)}"
+        if first
+        else "it has no layer that tells what it takes",
+        do="give a small batch: parallelize(model, layout, Pipeline(example=(x,)))",
+    ) from first
+
+
+def trace(
+    model: nn.Module,
+    names: list[str],
+    inputs: Inputs,
+    device: torch.device,
+    imitation: Imitation = AS_BUILT,
+) -> Trunk:
+    """Run a forward on fake tensors and return what it did.
+
+    Args:
+        model: Not changed; its weights may be on meta.
+        names: Candidates for blocks.
+        inputs: What the forward is called with.
+        device: Where the weights are meant to be.
+        imitation: In what it computes.
+    """
+    units = [model, *map(model.get_submodule, names)]
+    with (
+        dry_run.untouched(model),
+        dry_run.numberless(),
+        FakeTensorMode(allow_non_fake_inputs=True) as m,
+    ):
+        plain = {name: _fake(t, m, device) for name, t in _tensors(model)}
+        state = imitation.state(model, plain)
+        watch = _Watch({id(state[name]): name for name, _ in model.named_parameters()})
+        computing = imitation.on(units, device.type)
+        with _hooked(model, names, watch), computing, torch.no_grad(), watch:
+            here = inputs.map(m.from_tensor)
+            torch.func.functional_call(model, dict(state), here.args, here.keywords)
+    return watch.trunk(model)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
+    if tensor.is_meta:
+        return torch.empty_like(tensor, device=device)
+    return mode.from_tensor(tensor.detach())
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every operation of a forward: which parameters it uses, and what depends on them."""
+
+    def __init__(self, parameters: dict[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.entered: list[str] = []  # blocks, in order
+        self.fed: list[Spec | None] = []
+        self.depth = 0  # calls of modules beside, or of blocks, that run now
+        self.calls: dict[str, list[int]] = {}  # of modules beside, whose outputs depend on weights
+        self.outputs: dict[str, list[Any]] = {}
+        self._parameters = parameters
+        self._uses: dict[str, set[int]] = {name: set() for name in parameters.values()}
+        # Held, for an id may not be given to another tensor meanwhile.
+        self._weighted: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        read = [id(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        used = [self._parameters[key] for key in read if key in self._parameters]
+        for name in used:
+            self._uses[name].add(len(self.entered))
+        if used or any(key in self._weighted for key in read):
+            self._weighted.update({id(t): t for t in _tensors_in(result)})
+        return result
+
+    def depends_on_weights(self, output: Any) -> bool:
+        """Return whether every tensor in it does."""
+        tensors = _tensors_in(output)
+        return bool(tensors) and all(id(t) in self._weighted for t in tensors)
+
+    def trunk(self, model: nn.Module) -> Trunk:
+        """Return what was seen."""
+        once = [i for i, name in enumerate(self.entered) if self.entered.count(name) == 1]
+
+        def segments(entries: Any) -> frozenset[int]:
+            # Before the first block is in its segment.
+            return frozenset(max(sum(i < n for i in once) - 1, 0) for n in entries)
+
+        return Trunk(
+            tuple(self.entered[i] for i in once),
+            tuple(self.fed[i] for i in once),
+            {name: segments(self._uses[name]) for name, _ in model.named_parameters()},
+            {name: segments(entries) for name, entries in self.calls.items()},
+            self.outputs,
+        )
+
+
+def _tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def specs(tree: Any) -> Any:
+    """Return a tree with specs for its tensors."""
+    return tree_map_only(torch.Tensor, lambda t: Spec(t.shape, t.dtype), tree)
+
+
+def first_of(args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Return a call's first argument, however it is given."""
+    return next(iter((*args, *keywords.values())), None)
+
+
+@dataclass
+class _Call:
+    """Looks at the calls of one module."""
+
+    name: str
+    watch: _Watch
+    is_block: bool
+    tops: list[bool] = field(default_factory=list)  # of the calls that run: within no other's
+
+    def before(self, _module: nn.Module, args: Any, keywords: Any) -> None:
+        watch = self.watch
+        self.tops.append(watch.depth == 0)
+        watch.depth += 1
+        if self.is_block:
+            hidden = first_of(args, keywords)
+            is_real = isinstance(hidden, torch.Tensor) and hidden.is_floating_point()
+            watch.entered.append(self.name)
+            watch.fed.append(Spec(hidden.shape, hidden.dtype) if is_real else None)
+
+    def after(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        watch = self.watch
+        watch.depth -= 1
+        if not self.tops.pop():
+            return
+        if self.is_block:
+            watch.outputs.setdefault(self.name, []).append(specs(output))
+        elif self.name in watch.calls or watch.depends_on_weights(output):
+            watch.calls.setdefault(self.name, []).append(len(watch.entered))
+            watch.outputs.setdefault(self.name, []).append(specs(output))
+
+
+@contextmanager
+def _hooked(model: nn.Module, names: list[str], watch: _Watch) -> Iterator[None]:
+    """Look at the calls of blocks, and of what lies beside them."""
+    blocks = set(names)
+    hooks = []
+    for name, module in model.named_modules():
+        holds_blocks = not name or any(block.startswith(f"{name}.") for block in blocks)
+        if holds_blocks:
+            continue
+        call = _Call(name, watch, name in blocks)
+        hooks.append(module.register_forward_pre_hook(call.before, with_kwargs=True))
+        hooks.append(module.register_forward_hook(call.after))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

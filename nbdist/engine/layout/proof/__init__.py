@@ -1,0 +1,1 @@
+"""The proof: a layout against one process, step by step."""

@@ -1,0 +1,164 @@
+"""The one process of a proof: rank 0 computes on the parts of all ranks, and all ranks are told.
+
+Main thread, all ranks.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from nbdist.engine.layout.blocks import find_blocks
+from nbdist.engine.layout.proof.lowered import Lowered
+from nbdist.engine.layout.proof.midway import checked
+from nbdist.engine.layout.proof.provable import SOURCE, Provable, Task
+from nbdist.engine.layout.proof.reference import Part, Reference
+from nbdist.engine.layout.proof.verdict import Noise
+from nbdist.engine.layout.saving.savings import FULL
+from nbdist.engine.layout.state import skeleton, whole
+from nbdist.engine.layout.state.whole import Place
+from nbdist.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What rank 0 tells all ranks of a step in one process.
+
+    Attributes:
+        noise: By tensor.
+        losses: By part.
+        rate: Of the steps of SGD.
+        scale: Of the loss.
+    """
+
+    noise: Mapping[str, Noise] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    rate: float = 0.0
+    scale: float = 1.0
+
+
+class Alone:
+    """The plain model with the layout's weights, on rank 0; what it has computed, on all."""
+
+    def __init__(
+        self,
+        layout: Provable,
+        bare: nn.Module,
+        places: Mapping[str, Place],
+        task: Task,
+        gathered: list[tuple[Any, float]],
+    ) -> None:
+        """Collect the weights. Collective.
+
+        Args:
+            layout: What is proven.
+            bare: Its model as it was, without weights.
+            places: What the layout holds.
+            task: What is computed.
+            gathered: On rank 0, the parts of the batch with their weights.
+        """
+        self._layout = layout
+        self._task = task
+        self._gathered = gathered
+        self._told = Told()
+        self._reference: Reference | None = None
+        self.model = self._filled(bare, places)
+
+    @property
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        """Those of the last step, on rank 0."""
+        return {} if self._reference is None else self._reference.gradients
+
+    @property
+    def errors(self) -> Mapping[str, torch.Tensor]:
+        """Of those gradients in low precision, element by element, on rank 0."""
+        return {} if self._reference is None else self._reference.errors
+
+    @property
+    def buffers(self) -> Mapping[str, torch.Tensor]:
+        """As the last step has left them, on rank 0."""
+        return {} if self.model is None else dict(self.model.named_buffers())
+
+    @property
+    def float64_failed(self) -> str:
+        """Why there is no second computation in float64; "" where there is, and on other ranks."""
+        return "" if self._reference is None else self._reference.float64_failed
+
+    def move(self, rate: float) -> None:
+        """Make a step of plain SGD."""
+        if self._reference is not None:
+            self._reference.move(rate)
+
+    def _filled(self, bare: nn.Module, places: Mapping[str, Place]) -> nn.Module | None:
+        """Return, on rank 0, the plain model with the layout's weights, modes and flags."""
+        plain = None
+        if dist.get_rank() == SOURCE:
+            plain = copy.deepcopy(bare)
+            skeleton.materialise(plain, self._layout.mesh.device_type)
+            _copy_modes(self._layout.model, plain)
+        empty = {} if plain is None else whole.names(plain)
+        for name, full in whole.tensors(self._layout):
+            if plain is not None and name in empty:
+                whole.put(empty[name], full)
+                if places[name].is_trained != empty[name].requires_grad:
+                    empty[name].requires_grad_(places[name].is_trained)
+        return plain
+
+    def step(self, step: int) -> Told:
+        """Have rank 0 compute a step; returns what all must know of it. Collective.
+
+        Raises:
+            LayoutError: It cannot be computed; on all ranks.
+        """
+        told: list[Any] = [None]
+        failed: Exception | None = None
+        if self.model is not None:
+            try:
+                told[0] = self._compute(step, self.model)
+            except LayoutError as error:
+                failed, told[0] = error, (error.what, error.why, error.do)
+            except Exception as error:
+                failed = error
+                told[0] = (
+                    "The plain model does not run in one process with this batch and loss.",
+                    f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+                    "verify((x, y), loss_fn) calls loss_fn(model(x), y)",
+                )
+        dist.broadcast_object_list(told, src=SOURCE)
+        if not isinstance(told[0], Told):
+            what, why, do = told[0]
+            raise LayoutError(what, why=why, do=do) from failed
+        self._told = told[0]
+        return self._told
+
+    def _compute(self, step: int, model: nn.Module) -> Told:
+        if self._reference is None:
+            parts = [Part(self._task.cut(inputs), weight) for inputs, weight in self._gathered]
+            loss_fn = checked(self._task.loss_fn)
+            self._reference = Reference(
+                model,
+                lambda plain, inputs: self._task.alone(plain, inputs, loss_fn),
+                parts,
+                None if self._layout.policies.precision == FULL else self._lower,
+            )
+        scaler = self._layout.scaler
+        noise = self._reference.step(step, scaler.get_scale() if scaler.is_enabled() else 1.0)
+        rate = self._told.rate or self._reference.pace()
+        return Told(noise, self._reference.losses, rate, self._reference.scale)
+
+    def _lower(self, plain: nn.Module) -> Lowered:
+        layout = self._layout
+        # Those of the plain model: with pp a rank's own layout has a part of them.
+        units = list(find_blocks(plain)) if layout.shape.fsdp > 1 else None
+        return Lowered(plain, layout.policies.precision, units, layout.mesh.device_type)
+
+
+def _copy_modes(live: nn.Module, plain: nn.Module) -> None:
+    """Give the plain model the live one's modes: a part may be in evaluation on purpose."""
+    modes = {name: module.training for name, module in live.named_modules()}
+    for name, module in plain.named_modules():
+        module.training = modes.get(name, live.training)

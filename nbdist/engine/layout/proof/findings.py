@@ -1,0 +1,126 @@
+"""What a rank finds while a layout is proven: its own parts compared with one process's tensors.
+
+Each rank keeps what it finds; `conclude` puts all together.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from nbdist.engine.compat import torch_hooks
+from nbdist.engine.layout.proof.verdict import Difference, Noise, Proof, judge, norm_allowances
+from nbdist.engine.layout.state import whole
+
+
+class Findings:
+    """Of one rank, in the order of steps.
+
+    Attributes:
+        is_bit_equal: Whether no distance was found.
+    """
+
+    def __init__(self) -> None:
+        self._rank = dist.get_rank()
+        self._found: list[Difference] = []
+        self.is_bit_equal = True
+
+    def compare(
+        self,
+        what: str,
+        name: str,
+        step: int,
+        live: torch.Tensor,
+        full: torch.Tensor,
+        noise: Noise,
+        allowed: float,
+    ) -> None:
+        """Compare what this rank has of a tensor with the whole of one process. No collective."""
+        mine = torch_hooks.local_part(live.detach())
+        theirs = whole.part_of(full, live)
+        if mine.shape != theirs.shape:
+            self.note(what, name, step, math.inf, noise.floor, allowed)
+        elif mine.numel():
+            by = float((mine.double() - theirs.double()).abs().max())
+            self.note(what, name, step, by, noise.floor, allowed)
+
+    def compare_norms(
+        self,
+        step: int,
+        live: Mapping[str, torch.Tensor],
+        gradients: Iterable[tuple[str, torch.Tensor]],
+        errors: Iterable[tuple[str, torch.Tensor]],
+        smallest: float,
+    ) -> None:
+        """Compare what this rank has of gradients in low precision. Collective as the iterables.
+
+        Args:
+            step: Which.
+            live: By name.
+            gradients: Those of one process, whole.
+            errors: How far they are from the truth, element by element; in the same order.
+            smallest: As for `allowances`.
+        """
+        by: dict[str, float] = {}
+        noise: dict[str, Noise] = {}
+        sizes: dict[str, int] = {}
+        for (name, full), (_, error) in zip(gradients, errors, strict=True):
+            if name in live:
+                mine = torch_hooks.local_part(live[name])
+                theirs, off = whole.part_of(full, live[name]), whole.part_of(error, live[name])
+                by[name] = _norm(mine.double() - theirs.double())
+                noise[name] = Noise(_norm(off), _norm(theirs))
+                sizes[name] = mine.numel()
+        allowed = norm_allowances(noise, sizes, smallest)
+        for name, distance in by.items():
+            self.note("gradient", name, step, distance, noise[name].floor, allowed[name])
+
+    def note(
+        self, what: str, name: str, step: int, by: float, floor: float, allowed: float
+    ) -> None:
+        """Keep a distance; `Difference` tells what the arguments are."""
+        self.is_bit_equal &= by == 0
+        self._found.append(Difference(what, name, step, self._rank, by, floor, allowed))
+
+    def conclude(
+        self,
+        layout: str,
+        steps: int,
+        losses: Iterable[tuple[float, float]],
+        notes: Iterable[str],
+        terms: Iterable[str],
+        unreached: Iterable[str],
+    ) -> Proof:
+        """Put together what all ranks have found; the same on every rank. Collective."""
+        mine = (_nearest(self._found), self.is_bit_equal, list(notes), list(terms))
+        everyone: list[tuple[list[Difference], bool, list[str], list[str]]]
+        everyone = [mine] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        return judge(
+            layout,
+            steps,
+            [difference for found, *_ in everyone for difference in found],
+            losses,
+            dict.fromkeys(note for _, _, notes, _ in everyone for note in notes),
+            everyone[0][3],
+            unreached,
+            is_bit_equal=all(is_equal for _, is_equal, *_ in everyone),
+        )
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(tensor.double().norm())
+
+
+def _nearest(found: list[Difference]) -> list[Difference]:
+    """Return of each tensor and step the furthest difference, and so what others must know."""
+    kept: dict[tuple[str, str], Difference] = {}
+    first: dict[tuple[str, str], Difference] = {}
+    for difference in found:
+        key = (difference.what, difference.name)
+        if key not in kept or difference.share > kept[key].share:
+            kept[key] = difference
+        if not difference.is_allowed:
+            first.setdefault(key, difference)
+    return list(dict.fromkeys([*kept.values(), *first.values()]))

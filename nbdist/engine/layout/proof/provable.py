@@ -1,0 +1,188 @@
+"""What a proof asks before its first step: can it be made, and do all ranks bring what they must.
+
+Main thread, all ranks.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from nbdist.engine import memory
+from nbdist.engine.layout.policies import Policies
+from nbdist.engine.layout.proof.midway import LossFunction
+from nbdist.engine.layout.proof.unharmed import dropouts
+from nbdist.engine.layout.saving.precision import Scaler
+from nbdist.engine.layout.saving.savings import FULL
+from nbdist.engine.layout.state import whole
+from nbdist.engine.layout.state.whole import Spread
+from nbdist.errors import LayoutError
+
+SOURCE = 0  # the rank that computes in one process
+
+
+class Provable(Spread, Protocol):
+    """What must be known of a layout to prove it."""
+
+    policies: Policies
+    scaler: Scaler
+    skeleton: nn.Module | None
+    no_skeleton: str
+
+    @property
+    def name(self) -> str:
+        """Its text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is computed in a step.
+
+    Attributes:
+        inputs: This rank's; whatever the two functions take, made of tensors and plain values.
+        samples: How many there are in it.
+        loss_fn: Makes the mean loss of `(model(x), y)`.
+        live: Runs forward and backward on the live model; returns the detached loss, None where
+            a rank has none.
+        alone: Returns the loss of a plain model.
+        cut: Cuts inputs into those of single forwards.
+    """
+
+    inputs: Any
+    samples: int
+    loss_fn: LossFunction
+    live: Callable[[Any, LossFunction], torch.Tensor | None]
+    alone: Callable[[nn.Module, Any, LossFunction], torch.Tensor]
+    cut: Callable[[Any], list[Any]]
+
+
+def refuse(layout: Provable) -> nn.Module:
+    """Return the plain model without weights; refuse what cannot be proven. All ranks alike.
+
+    Raises:
+        LayoutError: With the reason.
+    """
+    if layout.skeleton is None:
+        raise LayoutError(
+            "There is no plain model to compare this layout with.",
+            why=layout.no_skeleton,
+            do="keep what cannot be copied (groups, locks, files) out of the model",
+        )
+    synced = [
+        name
+        for name, module in layout.skeleton.named_modules()
+        if isinstance(module, nn.SyncBatchNorm)
+    ]
+    if synced:
+        raise LayoutError(
+            f"{synced[0]} is a SyncBatchNorm, which one process cannot run part by part.",
+            do="prove the model with BatchNorm, then convert it",
+        )
+    places = whole.table(layout)
+    # The model, its gradients and copies to compare with; and the first two in float64.
+    # In low precision also weights, the mean of gradients and how far they are off.
+    copies = 5 if layout.policies.precision == FULL else 8
+    needed = sum(copies * place.nbytes + 16 * place.shape.numel() for place in places.values())
+    free = memory.free_bytes()
+    if layout.mesh.device_type == "cuda":
+        free = min(free, torch.cuda.mem_get_info()[0])
+    least = torch.tensor([free if dist.get_rank() == SOURCE else 2**62])
+    least = least.to(layout.mesh.device_type)
+    dist.broadcast(least, src=SOURCE)
+    if needed > int(least):
+        raise LayoutError(
+            f"Rank {SOURCE} has {int(least) / 2**30:.1f} GiB free, and one process needs some "
+            f"{needed / 2**30:.1f} GiB for this model.",
+            do="prove a model with fewer blocks, which has the same code",
+        )
+    return layout.skeleton
+
+
+def compare_modes(live: nn.Module, plain: nn.Module) -> tuple[dict[str, float], list[str]]:
+    """Find modules that drop otherwise than on other ranks, or than when the layout was made.
+
+    Returns by how much they do on this rank, by name, and notes on the second kind. Collective.
+    """
+    mine = dropouts(live)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    expected: dict[str, float] = {}
+    for there in everyone:
+        for name, p in there.items():
+            expected.setdefault(name, p)
+    then = {
+        name: float(module.p)
+        for name, module in plain.named_modules()
+        if isinstance(module, nn.modules.dropout._DropoutNd)
+    }
+    modules = dict(live.named_modules())
+    notes = [
+        f"{name} drops {expected[name]:g} now, and {p:g} when the layout was made."
+        for name, p in then.items()
+        if name in modules and modules[name].training and expected[name] != p
+    ]
+    return {n: abs(p - expected[n]) for n, p in mine.items() if p != expected[n]}, notes
+
+
+def gather_parts(layout: Provable, task: Task) -> list[tuple[Any, float]]:
+    """Return, on rank 0, what the ranks bring, each part once, with its weight. Collective.
+
+    Raises:
+        LayoutError: Ranks that work on the same samples bring others; on all ranks.
+    """
+    on_cpu = moved(task.inputs, "cpu")
+    world, shape, rank = dist.get_world_size(), layout.shape, dist.get_rank()
+    first_of = {shape.data_part(rank)[0]: rank for rank in reversed(range(world))}
+    part, count = shape.data_part(rank)
+    mine = (_digest(on_cpu), task.samples, on_cpu if first_of[part] == rank else None)
+    everyone: list[Any] | None = [None] * world if rank == SOURCE else None
+    dist.gather_object(mine, everyone, dst=SOURCE)
+    told: list[Any] = [None]
+    if everyone is not None:
+        told[0] = next(
+            (
+                (first_of[part], rank)
+                for rank in range(world)
+                for part in [shape.data_part(rank)[0]]
+                if everyone[rank][0] != everyone[first_of[part]][0]
+            ),
+            None,
+        )
+    dist.broadcast_object_list(told, src=SOURCE)
+    if told[0] is not None:
+        raise LayoutError(
+            f"Ranks {told[0][0]} and {told[0][1]} bring different samples.",
+            why=f'under "{layout.name}" they work on the same ones',
+            do="take batches from nbdist.loader, which gives them the same",
+        )
+    if everyone is None:
+        return []
+    chosen = [everyone[first_of[part]] for part in range(count)]
+    total = sum(samples for _, samples, _ in chosen)
+    return [
+        (moved(inputs, layout.mesh.device_type), samples * count / total if total else 1.0)
+        for _, samples, inputs in chosen
+    ]
+
+
+def moved(inputs: Any, device: str) -> Any:
+    """Return inputs with their tensors on a device."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to(device), inputs)
+
+
+def _digest(inputs: Any) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor):
+            digest.update(repr((tuple(leaf.shape), leaf.dtype)).encode())
+            flat = leaf.detach().contiguous().view(-1).view(torch.uint8)
+            digest.update(flat.numpy().tobytes())
+        elif isinstance(leaf, int | float | str | bool | None):
+            digest.update(repr(leaf).encode())
+    return digest.digest()

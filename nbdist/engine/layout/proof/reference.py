@@ -1,0 +1,265 @@
+"""The same steps in one process: the plain model, on the same split, in the same order.
+
+One model in the layout's own dtype is what the layout is compared with. A second one in float64 and
+a third from weights moved by half a unit of their last place say how far right results lie apart
+(see `verdict`).
+Each part of the batch is a forward of its own, as on the ranks: batch norm sees what it sees there.
+In low precision the first one computes as the layout does (`lowered`), and the second one is how
+far all that computes so lies from the truth.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from nbdist.engine.layout.proof.lowered import Lowered
+from nbdist.engine.layout.proof.verdict import Noise
+from nbdist.engine.layout.random_numbers import seed_part
+from nbdist.errors import LayoutError
+
+MOVE = 0.01  # by which share of their norm a step changes the weights
+_LEAST_SCALE = 2.0**-24  # of a loss
+
+LossOf = Callable[[nn.Module, Any], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's part of the batch.
+
+    Attributes:
+        pieces: What `LossOf` takes, one a forward: micro-batches with pp, else all at once.
+        weight: Its number of samples, in units of the mean part's.
+    """
+
+    pieces: list[Any]
+    weight: float
+
+
+class Reference:
+    """The plain model with weights, in one process."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_of: LossOf,
+        parts: Sequence[Part],
+        lower: Callable[[nn.Module], Lowered] | None = None,
+    ) -> None:
+        """Take over `model`, which has the layout's weights, modes and flags.
+
+        Args:
+            model: Plain.
+            loss_of: Runs it on a piece of a part.
+            parts: Those of all ranks.
+            lower: Has a model compute in low precision; None where it computes as it is.
+        """
+        self.model = model
+        self.losses: list[float] = []
+        self.gradients: dict[str, torch.Tensor] = {}
+        self.errors: dict[str, torch.Tensor] = {}  # of gradients in low precision, by element
+        self.float64_failed = ""
+        self._loss_of = loss_of
+        self._parts = parts
+        self._double = self._in_float64()
+        self._lowered = lower(model) if lower is not None else None
+        self._random = torch.Generator().manual_seed(0)
+
+    def step(self, step: int, scale: float = 1.0) -> dict[str, Noise]:
+        """Compute the gradients of a step; return what round-off makes of each tensor.
+
+        What has none of them is left out: a parameter that the loss does not depend on. The losses
+        of the parts are under "loss 0", "loss 1", and so on.
+
+        Args:
+            step: Which, from 1.
+            scale: The largest of the loss; `scale` is then the one at which nothing overflows.
+
+        Raises:
+            LayoutError: A loss or a gradient is not finite.
+        """
+        others = [self._run_double(step)] if self._double is not None else []
+        self._fit_scale(step, scale)
+        for _ in range(1 if self._double is not None else 2):
+            with self._moved():
+                others.append(self._run(self.model, self._parts, step))
+        mine = self._run(self.model, self._parts, step)
+        _refuse_infinite(mine)
+        self.losses = [float(mine[f"loss {i}"]) for i in range(len(self._parts))]
+        self.gradients = {
+            name: p.grad for name, p in self._trained(self.model) if p.grad is not None
+        }
+        if self._lowered is not None:
+            self.errors = {name: _errors(g, name, others) for name, g in self.gradients.items()}
+        return {
+            name: Noise(
+                max(_distance(value, other[name]) for other in others if name in other),
+                _largest(value),
+            )
+            for name, value in mine.items()
+            if any(name in other for other in others)
+        }
+
+    @property
+    def scale(self) -> float:
+        """Of the loss in the last step."""
+        return 1.0 if self._lowered is None else self._lowered.scale
+
+    def _fit_scale(self, step: int, largest: float) -> None:
+        """Halve the loss scale until nothing overflows, as a scaler does over some steps."""
+        if self._lowered is None:
+            return
+        buffers = list(self.model.buffers())
+        before = [buffer.clone() for buffer in buffers]
+        self._lowered.scale = largest
+        while self._lowered.scale > _LEAST_SCALE and largest != 1:
+            found = self._run(self.model, self._parts, step)
+            _set(buffers, before)
+            if all(value.isfinite().all() for value in found.values()):
+                return
+            self._lowered.scale /= 2
+
+    def pace(self) -> float:
+        """Return the learning rate at which a step moves the weights by `MOVE` of their norm."""
+        weights = sum(float(p.detach().double().norm()) ** 2 for _, p in self._trained(self.model))
+        gradients = sum(float(g.double().norm()) ** 2 for g in self.gradients.values())
+        return MOVE * float((weights / gradients) ** 0.5) if gradients and weights else MOVE
+
+    @torch.no_grad()
+    def move(self, rate: float) -> None:
+        """Make a step of plain SGD."""
+        for model in (self.model, self._double):
+            for _, parameter in self._trained(model) if model is not None else ():
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-rate)
+
+    def _run(self, model: nn.Module, parts: Sequence[Part], step: int) -> dict[str, torch.Tensor]:
+        """Compute gradients into `.grad`; return them, buffers and losses by name.
+
+        Buffers are afterwards as the first part has left them, for they follow rank 0.
+        """
+        buffers = list(model.buffers())
+        before = [buffer.clone() for buffer in buffers]
+        after: list[torch.Tensor] = []
+        found: dict[str, torch.Tensor] = {}
+        model.zero_grad()
+        lowered = self._lowered if model is self.model else None
+        for number, part in enumerate(parts):
+            _set(buffers, before)
+            seed_part(step, number)
+            losses = []
+            share = lowered.scale if lowered else 1 / len(parts)
+            for piece in part.pieces:
+                with lowered.weights() if lowered else nullcontext():
+                    loss = self._loss_of(model, piece)
+                    loss.backward(torch.full_like(loss, part.weight * share / len(part.pieces)))
+                losses.append(loss.detach())
+            if lowered is not None:
+                lowered.take(len(parts))
+            found[f"loss {number}"] = torch.stack(losses).mean()
+            after = after or [buffer.clone() for buffer in buffers]
+        _set(buffers, after)
+        if lowered is not None:
+            lowered.put()
+        found |= {name: p.grad for name, p in self._trained(model) if p.grad is not None}
+        found |= dict(model.named_buffers())
+        return {name: value.clone() for name, value in found.items()}
+
+    def _run_double(self, step: int) -> dict[str, torch.Tensor]:
+        assert self._double is not None
+        parts = [Part(_as_double(part.pieces), part.weight) for part in self._parts]
+        try:
+            with torch.autocast(self._device, enabled=False):
+                return self._run(self._double, parts, step)
+        except Exception as error:
+            # Code that is written for one dtype: a mask, a table, a `.float()` before a product.
+            self.float64_failed = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            self._double = None
+            return {}
+
+    def _in_float64(self) -> nn.Module | None:
+        dtypes = {p.dtype for p in self.model.parameters()}
+        if dtypes == {torch.float64}:
+            return None
+        return copy.deepcopy(self.model).double()
+
+    @contextmanager
+    def _moved(self) -> Iterator[None]:
+        """Have weights moved by half a unit of their last place, up or down by chance."""
+        trained = [p for p in self.model.parameters() if p.is_floating_point()]
+        tensors = [*trained, *self.model.buffers()]
+        kept = [tensor.detach().clone() for tensor in tensors]
+        with torch.no_grad():
+            for parameter in trained:
+                signs = torch.randint(0, 2, parameter.shape, generator=self._random) - 0.5
+                half = self._unit(parameter) * signs.to(parameter)
+                parameter.add_(parameter * half)
+        try:
+            yield
+        finally:
+            _set(tensors, kept)
+
+    def _unit(self, parameter: nn.Parameter) -> float:
+        """Return the relative size of a last place: that of low precision if nothing else tells."""
+        own = float(torch.finfo(parameter.dtype).eps)
+        alone = self._lowered is not None and self._double is None
+        return max(own, self._lowered.epsilon) if alone and self._lowered else own
+
+    @property
+    def _device(self) -> str:
+        return next(self.model.parameters()).device.type
+
+    @staticmethod
+    def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def _refuse_infinite(found: Mapping[str, torch.Tensor]) -> None:
+    """Refuse numbers of which nothing can be said.
+
+    Raises:
+        LayoutError: Names the first.
+    """
+    for name, value in found.items():
+        if not bool(value.isfinite().all()):
+            what = "a loss" if name.startswith("loss ") else f"the gradient or value of {name}"
+            raise LayoutError(
+                f"In one process {what} is not finite, so there is nothing to compare with.",
+                do="give a batch and weights with which the model trains",
+            )
+
+
+@torch.no_grad()
+def _set(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
+def _as_double(inputs: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, inputs)
+
+
+def _errors(
+    mine: torch.Tensor, name: str, others: Sequence[Mapping[str, torch.Tensor]]
+) -> torch.Tensor:
+    """Return the largest distance of each element."""
+    furthest = torch.zeros_like(mine)
+    for other in others:
+        if name in other:
+            distance = (mine.double() - other[name].double()).abs().to(mine.dtype)
+            furthest = torch.maximum(furthest, distance)
+    return furthest
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+
+
+def _largest(a: torch.Tensor) -> float:
+    return float(a.double().abs().max()) if a.numel() else 0.0

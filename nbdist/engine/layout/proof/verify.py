@@ -1,0 +1,271 @@
+"""Prove a layout: some steps on the live model, the same in one process, and all put back.
+
+    rank 0      the plain model, with the layout's weights, on the parts of all ranks (`reference`)
+    all ranks   the live model on their own part; then each compares what it holds of every
+                gradient with rank 0's, and moves its weights by plain SGD, as rank 0 does
+
+Each rank compares its own part or copy, so a difference on one rank alone is found, and named with
+it. Steps do not use the user's optimizer: what is proven is what it is given.
+
+Main thread, all ranks.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from nbdist.engine.compat import torch_modules
+from nbdist.engine.layout.proof.alone import Alone, Told
+from nbdist.engine.layout.proof.findings import Findings
+from nbdist.engine.layout.proof.live import Live
+from nbdist.engine.layout.proof.lowered import epsilon_of
+from nbdist.engine.layout.proof.midway import UnlikeError
+from nbdist.engine.layout.proof.provable import (
+    Provable,
+    Task,
+    compare_modes,
+    gather_parts,
+    refuse,
+)
+from nbdist.engine.layout.proof.unharmed import NoDropout, dropouts, unharmed, without_dropout
+from nbdist.engine.layout.proof.verdict import (
+    MULTIPLE,
+    Noise,
+    Proof,
+    allowances,
+    is_round_off,
+    some_of,
+)
+from nbdist.engine.layout.saving import compress
+from nbdist.engine.layout.saving.savings import FULL
+from nbdist.engine.layout.state import whole
+from nbdist.engine.layout.state.whole import Place
+from nbdist.errors import LayoutError
+
+
+def verify(layout: Provable, task: Task, steps: int) -> Proof:
+    """Return how far the layout is from one process. Collective; changes nothing.
+
+    Raises:
+        LayoutError: It cannot be proven: no plain model, no room for it, or other inputs on ranks
+            that work on the same samples.
+    """
+    if steps < 1:
+        raise LayoutError(f"verify(steps={steps}) makes no step.", do="use 1 or more; 3 by itself")
+    bare = refuse(layout)
+    model = layout.model
+    was_training = [module for module in model.modules() if module.training]
+    if not model.training:
+        model.train()
+    try:
+        # Inside of it nothing needs to be put back but what it puts back itself.
+        with suppress(UnlikeError), unharmed(model):
+            run = _Run(layout, task)
+            run.make(bare, steps)
+        return run.conclude(steps)
+    finally:
+        modes = set(was_training)
+        for module in model.modules():
+            module.training = module in modes
+
+
+class _Run:
+    """One proof under way."""
+
+    def __init__(self, layout: Provable, task: Task) -> None:
+        self._layout = layout
+        self._task = task
+        self._device = layout.mesh.device_type
+        self._part, _ = layout.shape.data_part(dist.get_rank())
+        self._places = whole.table(layout)
+        low = layout.policies.precision
+        self._is_low = low != FULL
+        self._epsilon = max(_epsilon_of(self._places.values()), epsilon_of(low))
+        self._findings = Findings()
+        self._losses: list[tuple[float, float]] = []
+        self._live = Live(layout, task)
+        self._terms = [low.words] if self._is_low else []
+        self._notes: list[str] = []
+        self._unreached: list[str] = []
+
+    def make(self, bare: nn.Module, steps: int) -> None:
+        """Make the steps and keep what is found. Collective."""
+        unlike, self._notes = compare_modes(self._layout.model, bare)
+        for name, by in unlike.items():
+            self._findings.note("dropout", name, 0, by, 0.0, 0.0)
+        self._compare_weights()
+        gathered = gather_parts(self._layout, self._task)
+        alone = Alone(self._layout, bare, self._places, self._task, gathered)
+        models = [self._layout.model] + ([] if alone.model is None else [alone.model])
+        if any(dropouts(model) for model in models):
+            self._notes.append(
+                "Nothing was dropped while proving: ranks cannot draw one process' masks."
+            )
+        with without_dropout(*models), NoDropout(), self._uncompressed() as is_compressed:
+            for step in range(1, steps + 1):
+                told = alone.step(step)
+                self._refuse_chance(told)
+                self._refuse_unreached(told)
+                try:
+                    loss = self._live.step(step, told.scale)
+                except UnlikeError as error:
+                    self._note_missing(step, error.missing, told.noise)
+                    raise
+                self._compare_losses(step, loss, told)
+                self._compare_gradients(step, told, alone)
+                self._compare_buffers(step, told.noise, alone.buffers)
+                if step == steps and is_compressed:
+                    percent = 100 * self._live.changed_by_compression(step, told.scale)
+                    self._terms.append(
+                        f"without compression, which changes gradients by {percent:.2g} % here"
+                    )
+                self._live.move(told.rate)
+                alone.move(told.rate)
+        if alone.float64_failed:
+            self._notes.append(
+                "float64 could not be used, so the noise floor is that of weights moved by half a "
+                f"unit of their last place: {alone.float64_failed}"
+            )
+
+    def conclude(self, steps: int) -> Proof:
+        """Put together what all ranks have found. Collective."""
+        if self._is_low and not self._findings.is_bit_equal:
+            self._notes.append(
+                "Norms of gradients are compared: in low precision single numbers err by more."
+            )
+        return self._findings.conclude(
+            self._layout.name, steps, self._losses, self._notes, self._terms, self._unreached
+        )
+
+    # -- before the first step
+
+    def _compare_weights(self) -> None:
+        """Find parameters and buffers of which this rank's copy is not rank 0's."""
+        saved = {name: place for name, place in self._places.items() if place.is_saved}
+        held = whole.names(self._layout.model)
+        exact = Noise(0.0, 0.0)
+        for name, full in self._whole_of_rank_0(saved):
+            if name in held:
+                self._findings.compare("weight", name, 0, held[name], full, exact, 0.0)
+
+    def _whole_of_rank_0(self, saved: Mapping[str, Place]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, full in whole.tensors(self._layout):
+            if name in saved:
+                yield from whole.from_rank_0({name: saved[name]}, {name: full}, self._device)
+
+    # -- a step
+
+    def _refuse_chance(self, told: Told) -> None:
+        of_losses = [told.noise[f"loss {part}"] for part in range(len(told.losses))]
+        if not is_round_off(of_losses, self._epsilon):
+            raise LayoutError(
+                "The model does not compute the same twice in one process: nothing can be proven.",
+                why="its losses differ by more than round-off; forward changes what is no buffer, "
+                "such as a counter in Python, or draws random numbers outside of dropout",
+                do="make what changes a buffer, or leave it out for the proof",
+            )
+
+    def _refuse_unreached(self, told: Told) -> None:
+        """Know what gets no gradient; refuse that where a reducer would wait for it."""
+        trained = [name for name, place in self._places.items() if place.is_trained]
+        self._unreached = [name for name in trained if name not in told.noise]
+        if self._unreached and torch_modules.reducer_of(self._layout.model) is not None:
+            raise LayoutError(
+                f"This batch and loss do not use {some_of(self._unreached)}.",
+                why=f'under "{self._layout.name}" a backward waits for the gradient of every '
+                "parameter that is trained, so a training step would fail as well",
+                do="layout.verify((x, y), loss_fn) with what uses all, or freeze the rest "
+                "(requires_grad_(False)) before parallelize",
+            )
+
+    @contextmanager
+    def _uncompressed(self) -> Iterator[bool]:
+        """Have gradients sent as they are; gives whether they would not be, by itself."""
+        reducer = torch_modules.reducer_of(self._layout.model)
+        rounds = self._layout.policies.precision.reduce != "fp32"  # as the one process does
+        if reducer is None or rounds or not torch_modules.comm_hooks_of(reducer):
+            yield False
+            return
+        with compress.switched(reducer, is_on=False) as unknown:
+            self._notes += [
+                f"The communication hook {name} was on: what it changes is compared as well."
+                for name in unknown
+            ]
+            yield not unknown
+
+    def _note_missing(
+        self, step: int, missing: Mapping[int, list[str]], noise: Mapping[str, Noise]
+    ) -> None:
+        """Keep that this rank would not make some gradients."""
+        for rank, names in missing.items():
+            self._notes.append(
+                f"Rank {rank} makes no gradient of {some_of(names)}, and others do: a training "
+                "step would wait for it without end, so none was made."
+            )
+        for name in missing.get(dist.get_rank(), ()):
+            floor = noise[name].floor if name in noise else 0.0
+            self._findings.note("gradient", name, step, math.inf, floor, MULTIPLE * floor)
+
+    def _compare_losses(self, step: int, loss: torch.Tensor | None, told: Told) -> None:
+        value = math.nan if loss is None else float(loss)
+        if loss is not None:
+            expected, own = told.losses[self._part], told.noise[f"loss {self._part}"]
+            floor = max(own.floor, _epsilon(loss.dtype) * own.scale)
+            allowed = allowances({"": Noise(floor, own.scale)}, 0)[""]
+            if self._is_low:
+                allowed = max(allowed, self._epsilon * own.scale)
+            self._findings.note("loss", "", step, abs(value - expected), own.floor, allowed)
+        seen: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(seen, value)
+        of_parts = {
+            self._layout.shape.data_part(rank)[0]: loss
+            for rank, loss in enumerate(seen)
+            if not math.isnan(loss)
+        }
+        live = sum(of_parts.values()) / len(of_parts) if of_parts else math.nan
+        self._losses.append((live, sum(told.losses) / len(told.losses)))
+
+    def _compare_gradients(self, step: int, told: Told, alone: Alone) -> None:
+        trained = {n: p for n, p in self._places.items() if p.is_trained and n in told.noise}
+        live = self._live.gradients()
+        if self._is_low:
+            self._findings.compare_norms(
+                step,
+                live,
+                whole.from_rank_0(trained, alone.gradients, self._device),
+                whole.from_rank_0(trained, alone.errors, self._device),
+                self._epsilon,
+            )
+            return
+        noise = {name: told.noise[name] for name in trained}
+        allowed = allowances(noise, self._epsilon)
+        for name, full in whole.from_rank_0(trained, alone.gradients, self._device):
+            if name in live:
+                self._findings.compare(
+                    "gradient", name, step, live[name], full, noise[name], allowed[name]
+                )
+
+    def _compare_buffers(
+        self, step: int, noise: Mapping[str, Noise], source: Mapping[str, torch.Tensor]
+    ) -> None:
+        saved = {n: p for n, p in self._places.items() if p.is_saved and p.is_buffer}
+        allowed = allowances({name: noise[name] for name in saved}, _epsilon_of(saved.values()))
+        held = dict(self._layout.model.named_buffers())
+        for name, full in whole.from_rank_0(saved, source, self._device):
+            if name in held:
+                self._findings.compare(
+                    "buffer", name, step, held[name], full, noise[name], allowed[name]
+                )
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
+
+
+def _epsilon_of(places: Iterable[Place]) -> float:
+    return max((_epsilon(place.dtype) for place in places), default=0.0)

@@ -1,0 +1,1 @@
+"""Policies that save: memory, bytes on the wire, time."""

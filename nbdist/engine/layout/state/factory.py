@@ -1,0 +1,124 @@
+"""Build a model from a factory without every rank holding the whole of it.
+
+Rank 0 builds it for real, on the CPU, with the initialisation that it has anyway. Other ranks run
+the same code, and each parameter goes to the meta device as soon as a module gets it, before it is
+filled: so they never have more of it than one parameter. Buffers and plain tensors are real on all
+ranks, for code may read them while it builds (`linspace(...).tolist()` for rates of dropout).
+
+With shards alone, weights then go from rank 0 into the ranks' shards, one at a time. Other axes
+prove their plans on the whole model first, and so every rank makes room for it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.state import skeleton, whole
+from nbdist.engine.layout.state.whole import Place
+from nbdist.errors import LayoutError
+
+_SOURCE = 0  # the rank that has the weights
+
+Weights = dict[str, torch.Tensor]  # by name; empty but on rank 0
+
+
+def build(factory: Callable[[], Any]) -> tuple[nn.Module, Weights]:
+    """Return a model with its parameters on meta, and rank 0's weights. Collective.
+
+    Random numbers go on as if every rank had built all of it.
+
+    Raises:
+        LayoutError: The factory failed on a rank, or made something else.
+    """
+    before = torch.get_rng_state()
+    model: Any = None
+    failed: Exception | None = None
+    weights: Weights = {}
+    try:
+        if dist.get_rank() == _SOURCE:
+            model = factory()
+        else:
+            with _without_weights():
+                model = factory()
+        if isinstance(model, nn.Module):
+            if dist.get_rank() == _SOURCE:
+                weights = {name: p.detach() for name, p in model.named_parameters()}
+            skeleton.take_weights(model)
+    except Exception as error:
+        failed = error
+    _agree(model, failed)
+    _go_on_alike(before)
+    return model, weights
+
+
+def is_thin(shape: MeshShape) -> bool:
+    """Return whether weights can go from rank 0 into shards, with no rank having room for all."""
+    return shape.fsdp > 1 and shape.tp == shape.cp == shape.pp == 1
+
+
+@torch.no_grad()
+def fill(model: nn.Module, weights: Mapping[str, torch.Tensor], device_type: str) -> None:
+    """Give parameters on meta room, of this rank's parts, and rank 0's weights. Collective."""
+    if any(p.is_meta for p in model.parameters()):
+        model._apply(lambda t: torch.empty_like(t, device=device_type) if t.is_meta else t)
+    held = dict(model.named_parameters())
+    wanted = {name: Place(p.shape, p.dtype) for name, p in held.items()}
+    for name, full in whole.from_rank_0(wanted, weights, device_type):
+        whole.put(held[name], full)
+
+
+@contextmanager
+def _without_weights() -> Iterator[None]:
+    """Have modules that are built here keep no weights. Main thread: the hook is torch's own."""
+
+    def on_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta or nn.parameter.is_lazy(parameter):
+            return None
+        return skeleton.on_meta(parameter)
+
+    # What it returns takes the parameter's place; its type in torch does not say so.
+    hook = register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _agree(model: Any, failed: Exception | None) -> None:
+    """Raise on every rank when one has no model.
+
+    Raises:
+        LayoutError: With what has happened, and where.
+    """
+    told = None
+    if failed is not None:
+        told = f"{type(failed).__name__}: {(str(failed).splitlines() or [''])[0]}"
+    elif not isinstance(model, nn.Module):
+        told = f"it returned a {type(model).__name__}"
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, told)
+    rank = next((rank for rank, text in enumerate(everyone) if text is not None), None)
+    if rank is not None:
+        raise LayoutError(
+            f"The factory made no model on rank {rank}: {everyone[rank]}.",
+            why="ranks other than 0 build it without weights, which code that reads weights while "
+            "it builds cannot do"
+            if rank != _SOURCE
+            else "",
+            do="give a function that returns a torch.nn.Module, such as lambda: Model(config)",
+        ) from failed
+
+
+def _go_on_alike(before: torch.Tensor) -> None:
+    """Draw from here on as rank 0 does, on ranks that drew like it before the model was built."""
+    states: list[Any] = [(before, torch.get_rng_state())]
+    dist.broadcast_object_list(states, src=_SOURCE)
+    there_before, there_after = states[0]
+    if torch.equal(before, there_before):
+        torch.set_rng_state(there_after)

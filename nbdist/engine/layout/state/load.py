@@ -1,0 +1,112 @@
+"""Copy weights and buffers into a layout, by name: from another layout, a module or a state dict.
+
+All that can be refused is refused before anything is changed. The state of optimizers stays where
+it is, for an optimizer belongs to the model it was made with.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from nbdist.engine.layout.state import whole
+from nbdist.engine.layout.state.whole import Place, Spread
+from nbdist.errors import LayoutError
+
+_SHOWN = 3  # names in an error
+
+
+def from_spread(target: Spread, source: Spread) -> None:
+    """Copy from a model that is spread over the same ranks, however. Collective.
+
+    Raises:
+        LayoutError: The models have other names or shapes; nothing was changed.
+    """
+    given = whole.table(source, duplicates=True)
+    _copy(target, given, _with_aliases(source, given))
+
+
+def from_one(target: Spread, source: nn.Module | Mapping[str, torch.Tensor] | None) -> None:
+    """Copy from rank 0's plain module or state dict; other ranks may have none. Collective.
+
+    Raises:
+        LayoutError: As `from_spread`, or it has parts of tensors.
+    """
+    held: dict[str, torch.Tensor] = {}
+    given: dict[str, Place] = {}
+    is_cut = False
+    if dist.get_rank() == 0:
+        if isinstance(source, nn.Module):
+            held, given = (
+                whole.names(source, duplicates=True),
+                whole.places(source, duplicates=True),
+            )
+        else:
+            items = dict(source or {}).items()
+            held = {name: value for name, value in items if isinstance(value, torch.Tensor)}
+            given = {name: Place(t.shape, t.dtype) for name, t in held.items()}
+        is_cut = any(isinstance(tensor, DTensor) for tensor in held.values())
+    told = [(given, is_cut)]
+    dist.broadcast_object_list(told, src=0)
+    given, is_cut = told[0]
+    if is_cut:
+        raise LayoutError(
+            "These weights are parts of tensors, as the state dict of a spread model is.",
+            do="give the layout they come from: layout.load_from(other_layout)",
+        )
+    _copy(target, given, whole.from_rank_0(given, held, target.mesh.device_type))
+
+
+def _copy(
+    target: Spread, given: Mapping[str, Place], source: Iterator[tuple[str, torch.Tensor]]
+) -> None:
+    _check(whole.table(target, duplicates=True), given)
+    held = whole.names(target.model, duplicates=True)
+    for name, full in source:
+        # With pp this rank has the names of its stages; constants may be of one side alone.
+        tensor = held.get(name)
+        if tensor is not None and not tensor.is_meta and tensor.shape == full.shape:
+            whole.put(tensor, full)
+
+
+def _with_aliases(source: Spread, given: Mapping[str, Place]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tied tensors by each of their names, for the other model may not tie them."""
+    held = whole.names(source.model, duplicates=True)
+    aliases: dict[int, list[str]] = {}
+    for name, tensor in held.items():
+        aliases.setdefault(id(tensor), []).append(name)
+    for name, full in whole.tensors(source):
+        here = held.get(name)
+        for alias in [name] if here is None else aliases[id(here)]:
+            if alias in given:
+                yield alias, full
+
+
+def _check(wanted: Mapping[str, Place], given: Mapping[str, Place]) -> None:
+    """Refuse, on every rank alike, what does not fit by name and shape.
+
+    Raises:
+        LayoutError: With the first few names of each kind.
+    """
+    missing = [name for name, place in wanted.items() if place.is_saved and name not in given]
+    unexpected = [name for name, place in given.items() if place.is_saved and name not in wanted]
+    other = [
+        f"{name} is {tuple(given[name].shape)} and must be {tuple(place.shape)}"
+        for name, place in wanted.items()
+        if name in given and place.is_saved and given[name].shape != place.shape
+    ]
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": other}
+    found = [f"{len(those)} {kind} ({_few(those)})" for kind, those in kinds.items() if those]
+    if found:
+        raise LayoutError(
+            f"These weights do not fit the model: {'; '.join(found)}.",
+            why="they are copied by name; nothing was changed",
+            do="give weights of the same model, or rename the keys of its state_dict",
+        )
+
+
+def _few(items: list[str]) -> str:
+    more = f", and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(items[:_SHOWN]) + more

@@ -1,0 +1,53 @@
+"""Put what a layout holds together on rank 0, as the plain model's `state_dict` has it.
+
+Keys, their order and what is tied are those of the plain model, so that it loads the result with
+`strict=True`, and a file of it needs neither ranks nor nbdist. As torch's `get_model_state_dict`
+with `full_state_dict` and `cpu_offload`: tensors on the CPU on rank 0, nothing on others.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from nbdist.engine.layout.state import whole
+from nbdist.engine.layout.state.whole import Spread
+
+_TARGET = 0  # the rank that gets it
+
+
+def state_of(spread: Spread, plain: nn.Module | None) -> dict[str, Any]:
+    """Return the plain model's state on rank 0, an empty dict on others. Collective.
+
+    A rank needs room for one whole tensor beside its own parts; rank 0 for all of them, on the CPU.
+
+    Args:
+        spread: What holds the weights.
+        plain: Its skeleton, which knows what is tied on ranks of other stages; None takes the
+            model itself, which every rank has where there is none.
+    """
+    is_target = dist.get_rank() == _TARGET
+    held: dict[str, torch.Tensor] = {}
+    for name, full in whole.tensors(spread):
+        if is_target:
+            held[name] = full.to("cpu", copy=True)
+    return _named(held, spread.model, plain or spread.model) if is_target else {}
+
+
+def _named(held: Mapping[str, torch.Tensor], model: nn.Module, plain: nn.Module) -> dict[str, Any]:
+    """Return tensors by the keys of the plain model's state, a tied one under each of its names."""
+    by_identity = {
+        id(tensor): held[name] for name, tensor in whole.names(plain).items() if name in held
+    }
+    names = whole.names(plain, duplicates=True)
+    # What is no parameter or buffer (`get_extra_state`) is as rank 0 has it.
+    own = model.state_dict()
+    found: dict[str, Any] = {}
+    for key in plain.state_dict():
+        if key in names and id(names[key]) in by_identity:
+            found[key] = by_identity[id(names[key])]
+        elif key in own:
+            found[key] = own[key]
+    return found

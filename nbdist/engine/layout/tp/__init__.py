@@ -1,0 +1,1 @@
+"""Tensor parallel: each weight cut over ranks that see the same samples."""

@@ -1,0 +1,238 @@
+"""Find a model's tensor-parallel plan: the user's, else the model's own, else by tracing a forward.
+
+The traced plan follows the data: linears that one tensor feeds are columns, the single linear that
+comes next in the same block, and leads back to the width they took, is their row. Only widths that
+fit are taken: columns must make what the row takes (or a divisor: fewer heads for keys). A packed
+projection makes more, cannot be told from its shape how to cut, and is left whole.
+"""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from itertools import groupby, pairwise
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from nbdist.engine.layout.blocks import find_blocks
+from nbdist.engine.layout.dry_run import Call
+from nbdist.engine.layout.tp.cuts import COLUMN, HEAD, ROW, SUMMED, VOCAB, WORDS, Cut, Pair, Plan
+from nbdist.errors import LayoutError
+
+# transformers' words for what we do, in its releases 4 and 5.
+_THEIR_WORDS = {
+    "colwise": COLUMN,
+    "rowwise": ROW,
+    "colwise_rep": HEAD,
+    "colwise_gather_output": HEAD,
+    "embedding_rowwise": VOCAB,
+    "replicated_with_grad_allreduce": SUMMED,
+}
+_WHOLE = ("replicate", "replicated")
+
+# Packs several projections into one parameter; by the class's name, for transformers may be absent.
+_PACKED = ("MultiheadAttention", "Conv1D")
+
+
+def find_plan(
+    model: nn.Module, own_words: Mapping[str, Any] | None, calls: list[Call], tp: int
+) -> Plan:
+    """Return the plan that counts.
+
+    Args:
+        model: Not changed.
+        own_words: The user's plan, if there is one.
+        calls: What a forward calls.
+        tp: Ranks that share a weight.
+
+    Raises:
+        LayoutError: A key without a module, a word that is none, or nothing to cut.
+    """
+    if own_words is not None:
+        plan = _from_words(model, own_words, "your plan", "by your plan")
+    elif theirs := plan_of(model):
+        plan = _from_words(model, theirs, "the model's own plan", "by its tp_plan")
+    else:
+        plan = _traced(model, calls)
+    plan = _with_pairs(plan, calls) if not plan.pairs else plan
+    if own_words is None:
+        plan = _fit_vocabulary(model, plan, tp)
+    if not plan.cuts:
+        raise _nothing_found(model, plan)
+    return plan
+
+
+def plan_of(model: nn.Module) -> Mapping[str, Any] | None:
+    """Return the plan that a model brings, as those of transformers do."""
+    plan = getattr(model, "tp_plan", None)
+    return plan if isinstance(plan, Mapping) and plan else None
+
+
+# ---- From words --------------------------------------------------------------------------------
+
+
+def _from_words(model: nn.Module, words: Mapping[str, Any], source: str, why: str) -> Plan:
+    modules = dict(model.named_modules())
+    styles: dict[str, Any] = {}
+    for key, word in words.items():
+        style = _style(key, word)
+        found = [name for name in modules if _matches(name, key)]
+        if not found:
+            raise LayoutError(
+                f'No module is called "{key}", which {source} for tp names.',
+                do="use names of model.named_modules(), with * for one part of a name",
+            )
+        styles |= {} if style is None else dict.fromkeys(found, style)
+    return Plan(source, tuple(Cut(n, styles[n], why) for n in modules if n in styles))
+
+
+def _matches(name: str, key: str) -> bool:
+    """Return whether `*` in a key, which stands for one part of a name, makes them the same."""
+    parts, wanted = name.split("."), key.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _style(key: str, word: Any) -> Any:
+    if isinstance(word, ParallelStyle) or word in WORDS:
+        return word
+    if word in _THEIR_WORDS:
+        return _THEIR_WORDS[word]
+    if word in _WHOLE:
+        return None
+    raise LayoutError(
+        f'"{word}", which the plan for tp says of {key}, is no way to cut that nbdist has.',
+        why=f"it has {', '.join(WORDS)}, and takes styles of torch.distributed.tensor.parallel",
+        do="give a plan with these: TensorParallel(plan={...})",
+    )
+
+
+def _with_pairs(plan: Plan, calls: list[Call]) -> Plan:
+    """Find which columns feed which row, in the order of a forward."""
+    style = {cut.module: cut.style for cut in plan.cuts}
+    pairs: list[Pair] = []
+    columns: list[str] = []
+    for call in calls:
+        if style.get(call.name) == COLUMN and call.name not in columns:
+            columns.append(call.name)
+        elif style.get(call.name) == ROW and columns:
+            pairs.append(Pair(tuple(columns), call.name))
+            columns = []
+    return Plan(plan.source, plan.cuts, tuple(dict.fromkeys(pairs)), plan.left)
+
+
+# ---- By tracing --------------------------------------------------------------------------------
+
+
+def _traced(model: nn.Module, calls: list[Call]) -> Plan:
+    blocks = tuple(find_blocks(model))
+    once = _called_once(calls)
+    linears = [c for c in calls if isinstance(c.module, nn.Linear) and c.name in once]
+    # Tensors are compared by identity: `calls` keeps them alive.
+    groups = [list(g) for _, g in groupby(linears, lambda c: (id(c.fed), _block(c.name, blocks)))]
+    cuts: dict[str, Cut] = {}
+    pairs: list[Pair] = []
+    left: list[tuple[str, str]] = []
+    for group, after in pairwise(groups):
+        row = after[0]
+        names = tuple(call.name for call in group)
+        same_block = _block(row.name, blocks) == _block(names[0], blocks)
+        if len(after) > 1 or not same_block or names[0] in cuts:
+            continue
+        if row.module.out_features != group[0].module.in_features:
+            continue
+        if why := _misfit(group, row):
+            left += [(name, why) for name in (*names, row.name)]
+            continue
+        beside = f"fed with {len(names) - 1} more by one tensor" if names[1:] else "leads to a row"
+        cuts |= {name: Cut(name, COLUMN, beside) for name in names}
+        cuts[row.name] = Cut(row.name, ROW, "takes what the columns before it make")
+        cuts |= {
+            name: Cut(name, SUMMED, "sees a part of the features")
+            for name in _between(calls, names[0], row.name)
+            if name not in cuts
+        }
+        pairs.append(Pair(names, row.name))
+    plan = Plan("tracing one forward", tuple(cuts.values()), tuple(pairs), tuple(left))
+    return _with_vocabulary(model, plan, calls, blocks) if pairs else plan
+
+
+def _misfit(group: list[Call], row: Call) -> str:
+    """Return why widths do not tell how to cut a pair; empty where they do."""
+    wanted = row.module.in_features
+    widths = [call.module.out_features for call in group]
+    if max(widths) == wanted and all(wanted % width == 0 for width in widths):
+        return ""
+    made = " + ".join(map(str, widths))
+    return f"makes {made} features where {wanted} are taken on: packed, or changed in between"
+
+
+def _called_once(calls: list[Call]) -> set[str]:
+    names = [call.name for call in calls]
+    return {name for name in names if names.count(name) == 1}
+
+
+def _between(calls: list[Call], column: str, row: str) -> list[str]:
+    order = [call.name for call in calls]
+    return order[order.index(column) + 1 : order.index(row)]
+
+
+def _block(name: str, blocks: tuple[str, ...]) -> str:
+    return next((block for block in blocks if name.startswith(block + ".")), "")
+
+
+def _with_vocabulary(
+    model: nn.Module, plan: Plan, calls: list[Call], blocks: tuple[str, ...]
+) -> Plan:
+    """Cut the table of tokens, and the head over the same entries, at the model's two ends."""
+    once = _called_once(calls)
+    outside = [c for c in calls if not _block(c.name, blocks) and c.name in once]
+    tables = [c for c in outside if isinstance(c.module, nn.Embedding)]
+    if not tables:
+        return plan
+    entries = tables[0].module.num_embeddings
+    heads = [c for c in outside if isinstance(c.module, nn.Linear)][-1:]
+    cuts = [Cut(tables[0].name, VOCAB, "the table of tokens")]
+    if heads and heads[0].module.out_features == entries and not plan.style_of(heads[0].name):
+        cuts.append(Cut(heads[0].name, HEAD, "makes the logits of all tokens"))
+    return plan.with_cuts(cuts)
+
+
+# ---- What does not fit -------------------------------------------------------------------------
+
+
+def _fit_vocabulary(model: nn.Module, plan: Plan, tp: int) -> Plan:
+    """Keep tables and heads whole whose entries tp does not divide, or whose tied partner is."""
+    for cut in plan.cuts:
+        if cut.style in (VOCAB, HEAD):
+            module: Any = model.get_submodule(cut.module)
+            entries = int(module.weight.shape[0])
+            if entries % tp:
+                plan = plan.without(cut.module, f"{entries} entries are not divisible by {tp}")
+            elif getattr(module, "max_norm", None) is not None:
+                plan = plan.without(cut.module, "max_norm changes a table while it is read")
+    for cut in plan.cuts:
+        if cut.style not in (VOCAB, HEAD):
+            continue
+        weight = model.get_submodule(cut.module).weight
+        owners = [n for n, m in model.named_modules() if m._parameters.get("weight") is weight]
+        if any(plan.style_of(name) not in (VOCAB, HEAD) for name in owners):
+            plan = plan.without(cut.module, "tied to a module that is kept whole")
+    return plan
+
+
+def _nothing_found(model: nn.Module, plan: Plan) -> LayoutError:
+    name, why = _reason(model, plan)
+    return LayoutError(
+        f"Nothing in {type(model).__name__} was found that tp could cut.",
+        why=f"{name} {why}" if name else "no linear leads into another that leads back",
+        do='give a plan, TensorParallel(plan={"blocks.*.up": "column", "blocks.*.down": '
+        '"row"}), write projections as separate Linear layers, or use "zero3"',
+    )
+
+
+def _reason(model: nn.Module, plan: Plan) -> tuple[str, str]:
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind in _PACKED:
+            return name, f"is a {kind}, which packs several projections into one parameter"
+    return plan.left[0] if plan.left else ("", "")

@@ -1,0 +1,135 @@
+"""Prove a tensor-parallel plan on the model itself, before anything is changed.
+
+Each rank runs one small forward twice: with its whole weights, and with the parts that the plan
+gives it, where rows are summed over the ranks. What rows make must be the same. So a plan that is
+wrong, though its shapes fit (a norm over features that were cut, a packed projection), is refused
+and named, instead of training something else.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from nbdist.engine.compat import torch_modules, torch_transformer
+from nbdist.engine.layout.dry_run import untouched
+from nbdist.engine.layout.inputs import Inputs
+from nbdist.engine.layout.tp.cuts import COLUMN, ROW, Plan, cut_dims
+from nbdist.errors import LayoutError
+
+# Largest difference, relative to the largest value, that comes of another order of summation.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+def prove(model: nn.Module, plan: Plan, mesh: DeviceMesh, inputs: Inputs) -> None:
+    """Compare the two forwards, over the mesh's ranks. Collective.
+
+    Args:
+        model: On its device, with the same weights on every rank; not changed.
+        plan: Of words only.
+        mesh: The axis `tp`.
+        inputs: With which the model runs.
+
+    Raises:
+        LayoutError: They differ; names the first row that does, by how much.
+    """
+    inputs = inputs.map(of_rank_0)
+    rows = [pair.row for pair in plan.pairs]
+    with untouched(model), evaluating(model), torch.no_grad():
+        whole = _outputs(model, {}, rows, inputs, None)
+        parts = _outputs(model, _parts(model, plan, mesh), rows, inputs, mesh)
+    for row in rows:
+        error = float(difference(whole[row], parts[row]))
+        if not error <= tolerance(whole[row].dtype):
+            pair = next(pair for pair in plan.pairs if pair.row == row)
+            raise LayoutError(
+                f"Cutting {', '.join(pair.columns)} and {row} changes what the model computes: by "
+                f"{error:.1e} of its largest value, in a forward that was tried.",
+                why="something between them works across features or heads that different ranks "
+                f"would hold (the plan: {plan.source})",
+                do="leave them out with a plan of your own: TensorParallel(plan={...})",
+            )
+
+
+def difference(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Return the largest difference, in units of the largest value expected."""
+    scale = expected.double().abs().max()
+    error = (expected.double() - found.double()).abs().max()
+    return torch.where(scale > 0, error / scale, error)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return the largest difference that comes of another order of summation."""
+    return TOLERANCE.get(dtype, 1e-4)
+
+
+def _outputs(
+    model: nn.Module,
+    state: dict[str, torch.Tensor],
+    rows: list[str],
+    inputs: Inputs,
+    mesh: DeviceMesh | None,
+) -> dict[str, torch.Tensor]:
+    """Run a forward with some parameters replaced; returns what rows make."""
+    found: dict[str, torch.Tensor] = {}
+    hooks = [
+        model.get_submodule(row).register_forward_hook(_recorder(row, found, mesh)) for row in rows
+    ]
+    try:
+        torch.func.functional_call(model, state, inputs.args, inputs.keywords)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _recorder(row: str, found: dict[str, Any], mesh: DeviceMesh | None) -> Callable[..., Any]:
+    def record(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
+        if mesh is not None:
+            output = output.contiguous()
+            dist.all_reduce(output, group=mesh.get_group())
+        found[row] = output
+        return output
+
+    return record
+
+
+def _parts(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+    """Return this rank's parts of the pairs' parameters, without a copy; a row's bias is shared."""
+    parts = {}
+    for cut in plan.cuts:
+        if cut.style not in (COLUMN, ROW):
+            continue
+        module = model.get_submodule(cut.module)
+        for name, dim in cut_dims(cut.style, module).items():
+            chunks = getattr(module, name).detach().chunk(mesh.size(), dim)
+            parts[f"{cut.module}.{name}"] = chunks[mesh.get_local_rank()]
+        if cut.style == ROW and getattr(module, "bias", None) is not None:
+            bias = module.bias
+            assert isinstance(bias, torch.Tensor)
+            parts[f"{cut.module}.bias"] = bias.detach() / mesh.size()
+    return parts
+
+
+def of_rank_0(tensor: torch.Tensor) -> torch.Tensor:
+    """Return rank 0's, for an example may differ between ranks."""
+    copy = tensor.detach().clone()
+    torch_modules.broadcast_coalesced([copy], 0)
+    return copy
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Have no dropout and no running statistics, and no kernel that skips modules."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch_transformer.by_modules():
+            yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,166 @@
+"""The `tp` axis: each weight cut over ranks that work on the same samples.
+
+torch's own styles cut the modules that the plan names; all other parameters become replicas (see
+`local_parameters`). Columns that one tensor feeds share one DTensor of it, so that their gradients
+are summed before they are sent: one all-reduce where torch's styles alone need one a column.
+"""
+
+import gc
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from nbdist.engine.compat import torch_sharded, torch_transformer
+from nbdist.engine.layout import dry_run
+from nbdist.engine.layout.policies import TensorParallel
+from nbdist.engine.layout.tp import find_cuts, fit, local_parameters, proof, sequence
+from nbdist.engine.layout.tp.cuts import COLUMN, HEAD, ROW, SUMMED, VOCAB, Plan, is_known
+from nbdist.errors import LayoutError
+
+
+def find_plan(
+    model: nn.Module, policy: TensorParallel, mesh: DeviceMesh, blocks: dict[str, nn.Module]
+) -> Plan:
+    """Return the plan for a model, checked in every way there is. Collective; changes nothing.
+
+    A plan of words is tried on fake tensors with a rank's shapes, and then proven by a small
+    forward. One with styles of torch is taken as it is: what they do is not known to us. Where
+    the user gave a plan and no example, a model that runs with no guessed input is believed.
+
+    Raises:
+        LayoutError: Nothing to cut, or a plan that does not fit the model.
+    """
+    inputs, calls = None, list[dry_run.Call]()
+    try:
+        inputs, calls = dry_run.find_inputs(model, policy.example)
+    except LayoutError:
+        has_words = policy.plan is not None or find_cuts.plan_of(model) is not None
+        if policy.example is not None or not has_words:
+            raise
+    plan = find_cuts.find_plan(model, policy.plan, calls, mesh.size())
+    fit.check(model, plan, mesh.size(), inputs)
+    _check_loss(plan, policy)
+    if policy.sequence:
+        sequence.check(blocks, plan)
+    if inputs is not None and is_known(plan):
+        proof.prove(model, plan, mesh, inputs)
+    return plan
+
+
+def apply(
+    model: nn.Module,
+    plan: Plan,
+    policy: TensorParallel,
+    mesh: DeviceMesh,
+    blocks: dict[str, nn.Module],
+    runs: list[list[nn.Module]] | None = None,
+) -> None:
+    """Cut `model` over the one-dimensional mesh, in place.
+
+    Args:
+        model: On its device, with the same weights on every rank.
+        plan: From `find_plan`.
+        policy: What is cut beside weights.
+        mesh: The axis `tp`.
+        blocks: By name, in order: what the model repeats.
+        runs: Those that follow each other on this rank, where a pipeline has the others.
+    """
+    tied = list(fit.ties(model))
+    summed = {model.get_submodule(cut.module) for cut in plan.cuts if cut.style == SUMMED}
+    if policy.sequence:
+        summed |= set(sequence.norms(blocks, plan))
+        sequence.apply(model, plan, mesh, runs or [list(blocks.values())])
+    else:
+        for pair in plan.pairs:
+            _Shared(mesh).hook(
+                [model.get_submodule(name) for name in pair.columns], model.get_submodule(pair.row)
+            )
+    for cut in plan.cuts:
+        style = _style(cut.style, policy)
+        if style is not None:
+            # None: all ranks hold the same already.
+            parallelize_module(model.get_submodule(cut.module), mesh, style, src_data_rank=None)
+        if cut.style == HEAD and not policy.loss:
+            model.get_submodule(cut.module).register_forward_hook(_own_output)
+    local_parameters.replicate_rest(model, mesh, [*blocks.values(), model], summed)
+    for (module, name), *others in tied:
+        for other, its_name in others:
+            shared = model.get_submodule(module)._parameters[name]
+            model.get_submodule(other)._parameters[its_name] = shared
+    torch_transformer.keep_padding(model)
+    gc.collect(0)  # the whole weights, where a cycle held them
+
+
+def _check_loss(plan: Plan, policy: TensorParallel) -> None:
+    """Refuse a parallel loss where there is no head to cut.
+
+    Raises:
+        LayoutError: The plan has none.
+    """
+    if policy.loss and not any(cut.style == HEAD for cut in plan.cuts):
+        left = "; ".join(f"{module}: {why}" for module, why in plan.left)
+        raise LayoutError(
+            "TensorParallel(loss=True) needs a head that is cut over the vocabulary, and the plan "
+            "has none.",
+            why=left or "no linear at the model's end makes the logits of all tokens",
+            do='leave loss out, make the vocabulary a multiple of tp, or name the head "head" in '
+            "a plan of your own",
+        )
+
+
+def _style(style: Any, policy: TensorParallel) -> ParallelStyle | None:
+    if isinstance(style, ParallelStyle):
+        return style
+    if style == COLUMN:
+        return ColwiseParallel()
+    if style == ROW:
+        return RowwiseParallel(output_layouts=Shard(1) if policy.sequence else Replicate())
+    if style == VOCAB:
+        return RowwiseParallel(input_layouts=Replicate())
+    if style == HEAD:
+        return ColwiseParallel(
+            output_layouts=Shard(-1) if policy.loss else Replicate(),
+            use_local_output=not policy.loss,
+        )
+    return None
+
+
+def _own_output(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
+    return torch_sharded.as_own(output)
+
+
+class _Shared:
+    """The input of a pair's columns, as one DTensor for all that the same tensor feeds.
+
+    Autograd then adds the columns' gradients, each a part of the sum, before it sends them.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        self._given: torch.Tensor | None = None
+        self._made: DTensor | None = None
+
+    def hook(self, columns: list[nn.Module], row: nn.Module) -> None:
+        """Stand before the columns; forget at the row."""
+        for column in columns:
+            column.register_forward_pre_hook(self._before_column)
+        row.register_forward_pre_hook(self._before_row)
+
+    def _before_column(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        given = args[0]
+        if given is not self._given or self._made is None:
+            self._given = given
+            self._made = DTensor.from_local(given, self._mesh, [Replicate()], run_check=False)
+        return (self._made, *args[1:])
+
+    def _before_row(self, _module: nn.Module, _args: object) -> None:
+        self._given = self._made = None
