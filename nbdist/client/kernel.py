@@ -46,9 +46,16 @@ def current() -> Session:
     """Return the kernel's session.
 
     Raises:
-        ClusterError: None has been started.
+        ClusterError: None has been started, or this is a rank.
     """
     if _current is None:
+        if os.environ.get("TORCHELASTIC_RUN_ID") == "nbdist":  # what ranks have; no engine here
+            raise ClusterError(
+                f"nbdist.current() is for the notebook, and this is rank {os.environ['RANK']}.",
+                why="the session that looks after all ranks lives in the notebook's kernel",
+                do="call it in an ordinary cell; in a %%distributed cell there are rank, "
+                "world_size, device and dist",
+            )
         raise ClusterError(
             "No ranks are running, so this ran nowhere.",
             why="no cluster has been started in this notebook.",

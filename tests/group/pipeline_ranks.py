@@ -357,6 +357,15 @@ def uses() -> dict[str, Any]:
     seen: dict[str, Any] = {"again": parallelize(model, "pp=2", policy) is spread}
     seen["explained"] = repr(spread.explain())
     seen["stages"] = [(stage.rank, stage.blocks) for stage in spread.stages]
+    texts: dict[str, str] = {}
+
+    def refused(label: str, use: Callable[[], object]) -> None:
+        try:
+            use()
+        except LayoutError as error:
+            texts[label] = str(error)
+
+    refused("uneven", lambda: spread.step(x[:6], y[:6], loss_of))
     stream = torch.get_rng_state()
     with torch.no_grad():
         loss = spread.step(x[:7], y[:7], loss_of)
@@ -368,15 +377,8 @@ def uses() -> dict[str, Any]:
         spread.step(x.chunk(2)[part], y.chunk(2)[part], lambda o, t: loss_of(o, t) / 2)
     loss_of(alone(x), y).backward()
     seen["accumulated"] = furthest(gradients(model), gradients(alone))
-    texts = {}
-    for label, use in {
-        "called": lambda: model(x),
-        "uneven": lambda: spread.step(x[:6], y[:6], loss_of),
-    }.items():
-        try:
-            use()
-        except LayoutError as error:
-            texts[label] = str(error)
+    refused("called", lambda: model(x))
+    refused("smaller last", lambda: spread.step(x[:6], y[:6], loss_of))
     return {**seen, **texts}
 
 
@@ -462,6 +464,16 @@ class Skipping(GPT):
         return self.head(self.norm(self.blocks[-1](x_BTD) + first))
 
 
+class AddingOutside(GPT):
+    """Adds what a block gets to what it returns."""
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        x_BTD = self.token(x_BT)
+        for block in self.blocks:
+            x_BTD = x_BTD + block(x_BTD)
+        return self.head(self.norm(x_BTD))
+
+
 class Odd(Block):
     """Is called with token ids first."""
 
@@ -498,6 +510,7 @@ def refusals() -> dict[str, str]:
 
     refused("tied", Tied())
     refused("skip", Skipping())
+    refused("adds outside", AddingOutside())
     refused("ids first", CalledOddly())
     refused("few blocks", GPT(2), schedule="interleaved")
     refused("no blocks", nn.Linear(4, 4))

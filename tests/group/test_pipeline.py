@@ -272,6 +272,7 @@ def test_a_batch_that_cannot_be_cut_is_refused_with_what_works(used: list[dict[s
     for rank in used:
         assert "6 samples cannot be cut into 4 equal" in rank["uneven"]
         assert "give 4 or 8 samples, or Pipeline(microbatches=3)" in rank["uneven"]
+        assert "leave a smaller last batch out, with drop_last=True" in rank["smaller last"]
 
 
 def test_shares_of_different_size_count_by_their_samples() -> None:
@@ -312,7 +313,8 @@ def refusals() -> list[dict[str, str]]:
     ("case", "words"),
     [
         ("tied", ["token.weight is used by stages 0 and 1", "untie the embedding"]),
-        ("skip", ["is no chain of blocks: cut before blocks.2"]),
+        ("skip", ["is no chain of blocks: cut before blocks.2", "into the hidden state"]),
+        ("adds outside", ["as in h = h + block(h)", "add inside of the block: its forward"]),
         ("ids first", ["blocks.2 is not called with a tensor of real numbers first"]),
         ("few blocks", ['pp=2 by "interleaved" makes 4 stages of 2 blocks']),
         ("no blocks", ["Linear has no list of blocks"]),

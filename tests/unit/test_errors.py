@@ -2,7 +2,11 @@
 
 import pickle
 
+import pytest
+
 from nbdist import errors
+from nbdist.client import kernel
+from nbdist.engine.environment import rank_variables
 from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError
 
 
@@ -35,3 +39,13 @@ def test_an_interrupt_is_a_keyboard_interrupt_and_no_ordinary_exception() -> Non
     assert issubclass(Interrupted, KeyboardInterrupt)
     assert not issubclass(Interrupted, Exception)
     assert Interrupted.__name__ == "KeyboardInterrupt"
+
+
+def test_a_rank_that_asks_for_the_session_is_told_where_it_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in rank_variables(3, 4, "cpu", 1).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ClusterError, match="is for the notebook, and this is rank 3") as refused:
+        kernel.current()
+    assert "there are rank, world_size" in refused.value.do

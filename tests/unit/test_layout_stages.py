@@ -1,6 +1,7 @@
 """Stages of a pipeline: balance, places, bubbles, numbers that work."""
 
 import itertools
+import re
 
 import pytest
 
@@ -73,9 +74,39 @@ def test_micro_batches_that_cannot_be_ordered_are_refused_with_the_nearest(
 
 
 def test_a_share_smaller_than_the_micro_batches_is_refused() -> None:
-    check_batch(16, 8)
+    check_batch(16, Pipeline("1f1b", 8), 2)
     with pytest.raises(LayoutError, match=r"give 8 samples, or Pipeline\(microbatches=5\)"):
-        check_batch(5, 8)
+        check_batch(5, Pipeline("1f1b", 8), 2)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"])
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_no_advice_leads_to_the_next_refusal(schedule: str, pp: int) -> None:
+    for samples, microbatches in itertools.product(range(1, 25), range(1, 13)):
+        policy = Pipeline(schedule, microbatches)
+        try:
+            check_microbatches(policy, pp)
+            check_batch(samples, policy, pp)
+        except LayoutError as error:
+            offered = re.search(r"or Pipeline\(microbatches=(\d+)\)", error.do)
+            if offered:
+                other = Pipeline(schedule, int(offered[1]))
+                check_microbatches(other, pp)
+                check_batch(samples, other, pp)
+
+
+def test_of_numbers_that_divide_a_share_one_is_offered_that_the_schedule_can_order() -> None:
+    with pytest.raises(LayoutError, match=r"give 3 or 6 samples, or Pipeline\(microbatches=4\)"):
+        check_batch(4, Pipeline("zbv", 3), 2)
+
+
+def test_a_smaller_last_batch_is_to_be_left_out_before_anything_else() -> None:
+    with pytest.raises(LayoutError) as refused:
+        check_batch(6, Pipeline("1f1b", 4), 2, before=16)
+    assert refused.value.do == (
+        "leave a smaller last batch out, with drop_last=True in the loader: shares of 16 went "
+        "before, or Pipeline(microbatches=2)"
+    )
 
 
 def test_blocks_may_be_named_or_numbered() -> None:

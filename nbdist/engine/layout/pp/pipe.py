@@ -111,6 +111,7 @@ class Pipe:
             torch_pipeline.remember_laid(part, relay.model, tuple(range(dist.get_world_size())))
         self._schedules: dict[Any, tuple[Any, Trunk]] = {}
         self._work: _Work | None = None
+        self._largest = 0  # share that a step has taken, in samples
 
     @property
     def model(self) -> nn.Module:
@@ -167,11 +168,12 @@ class Pipe:
 
     def _count(self, samples: int, trains: bool) -> int:
         """Return the number of micro-batches; alone forwards take any batch."""
-        wanted = self.plan.policy.microbatches
+        policy, pp = self.plan.policy, self.plan.pp
         if trains:
-            stages.check_batch(samples, wanted)
-            return wanted
-        return stages.forward_microbatches(self.plan.pp, wanted, samples)
+            stages.check_batch(samples, policy, pp, self._largest)
+            self._largest = max(self._largest, samples)
+            return policy.microbatches
+        return stages.forward_microbatches(pp, policy.microbatches, samples)
 
     def _schedule(self, inputs: Inputs, count: int, trains: bool) -> tuple[Any, Trunk]:
         is_training = self._relay.model.training

@@ -239,10 +239,12 @@ def _prove(plan: Plan, relay: Relay) -> None:
             except LayoutError:
                 raise
             except Exception as error:
-                raise _not_a_chain(model, stage, f"{type(error).__name__}: {error}") from error
+                raise _not_a_chain(
+                    plan, model, stage, f"{type(error).__name__}: {error}"
+                ) from error
     tensors = zip(_real(whole), _real(found), strict=True)
     if not all(_is_near(a, b) for a, b in tensors):
-        raise _not_a_chain(model, plan.stages[-1], "the output of all stages is another one")
+        raise _not_a_chain(plan, model, plan.stages[-1], "the output of all stages is another one")
 
 
 def _real(tree: Any) -> list[torch.Tensor]:
@@ -254,11 +256,17 @@ def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=bound, equal_nan=True)
 
 
-def _not_a_chain(model: nn.Module, stage: Stage, what: str) -> LayoutError:
+def _not_a_chain(plan: Plan, model: nn.Module, stage: Stage, what: str) -> LayoutError:
+    first = stage.blocks[0]
+    is_taken_again = first in plan.trunk.taken_again
     return LayoutError(
-        f"{type(model).__name__} is no chain of blocks: cut before {stage.blocks[0]}, it does not "
+        f"{type(model).__name__} is no chain of blocks: cut before {first}, it does not "
         "compute the same.",
-        why=f"something besides the first argument of {stage.blocks[0]} comes from earlier stages "
-        f"({what})",
-        do='move what blocks share into the hidden state, or use "zero3" or tp',
+        why=f"what {first} is called with first is used again behind it, as in h = h + block(h), "
+        "and an earlier stage makes it"
+        if is_taken_again
+        else f"something besides the first argument of {first} comes from earlier stages ({what})",
+        do="add inside of the block: its forward returns h + ..., the model calls h = block(h)"
+        if is_taken_again
+        else 'move what blocks share into the hidden state, or use "zero3" or tp',
     )

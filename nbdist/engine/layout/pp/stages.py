@@ -11,6 +11,7 @@ Pure: counts and names, no model. Sources: Huang et al., "GPipe", 2019; Narayana
 Parallelism", 2023.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -95,7 +96,8 @@ def check_microbatches(policy: Pipeline, pp: int) -> None:
         why="it needs one a rank at least"
         if policy.microbatches < pp
         else "it works in rounds of as many micro-batches, one or more a rank",
-        do=f"Pipeline(microbatches={works}) is the nearest that works",
+        do=f"Pipeline(microbatches={works}) is the nearest that works, with a rank's share of "
+        "samples that is a multiple of it",
     )
 
 
@@ -121,27 +123,37 @@ def forward_microbatches(pp: int, wanted: int, samples: int) -> int:
     )
 
 
-def check_batch(samples: int, microbatches: int) -> None:
+def check_batch(samples: int, policy: Pipeline, pp: int, before: int = 0) -> None:
     """Refuse a batch that cannot be cut into equal micro-batches.
+
+    Args:
+        samples: A rank's share.
+        policy: The schedule, and how many micro-batches.
+        pp: Ranks of a pipeline.
+        before: The largest share that a step has taken; 0 before the first.
 
     Raises:
         LayoutError: With the nearest numbers that work.
     """
-    if samples and samples % microbatches == 0:
+    wanted = policy.microbatches
+    if samples and samples % wanted == 0:
         return
-    below, above = (
-        samples // microbatches * microbatches,
-        -(-samples // microbatches) * microbatches,
-    )
+    # What works for a smaller batch must work for those before it, too.
+    shares = math.gcd(samples, before)
+    fits = [
+        n for n in range(2, shares + 1) if shares % n == 0 and _is_orderly(policy.schedule, pp, n)
+    ]
+    nearest = min(fits, key=lambda n: _far(n, policy), default=0)
+    other = f", or Pipeline(microbatches={nearest})" if nearest else ""
+    below, above = samples // wanted * wanted, -(-samples // wanted) * wanted
     sizes = " or ".join(str(n) for n in dict.fromkeys((below, above)) if n)
-    counts = [n for n in range(2, samples + 1) if samples % n == 0]
-    nearest = min(counts, key=lambda n: abs(n - microbatches), default=0)
     raise LayoutError(
-        f"A share of {samples} samples cannot be cut into {microbatches} equal micro-batches.",
+        f"A share of {samples} samples cannot be cut into {wanted} equal micro-batches.",
         why="every micro-batch goes through the same buffers, and counts the same",
-        do=f"give {sizes} samples"
-        + (f", or Pipeline(microbatches={nearest})" if nearest else "")
-        + "; loaders drop a smaller last batch with drop_last=True",
+        do=f"leave a smaller last batch out, with drop_last=True in the loader: shares of {before} "
+        f"went before{other}"
+        if samples < before
+        else f"give {sizes} samples{other}; loaders drop a smaller last batch with drop_last=True",
     )
 
 

@@ -48,6 +48,7 @@ class Trunk:
         beside: In which segments a module outside of all blocks is called, for those whose outputs
             depend on weights. Others, of positions or masks, may run anywhere.
         outputs: What each call of a block, or of a module beside, returned: specs for tensors.
+        taken_again: Blocks whose hidden state the model uses once more, behind their call.
     """
 
     blocks: tuple[str, ...]
@@ -55,6 +56,7 @@ class Trunk:
     uses: dict[str, frozenset[int]]
     beside: dict[str, frozenset[int]]
     outputs: dict[str, list[Any]]
+    taken_again: frozenset[str]
 
 
 def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Trunk]:
@@ -144,12 +146,15 @@ class _Watch(TorchDispatchMode):
         self._uses: dict[str, set[int]] = {name: set() for name in parameters.values()}
         # Held, for an id may not be given to another tensor meanwhile.
         self._weighted: dict[int, torch.Tensor] = {}
+        self._left: dict[int, tuple[str, torch.Tensor]] = {}  # hidden states of blocks that ended
+        self._again: set[str] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         read = [id(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        self._again.update(self._left[key][0] for key in read if key in self._left)
         used = [self._parameters[key] for key in read if key in self._parameters]
         for name in used:
             self._uses[name].add(len(self.entered))
@@ -161,6 +166,12 @@ class _Watch(TorchDispatchMode):
         """Return whether every tensor in it does."""
         tensors = _tensors_in(output)
         return bool(tensors) and all(id(t) in self._weighted for t in tensors)
+
+    def leave(self, block: str, hidden: Any, output: Any) -> None:
+        """Note that a block has ended, so that who uses its hidden state from here on is seen."""
+        # One that a block has changed in place, and returns, is the next one's.
+        if isinstance(hidden, torch.Tensor) and all(t is not hidden for t in _tensors_in(output)):
+            self._left[id(hidden)] = (block, hidden)
 
     def trunk(self, model: nn.Module) -> Trunk:
         """Return what was seen."""
@@ -176,6 +187,7 @@ class _Watch(TorchDispatchMode):
             {name: segments(self._uses[name]) for name, _ in model.named_parameters()},
             {name: segments(entries) for name, entries in self.calls.items()},
             self.outputs,
+            frozenset(self._again),
         )
 
 
@@ -212,12 +224,13 @@ class _Call:
             watch.entered.append(self.name)
             watch.fed.append(Spec(hidden.shape, hidden.dtype) if is_real else None)
 
-    def after(self, _module: nn.Module, _args: Any, output: Any) -> None:
+    def after(self, _module: nn.Module, args: Any, keywords: Any, output: Any) -> None:
         watch = self.watch
         watch.depth -= 1
         if not self.tops.pop():
             return
         if self.is_block:
+            watch.leave(self.name, first_of(args, keywords), output)
             watch.outputs.setdefault(self.name, []).append(specs(output))
         elif self.name in watch.calls or watch.depends_on_weights(output):
             watch.calls.setdefault(self.name, []).append(len(watch.entered))
@@ -235,7 +248,7 @@ def _hooked(model: nn.Module, names: list[str], watch: _Watch) -> Iterator[None]
             continue
         call = _Call(name, watch, name in blocks)
         hooks.append(module.register_forward_pre_hook(call.before, with_kwargs=True))
-        hooks.append(module.register_forward_hook(call.after))
+        hooks.append(module.register_forward_hook(call.after, with_kwargs=True))
     try:
         yield
     finally:
