@@ -42,6 +42,28 @@ if rank: l.backward()
 """,
         ["rank 0 has finished the cell; rank 1 waits for it in all_reduce no. "],
     ),
+    "where DDP lays its buckets anew": (
+        "all",
+        """
+m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+m(torch.ones(4, 2)).sum().backward()
+if rank == 0: m(torch.ones(4, 2))
+""",
+        ["rank 1 has finished the cell; rank 0 waits for it in broadcast no. ", "), line 3."],
+    ),
+    "where DDP sends buffers": (
+        "all",
+        """
+m = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(2))
+if rank: m(torch.ones(4, 2))
+""",
+        ["rank 0 has finished the cell; rank 1 waits for it in broadcast no. ", "), line 2."],
+    ),
+    "one rank makes a DDP": (
+        "all",
+        "if rank: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))",
+        ["rank 0 has finished the cell; rank 1 waits for it in all_gather no. ", "), line 1."],
+    ),
     "two groups in crossed order": (
         "all",
         f"{GROUPS}\nfor x in g if rank else g[::-1]:\n    dist.all_reduce(torch.ones(1), group=x)",
@@ -91,6 +113,10 @@ def test_a_rank_that_swallows_its_error_does_not_hide_the_deadlock(session: Sess
 
 SLOW = {
     "a rank that computes": "import time\nif rank: time.sleep(1.2)\ndist.barrier()",
+    "a rank that comes late to where DDP lays its buckets": (
+        "import time\nm = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
+        "m(torch.ones(4, 2)).sum().backward()\nif rank: time.sleep(1.2)\nm(torch.ones(4, 2))"
+    ),
     "ranks that end far apart": "import time\ntime.sleep(1.2 * rank)",
     "a chain of ranks": (
         f"import time\n{GROUPS}\nif rank: time.sleep(1.2)\n"

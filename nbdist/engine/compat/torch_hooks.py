@@ -35,6 +35,7 @@ def check() -> list[str]:
     wanted = [
         (c10d.ProcessGroup, ["unbox", "_get_backend", "group_name"]),
         (c10d.Work, ["wait", "boxed", "get_future", "is_completed"]),
+        *((owner, [name]) for owner, name in _WAITING_IN_NATIVE),
         (torch.library.Library, ["impl", "_destroy"]),
         (dataloader, ["_BaseDataLoaderIter", "_MultiProcessingDataLoaderIter"]),
         (torch.amp.GradScaler, ["scale"]),
@@ -176,6 +177,29 @@ def _replace(owner: Any, name: str, wrapper: Wrapper) -> Undo:
 def wrap_work_wait(wrapper: Wrapper) -> Undo:
     """Put `wrapper` around `Work.wait`, as called from Python."""
     return _replace(c10d.Work, "wait", wrapper)
+
+
+# They launch collectives and wait for them in C++: those of DDP's forward and constructor.
+_WAITING_IN_NATIVE: tuple[tuple[Any, str], ...] = (
+    (getattr(dist, "Reducer", None), "_rebuild_buckets"),
+    (dist, "_broadcast_coalesced"),
+    (dist, "_verify_params_across_processes"),
+)
+
+
+def wrap_waits_in_native(wrapper: Wrapper) -> Undo:
+    """Put `wrapper` around each function that waits in C++ for what it has launched itself.
+
+    DDP's laying of its buckets anew, what sends its parameters and buffers from rank 0, and what
+    compares the shapes of its parameters. The reducer's backward is not one of them.
+    """
+    undos = [_replace(owner, name, wrapper) for owner, name in _WAITING_IN_NATIVE]
+
+    def undo() -> None:
+        for each in undos:
+            each()
+
+    return undo
 
 
 def wrap_wait_tensor(wrapper: Wrapper) -> Undo:

@@ -315,11 +315,9 @@ def broadcast_coalesced(
 
     What DDP uses for parameters and buffers; torch.distributed has no public form of it.
     """
-    from torch._C._distributed_c10d import _broadcast_coalesced
-
     among = group or dist.group.WORLD
     assert among is not None, "parallelize has checked that there is a process group"
-    _broadcast_coalesced(among, tensors, _BROADCAST_BYTES, source)
+    _dist._broadcast_coalesced(among, tensors, _BROADCAST_BYTES, source)
 
 
 def composable_replicate() -> Any:

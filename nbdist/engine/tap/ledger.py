@@ -36,7 +36,8 @@ class Waiting:
 
     `seq` numbers the group's collectives from 1, since it was formed. `line` is where in a cell
     it was launched, "file:line", at level "full". `is_certain` is False inside backward, where
-    DDP waits out of sight: the collective is under way, the main thread may also be computing.
+    DDP waits out of sight: the collective is under way, the main thread may also be computing; and
+    inside C++ that waits for what it has launched, where nobody looks for its end.
     `ranks` are the group's, global. Of a message (send, recv) `peer` is the other rank, None where
     any will do, and `seq` its number among those to or from that peer. A wait in the store has the
     kind "store", no group and no number. `title` is the group in words, such as "group dp".
@@ -93,6 +94,9 @@ class State:
         self.launched = 0
         self.last: Launch | None = None
         self.blocked: tuple[Launch | None, int] | None = None  # main thread, since when (ns)
+        # The main thread is in C++ that waits for what it launches: from which launch on, and the
+        # newest one before.
+        self.native: tuple[int, Launch | None] | None = None
         self.backward: Backward | None = None
         self.seen_until_ns = 0  # intervals up to here have been taken
         self.cuda = CudaTimes()
@@ -153,14 +157,28 @@ def last_kind() -> str | None:
 def waiting() -> Waiting | None:
     """Return the collective that the main thread waits in now, from any thread."""
     now = perf_counter_ns()
-    blocked, backward = state.blocked, state.backward
+    blocked, native, backward = state.blocked, state.native, state.backward
     if blocked is not None:
         launch, since_ns = blocked
         return None if launch is None else _describe(launch, now - since_ns, is_certain=True)
-    if backward is not None:
-        for number, launch in sorted(state.under_way.copy().items()):
-            if number >= backward.first_launch and not launch.is_over():
-                return _describe(launch, now - launch.start_ns, is_certain=False)
+    if native is not None:
+        first_launch, before = native
+        if launch := _under_way_since(first_launch):
+            return _describe(launch, now - launch.start_ns, is_certain=True)
+        launch = state.last
+        if launch is not None and launch is not before and launch.number == 0:
+            # Its end is not looked for: below level "full", and on CUDA.
+            return _describe(launch, now - launch.start_ns, is_certain=False)
+    elif backward is not None and (launch := _under_way_since(backward.first_launch)):
+        return _describe(launch, now - launch.start_ns, is_certain=False)
+    return None
+
+
+def _under_way_since(first: int) -> Launch | None:
+    """Return the oldest launch from this number on that is not known to be over."""
+    for number, launch in sorted(state.under_way.copy().items()):
+        if number >= first and not launch.is_over():
+            return launch
     return None
 
 

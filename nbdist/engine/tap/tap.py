@@ -25,7 +25,8 @@ thread waited for a collective and could do nothing else:
   launch within backward to backward's end in which a collective launched in this backward was
   under way (in steps that are not told: all of it), waits counted above left out. What the main
   thread computes after the last launch counts as waiting there; for DDP that is the copying out
-  of buckets.
+  of buckets. What DDP waits for in C++ outside of backward (its buckets laid anew, buffers sent)
+  is told by `waiting`, and not counted.
 
 On CUDA moments are the GPU's, by events in its streams, and exposed is what the compute stream
 waited besides what the host was blocked (`cuda_times.py`).
@@ -151,6 +152,7 @@ def set_level(level: str) -> None:
         inner = [torch_hooks.wrap_work_wait(around), torch_hooks.wrap_wait_tensor(around)]
     state.undo.append(torch_hooks.wrap_work_wait(_timed_wait))
     state.undo.append(torch_hooks.wrap_wait_tensor(_timed_wait))
+    state.undo.append(torch_hooks.wrap_waits_in_native(_waits_in_native))
     state.undo += inner  # taken out from the outside in
 
 
@@ -311,3 +313,22 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
                 waited(start_ns, now(), is_found=launch is not None)
 
     return wait
+
+
+def _waits_in_native(native: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that waits in C++ for what it launches: `waiting` looks for it there."""
+    get_ident = threading.get_ident
+
+    @wraps(native)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if get_ident() != state.main:
+            return native(*args, **kwargs)
+        outer = state.native
+        state.native = (state.launched + 1, state.last)
+        try:
+            return native(*args, **kwargs)
+        finally:
+            state.native = outer
+
+    torch_hooks.keep_uncompiled(function)
+    return function
