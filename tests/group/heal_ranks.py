@@ -2,6 +2,8 @@
 
 import gc
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,9 +11,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from nbdist.engine import heal, hook_state
+from nbdist.engine.layout.parallelize import parallelize
+from tests.group import models
+from tests.group.layout_ranks import difference, state_of
 
 WIDTH = 32
 
@@ -30,6 +36,63 @@ def heal_half_made_step() -> list[str]:
     scaler.scale(plain(torch.ones(1, WIDTH)).sum()).backward()
     scaler.unscale_(optimizer)
     return lines
+
+
+def steps_after_interrupts(layout: str) -> dict[str, float]:
+    """Interrupt FSDP between parameters, heal, step: how far weights are from one process' then."""
+    apart = {}
+    for name in ("to_unsharded", "to_sharded"):
+        for when in ("before", "after"):
+            apart[f"{when} {name}"] = _step_after_interrupt(
+                layout, name, is_before=when == "before"
+            )
+    return apart
+
+
+def _step_after_interrupt(layout: str, name: str, *, is_before: bool) -> float:
+    gc.collect()
+    alone, spread = (models.make("gpt", torch.float64) for _ in range(2))
+    laid = parallelize(spread, layout)
+    optimizers = [
+        torch.optim.SGD(alone.parameters(), lr=0.1),
+        laid.optimizer(torch.optim.SGD, lr=0.1),
+    ]
+    for step in range(2):
+        x, y = models.batch("gpt", step, 4, torch.float64)  # alike on all ranks
+        if step == 1:
+            try:
+                with _interrupted(name, is_before=is_before):
+                    models.loss_of("gpt", spread(x), y).backward()
+            except KeyboardInterrupt:
+                heal.heal()
+            else:
+                raise AssertionError("nothing was interrupted")
+        for model, optimizer in zip((alone, spread), optimizers, strict=True):
+            models.loss_of("gpt", model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return difference(state_of(alone), state_of(spread))
+
+
+@contextmanager
+def _interrupted(name: str, *, is_before: bool) -> Iterator[None]:
+    """Raise at the fourth parameter that `name` is called of, before it or after it."""
+    native, calls = getattr(FSDPParam, name), 0
+
+    def method(param: FSDPParam) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4 and is_before:
+            raise KeyboardInterrupt
+        native(param)
+        if calls == 4:
+            raise KeyboardInterrupt
+
+    setattr(FSDPParam, name, method)
+    try:
+        yield
+    finally:
+        setattr(FSDPParam, name, native)
 
 
 def power_sgd_after_two_lost_steps() -> dict[str, Any]:

@@ -26,6 +26,18 @@ def test_healing_names_each_object_and_drops_the_gradients_that_it_holds(ranks: 
     ]
 
 
+def test_an_interrupt_between_two_parameters_of_fsdp_is_healed(ranks: Cluster) -> None:
+    for apart in ranks.run(heal_ranks.steps_after_interrupts, "zero3"):
+        assert max(apart.values()) < 1e-12, apart
+
+
+@pytest.mark.slow
+def test_an_interrupt_between_two_parameters_is_healed_under_tensor_parallel() -> None:
+    with cluster(4) as four:
+        for apart in four.run(heal_ranks.steps_after_interrupts, "fsdp=2 tp=2"):
+            assert max(apart.values()) < 1e-12, apart
+
+
 def test_power_sgd_goes_back_to_the_last_boundary_as_often_as_it_must(ranks: Cluster) -> None:
     for told in ranks.run(heal_ranks.power_sgd_after_two_lost_steps):
         assert told["lost"] != told["noted"]

@@ -37,12 +37,14 @@ def _broken() -> list[str]:
     from torch.distributed import _composable_state
     from torch.distributed.fsdp import _runtime_utils
     from torch.distributed.fsdp._flat_param import FlatParamHandle
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
     broken = lacking(_composable_state, ["_module_state_mapping"], "composable state")
     broken += lacking(
         FSDPParamGroup, ["_to_sharded", "post_backward"], "fully_shard's parameter group"
     )
+    broken += lacking(FSDPParam, ["to_sharded"], "fully_shard's parameter")
     broken += lacking(_runtime_utils, ["_reshard"], "FullyShardedDataParallel's runtime")
     broken += lacking(DeviceMesh, ["_flatten", "_concatenate"], "DeviceMesh")
     broken += lacking(FlatParamHandle, ["reshard", "post_reshard"], "FlatParamHandle")
@@ -168,12 +170,26 @@ def reset_fsdp2(state: Any) -> None:
     else:
         _reset_fsdp2_by_hand(state)
     for group in _fsdp_param_groups(state):
+        _to_sharded(group)
         for param in group.fsdp_params:
             # A gradient that autograd had written and no reduction had taken away: the next
             # backward would add to it.
             param.unsharded_accumulated_grad = None
             if hasattr(param, "_unsharded_param"):
                 param._unsharded_param.grad = None
+
+
+def _to_sharded(group: Any) -> None:
+    """Let a group and each of its parameters be shards, whatever they say they are.
+
+    An interrupt between two parameters leaves some ahead of their group, which then takes them for
+    what it is itself, or a module with the other parameter.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
+
+    for param in group.fsdp_params:
+        param.to_sharded()
+    group._sharded_state = ShardedState.SHARDED
 
 
 def _fsdp_param_groups(root: Any) -> list[Any]:
