@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from nbdist.engine.data import data_shard
+from nbdist.engine.layout import wrapped
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies import Pipeline
@@ -377,9 +378,46 @@ def uses() -> dict[str, Any]:
         spread.step(x.chunk(2)[part], y.chunk(2)[part], lambda o, t: loss_of(o, t) / 2)
     loss_of(alone(x), y).backward()
     seen["accumulated"] = furthest(gradients(model), gradients(alone))
+    seen["clipped"] = clips_by_torch(model, refused)
     refused("called", lambda: model(x))
     refused("smaller last", lambda: spread.step(x[:6], y[:6], loss_of))
+    seen["frozen"] = trains_with_a_frozen_stage()
     return {**seen, **texts}
+
+
+def clips_by_torch(
+    model: nn.Module, refused: Callable[[str, Callable[[], object]], None]
+) -> tuple[bool, float]:
+    """Return whether a pipeline's gradients stay as they are, and a plain model's norm."""
+    before = gradients(model)
+    wrapped.look_on()
+    from torch.nn.utils.clip_grad import clip_grad_norm_
+
+    refused("by torch", lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.3))
+    refused("by its home's name", lambda: clip_grad_norm_(list(model.parameters())[:1], 0.3))
+    plain = nn.Linear(1, 1, bias=False)
+    plain.weight.grad = torch.full((1, 1), 3.0)
+    norm = nn.utils.clip_grad_norm_(plain.parameters(), max_norm=1.0)
+    assert clip_grad_norm_(plain.weight, 9.0) <= 1.0
+    return all(torch.equal(before[n], g) for n, g in gradients(model).items()), float(norm)
+
+
+def trains_with_a_frozen_stage() -> tuple[int, float]:
+    """Return how many parameters this rank's optimizer has, and how far a step moved them."""
+    model = make("gpt", torch.float32)
+    for part in (model.token, *model.blocks[:2]):
+        part.requires_grad_(False)
+    model.position.requires_grad_(False)
+    spread = parallelize(model, "pp=2", Pipeline(microbatches=MICRO))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in trained]
+    opt = spread.optimizer(torch.optim.AdamW, trained, lr=1e-2)
+    spread.step(*batch("gpt", 0, torch.float32), loss_of)
+    spread.clip_grad_norm_(1.0)
+    opt.step()
+    opt.zero_grad()
+    pairs = zip(trained, before, strict=True)
+    return len(trained), max((float((a - b).abs().max()) for a, b in pairs), default=0.0)
 
 
 def with_checkpoints() -> float:

@@ -275,6 +275,23 @@ def test_a_batch_that_cannot_be_cut_is_refused_with_what_works(used: list[dict[s
         assert "leave a smaller last batch out, with drop_last=True" in rank["smaller last"]
 
 
+def test_clipping_by_the_norm_of_one_stage_is_refused(used: list[dict[str, Any]]) -> None:
+    for rank in used:
+        for way in ("by torch", "by its home's name"):
+            assert 'a model with the layout "pp=2"' in rank[way]
+            assert "layout.clip_grad_norm_(max_norm)" in rank[way]
+        assert rank["clipped"] == (True, 3.0)
+
+
+def test_a_stage_that_is_frozen_has_an_optimizer_that_trains_nothing(
+    used: list[dict[str, Any]],
+) -> None:
+    assert used[0]["frozen"] == (0, 0.0)
+    count, moved = used[1]["frozen"]
+    assert count > 0
+    assert moved > 0
+
+
 def test_shares_of_different_size_count_by_their_samples() -> None:
     found = run_ranks(4, RANKS + "uneven_shares", ["pp=2 dp=2", "pp=2 fsdp=2"], timeout_s=120)
     assert max(max(of_rank) for of_rank in found) <= 1e-14

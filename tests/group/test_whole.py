@@ -77,6 +77,20 @@ def test_nothing_is_changed_by_weights_that_are_refused(two_ranks: list[dict[str
     assert [found["refused"]["unchanged"] for found in two_ranks] == [True, True]
 
 
+@pytest.mark.parametrize("layout", ["zero3", "tp=2", "pp=2"])
+def test_a_whole_state_that_torch_cannot_load_is_refused_with_what_can(
+    two_ranks: list[dict[str, Any]], layout: str
+) -> None:
+    for found in two_ranks:
+        seen = found["by torch"][layout]
+        for way in ("alone", "inside"):
+            assert f'got whole weights, and in the layout "{layout}" this rank has' in seen[way]
+            assert "layout.load_from(state)" in seen[way]
+        assert seen["unchanged"]
+        assert seen["its own"] == "<All keys matched successfully>"
+        assert seen.get("by torch's checkpoints", True)
+
+
 def test_a_skeleton_is_the_plain_model_without_weights(two_ranks: list[dict[str, Any]]) -> None:
     for found in two_ranks:
         seen = found["skeletons"]

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.state import whole
@@ -142,6 +143,32 @@ def refused() -> dict[str, Any]:
     return texts
 
 
+def loads_by_torch(layout: str) -> dict[str, Any]:
+    """Load a plain state by torch's ways; return its refusal, and which of them worked."""
+    spread = parallelize(pipelined.make("gpt", torch.float32), layout)
+    before = {n: t.clone() for n, t in whole.tensors(spread)}
+    state = pipelined.make("gpt", torch.float32, seed=1).state_dict()
+    found: dict[str, Any] = {}
+    with torch.no_grad():
+        spread.step(*pipelined.batch("gpt", 0, torch.float32), pipelined.loss_of)
+    for label, model, given in (
+        ("alone", spread.model, state),
+        ("inside", nn.ModuleDict({"net": spread.model}), {f"net.{k}": state[k] for k in state}),
+    ):
+        try:
+            model.load_state_dict(given)
+        except LayoutError as error:
+            found[label] = str(error)
+    found["unchanged"] = same({n: t.clone() for n, t in whole.tensors(spread)}, before)
+    found["its own"] = str(spread.model.load_state_dict(spread.model.state_dict()))
+    if spread.shape.pp == 1:
+        options = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(spread.model, dict(state), options=options)
+        after = {n: t.clone() for n, t in whole.tensors(spread)}
+        found["by torch's checkpoints"] = all(torch.equal(after[key], state[key]) for key in state)
+    return found
+
+
 def skeletons() -> dict[str, Any]:
     """Say of skeletons what they are."""
     model = models.make("conv", torch.float32)
@@ -178,6 +205,7 @@ def on_two_ranks() -> dict[str, Any]:
         "statistics": copies("conv", ["zero3", "pp=2", "ddp", "pp=2", "zero2"]),
         "between steps": {layout: loads_between_steps(layout) for layout in LAYOUTS},
         "refused": refused(),
+        "by torch": {name: loads_by_torch(name) for name in ("zero3", "tp=2", "pp=2")},
         "skeletons": skeletons(),
         "uncopied": uncopied(),
         "pipeline": saves_a_pipeline(),

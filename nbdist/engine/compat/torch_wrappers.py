@@ -1,4 +1,4 @@
-"""The places where torch spreads a model; somebody may object before it does, or look on.
+"""The places where torch spreads a model or clips its gradients; somebody may object, or look on.
 
 One of the files that make the room for torch's private parts; see `torch_compat.py`. Constructors
 and `FSDPState.init` are replaced, and not `fully_shard` itself: a program has imported that by its
@@ -6,7 +6,9 @@ name long before. Tried with torch 2.13.0 (CPU).
 """
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -49,6 +51,45 @@ def _nobody(_by: str, _module: nn.Module) -> None:
 
 
 _ask: Ask = _nobody
+
+
+AskClip = Callable[[list[torch.Tensor]], None]  # gets whose gradients are clipped; may raise
+
+
+def before_clipping(ask: AskClip) -> None:
+    """Call `ask` before `torch.nn.utils.clip_grad_norm_` clips. Main thread.
+
+    It replaces what an earlier call gave. Ranks boot before a cell imports the name from anywhere.
+    """
+    global _ask_clip
+    _ask_clip = ask
+    home = sys.modules["torch.nn.utils.clip_grad"]
+    native = nn.utils.clip_grad_norm_
+    if getattr(native, "_nbdist_asks", False):
+        return
+
+    @functools.wraps(native)
+    def clip_grad_norm_(
+        parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **keywords: Any
+    ) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return native(parameters, *args, **keywords)
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        _ask_clip(given)
+        # torch warns of a generator that is empty.
+        is_generator = isinstance(parameters, GeneratorType)
+        return native((p for p in given) if is_generator else given, *args, **keywords)
+
+    clip_grad_norm_._nbdist_asks = True  # type: ignore[attr-defined]
+    for owner in (nn.utils, home):
+        owner.clip_grad_norm_ = clip_grad_norm_  # type: ignore[attr-defined]
+
+
+def _nobody_clips(_parameters: list[torch.Tensor]) -> None:
+    """Where nobody objects."""
+
+
+_ask_clip: AskClip = _nobody_clips
 
 
 Sharded = Callable[[nn.Parameter], None]  # gets the parameter that holds a shard

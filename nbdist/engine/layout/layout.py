@@ -22,7 +22,7 @@ from nbdist.engine.layout.pp.stages import Stage
 from nbdist.engine.layout.proof import provable, verify
 from nbdist.engine.layout.proof.verdict import Proof
 from nbdist.engine.layout.saving.checkpointing import Checkpointed
-from nbdist.engine.layout.state import load, save
+from nbdist.engine.layout.state import load, save, whole
 from nbdist.engine.layout.tp import cuts
 from nbdist.engine.layout.trainable import LossFunction, Trainable
 from nbdist.errors import LayoutError
@@ -86,6 +86,8 @@ class Layout(Trainable):
         self._token_bytes = token_bytes
         self._forgetting = dict(forgetting or {})
         self._number = next(_count)
+        if shape.fsdp * shape.tp * shape.pp > 1:
+            model.register_load_state_dict_pre_hook(_before_load)
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -284,6 +286,17 @@ def layout_of(model: nn.Module) -> Layout | None:
     """Return the layout that `parallelize` gave to a model, if it did."""
     known: Layout | None = torch_modules.uncompiled(model).__dict__.get(_KEY)
     return known
+
+
+def _before_load(
+    model: nn.Module, state: Mapping[str, Any], prefix: str, _about: Any, strict: bool, *_: Any
+) -> None:
+    """Refuse what `load_state_dict` cannot load; torch calls it before."""
+    layout = layout_of(model)
+    if layout is not None:
+        held = whole.names(model, duplicates=True)
+        names = {name for stage in layout.stages for name in stage.parameters} if strict else set()
+        load.refuse_whole(layout, state, prefix, sorted(names - held.keys()))
 
 
 def attach(layout: Layout) -> None:

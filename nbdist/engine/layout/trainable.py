@@ -176,16 +176,19 @@ class Trainable:
             opt = layout.optimizer(torch.optim.AdamW, lr=3e-4)
 
         With `"zero1"` it is torch's ZeroRedundancyOptimizer, whose states are cut over the ranks;
-        else `kind` itself, on the model's parameters.
+        else `kind` itself, on the model's parameters. Of a pipeline's stage in which `params` has
+        nothing to train, it is one without parameters, so that all ranks run the same loop.
 
         Args:
             kind: A class of optimizers, such as `torch.optim.AdamW`.
             params: Parameters, or groups of them with options of their own; all by itself.
             options: What `kind` takes.
         """
-        chosen = self.model.parameters() if params is None else params
+        chosen = list(self.model.parameters() if params is None else params)
         if self.shape.shards_states:
             return zero1.make(kind, chosen, self.mesh.get_group("dp"), **options)
+        if self.piped is not None and not chosen:
+            chosen = [{"params": []}]
         return kind(chosen, **options)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:

@@ -7,6 +7,7 @@ it, on models of their own. Where neither goes, one sentence says so, before any
 import gc
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
@@ -27,8 +28,9 @@ _WRAPPERS = {
 
 
 def look_on() -> None:
-    """Have torch, Accelerate and DeepSpeed ask here before they spread a model."""
+    """Have torch, Accelerate and DeepSpeed ask here before they spread a model, or clip."""
     torch_wrappers.before_wrapping(refuse_again)
+    torch_wrappers.before_clipping(refuse_own_norm)
     third_parties.adapt(is_spread, refuse_own_samples, refuse_saving, refuse_again)
 
 
@@ -73,6 +75,24 @@ def refuse_again(by: str, module: nn.Module) -> None:
             why="a model is spread once; a second time would send all gradients twice, or fail",
             do="train the model as it is, or leave parallelize out. Accelerate and Trainer take it "
             "as it is; Lightning and Fabric do with ModelParallelStrategy",
+        )
+
+
+def refuse_own_norm(parameters: list[torch.Tensor]) -> None:
+    """Refuse that torch clips gradients of a pipeline, by the norm of this rank's stages alone.
+
+    Raises:
+        LayoutError: A layout with pp has spread any of these parameters.
+    """
+    pipelines = [x for x in live_layouts() if x.piped is not None]
+    for layout in _holding(parameters, pipelines):
+        raise LayoutError(
+            "torch.nn.utils.clip_grad_norm_ got parameters of a model with the layout "
+            f'"{layout.name}".',
+            why="it takes the norm of what this rank has, and each stage would be clipped by "
+            "another factor",
+            do="layout.clip_grad_norm_(max_norm), which takes the norm over all stages; nothing "
+            "was clipped",
         )
 
 
@@ -155,5 +175,9 @@ def _is_held_by_ddp(model: nn.Module) -> bool:
 
 def _layouts_of(parameters: Iterable[nn.Parameter]) -> list[Layout]:
     """Return the layouts that hold any of these parameters."""
-    wanted = {id(p) for p in parameters}
-    return [x for x in live_layouts() if any(id(p) in wanted for p in x.model.parameters())]
+    return _holding(parameters, live_layouts())
+
+
+def _holding(parameters: Iterable[torch.Tensor], layouts: list[Layout]) -> list[Layout]:
+    wanted = {id(p) for p in parameters} if layouts else set[int]()
+    return [x for x in layouts if any(id(p) in wanted for p in x.model.parameters())]

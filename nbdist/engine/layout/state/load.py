@@ -4,7 +4,8 @@ All that can be refused is refused before anything is changed. The state of opti
 it is, for an optimizer belongs to the model it was made with.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,7 @@ def from_one(target: Spread, source: nn.Module | Mapping[str, torch.Tensor] | No
     """
     held: dict[str, torch.Tensor] = {}
     given: dict[str, Place] = {}
-    is_cut = False
+    has_parts = False
     if dist.get_rank() == 0:
         if isinstance(source, nn.Module):
             held, given = (
@@ -47,16 +48,50 @@ def from_one(target: Spread, source: nn.Module | Mapping[str, torch.Tensor] | No
             items = dict(source or {}).items()
             held = {name: value for name, value in items if isinstance(value, torch.Tensor)}
             given = {name: Place(t.shape, t.dtype) for name, t in held.items()}
-        is_cut = any(isinstance(tensor, DTensor) for tensor in held.values())
-    told = [(given, is_cut)]
+        has_parts = any(_is_cut(tensor) for tensor in held.values())
+    told = [(given, has_parts)]
     dist.broadcast_object_list(told, src=0)
-    given, is_cut = told[0]
-    if is_cut:
+    given, has_parts = told[0]
+    if has_parts:
         raise LayoutError(
             "These weights are parts of tensors, as the state dict of a spread model is.",
             do="give the layout they come from: layout.load_from(other_layout)",
         )
     _copy(target, given, whole.from_rank_0(given, held, target.mesh.device_type))
+
+
+def refuse_whole(
+    target: Spread, state: Mapping[str, Any], prefix: str, elsewhere: Collection[str]
+) -> None:
+    """Refuse, before torch's `load_state_dict` copies any, weights of which ranks have parts.
+
+    It would fail in its midst. Shards for shards, and the names of this rank's stages, it takes.
+
+    Args:
+        target: What they are meant for.
+        state: What it got.
+        prefix: Of names there.
+        elsewhere: Names of other stages that it would not take.
+
+    Raises:
+        LayoutError: A whole tensor is meant for shards, or for another stage.
+    """
+    whole.settle(target.model)
+    cut = (n for n, t in whole.names(target.model, duplicates=True).items() if _is_cut(t))
+    found = [n for n in cut if prefix + n in state and not _is_cut(state[prefix + n])]
+    found += [n for n in elsewhere if prefix + n in state]
+    if found:
+        raise LayoutError(
+            f'load_state_dict got whole weights, and in the layout "{target.shape.name}" this rank '
+            f"has a part of them: {_few(found)}.",
+            why="nothing was changed",
+            do="layout.load_from(state), on all ranks: rank 0's state counts",
+        )
+
+
+def _is_cut(tensor: object) -> bool:
+    """Return whether ranks have parts of a tensor."""
+    return isinstance(tensor, DTensor)
 
 
 def _copy(
