@@ -63,7 +63,7 @@ def after_destroy(*, is_anew: bool) -> None:
 def follow() -> None:
     """Attach the layouts that can follow to the new default group. After `group.join`."""
     for layout in live_layouts():
-        reducer = torch_modules.reducer_of(layout.model)
+        reducer = torch_modules.reducer_of(layout.model) if layout.can_follow else None
         if reducer is not None and reducer.process_group is not dist.group.WORLD:
             layout.follow()
 

@@ -126,6 +126,35 @@ def test_what_stands_on_the_old_groups_is_named_and_refused(scaled: Session) -> 
     scaled.run("del wrapped, half, mesh, cut, shared")
 
 
+def test_a_trained_layout_that_cannot_follow_is_refused_everywhere_and_all_else_goes_on(
+    scaled: Session,
+) -> None:
+    scaled.run(
+        BEGIN
+        + """
+left = nbdist.parallelize(torch.nn.Linear(2, 1), "zero1")
+its = left.optimizer(torch.optim.Adam, lr=0.1)
+batch = torch.ones(2, 2), torch.ones(2, 1), torch.nn.functional.mse_loss
+left.step(*batch); its.step()
+wrapped = DDP(torch.nn.Linear(2, 1))
+train(1)
+""",
+        track=False,
+    )
+    said = " ".join(scaled.scale(3))
+    assert 'left (layout "zero1"), wrapped (DistributedDataParallel)' in said
+    assert "DistributedDataParallel: it stands on a process group that is no more" in said
+    told = fail(scaled, "left.step(*batch)")
+    assert "3 of 3 ranks failed" in told
+    assert 'ClusterError: This model with the layout "zero1" stands on a process group' in told
+    assert scaled.run("left.name, left.shape.dp").value_list == [("zero1", 2)] * 3
+    fail(scaled, "import os\nif rank == 1: os._exit(3)\ndist.barrier()")
+    assert scaled.run("train(1)", track=False).value_list == [[0.0, 2.0], [4.0], [6.0]]
+    first, *others = scaled.run("whole()").value_list
+    assert others == [first, first]
+    scaled.run("del left, its, wrapped")
+
+
 def test_ranks_that_do_not_come_up_leave_the_others_as_they_were(scaled: Session) -> None:
     scaled.run("held = rank")
     native = scaled._cluster._engine_spec

@@ -191,10 +191,13 @@ def reduce_ddp(ddp: DistributedDataParallel) -> tuple[Any, ...]:
         raise pickle.PicklingError("DDP with mixed_precision or delayed parameters cannot travel")
     if ddp._use_python_reducer:
         raise pickle.PicklingError("DDP with the Python reducer of torch.compile cannot travel")
+    live = torch_modules.live_ddps()
+    if ddp not in live:
+        raise pickle.PicklingError("it stands on a process group that is no more")
     state = dict(vars(ddp))
     for name in ("reducer", "logger"):
         del state[name]
-    order = torch_modules.live_ddps().index(ddp)
+    order = live.index(ddp)
     contents = (state, _bucket_indices(ddp), torch_modules.builtin_hook_of(ddp), order)
     return _make_module, (type(ddp),), contents, None, None, _fill_ddp
 

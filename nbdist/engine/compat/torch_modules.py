@@ -273,13 +273,17 @@ def as_written() -> Iterator[None]:
 
 
 def reducer_of(module: nn.Module) -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel that `replicate` keeps behind `module`, if any."""
+    """Return the DistributedDataParallel that `replicate` keeps behind `module`, if any.
+
+    None as well where a newcomer got the module and a placeholder for its reducer.
+    """
     from torch.distributed._composable.contract import _get_registry
 
     # Asked first: `state` leaves an empty entry in a module that has none.
     if "replicate" not in (_get_registry(module) or {}):
         return None
-    return getattr(composable_replicate().state(module), "_ddp", None)
+    reducer = getattr(composable_replicate().state(module), "_ddp", None)
+    return reducer if isinstance(reducer, DistributedDataParallel) else None
 
 
 _replicated: "WeakKeyDictionary[DistributedDataParallel, ref[nn.Module]]" = WeakKeyDictionary()
