@@ -152,7 +152,13 @@ train(1)
     assert scaled.run("train(1)", track=False).value_list == [[0.0, 2.0], [4.0], [6.0]]
     first, *others = scaled.run("whole()").value_list
     assert others == [first, first]
-    scaled.run("del left, its, wrapped")
+    # A newcomer copies models as the others do.
+    scaled.run("import copy; copies = [copy.deepcopy(m) for m in (model, left.model)]")
+    of_copies = "[(type(m).__name__, [p.tolist() for p in m.parameters()]) for m in copies]"
+    first, *others = scaled.run(of_copies).value_list
+    assert [name for name, _ in first] == ["Sequential", "Linear"]
+    assert others == [first, first]
+    scaled.run("del left, its, wrapped, copies")
 
 
 def test_ranks_that_do_not_come_up_leave_the_others_as_they_were(scaled: Session) -> None:

@@ -1,5 +1,6 @@
 """What the ranks run in test_layouts: parity with one process on the same split, and wrong use."""
 
+import copy
 import gc
 import warnings
 import weakref
@@ -12,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import AveragedModel
 
 from nbdist import packed
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.layout import Layout, layout_of
 from nbdist.engine.layout.parallelize import parallelize, tell_facts_to
 from nbdist.engine.tap import tap
 from nbdist.errors import LayoutError
@@ -157,6 +159,87 @@ def evaluates_alone() -> list[float]:
             model.train()
         models.loss_of("conv", model(x), y).backward()
     return seen
+
+
+class Recurrent(nn.Module):
+    """Weights that a list knows as well, running statistics, and a buffer that comes late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.norm = nn.LSTM(3, 4, batch_first=True), nn.BatchNorm1d(4)
+        self.temperature = 1.0
+        self.register_buffer("last", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.memory(x)[0][:, -1]) * self.temperature
+        if not self.training:
+            self.last = y.detach()
+        return y
+
+
+def averages_weights(layout: str, name: str) -> dict[str, bool]:
+    """Average the weights of a model as it trains, and look at copies of it."""
+    torch.manual_seed(0)
+    rank = dist.get_rank()
+    model = Recurrent() if name == "lstm" else models.make(name, torch.float32)
+    kind, before = type(model), {n: p.detach().clone() for n, p in model.named_parameters()}
+    spread = parallelize(model, layout)
+    opt = spread.optimizer(torch.optim.SGD, lr=0.1)
+    average = AveragedModel(model, avg_fn=lambda old, new, _: old * 0.5 + new * 0.5)
+    started = {n: p.detach().clone() for n, p in average.module.named_parameters()}
+    by_hand: dict[str, Tensor] = {}
+    for step in range(3):
+        part, parts = spread.shape.data_part(rank)
+        x = torch.randn(4, 5, 3)
+        if name != "lstm":
+            x, _ = models.batch(name, step * parts + part, 4, torch.float32)
+        spread.step(x, None, lambda out, _: out.pow(2).mean())
+        opt.step()
+        opt.zero_grad()
+        average.update_parameters(model)
+        for key, p in model.named_parameters():
+            old = by_hand.get(key, p.detach())
+            by_hand[key] = old * 0.5 + p.detach() * 0.5
+    model.eval()
+    model.temperature = 2.0
+    with torch.no_grad():
+        live = model(x)
+    both = copy.deepcopy({"model": model, "parts": list(model.modules())})
+    plain = both["model"]
+    buffers = [torch.equal(b, plain.get_buffer(key)) for key, b in model.named_buffers()]
+    with torch.no_grad():
+        # Of rank 0 alone: a collective would wait for the other one.
+        alone = plain(x) if rank == 0 else None
+    own = {id(p) for p in model.parameters()}
+    return {
+        "begins where the model does": all(torch.equal(started[n], before[n]) for n in before),
+        "averages": all(torch.equal(p, by_hand[n]) for n, p in average.module.named_parameters()),
+        "is plain": type(plain) is kind
+        and layout_of(plain) is None
+        and not vars(plain).keys() & {"forward", "__deepcopy__"},
+        "has no hooks": not any(m._forward_pre_hooks or m._forward_hooks for m in plain.modules()),
+        "computes the same": alone is None or torch.allclose(alone, live, atol=1e-6),
+        "has the state": difference(plain.state_dict(), dict(model.state_dict())) == 0,
+        "has its buffers": all(buffers),
+        "has its order": list(plain.state_dict()) == list(model.state_dict()),
+        "shares nothing": not any(id(p) in own for p in plain.parameters()),
+        "keeps ties": len(list(plain.parameters())) == len(list(model.parameters())),
+        "has its modes": not any(m.training for m in plain.modules()) and plain.temperature == 2.0,
+        "is one copy": list(plain.modules()) == both["parts"],
+        "can be spread": parallelize(plain, "zero3").name == "zero3",
+        "leaves the model": layout_of(model) is spread and model(x) is not None,
+    }
+
+
+def refuses_copies(layout: str) -> str:
+    """Return what a copy of a model of which ranks hold parts says."""
+    model = models.make("gpt", torch.float32)
+    parallelize(model, layout)
+    try:
+        copy.deepcopy(model)
+    except LayoutError as error:
+        return str(error)
+    return "a copy"
 
 
 def calls_of(work: Callable[[], object]) -> list[Any]:

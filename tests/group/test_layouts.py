@@ -99,6 +99,18 @@ def test_rank_0_may_evaluate_alone_under_ddp() -> None:
     assert other == []
 
 
+@pytest.mark.parametrize(("layout", "model"), [("ddp", "lstm"), ("zero1", "conv"), ("cp=2", "gpt")])
+def test_weights_are_averaged_in_a_plain_copy_of_the_model(layout: str, model: str) -> None:
+    for seen in run_ranks(2, RANKS + "averages_weights", layout, model):
+        assert [what for what, is_so in seen.items() if not is_so] == []
+
+
+def test_a_copy_of_shards_is_refused_in_words() -> None:
+    for told in run_ranks(2, RANKS + "refuses_copies", "zero3"):
+        assert told.startswith('A model with the layout "zero3" cannot be copied')
+        assert "layout.state_dict() on all ranks" in told
+
+
 @pytest.mark.parametrize("layout", ["ddp", "zero3"])
 def test_running_statistics_follow_rank_0_and_constants_stay_at_home(layout: str) -> None:
     (constant_0, *stats_0), (constant_1, *stats_1) = run_ranks(

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout import cost, unused, zero1
+from nbdist.engine.layout import cost, plain_copy, unused, zero1
 from nbdist.engine.layout.cp.context import Context
 from nbdist.engine.layout.explain import BatchSize, Explanation
 from nbdist.engine.layout.inputs import Inputs, as_inputs, samples_in
@@ -300,5 +300,6 @@ def _before_load(
 
 
 def attach(layout: Layout) -> None:
-    """Have the model hold its layout."""
+    """Have the model hold its layout, and be copied without it."""
     layout.model.__dict__[_KEY] = layout
+    plain_copy.provide(layout.model, layout.name, layout.skeleton, layout.no_skeleton)
