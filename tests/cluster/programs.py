@@ -285,6 +285,20 @@ for x, y in batches():
     second.step()
     second.zero_grad()
 """,
+    "a model beside it that one rank alone trains": """
+model = net(nn.BatchNorm1d(8))
+nbdist.parallelize(model, "ddp")
+opt, other = sgd(model), net()
+probe = sgd(other)
+for step, (x, y) in enumerate(batches()):
+    for _ in range(3 if rank == 0 and step > 1 else 0):
+        F.cross_entropy(other(x), y).backward()
+        probe.step()
+        probe.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+    opt.zero_grad()
+""",
     "evaluation after each pass": """
 model = net(nn.BatchNorm1d(8))
 nbdist.parallelize(model, "ddp")

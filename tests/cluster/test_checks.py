@@ -13,7 +13,7 @@ from tests.cluster.conftest import Kernel, SharedCluster
 def no_model_is_left(cluster: SharedCluster) -> Iterator[None]:
     """Let the tests that follow find ranks without trained models."""
     yield
-    names = "ddp model layout opt one other first second making judging loader parts sampler"
+    names = "ddp model layout opt one other first second making judging loader parts sampler probe"
     session = cluster.healthy()
     session.run(f"{names.replace(' ', ' = ')} = backward = closure = None", track=False)
     session.run("import gc; gc.collect()", track=False)

@@ -40,3 +40,11 @@ def test_steps_that_some_ranks_never_tell_are_forgotten() -> None:
     for step in range(10 * MOST_OPEN):
         drift.take(0, step, {"w": 1.0})
     assert len(drift._open) <= MOST_OPEN
+
+
+def test_models_are_compared_each_at_its_own_steps() -> None:
+    drift = Drift([0, 1])
+    assert drift.take(0, 5, {"w": 1.0}) == drift.take(0, 5, {"1:w": 2.0}) == ""
+    assert drift.take(1, 5, {"1:w": 2.0}) == drift.take(1, 5, {"w": 1.0}) == ""
+    drift.take(0, 10, {"1:w": 1.0})
+    assert "at step 10 (alike until step 5): w, rank 1" in drift.take(1, 10, {"1:w": 2.0})

@@ -1,7 +1,7 @@
 """Notice that what ranks must hold alike differs: weights, and statistics such as batch norm's.
 
-Ranks tell fingerprints of the same steps. Those of one name are of the same numbers, whichever rank
-tells them, so any difference is one.
+Ranks tell fingerprints of the same steps of a model: of a cell's second one its names begin with
+"1:". Those of one name are of the same numbers, whichever rank tells them: any difference is one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,23 +17,25 @@ class Drift:
     def __init__(self, ranks: Sequence[int]) -> None:
         """Begin with nothing known of these ranks."""
         self._ranks = frozenset(ranks)
-        self._open: dict[int, dict[int, Mapping[str, float]]] = {}
-        self._alike_until = 0
+        self._open: dict[tuple[str, int], dict[int, Mapping[str, float]]] = {}
+        self._alike_until: dict[str, int] = {}
 
     def take(self, rank: int, step: int, prints: Mapping[str, float]) -> str:
         """Take in what a rank tells of a step; return a sentence where ranks differ, else ""."""
-        told = self._open.setdefault(step, {})
+        model = next(iter(prints)).rpartition(":")[0]
+        told = self._open.setdefault((model, step), {})
         told[rank] = prints
         if told.keys() < self._ranks:
             while len(self._open) > MOST_OPEN:
                 del self._open[next(iter(self._open))]
             return ""
-        del self._open[step]
+        del self._open[model, step]
         different = _different(told)
+        alike_until = self._alike_until.get(model, 0)
         if not different:
-            self._alike_until = max(self._alike_until, step)
+            self._alike_until[model] = max(alike_until, step)
             return ""
-        return _sentence(different, step, self._alike_until)
+        return _sentence(different, step, alike_until)
 
 
 def _different(told: Mapping[int, Mapping[str, float]]) -> dict[str, list[list[int]]]:
@@ -54,9 +56,10 @@ def _sentence(different: Mapping[str, list[list[int]]], step: int, alike_until: 
     usual, *others = different[names[0]]
     unlike = sorted(rank for ranks in others for rank in ranks)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    name = names[0].rpartition(":")[2].partition("@")[0]
     before = f"alike until step {alike_until}" if alike_until else "from the cell's first step on"
     return (
-        f"Replicas differ at step {step} ({before}): {names[0].partition('@')[0]}{more}, "
+        f"Replicas differ at step {step} ({before}): {name}{more}, "
         f"{name_ranks(unlike)} against {name_ranks(usual)}. Some ranks change weights that the "
         "others do not, or gradients are not averaged; layout.verify(batch, loss_fn) tells which."
     )

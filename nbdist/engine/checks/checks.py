@@ -1,7 +1,8 @@
 """Tell, at the ends of some steps, what the notebook compares between ranks.
 
 Main thread, in the hook on optimizers. Steps are chosen by their number alone, so that all ranks
-tell of the same ones: soon after a cell's begin, where most goes wrong, then every `EVERY`.
+tell of the same ones: soon after a cell's begin, where most goes wrong, then every `EVERY`. What a
+layout holds is told by the number of its own steps: a rank may train something else beside it.
 """
 
 import weakref
@@ -19,6 +20,7 @@ from nbdist.engine.checks.fingerprint import as_float, fingerprints
 from nbdist.engine.checks.use import Use
 from nbdist.engine.compat import torch_hooks, torch_live, torch_modules
 from nbdist.engine.data import sampler
+from nbdist.engine.layout.layout import Layout
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
 
@@ -48,6 +50,8 @@ class Checks:
         """
         self._add = add
         self._uses: list[Use] = []
+        self._steps: dict[int, int] = {}  # of each layout, by its number in the cell
+        self._numbers: weakref.WeakKeyDictionary[Layout, int] = weakref.WeakKeyDictionary()
         self._is_looking = False  # at the step that runs
         self._scaled_before = 0  # losses that GradScalers had scaled when the step began
         self._epochs = Epochs()
@@ -58,6 +62,8 @@ class Checks:
         for use in self._uses:
             use.end()
         self._uses.clear()
+        self._steps.clear()
+        self._numbers.clear()
         self._epochs = Epochs()
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
@@ -66,6 +72,9 @@ class Checks:
         if values := use.at_first():
             self._add("use", 0, values | {"optimizer": float(len(self._uses))})
         self._uses.append(use)
+        if use.layout is not None:
+            self._numbers.setdefault(use.layout, len(self._steps))
+            self._steps.setdefault(self._numbers[use.layout], 0)
 
     def step_ended(self, step: int) -> None:
         """Tell what this rank holds and has done, if this step is one of those.
@@ -73,22 +82,25 @@ class Checks:
         Costs a pass over the parameters, at most `fingerprint.SELECTION` elements of each; on a
         GPU it waits for what is queued.
         """
+        self._tell_alike()
         has_repeated = self._epochs.is_repeated(*training.current_pass())
         if is_due(step) or has_repeated:
-            self._tell_alike(step)
             self._tell_uses(step, has_repeated=has_repeated)
         self._look(is_on=is_due(step + 1))
 
-    def _tell_alike(self, step: int) -> None:
-        values: dict[str, float] = {}
+    def _tell_alike(self) -> None:
         # Once each, where several optimizers train one model.
-        layouts = dict.fromkeys(use.layout for use in self._uses)
-        for number, layout in enumerate(layouts):
-            prefix = f"{number}:" if number else ""
-            if layout is not None:
-                values |= _told([(prefix + n, t) for n, t in held_alike(layout) if t.numel()])
-        if values:
-            self._add("alike", step, values)
+        stepped = dict.fromkeys(use.layout for use in self._uses if use.take_stepped())
+        for layout in stepped:
+            if layout is None:
+                continue
+            number = self._numbers[layout]
+            self._steps[number] += 1
+            if is_due(self._steps[number]):
+                prefix = f"{number}:" if number else ""
+                held = [(prefix + n, t) for n, t in held_alike(layout) if t.numel()]
+                if held:
+                    self._add("alike", self._steps[number], _told(held))
 
     def _tell_uses(self, step: int, *, has_repeated: bool) -> None:
         reduced = tap.look_for_reductions(False)
@@ -142,8 +154,6 @@ class Epochs:
 
 def _told(held: list[tuple[str, Tensor]]) -> dict[str, float]:
     """Return a fingerprint by name; of very many tensors, one for a few neighbours each."""
-    if not held:
-        return {}
     names, tensors = zip(*held, strict=True)
     together = -(-len(held) // MOST_NUMBERS)
     prints = iter(fingerprints(tensors).tolist())

@@ -57,6 +57,8 @@ class Use:
                 self._hooks.append(sample.register_hook(before_sum))
         after_step = _weakly(weakref.WeakMethod(self._after_step))
         self._hooks.append(optimizer.register_step_post_hook(after_step))
+        self._hooks.append(optimizer.register_step_post_hook(_Stepped(weakref.ref(self))))
+        self._has_stepped = False
         self.is_looking = False  # in the step that runs
         self._has_fed = False
         self._stepped: list[Tensor | None] | None = None  # its gradients, when it had stepped
@@ -80,6 +82,11 @@ class Use:
         optimizer = self._optimizer()
         weights = None if optimizer is None else begun.weights_of(_parameters(optimizer))
         return self._place_by_hand() | ({} if weights is None else {"weights": weights})
+
+    def take_stepped(self) -> bool:
+        """Return whether the optimizer has stepped since the last call."""
+        stepped, self._has_stepped = self._has_stepped, False
+        return stepped
 
     def look(self, *, is_on: bool) -> None:
         """Look, or do not look, at the step that begins."""
@@ -167,6 +174,18 @@ class Use:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+class _Stepped:
+    """A hook of an optimizer: notes that it has stepped. Keeps nothing alive."""
+
+    def __init__(self, use: "weakref.ref[Use]") -> None:
+        self._use = use
+
+    def __call__(self, *_: Any) -> None:
+        use = self._use()
+        if use is not None:
+            use._has_stepped = True
 
 
 def _weakly(method: "weakref.WeakMethod[Any]") -> Any:

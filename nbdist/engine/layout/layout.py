@@ -30,7 +30,13 @@ from nbdist.errors import LayoutError
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
 
 living: "weakref.WeakSet[Layout]" = weakref.WeakSet()  # `alive` tells of them
-_count = itertools.count()  # of layouts made on this rank
+_made = itertools.count()  # numbers of the layouts that are made on this rank
+
+
+def _go_on_after(number: int) -> None:
+    """Have the next layout be newer than one that this rank got from another."""
+    global _made
+    _made = itertools.count(max(next(_made), number + 1))
 
 
 class Layout(Trainable):
@@ -85,7 +91,7 @@ class Layout(Trainable):
         self.no_skeleton = no_skeleton
         self._token_bytes = token_bytes
         self._forgetting = dict(forgetting or {})
-        self._number = next(_count)
+        self._number = next(_made)
         if shape.fsdp * shape.tp * shape.pp > 1:
             model.register_load_state_dict_pre_hook(_before_load)
         self._begin()
@@ -97,6 +103,7 @@ class Layout(Trainable):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Be known as a living layout on a rank that got it from another one, too."""
         self.__dict__.update(state)
+        _go_on_after(self._number)
         self._begin()
 
     def _begin(self) -> None:
@@ -107,7 +114,7 @@ class Layout(Trainable):
 
     @property
     def number(self) -> int:
-        """How many layouts this rank had made before."""
+        """Its place in the order in which layouts were made, also on a rank that got them."""
         return self._number
 
     @property
