@@ -235,3 +235,18 @@ def test_a_retry_that_comes_to_nothing_leaves_the_next_one_where_it_stood(
             session.retry()
     session.push({"when": ""})
     assert session.retry().value_list == unbroken
+
+
+def test_a_newcomers_loader_follows_the_layout_that_was_made_last(session: Session) -> None:
+    layouts = "[nbdist.parallelize(torch.nn.Linear(3, 2), 'ddp') for _ in range(3)]"
+    session.run(f"layouts = {layouts}", track=False)
+    session.restart("1")
+    session.run(
+        "net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))\n"
+        "layout = nbdist.parallelize(torch.nn.Sequential(net), 'tp=2')\n"
+        "first = next(iter(nbdist.loader(torch.randn(8, 8), global_batch=4))).tolist()",
+        track=False,
+    )
+    one, other = session.pull("first")
+    assert one == other
+    session.run("layouts = layout = net = first = None", track=False)

@@ -7,18 +7,19 @@ Main thread.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from nbdist.engine.checks.fingerprint import as_float, fingerprints
 from nbdist.engine.compat import torch_wrappers
 
-# Of each parameter that is a shard: the fingerprints of the whole and of the shard, then.
-_begun = WeakIdKeyDictionary()
+# Where a shard keeps the fingerprints of the whole and of itself, as they were then. Beside the
+# parameters they would need weak references, with which torch cannot swap a tensor (`model.to`).
+_KEY = "_nbdist_begun"
 
 
 def look_on() -> None:
@@ -31,7 +32,7 @@ def weights_of(parameters: Sequence[Tensor]) -> float | None:
 
     None where it is not known of all, or they have changed since.
     """
-    known = [_begun.get(parameter) for parameter in parameters]
+    known: list[Any] = [getattr(parameter, _KEY, None) for parameter in parameters]
     shards = [_shard(parameter) for parameter in parameters]
     if not known or any(one is None for one in known):
         return None
@@ -50,7 +51,7 @@ def _before_cut(parameter: Tensor) -> torch_wrappers.Sharded | None:
 
     def note(sharded: nn.Parameter) -> None:
         (shard,) = fingerprints([_shard(sharded)])
-        _begun[sharded] = whole, shard
+        setattr(sharded, _KEY, (whole, shard))
 
     return note
 
