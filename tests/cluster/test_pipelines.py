@@ -1,5 +1,7 @@
 """Faults in the midst of a pipeline's step: one error that names its cause, and what can go on."""
 
+import re
+
 import pytest
 
 from nbdist import RankError, Session
@@ -41,6 +43,11 @@ def losses(session: Session) -> list[float]:
     return last
 
 
+def named_as_lost(told: str) -> set[str]:
+    found = re.search(r"The shards of (.+) that rank 1 held are lost: build them again", told)
+    return set(found[1].split(", ")) if found else set()
+
+
 def test_an_exception_in_the_last_stages_loss_is_one_error_and_the_next_step_is_right(
     session: Session,
 ) -> None:
@@ -63,7 +70,7 @@ def test_a_stage_that_died_is_said_to_be_lost_and_all_else_is_kept(session: Sess
     told = fail(session, "train()", track=False)
     assert "rank 1 (localhost, cpu) died: killed by SIGKILL" in told
     assert "Rank 1 died with a part of Sequential, of which there is no second copy." in told
-    assert "The shards of model, layout, opt that rank 1 held are lost: build them again" in told
+    assert named_as_lost(told) >= {"model", "layout", "opt"}  # other tests' names may be lost too
     assert "run the cells again that make what is lost" in told
 
     with pytest.raises(RankError) as refused:

@@ -381,6 +381,17 @@ def test_lack_of_a_core_is_said_where_it_lasts_and_the_machine_is_not_full() -> 
     assert machine.judge.verdicts() == ()
 
 
+def test_what_is_less_than_all_wait_for_cores_is_said_where_it_lasts() -> None:
+    machine = Machine(4)
+    slow = {rank: {"forward_s": 0.012, "starved_s": 0.012} for rank in range(4)}
+    machine.steps(200, slow)
+    slow[3] = {**slow[3], "backward_own_s": 0.010, "idle_s": 0.010}
+    machine.steps(90, slow)  # less than five seconds
+    assert machine.judge.verdicts() == ()
+    machine.steps(90, slow)
+    assert (machine.verdict().rank, machine.verdict().cause) == (3, "backward")
+
+
 def test_lateness_that_is_no_one_things_is_silent() -> None:
     machine = Machine(4)
     for _ in range(20):  # each part is late in one step of five

@@ -2,16 +2,16 @@
 
 *A rank* is slow when its own work (`work`) is 20 % above its peers' median over the last 50 steps,
 or the last second where that is more, and in each fifth of them: in most steps, or on average, as
-by an evaluation every few steps. For lack of a core it is so only
-where that lasts for seconds and the others do not lack one: else the machine is full. Peers are all
-ranks; in a pipeline, whose stages differ by nature, those that share a group with it in which it
-sends no messages, such as its data-parallel mates: without one, a stage is not judged.
+by an evaluation every few steps. For lack of a core it is so only where that lasts for seconds and
+the others do not lack one: else the machine is full. Where its peers wait for cores, what makes it
+late by no more than they wait must last for seconds too. Peers are all ranks; in a pipeline, whose
+stages differ by nature, those that share a group with it in which it sends no messages, such as its
+data-parallel mates: without one, a stage is not judged.
 
 *A link* is slow (`links`) when it carries less than half of what the others do for the time that it
 was busy, about as little in each of at least four samples and 50 steps, and the step would gain by
 a fifth, for which both its ends wait: that the other end reads late the kernel counts as busy too.
-Links
-that carry little a step are not judged: their times are those of the ranks that answer.
+Links that carry little a step are not judged: their times are those of the ranks that answer.
 
 Nothing is said of load that all ranks have alike, nor of what passes sooner.
 """
@@ -101,15 +101,15 @@ class Judge:
         return tuple(known)
 
     def _slow(self, window: work.Window) -> list[work.Slow]:
-        """Return who is slow by its own work, for lack of a core only where that lasts."""
+        """Return who is slow by its own work; what may come of too few cores, where it lasts."""
         peers = self._peers(window.ranks)
         found = work.find(window, peers)
-        if all(slow.cause != "starved" for slow in found):
+        if not any(slow.may_pass for slow in found):
             return found
         longer = self._rows.window(work.STARVED_S)
         lasting = [] if longer is None else work.find(longer, peers)
-        starved = {slow.rank for slow in lasting if slow.cause == "starved"}
-        return [slow for slow in found if slow.cause != "starved" or slow.rank in starved]
+        lasts = {(slow.rank, slow.cause) for slow in lasting}
+        return [slow for slow in found if not slow.may_pass or (slow.rank, slow.cause) in lasts]
 
     def _of_work(self, slow: work.Slow) -> Verdict | None:
         since = self._since.get((slow.rank, slow.cause), slow.since_step)

@@ -61,6 +61,11 @@ class Slow:
     since_step: int
     on_average: bool = False
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether it may be the machine's chance, which spreads too few cores for some moments."""
+        return self.cause == "starved" or self.late_ms <= self.parts["starved"][1]
+
     def within(self, name: str) -> float:
         """Return how much longer `cpu`, `starved` or `idle` is within the part that is the cause.
 
