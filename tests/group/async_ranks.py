@@ -4,12 +4,15 @@ import copy
 import threading
 import time
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nbdist.engine.averaging import async_sgd
 from nbdist.engine.averaging.async_sgd import AsyncSGD
+from nbdist.engine.averaging.master import Master
 from nbdist.engine.averaging.staleness import Update
 from tests.group import models
 from tests.group.averaging_ranks import F64, error_of
@@ -65,7 +68,7 @@ def everyones(value: Any) -> list[Any]:
 
 
 def everything() -> dict[str, Any]:
-    functions = (replayed, held_back, bounded, leaving, refused, scheduled)
+    functions = (replayed, held_back, bounded, leaving, refused, scheduled, late_server)
     return {function.__name__: function() for function in functions}
 
 
@@ -152,6 +155,20 @@ def leaving() -> dict[str, Any]:
     dist.barrier()
     seen = opt.finish()
     return {"updates": seen.updates, "dropped": seen.dropped}
+
+
+def late_server() -> dict[str, Any]:
+    """The server's rank is slow to make its part; threads of older optimizers serve already."""
+
+    def slowly(*args: Any) -> Master:
+        time.sleep(0.5)
+        return Master(*args)
+
+    model = models.make("gpt", F64)
+    with mock.patch.object(async_sgd, "Master", slowly):
+        opt = AsyncSGD(optimizer(model))
+    train(model, opt, 1)
+    return {"updates": opt.finish().updates}
 
 
 def refused() -> dict[str, Any]:

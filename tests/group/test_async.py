@@ -64,6 +64,10 @@ def test_a_cell_run_again_makes_no_more_groups_or_threads_and_wrong_numbers_are_
         assert "no parameters later" in found["group"]
 
 
+def test_who_is_ready_before_the_server_waits_for_it() -> None:
+    assert [found["updates"] for found in seen("late_server")] == [3, 3, 3]
+
+
 def test_learning_rates_are_each_workers_own_and_an_overflow_sends_nothing() -> None:
     wanted = sum(2.0 ** -(8 * rank) * 1.5 for rank in range(3))
     for found in seen("scheduled"):

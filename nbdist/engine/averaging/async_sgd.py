@@ -83,6 +83,9 @@ class AsyncSGD(Wrapper):
             master = Master(optim, range(dist.get_world_size()), max_staleness)
             _masters[self] = master
             serving.serve(self._number, master)
+        # A worker that came first would find that nobody keeps its parameters: the threads of an
+        # older optimizer's server answer already.
+        dist.barrier()
 
     def __repr__(self) -> str:
         return f"<{self.name}: staleness {self._seen}>"
