@@ -19,9 +19,5 @@ def identity() -> str:
 
 
 def read() -> dict[str, str | int]:
-    """Return the clock's `identity`, what it shows now (`now_ns`), and the time (`wall_ns`)."""
-    return {
-        "identity": identity(),
-        "now_ns": time.perf_counter_ns(),
-        "wall_ns": time.time_ns(),
-    }
+    """Return the clock's `identity`, and what it shows now (`now_ns`)."""
+    return {"identity": identity(), "now_ns": time.perf_counter_ns()}

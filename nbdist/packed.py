@@ -55,6 +55,7 @@ class Calls:
     `new` are templates that this rank has not told before in this cell, by number. `calls` and
     `waits` hold rows of `CALL` and `WAIT`, one behind the other. `skipped` counts collectives since
     the last such record whose times are not told: the step was left out, or an end was not seen.
+    `end_ns` is when the step was over, by the clock of `base_ns`.
     """
 
     base_ns: int
@@ -62,6 +63,7 @@ class Calls:
     calls: "array[int]"
     waits: "array[int]"
     skipped: int = 0
+    end_ns: int = 0
 
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -71,6 +73,7 @@ class Calls:
             "calls": _text(self.calls),
             "waits": _text(self.waits),
             "skipped": self.skipped,
+            "end": self.end_ns,
         }
 
     @classmethod
@@ -81,7 +84,7 @@ class Calls:
             for number, (kind, group, title, ranks, *rest) in content["new"].items()
         }
         calls, waits = _numbers(content["calls"]), _numbers(content["waits"])
-        return cls(content["base"], new, calls, waits, content["skipped"])
+        return cls(content["base"], new, calls, waits, content["skipped"], content["end"])
 
 
 @dataclass(slots=True)

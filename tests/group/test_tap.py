@@ -602,6 +602,24 @@ def test_what_lies_between_launch_and_begin_is_queueing_for_one_of_gloos_workers
     assert all(queued > 150 and ran < 50 for queued, ran in ms[2:])
 
 
+def _ends_told() -> list[int]:
+    """Take steps that have ended at chosen moments; return the moments that their calls tell."""
+    import torch
+    import torch.distributed as dist
+
+    tap = _tap("full")
+    tap.take()
+    told = []
+    for step in (1, 2):
+        dist.all_reduce(torch.ones(2))
+        told.append(tap.take(step, end_ns=1000 * step).calls.end_ns)
+    return told
+
+
+def test_a_steps_calls_tell_when_it_was_over_however_late_they_are_taken() -> None:
+    assert run_ranks(1, _ends_told)[0] == [1000, 2000]
+
+
 def _across_steps() -> list[list[tuple[str, int, int]]]:
     """An operation that is launched in one step and ends in the next."""
     import torch

@@ -19,9 +19,6 @@ class OneClock:
     def offset_ns(self, rank: int, moment_ns: int) -> int | None:
         return -self._ahead_ns.get(rank, 0)
 
-    def moment_ns(self, rank: int, wall_ns: int) -> int | None:
-        return wall_ns - self._ahead_ns.get(rank, 0)
-
 
 @dataclass
 class Rank:
@@ -51,8 +48,8 @@ class Rank:
         for begin, end in waits:
             packer.wait(round(begin * MS), round(end * MS))
         self.seq += 1
-        told = Calls(packer.base_ns, new, packer.calls, packer.waits, skipped)
-        return Record(self.rank, self.seq, "calls", step, round(end_ms * MS), {}, told)
+        told = Calls(packer.base_ns, new, packer.calls, packer.waits, skipped, round(end_ms * MS))
+        return Record(self.rank, self.seq, "calls", step, 0, {}, told)
 
 
 def template(

@@ -9,7 +9,6 @@ import pytest
 from nbdist.client.insight.clocks import MAX_DRIFT, Clocks, Ping, Sighting, offset, sight
 
 MS, S = 1_000_000, 1_000_000_000
-EPOCH_NS = 1_700_000_000 * S
 
 
 class Host:
@@ -38,7 +37,7 @@ class World:
         self.asked += 1
         self.now_ns += there
         shown_ns = round(host.shows(self.now_ns))
-        answer = {"identity": host.name, "now_ns": shown_ns, "wall_ns": self.now_ns + EPOCH_NS}
+        answer = {"identity": host.name, "now_ns": shown_ns}
         self.now_ns += back
         future: Future[dict[str, Any]] = Future()
         future.set_result(answer)
@@ -131,17 +130,6 @@ def test_ranks_that_read_the_notebooks_own_clock_are_asked_once_and_need_nothing
         world.now_ns += S
     assert (clocks.offset_ns(0, 5), clocks.offset_ns(1, 7), clocks.error_ns) == (0, 0, 0)
     assert world.asked == 2
-
-
-def test_a_time_of_day_is_a_moment_on_the_notebooks_clock() -> None:
-    world = World({0: Host(name="here"), 1: Host(9 * S)}, lopsided(1))
-    clocks = world.clocks()
-    clocks.refresh([0, 1])
-    for rank in (0, 1):
-        moment_ns = clocks.moment_ns(rank, world.now_ns + EPOCH_NS)
-        assert moment_ns is not None
-        assert abs(moment_ns - world.now_ns) <= clocks.error_ns
-    assert clocks.moment_ns(2, 0) is None
 
 
 def test_a_rank_with_a_new_process_is_asked_again() -> None:

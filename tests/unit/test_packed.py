@@ -12,7 +12,9 @@ def test_what_was_packed_comes_out_on_the_other_side() -> None:
     packer = Packer(base_ns=1_000_000)
     packer.call(0, 17, (1_000_500, 1_000_700, 1_900_000))
     packer.wait(1_000_600, 1_900_000)
-    calls = Calls(packer.base_ns, {0: TEMPLATE, 1: MESSAGE}, packer.calls, packer.waits, 2)
+    calls = Calls(
+        packer.base_ns, {0: TEMPLATE, 1: MESSAGE}, packer.calls, packer.waits, 2, 2_000_000
+    )
 
     found = Calls.from_wire(json.loads(json.dumps(calls.to_wire())))
 

@@ -31,26 +31,26 @@ def _columns(calls: Calls) -> list[tuple[int, int]]:
 
 def test_more_templates_than_a_cell_may_have_are_told_as_other() -> None:
     templates = Templates()
-    known = templates.pack([_launch(size) for size in range(MAX_TEMPLATES)], [], 0)
+    known = templates.pack([_launch(size) for size in range(MAX_TEMPLATES)], [], 0, 0)
     assert sorted(known.new) == list(range(MAX_TEMPLATES))
-    more = templates.pack([_launch(10**6 + i, seq=i) for i in range(1000)], [], 0)
+    more = templates.pack([_launch(10**6 + i, seq=i) for i in range(1000)], [], 0, 0)
     assert [(t.kind, t.bytes, t.line) for t in more.new.values()] == [("all_reduce", 0, "other")]
     assert _columns(more) == [(MAX_TEMPLATES, i) for i in range(1000)]
-    again = templates.pack([_launch(7)], [], 0)
+    again = templates.pack([_launch(7)], [], 0, 0)
     assert not again.new
     assert _columns(again) == [(7, 1)]
 
 
 def test_there_is_one_other_for_each_kind_and_peer() -> None:
     templates = Templates()
-    templates.pack([_launch(size) for size in range(MAX_TEMPLATES)], [], 0)
+    templates.pack([_launch(size) for size in range(MAX_TEMPLATES)], [], 0, 0)
     calls = [
         *(_launch(10**6 + i) for i in range(3)),
         *(_launch(10**6 + i, "broadcast") for i in range(3)),
         *(_launch(10**6 + i, "send", peer=1) for i in range(3)),
         *(_launch(10**6 + i, "send", peer=2) for i in range(3)),
     ]
-    told = templates.pack(calls, [], 0)
+    told = templates.pack(calls, [], 0, 0)
     assert [(t.kind, t.peer, t.tag) for t in told.new.values()] == [
         ("all_reduce", None, 0),
         ("broadcast", None, 0),
@@ -65,10 +65,10 @@ def test_there_is_one_other_for_each_kind_and_peer() -> None:
 
 def test_a_message_told_as_other_has_its_number_among_all_to_its_peer() -> None:
     templates = Templates()
-    templates.pack([_launch(size) for size in range(MAX_TEMPLATES)], [], 0)
+    templates.pack([_launch(size) for size in range(MAX_TEMPLATES)], [], 0, 0)
     message = _launch(10**6, "send", seq=12, peer=1)
     message.tag, message.tag_number = 5, 3
-    assert _columns(templates.pack([message], [], 0)) == [(MAX_TEMPLATES, 12)]
+    assert _columns(templates.pack([message], [], 0, 0)) == [(MAX_TEMPLATES, 12)]
 
 
 def _fresh_book() -> Any:

@@ -38,9 +38,6 @@ class Clock(Protocol):
     def offset_ns(self, rank: int, moment_ns: int) -> int | None:
         """Return what to add to a rank's moment for the common clock; None when not known."""
 
-    def moment_ns(self, rank: int, wall_ns: int) -> int | None:
-        """Return the common clock's moment of a rank's time; None when not known."""
-
 
 class Analyst:
     """One cell's steps and collectives."""
@@ -117,10 +114,9 @@ class Analyst:
             return
         self._newest[rank] = max(step, self._newest.get(rank, 0))
         if rank == self._ranks[0]:
-            # The record is made when the step is over.
-            end_ns = self._clock.moment_ns(rank, record.time_ns)
-            if end_ns is not None:
-                self._ends[step] = end_ns
+            offset_ns = self._clock.offset_ns(rank, calls.end_ns)
+            if offset_ns is not None:
+                self._ends[step] = calls.end_ns + offset_ns
         self._told.setdefault(step, {})[rank] = calls
         self._since.setdefault(step, self._now_s())
         self._size += len(calls.calls) + len(calls.waits)

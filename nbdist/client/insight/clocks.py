@@ -123,7 +123,6 @@ class Clocks:
         self._own = clock.identity() if identity is None else identity
         self._pids: dict[int, int] = {}
         self._names: dict[int, str] = {}  # rank to its clock's
-        self._wall_ns: dict[int, int] = {}  # what a rank's time is ahead of its clock
         self._sightings: dict[str, list[Sighting]] = {}
         self._due_ns: dict[str, int] = {}
         self._ask_again_ns = 0
@@ -143,17 +142,6 @@ class Clocks:
             return 0
         return round(offset(self._sightings[name], moment_ns)[0])
 
-    def moment_ns(self, rank: int, wall_ns: int) -> int | None:
-        """Return the notebook's moment of a rank's time; None when not known.
-
-        Good enough to be drawn: a rank's time may be set while a cell runs.
-        """
-        if rank not in self._names:
-            return None
-        there_ns = wall_ns - self._wall_ns[rank]
-        offset_ns = self.offset_ns(rank, there_ns)
-        return None if offset_ns is None else there_ns + offset_ns
-
     def refresh(self, ranks: Sequence[int]) -> None:
         """Read the clocks that are not known, and those known for too long; seldom blocks."""
         now_ns = self._now_ns()
@@ -170,7 +158,6 @@ class Clocks:
     def _meet(self, ranks: Sequence[int]) -> None:
         for rank, (answer, ping) in self._read(ranks).items():
             name = answer["identity"]
-            self._wall_ns[rank] = answer["wall_ns"] - answer["now_ns"]
             if name == self._own and not ping.asked_ns <= ping.there_ns <= ping.heard_ns:
                 # A copy of a virtual machine: it has the same boot's name and another clock.
                 name = f"{name} on rank {rank}"

@@ -114,7 +114,8 @@ class State:
         self.rows: list[Launch] = []  # ended before the last take, and not told yet
         self.waits: deque[tuple[int, int]] = deque(maxlen=MAX_ROWS)
         self.skipped = 0
-        self.late: deque[int] = deque()  # steps to be told when their GPU is through
+        # Steps, and when each was over, to be told when their GPU is through.
+        self.late: deque[tuple[int, int]] = deque()
         self.cuda.forget()
 
 
@@ -197,11 +198,12 @@ def _describe(launch: Launch, for_ns: int, *, is_certain: bool) -> Waiting:
     )
 
 
-def take(step: int | None = None) -> Traffic:
+def take(step: int | None = None, end_ns: int | None = None) -> Traffic:
     """Return what passed since the last call. On the main thread.
 
     Args:
         step: The step that ends here; None outside of steps, where nothing is told one by one.
+        end_ns: When it ended; now, when not given.
     """
     sweep()
     ended = [state.ended.popleft() for _ in range(len(state.ended))]
@@ -219,7 +221,7 @@ def take(step: int | None = None) -> Traffic:
         state.cuda.forget()
     elif state.level == "full":
         if state.is_telling:
-            state.late.append(step)
+            state.late.append((step, end_ns or perf_counter_ns()))
         state.is_telling = state.stride.tells(step + 1)
         told = late()
     if state.level == "full":
@@ -255,11 +257,13 @@ def late() -> tuple[int, Calls] | None:
     """
     if not state.late:
         return None
-    if state.cuda.is_open(state.late[0]):
+    step, end_ns = state.late[0]
+    if state.cuda.is_open(step):
         _take_cuda(None)
-        if state.cuda.is_open(state.late[0]) and len(state.late) <= MAX_LATE:
+        if state.cuda.is_open(step) and len(state.late) <= MAX_LATE:
             return None
-    return state.late.popleft(), _tell()
+    state.late.popleft()
+    return step, _tell(end_ns)
 
 
 def _take_cuda(total_ns: int | None) -> int | None:
@@ -300,8 +304,8 @@ def _find_begins(ended: list[Launch]) -> None:
             launch.begin_ns = begin_ns
 
 
-def _tell() -> Calls:
-    calls = state.templates.pack(state.rows, state.waits, state.skipped)
+def _tell(end_ns: int) -> Calls:
+    calls = state.templates.pack(state.rows, state.waits, state.skipped, end_ns)
     state.stride.told(perf_counter_ns(), len(state.rows))
     state.rows, state.waits, state.skipped = [], deque(maxlen=MAX_ROWS), 0
     return calls

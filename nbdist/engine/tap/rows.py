@@ -18,9 +18,16 @@ class Templates:
         self._new: dict[int, Template] = {}
 
     def pack(
-        self, launches: Sequence[Launch], waits: Iterable[tuple[int, int]], skipped: int
+        self,
+        launches: Sequence[Launch],
+        waits: Iterable[tuple[int, int]],
+        skipped: int,
+        end_ns: int,
     ) -> Calls:
-        """Return the rows of collectives that have ended, and of the times blocked in some."""
+        """Return the rows of collectives that have ended, and of the times blocked in some.
+
+        Their step was over at `end_ns`.
+        """
         waits = list(waits)
         moments = [launch.start_ns for launch in launches] + [since for since, _ in waits]
         packer = Packer(base_ns=min(moments, default=0))
@@ -30,7 +37,7 @@ class Templates:
         for since, until in waits:
             packer.wait(since, until)
         new, self._new = self._new, {}
-        return Calls(packer.base_ns, new, packer.calls, packer.waits, skipped)
+        return Calls(packer.base_ns, new, packer.calls, packer.waits, skipped, end_ns)
 
     def _numbers_of(self, launch: Launch) -> tuple[int, int]:
         """Return the template's number, and the call's among those that its like is met by."""

@@ -211,7 +211,7 @@ class Cell:
         self.step += 1
         self._made_by_then = torch_live.newest_number()
         parts = self._parts.close(now_ns, tap.exposed_ns())
-        traffic = tap.take(self.step)
+        traffic = tap.take(self.step, now_ns)
         if traffic.calls is not None:
             self._recorder.add("calls", traffic.calls_step, {}, traffic.calls)
         parts = with_stream(parts, traffic.stream_ns)
