@@ -57,9 +57,12 @@ def one_process(name: str, parts: int, call: Call, *, scale: bool = False) -> Tr
         kept: list[Tensor] = []
         for x_part, y_part in zip(x.chunk(parts), y.chunk(parts), strict=True):
             loss = models.loss_of(name, call(model, x_part), y_part)
-            (scaler.scale(loss) / parts).backward()
+            scaler.scale(loss).backward()  # in fp16 a share of it would be rounded otherwise
             kept = kept or [buffer.clone() for buffer in model.buffers()]
             losses.append(loss.item())
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= parts
         for buffer, value in zip(model.buffers(), kept, strict=True):
             buffer.copy_(value)
         scaler.step(opt)

@@ -15,7 +15,8 @@ POLICIES = (ULYSSES, GATHER, OWN, OWN_GATHER)
 
 # Largest difference of a parameter after three clipped AdamW steps that comes from the order of
 # summation alone: AdamW amplifies round-off.
-FLOOR = {"torch.float32": 2e-5, "torch.float64": 1e-12}
+# In float64 the largest difference is 1e-13; float32 is 2**29 times coarser.
+FLOOR = {"torch.float32": 1e-4, "torch.float64": 1e-12}
 
 # What `make test` runs, and the rest of the matrix.
 Case = tuple[str, int, str, tuple[Any, ...]]  # model, ranks, layout, policies
