@@ -292,7 +292,8 @@ def _traceback(group: Group) -> list[str]:
     if hasattr(errors, first.ename):
         # nbdist's own errors say what, why and do; their frames are nbdist's, and say nothing.
         what, *rest = first.evalue.strip().split("\n")
-        return ["", *rest] if rest and len(what) <= MAX_SUMMARY_CHARS else ["", what, *rest]
+        unsaid = rest if len(what) <= MAX_SUMMARY_CHARS else [what, *rest]
+        return ["", *unsaid] if unsaid else []
     frames = [frame for frame in first.traceback if not _OURS.match(_head(frame))]
     # IPython opens with a rule and a line that repeats the name; the heading says it already.
     while frames and _is_heading(_head(frames[0])):

@@ -292,6 +292,11 @@ def test_the_advice_of_our_own_errors_is_given_once_and_last() -> None:
     assert told.endswith("Do:  make it smaller")
 
 
+def test_one_sentence_of_our_own_is_said_once() -> None:
+    own = Failure(0, "LayoutError", "every is a number of steps, not 0.", ("frame",))
+    assert str(rank_error([own], asked=range(2))).count("every is a number of steps") == 1
+
+
 def test_a_deadlock_is_a_cause_too() -> None:
     freed = Failure(0, "RuntimeError", "this rank let go of its peers")
     error = rank_error([freed], asked=[0, 1], because="rank 1 has finished the cell; rank 0 waits.")
