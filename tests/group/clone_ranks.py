@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 WIDTH = 32
-armed = None  # (step, place): this rank is killed there
+armed, step = None, 0  # (step, place): this rank is killed there
 
 class Kill(nn.Module):
     def forward(self, x):

@@ -18,7 +18,8 @@ BOTH = TensorParallel(sequence=True, loss=True)
 
 # Largest difference of a parameter after three clipped AdamW steps that comes from the order of
 # summation alone: AdamW amplifies round-off. Sums over ranks have another order than one matmul.
-FLOOR = {"torch.float32": 2e-5, "torch.float64": 1e-13}
+# In float64 the largest difference is 1.5e-13; float32 is 2**29 times coarser.
+FLOOR = {"torch.float32": 1e-4, "torch.float64": 1e-12}
 
 # What `make test` runs, and the rest of the matrix: (model, ranks, layout, policy).
 EVERY_TIME = [
