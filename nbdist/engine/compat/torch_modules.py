@@ -168,7 +168,17 @@ def comm_hooks_of(module: DistributedDataParallel) -> list[tuple[Callable[..., A
 def first_bucket_mb(module: DistributedDataParallel) -> tuple[float, float]:
     """Return (MB of a module's gradients, MB that its first bucket takes of them)."""
     size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    return size / 2**20, module._bucket_config.first_bucket_bytes_cap / 2**20
+    return size / 2**20, _first_bucket_bytes(module) / 2**20
+
+
+def _first_bucket_bytes(module: Any) -> int:
+    if hasattr(module, "_bucket_config"):
+        return int(module._bucket_config.first_bucket_bytes_cap)
+    # torch 2.11
+    if module.bucket_bytes_cap_default:
+        first: int = vars(dist)["_DEFAULT_FIRST_BUCKET_BYTES"]
+        return first
+    return int((*module.bucket_bytes_cap_list, module.bucket_bytes_cap)[0])
 
 
 def reset_grad_scaler(scaler: torch.amp.GradScaler) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
+from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout import cost, dry_run, random_numbers
 from nbdist.engine.layout.around import Around
 from nbdist.engine.layout.cp import attention, exchange, follow
@@ -179,6 +180,7 @@ class _OnPart(Around):
         self._made = made
         self._parts = parts
 
+    @torch_hooks.left_alone_where_wrong
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         length = self._length((args, keywords))
         args, keywords = self._cut((args, keywords), length)
