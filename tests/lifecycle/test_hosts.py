@@ -100,7 +100,13 @@ def test_nothing_is_left_when_first_the_parent_and_then_the_kernel_is_killed(
         assert notebook.keys == []
 
 
-@pytest.mark.parametrize("way", ["%dist restart", "%dist stop\n%dist start -n 2 --device cpu"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "%dist restart",
+        pytest.param("%dist stop\n%dist start -n 2 --device cpu", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_controller_is_one_clear_error_and_a_restart_mends_it(
     notebook: Notebook, way: str
 ) -> None:
