@@ -15,8 +15,9 @@ POLICIES = (ULYSSES, GATHER, OWN, OWN_GATHER)
 
 # Largest difference of a parameter after three clipped AdamW steps that comes from the order of
 # summation alone: AdamW amplifies round-off.
-# In float64 the largest difference is 1e-13; float32 is 2**29 times coarser.
-FLOOR = {"torch.float32": 1e-4, "torch.float64": 1e-12}
+FLOOR = {"torch.float32": 2e-5, "torch.float64": 1e-12}
+# Packed projections differ by up to 1.5e-13 in float64; float32 is 2**29 times coarser.
+FLOOR_PACKED = {"torch.float32": 8e-5, "torch.float64": 1.5e-13}
 
 # What `make test` runs, and the rest of the matrix.
 Case = tuple[str, int, str, tuple[Any, ...]]  # model, ranks, layout, policies
@@ -84,11 +85,12 @@ def _id(case: Case) -> str:
 
 def _check(case: Case, differences: list[Any], dtypes: list[str]) -> None:
     model, _, layout, policies = case
+    floor = FLOOR_PACKED if model == "packed" else FLOOR
     for found in differences:
         for dtype in dtypes:
             in_losses, in_state = found[model, layout, str(policies), dtype]
-            assert in_losses <= FLOOR[dtype]
-            assert in_state <= FLOOR[dtype]
+            assert in_losses <= floor[dtype]
+            assert in_state <= floor[dtype]
 
 
 @pytest.mark.parametrize("case", EVERY_TIME, ids=map(_id, EVERY_TIME))

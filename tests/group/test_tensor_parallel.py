@@ -18,8 +18,9 @@ BOTH = TensorParallel(sequence=True, loss=True)
 
 # Largest difference of a parameter after three clipped AdamW steps that comes from the order of
 # summation alone: AdamW amplifies round-off. Sums over ranks have another order than one matmul.
-# In float64 the largest difference is 1.5e-13; float32 is 2**29 times coarser.
-FLOOR = {"torch.float32": 1e-4, "torch.float64": 1e-12}
+FLOOR = {"torch.float32": 2e-5, "torch.float64": 1e-13}
+# Packed projections differ by up to 1.5e-13 in float64; float32 is 2**29 times coarser.
+FLOOR_PACKED = {"torch.float32": 8e-5, "torch.float64": 1.5e-13}
 
 # What `make test` runs, and the rest of the matrix: (model, ranks, layout, policy).
 EVERY_TIME = [
@@ -109,9 +110,9 @@ def _id(case: Case) -> str:
 
 
 def _check(case: Case, ranks_found: list[Any]) -> None:
-    _, _, layout, policy = case
+    model, _, layout, policy = case
     for found in ranks_found:
-        for dtype, floor in FLOOR.items():
+        for dtype, floor in (FLOOR_PACKED if model == "packed" else FLOOR).items():
             in_losses, in_state = found[layout, str(policy), dtype]
             assert in_losses <= floor
             assert in_state <= floor
