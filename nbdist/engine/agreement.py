@@ -7,6 +7,10 @@ snapshot that all of them hold, or are refused. Ranks that train *apart* (local 
 same way, each to its own; where they cannot, they are made equal: all models are as good. Ranks
 that train on their own have no unit, and are left alone.
 
+What of two ranks is the same is known by its name (`identity`), agreed when it was made. Of what is
+not on all ranks of a unit nothing is copied: a model is left as it is, and an optimizer that has
+stepped steps no more, for nobody can tell whether its steps agree. Both are said.
+
 Every rank decides by itself, from the same reports, and so all decide the same.
 """
 
@@ -29,18 +33,26 @@ class Report:
         kind: Whether each rank holds all of it, a part, or a model of its own for a while.
         name: For people, such as `GPT`.
         ranks: Global ranks that train it together.
-        signature: Equal on all of them, and on no other model.
+        identity: Its name, equal on all of them, and on no other unit; empty where it has none.
         steps: Made since the optimizers were.
+        parts: The names of the optimizers and schedulers that `steps` is of.
+        model: The name of the replicated model that it trains, if it trains one.
         is_torn: An optimizer's step was begun and not ended, and has changed something.
+        is_settled: It is refused already.
+        is_told: It was said that other ranks do not hold it.
         snapshots: `steps` at each snapshot the rank holds, newest first, each with its age in s.
     """
 
     kind: Kind
     name: str
     ranks: tuple[int, ...]
-    signature: str
+    identity: str
     steps: Steps
+    parts: tuple[str, ...] = ()
+    model: str = ""
     is_torn: bool = False
+    is_settled: bool = False
+    is_told: bool = False
     snapshots: tuple[tuple[Steps, float], ...] = ()
 
 
@@ -50,8 +62,9 @@ class Decision:
 
     Attributes:
         places: Of each rank that has the unit: its number among that rank's reports.
-        action: What its ranks do.
+        action: What its ranks do. "forbid": optimizers that are not in `parts` step no more.
         steps: What every rank has made afterwards.
+        parts: The optimizers and schedulers that all its ranks have, in the order of `steps`.
         source: Who is copied from, when copied.
         behind: Who copies.
         line: What is said of it; also the reason when refused.
@@ -60,8 +73,9 @@ class Decision:
     """
 
     places: Mapping[int, int]
-    action: Literal["copy", "roll back", "refuse"]
+    action: Literal["copy", "roll back", "refuse", "leave", "forbid"]
     steps: Steps
+    parts: tuple[str, ...]
     line: str
     source: int = -1
     behind: tuple[int, ...] = field(default=())
@@ -81,9 +95,13 @@ def from_json(text: str | bytes) -> list[Report]:
             kind=item["kind"],
             name=item["name"],
             ranks=tuple(item["ranks"]),
-            signature=item["signature"],
+            identity=item["identity"],
             steps=tuple(item["steps"]),
+            parts=tuple(item["parts"]),
+            model=item["model"],
             is_torn=item["is_torn"],
+            is_settled=item["is_settled"],
+            is_told=item["is_told"],
             snapshots=tuple((tuple(steps), age) for steps, age in item["snapshots"]),
         )
         for item in json.loads(text)
@@ -103,12 +121,17 @@ def decide(reports: Mapping[int, Sequence[Report]], newcomers: Iterable[int]) ->
         of_unit = {rank: reports[rank][place] for rank, place in places.items()}
         some = next(iter(of_unit.values()))
         lost = sorted(new & set(some.ranks))
+        if any(report.is_settled for report in of_unit.values()):
+            continue
         if some.kind == "sharded" and lost:
             decisions.append(_refuse_lost(places, of_unit, lost))
-        elif set(some.ranks) - new != set(of_unit):
-            continue  # made on some ranks only: nobody can train it
-        elif not _is_equal(of_unit):
-            decisions.append(_DECIDE[some.kind](places, of_unit))
+        elif missing := sorted(set(some.ranks) - new - set(of_unit)):
+            decisions += _leave(places, of_unit, missing, reports)
+        else:
+            decisions += _forbid_strangers(places, of_unit)
+            shared = _shared(of_unit)
+            if not _is_equal(shared):
+                decisions.append(_DECIDE[some.kind](places, shared))
     return decisions
 
 
@@ -123,19 +146,96 @@ def has_unmatched(reports: Mapping[int, Sequence[Report]], newcomers: Iterable[i
 
 
 def _matched(reports: Mapping[int, Sequence[Report]]) -> list[dict[int, int]]:
-    """Return each unit as rank -> place, those made last matched first.
-
-    Of units that look alike, a rank may still hold old ones that another has let go.
-    """
+    """Return each unit as rank -> place, by the names that their ranks have agreed on."""
     units: dict[tuple[object, ...], dict[int, int]] = {}
     for rank in sorted(reports):
-        seen: dict[tuple[object, ...], int] = {}
-        for place in reversed(range(len(reports[rank]))):
-            report = reports[rank][place]
-            alike = (report.kind, report.ranks, report.signature)
-            nth = seen[alike] = seen.get(alike, 0) + 1
-            units.setdefault((*alike, nth), {})[rank] = place
+        for place, report in enumerate(reports[rank]):
+            alone = (rank, place) if not report.identity else None
+            key = (report.kind, report.ranks, report.identity, alone)
+            # Two of one name on a rank: which of them its peers mean, nobody can tell.
+            there = units.setdefault(key, {})
+            if rank in there:
+                units[*key, rank, place] = {rank: place}
+            else:
+                there[rank] = place
     return list(units.values())
+
+
+def _leave(
+    places: Mapping[int, int],
+    of_unit: Mapping[int, Report],
+    missing: list[int],
+    reports: Mapping[int, Sequence[Report]],
+) -> list[Decision]:
+    """Copy nothing of a unit that some of its ranks do not hold; stop an optimizer of shards."""
+    some = next(iter(of_unit.values()))
+    if any(report.is_told for report in of_unit.values()):
+        return []
+    known = [report.model for rank in missing for report in reports[rank]]
+    if some.kind == "replicated" and some.model and some.model in known:
+        return []  # they train it by an optimizer whose states were lost here
+    holders, others = begin_with_ranks(sorted(of_unit)), name_ranks(missing)
+    holds = "holds" if len(of_unit) == 1 else "hold"
+    does = "does" if len(missing) == 1 else "do"
+    if some.kind == "sharded":
+        if not any(map(_has_stepped, of_unit.values())):
+            return []
+        line = (
+            f"{holders} {holds} an optimizer of {some.name} that {others} {does} not: it cannot "
+            "step any more, for nobody can tell whether its parts fit together."
+        )
+        return [Decision(places, "forbid", some.steps, (), line)]
+    line = (
+        f"{holders} {holds} {some.name}, wrapped for {name_ranks(some.ranks)}, and {others} {does} "
+        "not: it was left as it is."
+    )
+    return [Decision(places, "leave", some.steps, some.parts, line)]
+
+
+def _forbid_strangers(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> list[Decision]:
+    """Stop optimizers that have stepped and are not on all ranks of their model."""
+    parts = _common_parts(of_unit)
+    holders = [
+        rank
+        for rank, report in sorted(of_unit.items())
+        if any(
+            made for part, made in zip(report.parts, report.steps, strict=True) if part not in parts
+        )
+    ]
+    some = next(iter(of_unit.values()))
+    if some.kind != "replicated" or not holders:
+        return []
+    holds = "holds" if len(holders) == 1 else "hold"
+    line = (
+        f"{begin_with_ranks(holders)} {holds} an optimizer of {some.name} that not all of "
+        f"{name_ranks(some.ranks)} do: it cannot step any more, for nobody can tell whether its "
+        "steps agree."
+    )
+    return [Decision(places, "forbid", some.steps, parts, line)]
+
+
+def _shared(of_unit: Mapping[int, Report]) -> dict[int, Report]:
+    """Return the reports of a unit with what all of its ranks have, in one order."""
+    some = next(iter(of_unit.values()))
+    if some.kind == "sharded":
+        return dict(of_unit)  # one optimizer, by which it was matched
+    parts = _common_parts(of_unit)
+
+    def only(report: Report) -> Report:
+        made = dict(zip(report.parts, report.steps, strict=True))
+        return replace(report, parts=parts, steps=tuple(made[part] for part in parts))
+
+    return {rank: only(report) for rank, report in of_unit.items()}
+
+
+def _common_parts(of_unit: Mapping[int, Report]) -> tuple[str, ...]:
+    """Return the names that all ranks tell, in the order of the first; of two alike, neither."""
+    told = [report.parts for report in of_unit.values()]
+    return tuple(p for p in told[0] if p and all(parts.count(p) == 1 for parts in told))
+
+
+def _has_stepped(report: Report) -> bool:
+    return report.is_torn or any(report.steps)
 
 
 def _is_equal(of_unit: Mapping[int, Report]) -> bool:
@@ -164,20 +264,21 @@ def _copy(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
             f"{begin_with_ranks(behind)} had lost step {_number(best.steps)}: {verb} copied the "
             f"model ({best.name}) and its optimizer from rank {source}."
         )
-    return Decision(places, "copy", best.steps, line, source, behind)
+    return Decision(places, "copy", best.steps, best.parts, line, source, behind)
 
 
 def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
     newest = max((report.steps for report in of_unit.values()), key=sum)
     name = next(iter(of_unit.values())).name
     is_apart = next(iter(of_unit.values())).kind == "apart"
+    parts = next(iter(of_unit.values())).parts
     common = _common(of_unit)
     if not common:
         line = (
             f"The ranks that hold {name} are one step apart ({_spread(of_unit)}), and no snapshot "
             "is common to all of them: its parts do not fit together any more."
         )
-        return Decision(places, "refuse", newest, line, lost=_number(newest))
+        return Decision(places, "refuse", newest, parts, line, lost=_number(newest))
     steps = max(common, key=sum)
     age = max(dict(report.snapshots)[steps] for report in of_unit.values())
     count = _number(newest) - _number(steps)
@@ -186,7 +287,7 @@ def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Deci
         f"The ranks that hold {name} were {apart}: rolled back {count} "
         f"step{'' if count == 1 else 's'}, to step {_number(steps)} (snapshot {age:.0f} s old)."
     )
-    return Decision(places, "roll back", steps, line, lost=count)
+    return Decision(places, "roll back", steps, parts, line, lost=count)
 
 
 def _common(of_unit: Mapping[int, Report]) -> list[Steps]:
@@ -223,7 +324,8 @@ def _refuse_lost(
     name = next(iter(of_unit.values())).name
     line = f"{begin_with_ranks(lost)} died with a part of {name}, of which there is no second copy."
     level = _is_equal(of_unit)
-    return Decision(places, "refuse", newest, line, lost=_number(newest), is_level=level)
+    parts = next(iter(of_unit.values())).parts
+    return Decision(places, "refuse", newest, parts, line, lost=_number(newest), is_level=level)
 
 
 def _number(steps: Steps) -> int:

@@ -20,7 +20,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist.engine import hook_state, meeting, membership, pacing, prepare, renewal, sockets
+from nbdist.engine import (
+    hook_state,
+    identity,
+    meeting,
+    membership,
+    pacing,
+    prepare,
+    renewal,
+    sockets,
+)
 from nbdist.engine.compat import torch_compat, torch_live
 from nbdist.engine.compat.torch_compat import TCPStore
 from nbdist.engine.group_spec import Spec
@@ -96,7 +105,7 @@ def join(
     )
     torch_compat.answer_env_rendezvous(lambda: prepare.answer_env(here, store_host, store_port))
     torch_compat.watch_names()
-    torch_live.watch()
+    torch_live.watch(identity.note)
     hook_state.watch()
     membership.enter(here)
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)

@@ -73,7 +73,7 @@ def meet(
     texts = exchange("hello", hello.to_json(), timeout_s)
     hellos = {rank: Hello.from_json(text) for rank, text in texts.items()}
     here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}
-    books.begin_generation(_announcements(here, hellos[0].memory))
+    books.begin_generation(_announcements(here, hellos[0].memory), here.generation)
     return make_plan(hellos)
 
 

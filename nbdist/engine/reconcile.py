@@ -6,6 +6,7 @@ Main thread of every rank, at the same time, when the group has been formed anew
 import gc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,9 @@ from nbdist.engine.data import resumption
 from nbdist.errors import ClusterError, LostStateError
 
 TIMEOUT_S = 20.0  # for the ranks to hear of each other
+
+_stopped: "WeakSet[torch.optim.Optimizer]" = WeakSet()  # which cannot step any more
+_left_alone: "WeakSet[torch.nn.Module]" = WeakSet()  # what some ranks do not hold; it was said
 
 
 def reconcile(newcomers: Iterable[int]) -> list[Decision]:
@@ -63,9 +67,15 @@ def reconcile(newcomers: Iterable[int]) -> list[Decision]:
             has_copied |= _copy(unit, decision, rank)
         elif decision.action == "roll back":
             mark = snapshot.put_back(unit, decision.steps) or mark
-        else:
+        elif decision.action == "refuse":
             _refuse(unit, decision)
-        unit.settle(decision.steps)
+        elif decision.action == "forbid":
+            _forbid(unit, decision)
+            continue
+        else:
+            _left_alone.update(unit.modules)
+            continue
+        unit.settle(decision.parts, decision.steps)
         if rank in decision.behind:
             boundary.here().count_copied(unit.optimizers)
     if has_copied:
@@ -80,7 +90,19 @@ def reconcile(newcomers: Iterable[int]) -> list[Decision]:
 def _exchange(topic: str) -> tuple[list[units.Unit], dict[int, Sequence[Report]]]:
     """Return this rank's units, and what every rank says of its own."""
     mine = units.find()
-    said = agreement.to_json([unit.report(snapshot.held(unit)) for unit in mine])
+    for unit in mine:
+        if unit.kind == "replicated":
+            unit.optimizers = [o for o in unit.optimizers if o not in _stopped]
+    said = agreement.to_json(
+        [
+            unit.report(
+                snapshot.held(unit),
+                is_settled=any(o in _stopped for o in unit.optimizers),
+                is_told=any(module in _left_alone for module in unit.modules),
+            )
+            for unit in mine
+        ]
+    )
     heard = meeting.exchange(topic, said, TIMEOUT_S)
     return mine, {rank: agreement.from_json(text) for rank, text in heard.items()}
 
@@ -94,7 +116,7 @@ def _copy(unit: units.Unit, decision: Decision, rank: int) -> bool:
             parcel.send(frame, tensors, other)
     elif rank in decision.behind:
         frame, tensors = parcel.receive(decision.source)
-        unit_state.put_back(unit, frame, tensors)
+        unit_state.put_back(unit, frame, tensors, decision.parts)
         return True
     return False
 
@@ -110,24 +132,46 @@ def _refuse(unit: units.Unit, decision: Decision) -> None:
             why=decision.line,
             do="make it again on every rank; the model itself is whole",
         )
-        for optimizer in unit.optimizers:
-            _refuse_steps(optimizer, error)
+        _stop(unit.optimizers, error)
         return
     error = LostStateError(
         f"{unit.name} cannot be trained on: its state is not whole.",
         why=decision.line,
         do="build it again, or load a checkpoint into it on every rank",
     )
-    handles = [_refuse_steps(optimizer, error) for optimizer in unit.optimizers]
+    handles = _stop(unit.optimizers, error)
 
     def allow(module: torch.nn.Module, _keys: object) -> None:
         refusals.allow(module)
         for handle in handles:
             handle.remove()
+        _stopped.difference_update(unit.optimizers)
 
     for module in unit.modules:
         refusals.refuse(module, error)
         module.register_load_state_dict_post_hook(allow)
+
+
+def _forbid(unit: units.Unit, decision: Decision) -> None:
+    """Let what has stepped, and is not on all ranks of the unit, step no more."""
+    error = LostStateError(
+        f"This optimizer of {unit.name} cannot step any more.",
+        why=decision.line,
+        do="make it again on every rank; the model itself stays as it is",
+    )
+    made = dict(zip(unit.parts, unit.steps(), strict=True))
+    strange = [
+        optimizer
+        for optimizer, part in zip(unit.optimizers, unit.parts, strict=False)
+        if part not in decision.parts and (made[part] or unit.kind == "sharded")
+    ]
+    _stop(strange, error)
+
+
+def _stop(optimizers: Iterable[torch.optim.Optimizer], error: ClusterError) -> list[Any]:
+    stopped = list(optimizers)
+    _stopped.update(stopped)
+    return [_refuse_steps(optimizer, error) for optimizer in stopped]
 
 
 def _refuse_steps(optimizer: torch.optim.Optimizer, error: ClusterError) -> Any:

@@ -15,6 +15,7 @@ from nbdist.engine import (
     group,
     heal,
     hook_state,
+    identity,
     keep,
     reconcile,
     resize,
@@ -39,6 +40,7 @@ def install() -> None:
     # `heal` puts them back.
     torch_hooks.wrap_start_workers(whole_steps.start_workers_whole)
     boundary.also(hook_state.snapshot, lambda _: None)
+    clone.also("identities", units.hand_over, identity.take_over)
     clone.also("steps", boundary.here().hand_over, boundary.here().take_over)
     clone.also("loaders", resumption.hand_over, resumption.take_over)
     clone.also("kept", keep.kept, keep.take_over)

@@ -8,14 +8,13 @@ the process when buckets of different sizes meet. Such reducers are made anew, o
 Threads: the main one.
 """
 
-import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
 from torch.nn.parallel import DistributedDataParallel
 
+from nbdist.engine import identity
 from nbdist.engine.compat import torch_compat, torch_live, torch_modules
 
 Exchange = Callable[[str], dict[int, str]]  # a text of this rank: what each rank has told
@@ -61,20 +60,10 @@ def _fact(ddp: DistributedDataParallel) -> str:
 
 
 def _named(ddps: Iterable[DistributedDataParallel]) -> dict[str, DistributedDataParallel]:
-    """Return the modules by names that all ranks of their groups have for them.
-
-    Ranks may hold different dead modules, which nobody has collected yet: these take part under
-    their shapes, and a living module is told from them by being younger.
-    """
-    counts: Counter[str] = Counter()
-    named = {}
-    for ddp in reversed(list(ddps)):
-        shapes = [(name, *p.shape) for name, p in ddp.named_parameters()]
-        digest = hashlib.sha1(repr(shapes).encode()).hexdigest()[:12]
-        ranks = torch_compat.ranks_of(ddp.process_group)
-        if not ranks:
-            continue  # its group is gone: nobody can train it
-        key = f"{','.join(map(str, ranks))}/{digest}"
-        named[f"{key}/{counts[key]}"] = ddp
-        counts[key] += 1
-    return named
+    """Return the modules by the names that all ranks of their groups have for them."""
+    return {
+        name: ddp
+        for ddp in ddps
+        # Of others the group is gone: nobody can train them.
+        if torch_compat.ranks_of(ddp.process_group) and (name := identity.of(ddp))
+    }

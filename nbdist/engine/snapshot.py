@@ -212,7 +212,7 @@ def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
     unit = units.unit_of(optimizer)
     if unit is None or unit.kind == "replicated":
         return None
-    key = f"snapshot/{unit.signature}/{'-'.join(map(str, unit.ranks))}"
+    key = f"snapshot/{unit.identity}/{'-'.join(map(str, unit.ranks))}"
     return _Series(
         key,
         is_leader=unit.ranks[0] == torch.distributed.get_rank(),

@@ -2,9 +2,12 @@
 
 A state is a frame (nested plain values, with a `Slot` where a tensor stands) and the tensors. Put
 back, values are copied into the tensors that are there: no object is replaced that anyone holds.
+Optimizers and schedulers are found by their names (`identity`): what only one side has stays as it
+is.
 """
 
 import copy
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +35,10 @@ def read(unit: Unit, *, buffers: bool) -> tuple[dict[str, Any], list[torch.Tenso
     frame = {
         "parameters": _take(list(unit.parameters), tensors),
         "buffers": _take(list(unit.buffers.values()), tensors) if buffers else None,
-        "optimizers": [
-            {
-                "kind": type(optimizer).__name__,
-                "state": [_take(optimizer.state.get(p), tensors) for p in parameters_of(optimizer)],
-            }
-            for optimizer in _real(unit)
-        ],
+        "optimizers": {
+            part: [_take(optimizer.state.get(p), tensors) for p in parameters_of(optimizer)]
+            for part, optimizer in _real(unit)
+        },
         "wrappers": [_take(wrapper.own_state(), tensors) for wrapper in _wrappers(unit)],
         "schedule": None,
     }
@@ -51,27 +51,39 @@ def read_schedule(unit: Unit) -> dict[str, Any]:
     A scheduler steps after the optimizer: at a boundary it is too early to read it.
     """
     return {
-        "groups": [
-            [
+        "groups": {
+            part: [
                 {name: copy.deepcopy(v) for name, v in group.items() if name != "params"}
                 for group in optimizer.param_groups
             ]
-            for optimizer in _real(unit)
-        ],
-        "schedulers": [copy.deepcopy(s.state_dict()) for s in unit.schedulers],
+            for part, optimizer in _real(unit)
+        },
+        "schedulers": {part: copy.deepcopy(s.state_dict()) for part, s in _schedulers(unit)},
     }
 
 
 @torch.no_grad()
-def put_back(unit: Unit, frame: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-    """Give the unit a state that was read here, or on a rank that holds the same model."""
+def put_back(
+    unit: Unit,
+    frame: dict[str, Any],
+    tensors: list[torch.Tensor],
+    only: Container[str] | None = None,
+) -> None:
+    """Give the unit a state that was read here, or on a rank that holds the same model.
+
+    Args:
+        unit: Whose state becomes this.
+        frame: As `read` returned it.
+        tensors: Those of the frame.
+        only: The names of the optimizers and schedulers that get theirs; all by itself.
+    """
     for parameter, slot in zip(unit.parameters, frame["parameters"], strict=True):
         _fill(slot, parameter, tensors)
     if frame["buffers"] is not None:
         for buffer, slot in zip(unit.buffers.values(), frame["buffers"], strict=True):
             _fill(slot, buffer, tensors)
-    for optimizer, saved in zip(_real(unit), frame["optimizers"], strict=False):
-        for parameter, state in zip(parameters_of(optimizer), saved["state"], strict=True):
+    for optimizer, states in _meet(_real(unit), frame["optimizers"], only):
+        for parameter, state in zip(parameters_of(optimizer), states, strict=True):
             if state is None:
                 optimizer.state.pop(parameter, None)
             else:
@@ -79,25 +91,39 @@ def put_back(unit: Unit, frame: dict[str, Any], tensors: list[torch.Tensor]) -> 
     for wrapper, saved in zip(_wrappers(unit), frame["wrappers"], strict=False):
         wrapper.load_own_state(_fill(saved, wrapper.own_state(), tensors))
     if frame["schedule"] is not None:
-        _put_back_schedule(unit, frame["schedule"])
+        _put_back_schedule(unit, frame["schedule"], only)
 
 
-def _put_back_schedule(unit: Unit, schedule: dict[str, Any]) -> None:
-    for optimizer, groups in zip(_real(unit), schedule["groups"], strict=False):
+def _put_back_schedule(unit: Unit, schedule: dict[str, Any], only: Container[str] | None) -> None:
+    for optimizer, groups in _meet(_real(unit), schedule["groups"], only):
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             for name, value in values.items():
                 if isinstance(group.get(name), torch.Tensor):
                     group[name].copy_(value)
                 else:
                     group[name] = copy.deepcopy(value)
-    for scheduler, state in zip(unit.schedulers, schedule["schedulers"], strict=False):
+    for scheduler, state in _meet(_schedulers(unit), schedule["schedulers"], only):
         # A copy: the scheduler keeps what it is given, and a frame may be needed twice.
         scheduler.load_state_dict(copy.deepcopy(state))
 
 
-def _real(unit: Unit) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that hold state: the one inside a ZeroRedundancyOptimizer."""
-    return [getattr(optimizer, "optim", optimizer) for optimizer in unit.optimizers]
+def _meet(
+    live: Iterable[tuple[str, Any]], saved: Mapping[str, Any], only: Container[str] | None
+) -> list[tuple[Any, Any]]:
+    """Return what lives here with what was saved under the same name."""
+    return [
+        (one, saved[part]) for part, one in live if part in saved and (only is None or part in only)
+    ]
+
+
+def _real(unit: Unit) -> list[tuple[str, torch.optim.Optimizer]]:
+    """Return the optimizers that hold state, by name: the one inside a ZeroRedundancyOptimizer."""
+    real = [getattr(optimizer, "optim", optimizer) for optimizer in unit.optimizers]
+    return list(zip(unit.parts, real, strict=False))
+
+
+def _schedulers(unit: Unit) -> list[tuple[str, Any]]:
+    return list(zip(unit.parts[len(unit.optimizers) :], unit.schedulers, strict=True))
 
 
 def _wrappers(unit: Unit) -> list[ApartWrapper]:

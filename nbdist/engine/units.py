@@ -9,8 +9,7 @@ that averages models now and then (local SGD): a wrapper of ours, over the defau
 Main thread. Nothing is searched on the heap but pipelines, where they are used.
 """
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from nbdist.engine import boundary, keep
+from nbdist.engine import boundary, identity, keep
 from nbdist.engine.agreement import Kind, Report, Steps
 from nbdist.engine.compat import (
     torch_compat,
@@ -46,6 +45,8 @@ class Unit:
         parameters: In an order that is the same on all of them.
         modules: The modules that are called: the wrapper, or the module under it.
         optimizers: Those that hold its parameters, the newest first.
+        identity: Its name, the same on all these ranks (`identity`).
+        model: The name of the replicated model that it trains, if it trains one.
         schedulers: Those of its optimizers, the newest first.
         is_alike: Whether parameters have the same shapes on all ranks: not in pipelines.
         is_cut_in_states_only: Whether each rank has all parameters (ZeroRedundancyOptimizer).
@@ -57,6 +58,8 @@ class Unit:
     parameters: list[torch.Tensor]
     modules: list[nn.Module]
     optimizers: list[Optimizer]
+    identity: str
+    model: str = ""
     schedulers: list[Any] = field(default_factory=list)
     is_alike: bool = True
     is_cut_in_states_only: bool = False
@@ -73,12 +76,10 @@ class Unit:
         return dict(found.values())
 
     @property
-    def signature(self) -> str:
-        """A text that is the same on all ranks of the unit, and differs between models."""
-        if not self.is_alike:
-            return "parts"
-        table = [(tuple(p.shape), str(p.dtype)) for p in self.parameters]
-        return hashlib.blake2b(repr(table).encode(), digest_size=8).hexdigest()
+    def parts(self) -> tuple[str, ...]:
+        """The names of its optimizers and then of its schedulers, in the order of `steps`."""
+        found = (*self.optimizers, *self.schedulers)
+        return tuple(identity.of(one, is_alike=self.is_alike) for one in found)
 
     def steps(self) -> Steps:
         """Return what its optimizers and then its schedulers have done."""
@@ -86,21 +87,33 @@ class Unit:
         made = [counts[o].whole if o in counts else 0 for o in self.optimizers]
         return (*made, *(int(s.last_epoch) for s in self.schedulers))
 
-    def settle(self, steps: Steps) -> None:
-        """Count as all ranks do now."""
-        for optimizer, made in zip(self.optimizers, steps, strict=False):
-            boundary.here().steps.setdefault(optimizer, boundary.Steps()).settle(made)
+    def settle(self, parts: Sequence[str], steps: Steps) -> None:
+        """Count as all ranks do now: so many steps of the optimizers with these names."""
+        made = dict(zip(parts, steps, strict=False))
+        for optimizer, part in zip(self.optimizers, self.parts, strict=False):
+            if part in made:
+                boundary.here().steps.setdefault(optimizer, boundary.Steps()).settle(made[part])
 
-    def report(self, snapshots: Iterable[tuple[Steps, float]] = ()) -> Report:
+    def report(
+        self,
+        snapshots: Iterable[tuple[Steps, float]] = (),
+        *,
+        is_settled: bool = False,
+        is_told: bool = False,
+    ) -> Report:
         """Return what the other ranks need to know of it."""
         counts = boundary.here().steps
         return Report(
             kind=self.kind,
             name=self.name,
             ranks=self.ranks,
-            signature=self.signature,
+            identity=self.identity,
             steps=self.steps(),
+            parts=self.parts,
+            model=self.model,
             is_torn=any(o in counts and counts[o].is_torn(o) for o in self.optimizers),
+            is_settled=is_settled,
+            is_told=is_told,
             snapshots=tuple(snapshots),
         )
 
@@ -127,6 +140,13 @@ def find() -> list[Unit]:
         mine = [s for s in reversed(schedulers) if id(getattr(s, "optimizer", None)) in held]
         unit.schedulers = sorted(mine, key=lambda s: held[id(s.optimizer)])
     return units
+
+
+def hand_over() -> list[tuple[Any, identity.Names]]:
+    """Return what a newcomer may get a copy of, with the names by which all ranks know it."""
+    whole = [unit for unit in find() if unit.kind != "sharded"]
+    trained = [one for unit in whole for one in (*unit.optimizers, *unit.schedulers)]
+    return identity.hand_over([*torch_modules.live_ddps(), *trained])
 
 
 def unit_of(optimizer: Optimizer) -> Unit | None:
@@ -202,6 +222,7 @@ def _sharded_unit(
     modules = {id(m): m for m in called if any(id(p) in wanted for p in m.parameters())}
     name = _name(next(iter(modules.values()))) if modules else f"the model of {_kind(optimizer)}"
     states_only = _is_cut_in_states_only(optimizer)
+    ddps = [d for d in torch_modules.live_ddps() if any(id(p) in wanted for p in d.parameters())]
     return Unit(
         "sharded",
         f"the optimizer of {name}" if states_only else name,
@@ -209,6 +230,8 @@ def _sharded_unit(
         parameters,
         list(modules.values()),
         [optimizer],
+        identity.of(optimizer, is_alike=is_alike),
+        identity.of(ddps[-1]) if ddps else identity.UNKNOWN,
         is_alike=is_alike,
         is_cut_in_states_only=states_only,
     )
@@ -218,7 +241,8 @@ def _apart_unit(optimizer: ApartWrapper) -> Unit:
     modules = optimizer.modules
     name = _name(modules[0]) if modules else f"the model of {_kind(optimizer.optim)}"
     ranks = tuple(range(dist.get_world_size()))
-    return Unit("apart", name, ranks, optimizer.parameters(), modules, [optimizer])
+    its = identity.of(optimizer)
+    return Unit("apart", name, ranks, optimizer.parameters(), modules, [optimizer], its)
 
 
 def _is_cut_in_states_only(optimizer: Optimizer) -> bool:
@@ -234,7 +258,8 @@ def _replicated_unit(ddp: DistributedDataParallel, optimizers: list[Optimizer]) 
     wanted = {id(p) for p in parameters}
     mine = [o for o in reversed(optimizers) if any(id(p) in wanted for p in parameters_of(o))]
     module = torch_modules.replicated_by(ddp) or ddp
-    return Unit("replicated", _name(module), ranks, parameters, [module], mine)
+    its = identity.of(ddp)
+    return Unit("replicated", _name(module), ranks, parameters, [module], mine, its, its)
 
 
 def _ranks(group: Any) -> tuple[int, ...]:

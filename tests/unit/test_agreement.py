@@ -1,14 +1,21 @@
+from dataclasses import replace
+
 from nbdist.engine import agreement
 from nbdist.engine.agreement import Report, decide
 
 
-def replicated(*steps: int, torn: bool = False, ranks: tuple[int, ...] = (0, 1, 2)) -> Report:
-    return Report("replicated", "GPT", ranks, "abc", tuple(steps), torn)
+def replicated(
+    *steps: int, torn: bool = False, ranks: tuple[int, ...] = (0, 1, 2), identity: str = "m1"
+) -> Report:
+    parts = tuple(f"{identity}/{number}" for number in range(len(steps)))
+    return Report("replicated", "GPT", ranks, identity, steps, parts, identity, torn)
 
 
-def sharded(step: int, *snapshots: int, ranks: tuple[int, ...] = (0, 1)) -> Report:
+def sharded(
+    step: int, *snapshots: int, ranks: tuple[int, ...] = (0, 1), identity: str = "o1"
+) -> Report:
     held = tuple(((s,), 8.0) for s in snapshots)
-    return Report("sharded", "GPT", ranks, "abc", (step,), False, held)
+    return Report("sharded", "GPT", ranks, identity, (step,), (identity,), snapshots=held)
 
 
 def test_ranks_at_the_same_step_do_nothing() -> None:
@@ -58,7 +65,7 @@ def test_sharded_ranks_go_back_to_their_newest_common_snapshot() -> None:
 
 def apart(step: int, *snapshots: int, torn: bool = False) -> Report:
     held = tuple(((s,), 8.0) for s in snapshots)
-    return Report("apart", "GPT", (0, 1, 2), "abc", (step,), torn, held)
+    return Report("apart", "GPT", (0, 1, 2), "o1", (step,), ("o1",), "", torn, snapshots=held)
 
 
 def test_ranks_that_train_apart_go_back_together_each_to_its_own() -> None:
@@ -116,14 +123,73 @@ def test_units_are_compared_within_their_ranks_only() -> None:
     assert decide(reports, []) == []
 
 
-def test_an_old_model_that_one_rank_still_holds_is_not_mistaken_for_the_new_one() -> None:
-    reports = {
-        0: [replicated(90, ranks=(0, 1)), replicated(4, ranks=(0, 1))],
-        1: [replicated(4, ranks=(0, 1))],
-    }
+def test_a_model_that_one_rank_alone_still_holds_is_left_as_it_is_and_this_is_said() -> None:
+    best, new = replicated(9, ranks=(0, 1)), replicated(4, ranks=(0, 1), identity="m2")
+    reports = {0: [best, new], 1: [replace(new, steps=(3,))]}
+
+    left, copied = decide(reports, [])
+
+    assert (left.action, dict(left.places)) == ("leave", {0: 0})
+    assert left.line == (
+        "Rank 0 holds GPT, wrapped for ranks 0-1, and rank 1 does not: it was left as it is."
+    )
+    assert (copied.action, copied.places, copied.source) == ("copy", {0: 1, 1: 0}, 0)
+    assert agreement.has_unmatched(reports, [])
+    # Once: what has been said of it is told with it.
+    reports[0][0] = replace(best, is_told=True)
+    assert [made.action for made in decide(reports, [])] == ["copy"]
+
+
+def test_models_that_look_alike_in_another_order_are_not_mistaken_for_each_other() -> None:
+    first, second = replicated(3), replicated(4, identity="m2")
+
+    assert decide({0: [first, second], 1: [second, first], 2: [first, second]}, []) == []
+
+
+def test_a_model_without_a_name_is_paired_with_no_other() -> None:
+    unknown = replicated(3, ranks=(0, 1), identity="")
+    reports = {0: [unknown], 1: [replace(unknown, steps=(5,))]}
+
+    assert {made.action for made in decide(reports, [])} == {"leave"}
+
+
+def test_a_replica_whose_optimizer_was_lost_with_its_rank_is_not_said_to_be_alone() -> None:
+    zero = replace(sharded(5), model="m1", is_settled=True)
+    reports = {0: [zero], 1: [replicated(ranks=(0, 1))]}
 
     assert decide(reports, []) == []
-    assert agreement.has_unmatched(reports, [])
+
+
+def test_an_optimizer_that_not_all_ranks_of_its_model_hold_steps_no_more() -> None:
+    both, old = replicated(4, ranks=(0, 1)), replicated(4, 7, ranks=(0, 1))
+
+    (found,) = decide({0: [old], 1: [both]}, [])
+
+    assert (found.action, found.parts) == ("forbid", ("m1/0",))
+    assert found.line.startswith("Rank 0 holds an optimizer of GPT that not all of ranks 0-1 do")
+
+
+def test_one_that_has_not_stepped_is_no_matter() -> None:
+    both, fresh = replicated(4, ranks=(0, 1)), replicated(4, 0, ranks=(0, 1))
+
+    assert decide({0: [fresh], 1: [both]}, []) == []
+
+
+def test_a_lost_step_is_found_beside_an_optimizer_that_one_rank_alone_holds() -> None:
+    behind, ahead = replicated(3, ranks=(0, 1)), replicated(4, 0, ranks=(0, 1))
+
+    (found,) = decide({0: [behind], 1: [ahead]}, [])
+
+    assert (found.action, found.source, found.behind) == ("copy", 1, (0,))
+    assert (found.parts, found.steps) == (("m1/0",), (4,))
+
+
+def test_an_optimizer_of_shards_that_one_rank_alone_holds_steps_no_more() -> None:
+    (found,) = decide({0: [sharded(3)], 1: []}, [])
+
+    assert (found.action, found.parts) == ("forbid", ())
+    assert "nobody can tell whether its parts fit together" in found.line
+    assert decide({0: [sharded(0)], 1: []}, []) == []
 
 
 def test_reports_travel_as_text() -> None:

@@ -6,6 +6,7 @@ watched, from `group.join` on, and objects remembered as long as they live.
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -34,8 +35,21 @@ _numbers = itertools.count(1)
 _newest = 0
 
 
-def watch() -> None:
-    """Remember every object of the watched classes made from here on."""
+def _do_nothing(_made: object) -> None:
+    """Stand for whoever is told of new objects."""
+
+
+_tell: Callable[[Any], None] = _do_nothing
+
+
+def watch(tell: Callable[[Any], None] = _do_nothing) -> None:
+    """Remember every object of the watched classes made from here on.
+
+    Args:
+        tell: Called with each as its constructor ends, and not with what `remember` counts in.
+    """
+    global _tell
+    _tell = tell
     for kind in _WATCHED:
         _watch(kind)
 
@@ -76,6 +90,7 @@ def _watch(kind: type[Any]) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         native(self, *args, **kwargs)
         remember(kind, self)
+        _tell(self)
 
     __init__._nbdist_watches = True  # type: ignore[attr-defined]
     kind.__init__ = __init__

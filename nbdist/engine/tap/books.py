@@ -76,6 +76,7 @@ class _Books:
         self.by_name: dict[str, Book] = {}
         self.made: dict[tuple[str, tuple[int, ...]], int] = {}
         self.table: AnyTable | None = None
+        self.generation = 0
         self.closed: WeakSet[dist.ProcessGroup] = WeakSet()
 
 
@@ -130,11 +131,23 @@ def close(groups: Iterable[dist.ProcessGroup]) -> None:
     _books.closed.update(groups)
 
 
-def begin_generation(table: AnyTable | None) -> None:
+def begin_generation(table: AnyTable | None, generation: int = 0) -> None:
     """Begin to count at zero, and announce in `table`: the groups are formed anew."""
     for book in _books.by_name.values():
         book.channel = None  # lets the old memory go, whoever still holds the book
     _books.by_name, _books.made, _books.table = {}, {}, table
+    _books.generation = generation
+
+
+def moment(group: dist.ProcessGroup) -> tuple[int, int]:
+    """Return a moment that all ranks of a group have in common: (generation, collectives made).
+
+    All of them make the same collectives in one order: between two of these they are at the same
+    place of their program. torch's own count is in it, for when the tap is off.
+    """
+    book = _books.by_name.get(group.group_name)
+    counted = book.count if book is not None and book.group() is group else 0
+    return _books.generation, counted + torch_compat.collectives_made(group)
 
 
 def reset() -> None:

@@ -1,0 +1,91 @@
+"""Know which wrapped model, optimizer or scheduler of one rank is which of another one's.
+
+Never by likeness alone: a rank may hold one model more of the same class than its peers. What
+belongs together is agreed when it is made, without a collective of ours. Ranks make the collectives
+of a group in one order, so how many they have made is a moment that all of them know alike
+(`books.moment`): it names what is made then. DDP's constructor makes collectives itself; of several
+optimizers made between the same two collectives, the first of its shapes is the first everywhere.
+
+Where ranks make different objects between two collectives, names are not alike on all of them.
+Whoever compares ranks leaves alone what is not found on each, or refuses it: see `agreement`.
+
+Main thread only.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+
+from nbdist.engine.compat import torch_compat
+from nbdist.engine.tap import books
+
+UNKNOWN = ""  # of what was made while this process was in no group
+Optimizer = torch.optim.Optimizer
+Names = tuple[str, str]  # among those that look alike, and among all of its kind
+
+_names: "WeakKeyDictionary[Any, Names]" = WeakKeyDictionary()
+# How many were made at a moment, of this generation: those before it are not counted any more.
+_counts: Counter[tuple[object, ...]] = Counter()
+_counted_in = -1
+
+
+def note(made: Any) -> None:
+    """Name a DDP, an optimizer or a scheduler, as its constructor ends."""
+    global _counted_in
+    kind, group, looks = _told_of(made)
+    if group is None or not torch_compat.ranks_of(group):
+        return
+    generation, collectives = books.moment(group)
+    if generation != _counted_in:
+        _counts.clear()
+        _counted_in = generation
+    moment = (kind, group.group_name, collectives)
+    _counts.update([moment, (*moment, looks)])
+    begin = f"{kind} {group.group_name}/{generation}/{collectives}"
+    _names[made] = f"{begin}/{_counts[*moment, looks]}", f"{begin}/{_counts[moment]}"
+
+
+def of(made: Any, *, is_alike: bool = True) -> str:
+    """Return an object's name, the same on all ranks that made it together; else UNKNOWN.
+
+    Args:
+        made: A DDP, an optimizer or a scheduler.
+        is_alike: Whether its parameters have the same shapes on all ranks: not in pipelines.
+    """
+    names = _names.get(made)
+    return UNKNOWN if names is None else names[0 if is_alike else 1]
+
+
+def hand_over(objects: Iterable[Any]) -> list[tuple[Any, Names]]:
+    """Return objects with their names, for a newcomer that gets copies."""
+    return [(one, _names[one]) for one in objects if one in _names]
+
+
+def take_over(told: Iterable[tuple[Any, Names]]) -> None:
+    """Name, on a newcomer, the copies of what `hand_over` returned; some are placeholders."""
+    for one, names in told:
+        if isinstance(one, DistributedDataParallel | Optimizer | LRScheduler):
+            _names[one] = names
+
+
+def _told_of(made: Any) -> tuple[str, dist.ProcessGroup | None, tuple[object, ...]]:
+    """Return an object's kind, the group whose moments name it, and how it looks."""
+    if isinstance(made, DistributedDataParallel):
+        return "model", made.process_group, ()
+    if isinstance(made, Optimizer):
+        return "optimizer", dist.group.WORLD, _looks(made)
+    if isinstance(made, LRScheduler):
+        return "scheduler", dist.group.WORLD, (of(made.optimizer),)  # which of its optimizer's
+    return "", None, ()
+
+
+def _looks(optimizer: Optimizer) -> tuple[object, ...]:
+    """Return what tells optimizers apart that were made at one moment: a DTensor counts whole."""
+    groups = optimizer.param_groups
+    return type(optimizer).__name__, tuple(tuple(p.shape) for g in groups for p in g["params"])
