@@ -111,7 +111,7 @@ class Program:
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine import boundary, profile, snapshot
+        from nbdist.engine import boundary, group_record, profile, snapshot
         from nbdist.engine.averaging import async_sgd, left_open
         from nbdist.engine.data import weighting
         from nbdist.engine.tap import tap
@@ -127,6 +127,8 @@ class Program:
             self.checks.end_cell()
         async_sgd.cell_ended()
         boundary.end_cell(is_failed=not has_succeeded)
+        if self.joined:
+            group_record.write(self.kernel.shell.user_ns)
         environment.restore(self.variables)
         cut_bytes, file = self.output.end_cell()
         value = getattr(result, "result", None)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine import (
+    group_record,
     hook_state,
     identity,
     meeting,
@@ -111,9 +112,11 @@ def join(
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:
         torch_compat.set_group_count(first_group)
-        default = (str(first_group), tuple(range(world_size)))
-        known = {default: Spec(backend, timeout_s, "")}
-        plan = meeting.meet(here, known, FORM_TIMEOUT_S, default=default[0], is_new=True)
+        everyone, spec = tuple(range(world_size)), Spec(backend, timeout_s, "")
+        record = group_record.read(client, rank) if generation else None
+        default, groups = (record.default, record.groups) if record else (str(first_group), {})
+        known = {(default, everyone): spec} | groups
+        plan = meeting.meet(here, known, FORM_TIMEOUT_S, default=default, is_new=True)
         _make_default(here, plan.default)
         for (name, ranks), spec in plan.groups.items():
             if name != plan.default and rank in ranks:

@@ -6,6 +6,7 @@ Pure: hellos in, a plan out, the same on every rank.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from nbdist.engine import sockets
 from nbdist.engine.group_spec import Spec
@@ -14,15 +15,25 @@ from nbdist.engine.shared_memory import Offer
 Key = tuple[str, tuple[int, ...]]  # a group's name and its global ranks
 
 
+def groups_to_json(groups: Mapping[Key, Spec]) -> list[Any]:
+    """Return groups as plain values for JSON."""
+    return [(*key, asdict(spec)) for key, spec in groups.items()]
+
+
+def groups_from_json(told: list[Any]) -> dict[Key, Spec]:
+    """Return the groups of which `groups_to_json` made this."""
+    return {(name, tuple(ranks)): Spec(**spec) for name, ranks, spec in told}
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """What a rank tells the others when a generation begins.
 
     Attributes:
         address: Where its gloo device listens.
-        groups: Those it has.
+        groups: Those it has; of a new process, those that the one before it had.
         group_count: From which the next group's name is made.
-        is_new: Whether its process has just come, and knows no group but the default one.
+        is_new: Whether its process has just come, and has yet to make its groups.
         default: The name of its default group; empty when the program has destroyed it.
         memory: For announcements; rank 0's.
     """
@@ -37,9 +48,15 @@ class Hello:
     def to_json(self) -> str:
         """Return the text that stands in the store."""
         memory = None if self.memory is None else asdict(self.memory)
-        groups = [(*key, asdict(spec)) for key, spec in self.groups.items()]
         return json.dumps(
-            [self.address, groups, self.group_count, self.is_new, self.default, memory]
+            [
+                self.address,
+                groups_to_json(self.groups),
+                self.group_count,
+                self.is_new,
+                self.default,
+                memory,
+            ]
         )
 
     @classmethod
@@ -48,7 +65,7 @@ class Hello:
         (host, port), groups, count, is_new, default, memory = json.loads(text)
         return cls(
             (host, port),
-            {(name, tuple(ranks)): Spec(**spec) for name, ranks, spec in groups},
+            groups_from_json(groups),
             count,
             is_new,
             default,
@@ -80,12 +97,9 @@ def make_plan(hellos: Mapping[int, Hello]) -> Plan:
 
     A group lives on when each of its ranks still has it, or is new and makes it. A fault in the
     middle of `new_group` leaves some ranks with it and some without. Where a rank has no default
-    group, or another one, no group lives on: all are made from the default one.
+    group, or another one, no group lives on: all are made from the default one. What a new process
+    knows of the one before it counts where that one had the same default group.
     """
-    known: dict[Key, Spec] = {}
-    # Who is new knows less of the default group than the others.
-    for rank in sorted(hellos, key=lambda rank: (hellos[rank].is_new, rank)):
-        known = dict(hellos[rank].groups) | known
 
     def lives(key: Key) -> bool:
         return all(
@@ -100,6 +114,12 @@ def make_plan(hellos: Mapping[int, Hello]) -> Plan:
     if any(hello.default != default for hello in asked) or not lives((default, everyone)):
         return Plan({}, (), count, str(count), is_anew=True)
 
+    known: dict[Key, Spec] = {}
+    # Who is new knows less of the default group than the others.
+    for rank in sorted(hellos, key=lambda rank: (hellos[rank].is_new, rank)):
+        hello = hellos[rank]
+        if not hello.is_new or hello.default == default:
+            known = dict(hello.groups) | known
     # Larger groups first, the default one before all; any order will do that all ranks share.
     ordered = sorted(known, key=lambda key: (-len(key[1]), len(key[0]), key))
     return Plan(

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import nbdist
-from nbdist.engine import group, heal, hook_state
+from nbdist.engine import group, group_record, heal, hook_state
 from nbdist.engine.clone import clone as clone_module
 from nbdist.engine.clone import pickler, torch_rebuild
 from nbdist.engine.compat import torch_compat
@@ -165,7 +165,10 @@ def cell(source: str) -> None:
     """Run a cell in this rank's namespace; each step of it ends at a boundary."""
     if not _boundaries:
         _boundaries.append(register_optimizer_step_post_hook(lambda *_: hook_state.snapshot()))
-    exec(compile(source, "cell", "exec"), namespace)
+    try:
+        exec(compile(source, "cell", "exec"), namespace)
+    finally:
+        group_record.write(namespace)
 
 
 def try_cell(source: str) -> dict[str, Any]:

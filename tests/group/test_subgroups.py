@@ -169,3 +169,26 @@ def test_two_newcomers_of_different_groups_have_sources_of_their_own(ranks: Clus
     assert [answers[rank]["cloned"]["source"] for rank in (1, 2)] == [0, 3]
     assert ranks.run(clone_ranks.value, "pair") == [0, 0, 1, 1]
     assert sums(ranks, "mine") == [3.0, 3.0, 12.0, 12.0]
+
+
+def test_a_group_whose_members_have_all_died_is_formed_again_under_its_names(
+    ranks: Cluster,
+) -> None:
+    ranks.run(
+        clone_ranks.cell,
+        "import types\npair = dist.new_group([0, 1])\nheld = types.SimpleNamespace(deep=pair)",
+    )
+    for rank in (0, 1):
+        ranks.engines[rank].kill()
+
+    answers = replace(ranks, 0, 1)
+
+    assert answers[0]["cloned"]["source"] in (2, 3)
+    assert sums(ranks, "pair", (0, 1)) == [3.0, 3.0]
+    assert ranks.run(clone_ranks.value, "pair == -100") == [False, False, True, True]
+    # Inside of an object nobody knows whose group it was: no collective may do nothing there.
+    assert "held" in answers[0]["cloned"]["placeholders"]
+    ranks.post(clone_ranks.try_cell, "dist.all_reduce(torch.ones(1), group=held.deep)")
+    told = [answer["text"] for answer in ranks.results()[:2]]
+    assert all("This is a placeholder for a process group that rank" in text for text in told)
+    ranks.run(clone_ranks.cell, "del held")

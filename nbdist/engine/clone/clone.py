@@ -24,7 +24,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine import group_names, hook_state, meeting, refusals
+from nbdist.engine import (
+    group_names,
+    group_record,
+    hook_state,
+    meeting,
+    membership,
+    refusals,
+)
 from nbdist.engine.clone import fingerprint, pickler, sources, torch_rebuild, unpickler
 from nbdist.engine.clone.parcels import Channel
 from nbdist.engine.clone.recipes import recipes
@@ -86,12 +93,12 @@ def clone_each(
     newcomers = sorted(newcomers)
     here, told = dist.get_rank(), None
     marks = _compare(newcomers, namespace)
-    names = _group_names(newcomers, namespace)
+    names, own = _group_names(newcomers, namespace)
     for source, its in sources.agree(newcomers).items():
         answer = clone(source, its, namespace=namespace, step=step)
         if told is None or here in its:
             if here in its:
-                for name in group_names.restore(_Place.of(namespace).namespace, names):
+                for name in group_names.restore(_Place.of(namespace).namespace, own, names):
                     answer["placeholders"].pop(name, None)
             said = {*answer["placeholders"], *answer["lost"]}
             differ = [name for name in fingerprint.differing(marks, source) if name not in said]
@@ -107,12 +114,21 @@ def _compare(newcomers: list[int], namespace: dict[str, Any] | None) -> dict[int
     return {rank: json.loads(text) for rank, text in heard.items() if rank not in newcomers}
 
 
-def _group_names(newcomers: list[int], namespace: dict[str, Any] | None) -> list[group_names.Names]:
-    """Return what the cells of every living rank call its process groups."""
-    is_new = dist.get_rank() in newcomers
-    mine = {} if is_new else group_names.given(_Place.of(namespace).names())
+def _group_names(
+    newcomers: list[int], namespace: dict[str, Any] | None
+) -> tuple[list[group_names.Names], group_names.Names]:
+    """Return what the cells of the living ranks call groups, and those of this rank's predecessor.
+
+    The latter on a newcomer only, and as far as it was written down.
+    """
+    own: group_names.Names = {}
+    mine: group_names.Names = {}
+    if dist.get_rank() in newcomers:
+        own = group_record.names_before(membership.member().client, dist.get_rank())
+    else:
+        mine = group_names.given(_Place.of(namespace).names())
     heard = meeting.exchange("group names", json.dumps(mine), meeting.FORM_TIMEOUT_S)
-    return [json.loads(text) for text in heard.values()]
+    return [json.loads(text) for text in heard.values()], own
 
 
 def clone(
@@ -172,6 +188,16 @@ class _Place:
             anchors |= {"IPython's shell": _shell, "the cells' module": _shell.user_module}
         return cls(namespace, {**anchors, "namespace": namespace})
 
+    def keys(self) -> dict[int, str]:
+        """Return the keys of the anchors, by the `id` of each.
+
+        Torch's mark for non-members is one of them, and no newcomer has it: that this rank is not
+        in a group says nothing of another one.
+        """
+        mark = f"a process group that rank {dist.get_rank()} is not in"
+        keys = {id(value): key for key, value in self.anchors.items()}
+        return {**keys, id(dist.GroupMember.NON_GROUP_MEMBER): mark}
+
     def names(self) -> dict[str, Any]:
         """Return what travels of the namespace."""
         return {
@@ -187,7 +213,7 @@ class _Place:
 def _give(place: _Place, newcomers: list[int], step: int) -> dict[str, Any]:
     channels = [Channel(rank) for rank in newcomers]
     sent = {**place.names(), **{name: part.capture() for name, part in _parts.items()}}
-    anchors = {id(value): key for key, value in place.anchors.items()}
+    anchors = place.keys()
     refused, excluded = dict[int, str](), dict[str, str]()
     for attempt in range(_MOST_ROUNDS):
         parcel = pickler.dump(

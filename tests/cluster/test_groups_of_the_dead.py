@@ -1,0 +1,31 @@
+"""A group whose members have all died works again, or its next use is an error."""
+
+import pytest
+
+from nbdist import NBDistError, RankError, Session
+
+DIE = "import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()"
+SUM = "t = torch.ones(1) * (rank + 1)\nif rank == 1: dist.all_reduce(t, group=own)\nt.item()"
+
+
+def test_a_group_that_the_dead_rank_alone_was_in_is_formed_again(session: Session) -> None:
+    session.run("own = dist.new_group([1])")
+    session.run("again = own")  # a name of another cell
+    with pytest.raises(RankError):
+        session.run(DIE)
+
+    assert session.run(SUM).value_list == [1.0, 2.0]
+    ranks = "dist.get_process_group_ranks(again) if rank else again"
+    assert session.run(ranks).value_list == [-100, [1]]
+
+
+def test_one_that_was_made_in_the_cell_that_failed_is_a_placeholder(session: Session) -> None:
+    with pytest.raises(RankError) as killed:
+        session.run(f"own = dist.new_group([1])\n{DIE}")
+    assert "make again where needed: own (a process group that rank 0 is not in" in str(
+        killed.value
+    )
+
+    with pytest.raises(NBDistError, match="placeholder for a process group"):
+        session.run(SUM)
+    session.run("own = again = None")
