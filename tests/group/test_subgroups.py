@@ -188,7 +188,36 @@ def test_a_group_whose_members_have_all_died_is_formed_again_under_its_names(
     assert ranks.run(clone_ranks.value, "pair == -100") == [False, False, True, True]
     # Inside of an object nobody knows whose group it was: no collective may do nothing there.
     assert "held" in answers[0]["cloned"]["placeholders"]
-    ranks.post(clone_ranks.try_cell, "dist.all_reduce(torch.ones(1), group=held.deep)")
-    told = [answer["text"] for answer in ranks.results()[:2]]
-    assert all("This is a placeholder for a process group that rank" in text for text in told)
+    ranks.run(
+        clone_ranks.cell,
+        """
+try:
+    told = dist.all_reduce(torch.ones(1), group=held.deep) if dist.get_rank() < 2 else None
+except Exception as error:
+    told = str(error)
+""",
+    )
+    for text in ranks.run(clone_ranks.value, "told")[:2]:
+        assert "This is a placeholder for a process group that rank" in text
     ranks.run(clone_ranks.cell, "del held")
+
+
+def test_a_model_of_the_dead_rank_that_its_source_does_not_hold_is_named(ranks: Cluster) -> None:
+    ranks.run(
+        clone_ranks.cell,
+        """
+sides = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+left = DDP(nn.Linear(2, 2), process_group=sides[0]) if dist.get_rank() < 2 else None
+right = DDP(nn.Linear(2, 2), process_group=sides[1]) if dist.get_rank() in (1, 2) else None
+""",
+    )
+    ranks.engines[1].kill()
+    told = replace(ranks, 1)[1]["cloned"]
+
+    assert told["source"] == 0
+    assert "Rank 1 is without right: rank 0, from which rank 1 was cloned, does not hold it." in (
+        " ".join(told["inexact"])
+    )
+    answer = ranks.run(clone_ranks.value, "repr(right)[:24]")
+    assert answer[1] == "<placeholder for Linear:"
+    ranks.run(clone_ranks.cell, "left = right = sides = None")

@@ -94,8 +94,12 @@ def clone_each(
     here, told = dist.get_rank(), None
     marks = _compare(newcomers, namespace)
     names, own = _group_names(newcomers, namespace)
-    for source, its in sources.agree(newcomers).items():
+    is_new = here in newcomers
+    ties = sources.exchange({} if is_new else _Place.of(namespace).names())
+    for source, its in sources.choose(ties, newcomers).items():
         answer = clone(source, its, namespace=namespace, step=step)
+        if here in its:
+            answer["inexact"] += _name_missed(_Place.of(namespace).namespace, ties, source)
         if told is None or here in its:
             if here in its:
                 for name in group_names.restore(_Place.of(namespace).namespace, own, names):
@@ -112,6 +116,21 @@ def _compare(newcomers: list[int], namespace: dict[str, Any] | None) -> dict[int
     mine = {} if is_new else fingerprint.of_names(_Place.of(namespace).names())
     heard = meeting.exchange("names", json.dumps(mine), meeting.FORM_TIMEOUT_S)
     return {rank: json.loads(text) for rank, text in heard.items() if rank not in newcomers}
+
+
+def _name_missed(
+    namespace: dict[str, Any], ties: Mapping[int, sources.Ties], source: int
+) -> list[str]:
+    """Put placeholders for the models that came from nobody, and return what is said of them."""
+    here = dist.get_rank()
+    lines = []
+    for model in sources.missed(ties, here, source):
+        why = f"rank {source}, from which rank {here} was cloned, does not hold it"
+        for name in model.names:
+            namespace[name] = Placeholder(model.kind, why)
+        called = ", ".join(model.names) or model.kind
+        lines.append(f"Rank {here} is without {called}: {why}. Make it again on its ranks.")
+    return lines
 
 
 def _group_names(

@@ -1,24 +1,46 @@
 """Choose whom each newcomer is cloned from: the living rank that trains the same models.
 
 In a group of two, or along one axis of a mesh, only the other members hold the replica that died.
-What is called alike on all ranks (`mine = new_group(...)`) is the newcomer's own on such a rank.
+What is called alike on all ranks (`mine = new_group(...)`) is the newcomer's own on such a rank. A
+rank that trained one model with one peer and another with a second one gets what the first holds;
+what it misses of the second is named.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from nbdist.engine import meeting
-from nbdist.engine.compat import torch_compat, torch_modules
+from torch.nn.parallel import DistributedDataParallel
+
+from nbdist.engine import identity, meeting
+from nbdist.engine.compat import torch_compat, torch_modules, torch_sharded
 
 Ranks = tuple[int, ...]  # global
 
 
 @dataclass(frozen=True, slots=True)
-class Ties:
-    """What binds a rank to others: the ranks of each replicated model and of each group it has."""
+class Model:
+    """A replicated model that a rank trains.
 
-    models: tuple[Ranks, ...]
+    Attributes:
+        identity: Its name among ranks.
+        kind: The class that the user wrote.
+        ranks: Who trains it together.
+        names: What the cells of this rank call it.
+    """
+
+    identity: str
+    kind: str
+    ranks: Ranks
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """What binds a rank to others: each replicated model, and the ranks of each group it has."""
+
+    models: tuple[Model, ...]
     groups: tuple[Ranks, ...]
 
 
@@ -40,23 +62,59 @@ def choose(ties: Mapping[int, Ties], newcomers: Iterable[int]) -> dict[int, list
     return chosen
 
 
-def agree(newcomers: Iterable[int]) -> dict[int, list[int]]:
-    """Return `choose` on what the ranks tell of themselves. All ranks, main thread.
+def exchange(names: Mapping[str, Any]) -> dict[int, Ties]:
+    """Return what binds each rank to others. All ranks, main thread.
+
+    Args:
+        names: What the cells of this rank have named.
 
     Raises:
         ClusterError: A rank told nothing in time.
         ReleasedError: `group.abort` was called meanwhile.
     """
-    models = tuple(torch_compat.ranks_of(d.process_group) for d in torch_modules.live_ddps())
+    models = tuple(_model(ddp, names) for ddp in torch_modules.live_ddps())
     groups = tuple(live.ranks for live in torch_compat.live_groups())
     said = json.dumps(asdict(Ties(models, groups)))
     heard = meeting.exchange("ties", said, meeting.FORM_TIMEOUT_S)
-    ties = {rank: json.loads(text) for rank, text in heard.items()}
-    return choose({rank: Ties(**told) for rank, told in ties.items()}, newcomers)
+    return {rank: _ties(json.loads(text)) for rank, text in heard.items()}
+
+
+def missed(ties: Mapping[int, Ties], newcomer: int, source: int) -> list[Model]:
+    """Return the models that the newcomer's predecessor trained, and that its source does not hold.
+
+    Args:
+        ties: Of every rank.
+        newcomer: Whose models.
+        source: The rank that it is cloned from.
+    """
+    held = {model.identity for model in ties[source].models}
+    found = {
+        model.identity: model
+        for rank in sorted(ties)
+        for model in ties[rank].models
+        if model.identity not in held and newcomer in model.ranks
+    }
+    return list(found.values())
+
+
+def _model(ddp: DistributedDataParallel, names: Mapping[str, Any]) -> Model:
+    module = torch_modules.replicated_by(ddp) or ddp
+    inner = module.module if isinstance(module, DistributedDataParallel) else module
+    called = tuple(name for name, value in names.items() if value is module or value is inner)
+    kind = torch_sharded.plain_name(inner)
+    return Model(identity.of(ddp), kind, torch_compat.ranks_of(ddp.process_group), called)
+
+
+def _ties(told: Mapping[str, Any]) -> Ties:
+    models = (
+        Model(m["identity"], m["kind"], tuple(m["ranks"]), tuple(m["names"]))
+        for m in told["models"]
+    )
+    return Ties(tuple(models), tuple(tuple(ranks) for ranks in told["groups"]))
 
 
 def _strangeness(ties: Ties, newcomer: int) -> tuple[int, int]:
     """Return less the more models and then groups are shared."""
-    models = sum(newcomer in ranks for ranks in ties.models)
+    models = sum(newcomer in model.ranks for model in ties.models)
     groups = sum(newcomer in ranks for ranks in ties.groups)
     return -models, -groups
