@@ -243,6 +243,32 @@ def test_a_model_on_a_group_that_the_newcomer_is_not_in_is_a_placeholder_as_the_
     assert "its process group is not on this rank: make both again" in missing["m"]
 
 
+def test_a_hook_that_is_set_after_the_clone_leaves_those_alone_that_came(ranks: Cluster) -> None:
+    """Hooks are found by a number that each process counts for itself."""
+    ranks.run(
+        clone_ranks.cell,
+        """
+hooked, calls = nn.Linear(2, 2), []
+def note(module, args):
+    calls.append(1)
+hooked.register_forward_pre_hook(note)
+""",
+    )
+    ranks.engines[1].kill()
+    replace_and_clone(ranks, dead=1, source=0)
+
+    ranks.run(
+        clone_ranks.cell,
+        """
+for handle in [hooked.register_forward_pre_hook(lambda *_: None) for _ in range(300)]:
+    handle.remove()
+hooked(torch.ones(1, 2))
+""",
+    )
+
+    assert ranks.run(clone_ranks.value, "len(calls)") == [1, 1, 1]
+
+
 def test_what_powersgd_knew_on_the_dead_rank_alone_is_said_to_be_lost(ranks: Cluster) -> None:
     ranks.run(
         clone_ranks.cell,

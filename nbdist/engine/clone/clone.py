@@ -270,8 +270,13 @@ def _give(place: _Place, newcomers: list[int], step: int) -> dict[str, Any]:
 
 
 def _header(parcel: pickler.Parcel) -> dict[str, Any]:
-    # Code that cells run may have changed both, and modules are imported by their names.
-    return {"names": parcel.names, "path": sys.path, "folder": os.getcwd()}
+    return {
+        "names": parcel.names,
+        # Code that cells run may have changed both, and modules are imported by their names.
+        "path": sys.path,
+        "folder": os.getcwd(),
+        "hooks": torch_rebuild.hooks_counted(),
+    }
 
 
 def _seed(sent: Mapping[str, Any]) -> int:
@@ -345,7 +350,11 @@ def _load_from(channel: Channel, place: _Place) -> dict[str, Any]:
 
 
 def _follow(header: Mapping[str, Any]) -> None:
-    """Import from where the source does, and work in its folder, if that is here as well."""
+    """Import from where the source does, and work in its folder, if that is here as well.
+
+    Hooks that are set from here on leave those alone that come.
+    """
+    torch_rebuild.count_hooks_from(header["hooks"])
     sys.path.extend(folder for folder in header["path"] if folder not in sys.path)
     if os.path.isdir(header["folder"]):
         os.chdir(header["folder"])

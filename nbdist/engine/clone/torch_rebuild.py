@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from nbdist.engine.clone.pickler import LostState
 from nbdist.engine.clone.unpickler import afterwards
@@ -61,6 +62,20 @@ def anchors() -> dict[str, Any]:
             for live in torch_compat.live_groups()
         },
     }
+
+
+def hooks_counted() -> int:
+    """Return the number that torch gives to the next hook of this process, of whatever object."""
+    return int(RemovableHandle.next_id)
+
+
+def count_hooks_from(number: int) -> None:
+    """Give hooks numbers from this one on, where more have been counted elsewhere.
+
+    A module travels with its hooks, by their numbers. A new hook of the same number would take the
+    place of one of them, and its end would take both out.
+    """
+    RemovableHandle.next_id = max(RemovableHandle.next_id, number)
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
