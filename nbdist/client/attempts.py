@@ -15,7 +15,7 @@ from typing import Any
 
 from nbdist.client.cells import CellRequest, CellRun, Outcome
 from nbdist.client.cluster import Cluster
-from nbdist.client.failures import uses_what_is_lost
+from nbdist.client.failures import should_go_on, uses_what_is_lost
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.profile.chosen import Steps
 from nbdist.client.profile.collectives import Heard
@@ -152,7 +152,7 @@ class Attempts:
     def _attempt(
         self, asked: Asked, before: _Before | None, notice: str, *, follows: bool
     ) -> _Before:
-        """Run the cell once.
+        """Run the cell once, and once more where it comes to nothing as it started over.
 
         Args:
             asked: The cell.
@@ -160,6 +160,22 @@ class Attempts:
             notice: Stays above the cell's output.
             follows: Whether the one before is shown in the same cell of the notebook.
         """
+        done = self._send(asked, before, notice, follows=follows)
+        if before is None or not should_go_on(done.outcome.error):
+            return done
+        self._failed = asked, done
+        return self._send(asked, done, _lines_after(done), follows=True, goes_on=True)
+
+    def _send(
+        self,
+        asked: Asked,
+        before: _Before | None,
+        notice: str,
+        *,
+        follows: bool,
+        goes_on: bool = False,
+    ) -> _Before:
+        """Send the cell to the ranks, and show how it ends; see `_attempt`."""
         self._count += 1
         request = CellRequest(
             asked.code,
@@ -170,6 +186,7 @@ class Attempts:
             asked.params,
             failed=self._failed[1].number if self._failed else None,
             is_retry=before is not None,
+            goes_on=goes_on,
             profile=self._to_profile(asked.profile, asked.prompt or self._count),
         )
         with Interrupts() as interrupts:
@@ -222,6 +239,12 @@ class Attempts:
         clocks = shown.clocks_after_all()
         told = heard.told()
         return gather(self._cluster, folder, chosen, steps_made, told, clocks.offset_ns)
+
+
+def _lines_after(done: _Before) -> str:
+    """Return what is to be said of an attempt that came to nothing: only what it has cost."""
+    repaired = done.outcome.repaired
+    return " ".join(repaired.lines) if repaired.replaced else ""
 
 
 def announcement(attempt: int, of: int, error: RankError, repaired: tuple[str, ...]) -> str:

@@ -39,7 +39,8 @@ class CellRequest:
     `number` counts the session's cells and names their files; `prompt` is the number that
     tracebacks give the cell, the one the notebook shows. `params` are set on the ranks before the
     cell runs, and logged. `timeout_s` bounds the whole cell; None lets it run for ever. `is_retry`
-    tells that the cell with the number `failed` is run again: loaders go on where they stood.
+    tells that the cell with the number `failed` is run again: loaders go on where they stood;
+    `goes_on` that it had started over, and must not (`failures.should_go_on`).
     `profile` is what `engine/profile.py` is asked for.
     """
 
@@ -51,6 +52,7 @@ class CellRequest:
     params: Mapping[str, Any] = field(default_factory=dict)
     failed: int | None = None
     is_retry: bool = False
+    goes_on: bool = False
     profile: Mapping[str, Any] | None = None
 
 
@@ -136,6 +138,7 @@ class CellRun:
                 # Also ranks on which it ended well must remember how it is run again.
                 "failed": self._request.failed,
                 "retry": self._request.is_retry,
+                "goes_on": self._request.goes_on,
                 "profile": self._request.profile,
             }
             for rank, collector in self._collectors.items():

@@ -113,6 +113,13 @@ def uses_what_is_lost(ename: str) -> bool:
     return ename.rpartition(".")[2] in ("LostStateError", "PlaceholderError")
 
 
+def should_go_on(error: object) -> bool:
+    """Return whether a cell that was run again started over, and has to go on instead."""
+    return isinstance(error, RankError) and any(
+        ename.rpartition(".")[2] == "KeptOptimizerError" for ename, _ in error.failures.values()
+    )
+
+
 def is_consequence(failure: Failure) -> bool:
     """Return whether this error only says that a peer, the group or the store went away."""
     name = failure.ename.rpartition(".")[2]

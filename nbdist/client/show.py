@@ -20,6 +20,7 @@ from nbdist.client.board import Board, Past, show_past
 from nbdist.client.cells import CellRequest, Outcome
 from nbdist.client.checks import Checks, Trained
 from nbdist.client.cluster import Cluster
+from nbdist.client.failures import should_go_on
 from nbdist.client.insight.clocks import Clocks
 from nbdist.client.insight.insight import Insight
 from nbdist.client.insight.values import Verdict
@@ -289,6 +290,8 @@ class ShownCell:
             if self._show:
                 said = [*map(_text, self._checks.found), *_notices(outcome)]
                 finals = [*board, *self._texts(outcome), *said, *_shown(profiled)]
+                if should_go_on(outcome.error):
+                    finals = []  # it is run once more, and shows the same again
                 self.slots.settle(finals)
                 self.left += finals
         except Exception:

@@ -99,7 +99,10 @@ class Program:
             self.links.begin_cell()
         self._modes = modes.current()
         line = resumption.begin_cell(
-            options["cell"], failed=options.get("failed"), is_retry=bool(options.get("retry"))
+            options["cell"],
+            failed=options.get("failed"),
+            is_retry=bool(options.get("retry")),
+            goes_on=bool(options.get("goes_on")),
         )
         boundary.begin_cell()
         snapshot.forget_kinds()

@@ -15,7 +15,7 @@ hook that fails is taken out and logged, and training goes on: a notice says so.
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -32,6 +32,14 @@ Take = Callable[[], Any]
 Restore = Callable[[Any], None]
 Optimizer = torch.optim.Optimizer
 NamedTensor = tuple[str, torch.Tensor]
+
+
+class KeptOptimizerError(BaseException):
+    """A cell that is run again had started over, and steps an optimizer that it had made before.
+
+    Nothing has been trained so far: the notebook runs the cell once more, and loops go on. It is no
+    `Exception`, so that a loop which catches those of a step does not catch it.
+    """
 
 
 @dataclass(slots=True)
@@ -90,6 +98,8 @@ class Boundary:
         self.cell_began: Mark | None = None
         # Called once, when the next step begins: what follows a step, a scheduler's, is done then.
         self.before_next_step: Callable[[], None] | None = None
+        # Called before an optimizer's first step in a cell; what it raises, the step raises.
+        self.before_first_step: Callable[[Optimizer], None] = _let_it_step
         self._notices: list[str] = []
         self._others: list[tuple[Take, Restore]] = []
         self._before_cell: WeakSet[Optimizer] = WeakSet()
@@ -130,6 +140,10 @@ class Boundary:
     # -- hooks
 
     def _before_step(self, optimizer: Optimizer, closure: object) -> None:
+        is_within = self._inside is not None and self._inside is not optimizer
+        is_outer = not is_within and threading.get_ident() == self._main
+        if is_outer and optimizer not in self._stepped:
+            self.before_first_step(optimizer)
         steps = self.steps.get(optimizer)
         if steps is None:
             steps = self.steps[optimizer] = Steps()
@@ -140,7 +154,7 @@ class Boundary:
             late()
         steps.begun += 1
         steps.versions = None if closure is None else _versions(optimizer)
-        if self._inside is None and threading.get_ident() == self._main:
+        if is_outer and self._inside is None:
             self._inside = optimizer
             if closure is None:  # which may take any time
                 whole_steps.begin()
@@ -207,7 +221,7 @@ class Boundary:
                 self._first_step(optimizer)
 
     def start_over(self, mark: Mark | None) -> None:
-        """Draw the random numbers of `mark` once more, with which a cell had begun."""
+        """Draw the random numbers that follow `mark` once more."""
         if mark is not None:
             _set_rng(mark)
 
@@ -219,15 +233,19 @@ class Boundary:
         """Return whether the optimizers that stepped in the last cell were there before it."""
         return self._goes_on
 
+    def made(self) -> list[Optimizer]:
+        """Return the optimizers that stepped in the last cell and were not there before it."""
+        return [one for one in self._stepped if one not in self._before_cell]
+
+    def whole(self) -> list[Optimizer]:
+        """Return the optimizers of which each rank has all."""
+        inner = {id(getattr(optimizer, "optim", None)) for optimizer in self.steps}
+        return [one for one in self.steps if not (id(one) in inner or _is_cut(one))]
+
     def hand_over(self) -> dict[str, Any]:
         """Return what a newcomer must know, among it the optimizers that each rank has whole."""
-        inner = {id(getattr(optimizer, "optim", None)) for optimizer in self.steps}
         return {
-            "steps": [
-                (optimizer, steps.whole)
-                for optimizer, steps in self.steps.items()
-                if not (id(optimizer) in inner or _is_cut(optimizer))
-            ],
+            "steps": [(optimizer, self.steps[optimizer].whole) for optimizer in self.whole()],
             "has_stepped": self._has_stepped,
             "goes_on": self._goes_on,
         }
@@ -247,10 +265,14 @@ class Boundary:
                 torch._foreach_copy_([b.copy for b, _ in moved], [live for _, live in moved])
             for buffer, live in moved:
                 buffer.version = live._version
+        return replace(self.random_numbers(), others=tuple(take() for take, _ in self._others))
+
+    def random_numbers(self) -> Mark:
+        """Return a mark of the random generators alone, for `start_over`."""
         return Mark(
             torch.default_generator.get_state(),
             torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-            tuple(take() for take, _ in self._others),
+            (),
         )
 
     def restore(self, mark: Mark | None = None, *, random: bool = True) -> bool:
@@ -302,6 +324,10 @@ def _no_buffers(_optimizer: Optimizer) -> Iterable[NamedTensor]:
 
 def _do_nothing(_optimizer: Optimizer, _steps: int) -> None:
     """Stand for what follows a boundary."""
+
+
+def _let_it_step(_optimizer: Optimizer) -> None:
+    """Stand for what may refuse an optimizer's first step."""
 
 
 def _is_cut(optimizer: Optimizer) -> bool:

@@ -3,12 +3,22 @@
 Each boundary notes every loader's position, and a fault puts it back there. Loaders are told apart
 by the order in which the cell makes them: run again, it makes others, which go on in their place.
 
+Loops go on when what was trained goes on, and start over with an optimizer that the cell makes
+anew. Of a cell that had made its optimizers that is known when one first steps in it again, and
+batches are taken before. So it starts over, and all that going on needs is kept. When an optimizer
+steps that the cell had made before (behind `if "model" not in globals()`), nothing has been trained
+yet: the step is refused, and the cell run once more, to go on.
+
 Main thread.
 """
 
 import weakref
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch.optim import Optimizer
 
 from nbdist.engine import boundary
 from nbdist.engine.data import standing
@@ -20,20 +30,32 @@ _Mark = list[tuple[Trail, Commit]]
 _Planned = tuple[Spec, list[Position | None]]
 
 
+class _Place(NamedTuple):
+    """Where a loader that was there goes on: its passes' `plan`, where it `stood`, and `began`."""
+
+    plan: list[Position | None]
+    stood: Commit
+    began: Commit
+
+
 @dataclass(frozen=True, slots=True)
 class _Again:
     """How a cell is run again, also when others have run since.
 
-    `made` are the loaders that the cell makes, `live` those that were there before it, each with
-    where its passes go on.
+    `goes_on` says that the optimizers which stepped were there before the cell; else `optimizers`
+    are those that it had made. `made` are the loaders that the cell makes, `live` all that there
+    are, each with where its passes go on. `began` and `kept` are the random numbers with which the
+    cell begins that starts over, or goes on after all.
     """
 
     number: int
     goes_on: bool
     has_stepped: bool
     made: list[_Planned]
-    live: list[tuple["weakref.ref[Standing]", list[Position | None], Commit]]
-    began: boundary.Mark | None
+    live: list[tuple["weakref.ref[Standing]", _Place]]
+    optimizers: list["weakref.ref[Optimizer]"]
+    began: boundary.Mark | None = None
+    kept: boundary.Mark | None = None
 
 
 @dataclass
@@ -68,31 +90,38 @@ class _Cell:
             boundary.goes_on(),
             boundary.has_stepped(),
             [(spec, trail.plan()) for spec, trail in self.made],
-            [(weakref.ref(one), one.trail.plan(), one.trail.began) for one in standing.live()],
+            [
+                (weakref.ref(one), _Place(one.trail.plan(), one.stood(), one.trail.began))
+                for one in standing.live()
+            ],
+            [weakref.ref(one) for one in boundary.here().made()],
             boundary.here().cell_began,
         )
 
 
-def begin_cell(number: int, *, failed: int | None, is_retry: bool) -> str | None:
+def begin_cell(
+    number: int, *, failed: int | None, is_retry: bool, goes_on: bool = False
+) -> str | None:
     """Let loops begin as always, or, in a cell that is run again, go on where they stood.
-
-    They go on when what was trained goes on: when the optimizers that stepped were there before
-    the cell that failed. Those that it makes anew start over, and so do the loops.
 
     Args:
         number: The cell's, in the session.
         failed: The cell that failed last, and has not gone well since. A rank on which it ended
             well learns so that it failed elsewhere. None: there is none.
         is_retry: The cell is that one, run again.
+        goes_on: It had started over, and stepped an optimizer that was there.
 
     Returns:
-        What was decided, for people, where something was.
+        Where loaders go on, for people, where they do.
     """
     global _cell, _again
     standing.forget_newest()
     if _again is None or _again.number != failed:
         _again = _cell.again() if _cell.number == failed else None
     again = _again if is_retry else None
+    if again is not None and not again.goes_on:
+        kept = again.kept or boundary.here().random_numbers()
+        again = replace(again, goes_on=goes_on, kept=kept)
     _cell = _Cell(number, repeats=again)
     for live in standing.live():
         live.plan.clear()
@@ -104,38 +133,52 @@ def begin_cell(number: int, *, failed: int | None, is_retry: bool) -> str | None
 
 def _prepare(again: _Again) -> str | None:
     """Let every loader stand where the cell goes on; returns where, for people."""
+    living = [(live, place) for where, place in again.live if (live := where()) is not None]
     if not again.goes_on:
         boundary.start_over(again.began)
-        for where, _, began in again.live:
-            if (live := where()) is not None:
-                live.go_back(began)
-        if not again.has_stepped:
-            return None
-        return "The cell starts over: it makes its optimizer anew, and loops begin where they did."
+        for live, place in living:
+            live.go_back(place.began)
+        return None
+    if again.kept is not None:  # it had started over
+        boundary.start_over(again.kept)
+        for live, place in living:
+            live.go_back(place.stood)
+    for live, place in living:
+        live.plan.extend(place.plan)
     _cell.inherited = again.made
-    for where, plan, _ in again.live:
-        if (live := where()) is not None:
-            live.plan.extend(plan)
-    plans = [*(plan for _, plan in again.made), *(plan for _, plan, _ in again.live)]
+    plans = [*(plan for _, plan in again.made), *(place.plan for _, place in again.live)]
     ends = {plan[-1] for plan in plans if plan}
     places = sorted(f"sample {p.consumed:,} of epoch {p.epoch}" for p in ends if p is not None)
     return f"The cell goes on: its loader stands at {', '.join(places)}." if places else None
 
 
-_Handed = tuple[
-    int, bool, bool, list[_Planned], list[tuple[Standing, list[Position | None], Commit]]
-]
+def _begin_steps(optimizer: Optimizer) -> None:
+    """Refuse the first step of a cell that starts over, where it has to go on."""
+    again = _cell.repeats
+    if again is None or again.goes_on or not again.has_stepped or boundary.has_stepped():
+        return
+    if any(made() is optimizer for made in again.optimizers):
+        raise boundary.KeptOptimizerError(
+            "The optimizer was there before the cell was run again: the cell goes on."
+        )
+    if dist.get_rank() == 0:
+        print("The cell starts over: it makes its optimizer anew, and loops begin where they did.")
+
+
+_Handed = tuple[int, bool, bool, list[_Planned], list[tuple[Standing, _Place]], list[Optimizer]]
 
 
 def hand_over() -> list[_Handed]:
     """Return what a newcomer must know to run a cell again: the last one, or one that failed."""
+    whole = boundary.here().whole()
     return [
         (
             again.number,
             again.goes_on,
             again.has_stepped,
             again.made,
-            [(one, plan, began) for where, plan, began in again.live if (one := where())],
+            [(one, place) for where, place in again.live if (one := where())],
+            [made for made in whole if weakref.ref(made) in again.optimizers],
         )
         for again in (_cell.again(), _again)
         if again is not None
@@ -146,11 +189,16 @@ def take_over(handed: list[_Handed]) -> None:
     """Know, in a newcomer, what `hand_over` told on the rank that it was cloned from."""
     global _again
     last, *failed = [
-        # The random numbers with which the cell began were the other rank's.
+        # Without random numbers: they were the other rank's.
         _Again(
-            number, goes_on, has_stepped, made, [(weakref.ref(o), p, b) for o, p, b in live], None
+            number,
+            goes_on,
+            has_stepped,
+            made,
+            [(weakref.ref(one), place) for one, place in live],
+            [weakref.ref(one) for one in optimizers],
         )
-        for number, goes_on, has_stepped, made, live in handed
+        for number, goes_on, has_stepped, made, live, optimizers in handed
     ]
     _cell.number, _cell.taken_over = last.number, last
     _again = failed[0] if failed else None
@@ -197,3 +245,4 @@ def _restore(mark: _Mark) -> None:
 _cell = _Cell()
 _again: _Again | None = None
 boundary.also(_take, _restore)
+boundary.here().before_first_step = _begin_steps

@@ -103,6 +103,10 @@ class Standing:
         """Note a boundary, here."""
         return self.trail.commit(self._position(), self._given, self._is_resumed)
 
+    def stood(self) -> Commit:
+        """Return where the loader stands, for `go_back`; a boundary is not noted."""
+        return Commit(self._position(), self._given, self._is_resumed, 0, self.trail.committed.cell)
+
     def go_back(self, commit: Commit) -> None:
         """Stand where the loader stood at a boundary; its next loop is another pass, as always."""
         self.batches.epoch, self.consumed = commit.position

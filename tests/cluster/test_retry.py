@@ -1,0 +1,122 @@
+"""A cell that makes what it trains, run again: it goes on with what is there, or starts over.
+
+The proof: as many steps, of the same samples, and the same weights, bit by bit, as without a fault.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from nbdist import Session
+from tests.cluster.conftest import Kernel
+from tests.cluster.test_faults import fail
+
+MAKE = """
+import os, pathlib, signal
+FLAG = pathlib.Path({flag!r})
+globals().pop("model", None)
+steps, samples = 0, []
+def make_model():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2))
+    model[1].p *= {dropout}
+    nbdist.parallelize(model, "ddp")
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def make_loader():
+    data = torch.randn(64, 4, generator=torch.Generator().manual_seed(5))
+    data[:, 0] = torch.arange(64)
+    return nbdist.loader(data / 64, global_batch=8, seed=3)
+def once(fault):
+    if rank == 1 and len(samples) % 32 == 20 and not FLAG.exists():
+        FLAG.touch()
+        if fault == "kill": os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("once")
+def whole():
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+"""
+LOOP = """
+while train.epoch < 4:
+    for x in train:
+        loss = model(x).pow(2).mean()
+        once({fault!r})
+        loss.backward(); opt.step(); opt.zero_grad()
+        samples.append(sorted((x[:, 0] * 64).round().int().tolist()))
+whole(), samples[-32:]
+"""
+GUARD = 'if "model" not in globals(): '
+# What the cell makes each time it runs, and what only where it is not there.
+CELLS = {
+    "all behind a guard": f"{GUARD}(model, opt), train = make_model(), make_loader()",
+    "the model behind a guard": f"{GUARD}model, opt = make_model()\ntrain = make_loader()",
+    "all made anew": "train = make_loader()\nnext(iter(train))\nmodel, opt = make_model()",
+    "the model made anew": (
+        "train = globals().setdefault('kept', make_loader())\nmodel, opt = make_model()"
+    ),
+}
+
+
+def begin(session: Session, flag: Path, dropout: int = 1) -> None:
+    session.run(f"globals().pop('kept', None)\n{MAKE.format(flag=str(flag), dropout=dropout)}")
+
+
+def assert_each_sample_once_an_epoch(values: list[tuple[object, list[list[int]]]]) -> None:
+    steps = [sorted(mine + other) for mine, other in zip(values[0][1], values[1][1], strict=True)]
+    assert len(steps) == 32
+    for epoch in range(4):
+        of_epoch = steps[8 * epoch : 8 * epoch + 8]
+        assert sorted(sample for step in of_epoch for sample in step) == list(range(64))
+
+
+@pytest.mark.parametrize("makes", CELLS)
+def test_a_cell_that_makes_what_it_trains_ends_as_without_a_fault(
+    session: Session, tmp_path: Path, makes: str
+) -> None:
+    cell = f"{CELLS[makes]}\n{LOOP.format(fault='raise')}"
+    begin(session, tmp_path)
+    unbroken = session.run(cell, track=False).value_list
+    assert_each_sample_once_an_epoch(unbroken)
+
+    begin(session, tmp_path / "by itself")
+    assert session.run(cell, track=False, retry=1).value_list == unbroken
+
+    begin(session, tmp_path / "asked for")
+    fail(session, cell)
+    assert session.retry().value_list == unbroken
+
+
+@pytest.mark.parametrize("makes", ["all behind a guard", "all made anew"])
+def test_a_cell_that_makes_what_it_trains_ends_as_without_a_killed_rank(
+    session: Session, tmp_path: Path, makes: str
+) -> None:
+    cell = f"{CELLS[makes]}\n{LOOP.format(fault='kill')}"
+    begin(session, tmp_path, dropout=0)  # the new process draws other random numbers
+    unbroken = session.run(cell, track=False).value_list
+
+    begin(session, tmp_path / "killed", dropout=0)
+    again = session.run(cell, track=False, retry=1).value_list
+
+    assert (tmp_path / "killed").exists(), "the rank was never killed"
+    assert [weights for weights, _ in again] == [weights for weights, _ in unbroken]
+    # What the killed rank had noted of its last step may have come from the other one.
+    assert again[0][1] == unbroken[0][1]
+
+
+def test_what_a_cell_that_is_run_again_says_is_what_it_does(
+    notebook: Kernel, tmp_path: Path
+) -> None:
+    def said(makes: str) -> str:
+        flag = str(tmp_path / makes.replace(" ", "-"))
+        notebook.cell(f"globals().pop('kept', None)\n{MAKE.format(flag=flag, dropout=1)}")
+        cell = f"print('begun')\n{CELLS[makes]}\n{LOOP.format(fault='raise')}; None"
+        ran = notebook.cell(cell, "--retry 1 --no-track")
+        assert ran.error is None, ran.error
+        return ran.text
+
+    goes_on, starts_over = said("all behind a guard"), said("all made anew")
+
+    assert "The cell goes on: its loader stands at sample 32 of epoch 2." in goes_on
+    assert "starts over" not in goes_on
+    assert "The cell starts over: it makes its optimizer anew" in starts_over
+    assert "goes on" not in starts_over
+    # The attempt that came to nothing is not shown.
+    assert [text.count("begun") for text in (goes_on, starts_over)] == [2, 2]
