@@ -134,7 +134,7 @@ class Attempts:
         if not causes:
             return ""
         with Interrupts() as interrupts:
-            repaired = repair(self._cluster)
+            repaired = repair(self._cluster, told=causes)
         if self._cluster.broken:
             raise self._cluster.broken_error()
         how = ", ".join(dict.fromkeys(causes.values()))

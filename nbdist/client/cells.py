@@ -242,21 +242,43 @@ class CellRun:
         if not failed and not self._rescue.cut and not is_destroyed:
             return Repaired()
         return self._rescue.finish(
-            {rank: c.summary for rank, c in self._collectors.items() if c.replied}
+            {rank: c.summary for rank, c in self._collectors.items() if c.replied},
+            told=[rank for rank, c in self._collectors.items() if c.death is not None],
+            last_words=self._last_words.of,
         )
 
     def _judge(self, repaired: Repaired) -> BaseException | None:
+        beside = verdict.beside_interrupt(
+            self._collectors,
+            last_words=self._last_words.of,
+            killed=self._rescue.killed,
+            at=self._rescue.interrupted_at,
+        )
+        where = verdict.places(self._cluster.ranks)
         if self._timed_out is not None:
+            own = failures.summaries(beside, where)
             return ClusterError(
                 f"The cell ran longer than its --timeout of {self._request.timeout_s:g} s, and "
                 "was interrupted.",
                 why=" ".join(
-                    [f"{self._timed_out}.", *(repaired.lines if repaired.replaced else ())]
+                    [
+                        f"{self._timed_out}.",
+                        *(f"{line.strip()}." for line in own),
+                        *(repaired.lines if repaired.replaced else ()),
+                    ]
                 ),
                 do="give it more time, or leave --timeout away.",
             )
         if self._rescue.interrupted or self._interrupts.count:
-            return Interrupted(" ".join(["All ranks have stopped.", *repaired.lines]))
+            return Interrupted(
+                failures.interrupted(
+                    beside,
+                    asked=len(self._collectors),
+                    killed=self._rescue.killed,
+                    where=where,
+                    notes=repaired.lines,
+                )
+            )
         failed = any(c.failure or c.death for c in self._collectors.values())
         if not failed and self._rescue.deadlock is None:
             return None

@@ -219,15 +219,15 @@ def rank_error(
     followed = [f for f in raised if _follows(f)]
     # Where nobody knows better, what else would be a consequence is the news.
     if not causes and not because:
-        told = [f for f in followed if not is_consequence(f)]
-        causes, followed = list(told or followed), [f for f in followed if told and f not in told]
+        news = [f for f in followed if not is_consequence(f)]
+        causes, followed = list(news or followed), [f for f in followed if news and f not in news]
     groups = group_failures(causes)
-    summaries = [_summary(group, where or {}) for group in groups]
+    told = summaries(groups, where)
     if _is_mismatch(groups):
         # Which ranks raise it, and which are freed instead, is a matter of microseconds.
-        lines = [summaries[0].partition("  MismatchError: ")[2], *notes]
+        lines = [told[0].partition("  MismatchError: ")[2], *notes]
     else:
-        lines = [because or _headline(groups, followed, len(asked)), *summaries, *notes]
+        lines = [because or _headline(groups, followed, len(asked)), *told, *notes]
     advice = do or _advice(groups)
     for group in groups[:MAX_GROUPS]:
         # What is said as advice at the end need not be said here.
@@ -241,8 +241,64 @@ def rank_error(
         "\n".join(lines),
         do=advice,
         failures=table,
-        causes=tuple(summary.strip() for summary in summaries) or (because,),
+        causes=tuple(summary.strip() for summary in told) or (because,),
     )
+
+
+def beside_interrupt(
+    failures: Iterable[Failure],
+    deaths: Iterable[Death],
+    *,
+    killed: Iterable[int],
+    at: float,
+) -> list[Group]:
+    """Return what failed of itself in a cell that was interrupted.
+
+    Args:
+        failures: One for each rank whose code raised.
+        deaths: Ranks whose process ended.
+        killed: Those that a second interrupt has ended.
+        at: When it was interrupted, on the clock of `order`: what is raised later may follow.
+    """
+    raised = [f for f in failures if f.order < at and not _follows(f)]
+    ended = [death for death in deaths if death.rank not in set(killed)]
+    return group_failures([*raised, *ended])
+
+
+def interrupted(
+    groups: Sequence[Group],
+    *,
+    asked: int,
+    killed: Sequence[int] = (),
+    where: Mapping[int, str] | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """Return the text of the KeyboardInterrupt that ends a cell.
+
+    Args:
+        groups: What failed of itself (`beside_interrupt`): the live text that told it goes.
+        asked: How many ranks ran the cell.
+        killed: Ranks that did not stop, and that a second interrupt has ended.
+        where: For a rank, its host and device.
+        notes: What was done since.
+    """
+    said = ["All ranks have stopped."]
+    if killed:
+        said.append(f"{_who(killed).capitalize()} deaf to the interrupt, and killed.")
+    if not groups:
+        return " ".join([*said, *notes])
+    failed = sum(len(group.ranks) for group in groups)
+    own = "itself" if failed == 1 else "themselves"
+    said.append(f"{failed} of {asked} failed by {own}, not by the interrupt:")
+    lines = [" ".join(said), *summaries(groups, where), *([" ".join(notes)] if notes else ())]
+    for group in groups[:MAX_GROUPS]:
+        lines += _traceback(group)
+    return "\n".join(lines)
+
+
+def summaries(groups: Iterable[Group], where: Mapping[int, str] | None = None) -> list[str]:
+    """Return one indented line a group; `where` as in `rank_error`."""
+    return [_summary(group, where or {}) for group in groups]
 
 
 def _is_mismatch(groups: Sequence[Group]) -> bool:

@@ -11,8 +11,8 @@ a repair that is left half done would leave ranks that wait for each other.
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbdist.client.cluster import Cluster
@@ -48,7 +48,19 @@ class Repaired:
     is_cloned: bool = True
 
 
-def repair(cluster: Cluster, anew: Iterable[int] = (), *, is_news: bool = True) -> Repaired:
+def no_words(_rank: int) -> Sequence[str]:
+    """Say of every rank that it wrote nothing."""
+    return ()
+
+
+def repair(
+    cluster: Cluster,
+    anew: Iterable[int] = (),
+    *,
+    is_news: bool = True,
+    told: Iterable[int] = (),
+    last_words: Callable[[int], Sequence[str]] = no_words,
+) -> Repaired:
     """Replace dead ranks and form the group of all ranks anew.
 
     A fault or a death in the midst begins it again, `MOST_ROUNDS` times in all. After that, or when
@@ -58,14 +70,20 @@ def repair(cluster: Cluster, anew: Iterable[int] = (), *, is_news: bool = True) 
         cluster: Whose ranks are all idle.
         anew: Living ranks that get new processes as well.
         is_news: Whether to say that the group was formed anew; that new processes came always is.
+        told: Dead ranks whose end the caller tells; of others, and of all that die meanwhile, the
+            cause is among the lines.
+        last_words: Returns what a rank that died wrote last.
     """
     if cluster.broken:
         return Repaired((cluster.broken,), is_whole=False, is_cloned=False)
     new = set(anew)
     deaths: Counter[int] = Counter()
+    known = {cluster.ranks[rank].pid for rank in told}
+    ends: list[str] = []
     why = ""
     no_new_round = time.monotonic() + _NO_NEW_ROUND_S
     for _ in range(MOST_ROUNDS):
+        ends += _ends(cluster, known, last_words)
         new |= set(cluster.dead())
         try:
             if new:
@@ -83,10 +101,28 @@ def repair(cluster: Cluster, anew: Iterable[int] = (), *, is_news: bool = True) 
             raise
         else:
             pids = {rank: cluster.ranks[rank].pid for rank in new}
-            return describe(answers, pids, is_news=is_news or bool(new))
+            done = describe(answers, pids, is_news=is_news or bool(new))
+            return replace(done, lines=(*ends, *done.lines))
+    ends += _ends(cluster, known, last_words)
     new |= set(cluster.dead())
     _break(cluster, new, why)
-    return Repaired((cluster.broken or "",), tuple(sorted(new)), is_whole=False, is_cloned=False)
+    lines = (*ends, cluster.broken or "")
+    return Repaired(lines, tuple(sorted(new)), is_whole=False, is_cloned=False)
+
+
+def _ends(
+    cluster: Cluster, known: set[int], last_words: Callable[[int], Sequence[str]]
+) -> list[str]:
+    """Return how dead ranks ended whose processes are not among `known`, and add them there."""
+    found = []
+    for rank in cluster.dead():
+        state = cluster.ranks[rank]
+        if state.pid not in known:
+            known.add(state.pid)
+            words = " / ".join(last_words(rank))
+            wrote = f" It wrote last: {words}." if words else ""
+            found.append(f"Rank {rank} died before the repair was over: {state.cause}.{wrote}")
+    return found
 
 
 def restart(cluster: Cluster, ranks: Iterable[int]) -> Repaired:
@@ -101,7 +137,7 @@ def restart(cluster: Cluster, ranks: Iterable[int]) -> Repaired:
     if cluster.broken or chosen >= set(cluster.ranks):
         cluster.rebuild()
         return Repaired()
-    repaired = repair(cluster, chosen)
+    repaired = repair(cluster, chosen, told=cluster.dead())
     if cluster.broken:
         raise StartError(cluster.broken, do=cluster.broken_error().do)
     return repaired

@@ -17,9 +17,10 @@ Afterwards, when every main thread is idle, the group gets a new backend in the 
 """
 
 import logging
+import math
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -60,6 +61,7 @@ class Rescue:
         """
         self.cut = False
         self.deadlock: Deadlock | None = None
+        self.killed: list[int] = []  # by a second interrupt
         self._cluster = cluster
         self._watch = Watch(lambda rank: cluster.requests.ask(rank, "control.state", busy=True))
         self._failed_at: float | None = None
@@ -72,6 +74,11 @@ class Rescue:
     def interrupted(self) -> bool:
         """Whether the person asked the cell to stop."""
         return self._interrupted_at is not None
+
+    @property
+    def interrupted_at(self) -> float:
+        """When (`time.monotonic()`); after all else where it was not, or after the cell's end."""
+        return math.inf if self._interrupted_at is None else self._interrupted_at
 
     def interrupt(self, running: Iterable[int]) -> None:
         """Pass an interrupt on to the ranks that run; one after the warning ends those left."""
@@ -86,6 +93,7 @@ class Rescue:
         if not self._commentary.has_warned:
             return  # a double click, not a decision to lose what these ranks hold
         self._cluster.events.note("killed", "a second interrupt", ranks=running)
+        self.killed = running
         self._commentary.killed(running)
         for rank in running:
             self._cluster.kill(rank)
@@ -195,7 +203,12 @@ class Rescue:
             for rank in self._cluster.living()
         ]
 
-    def finish(self, summaries: Mapping[int, Summary]) -> Repaired:
+    def finish(
+        self,
+        summaries: Mapping[int, Summary],
+        told: Iterable[int],
+        last_words: Callable[[int], Sequence[str]],
+    ) -> Repaired:
         """Put the ranks together again after a fault; every main thread is idle now.
 
         Also when no link was cut and all ranks agree: one may have lost a step, or stand in the
@@ -203,6 +216,8 @@ class Rescue:
 
         Args:
             summaries: Of the ranks that replied.
+            told: Ranks whose death the cell tells.
+            last_words: Returns what a rank that died wrote last.
 
         Returns:
             What was done, as far as it is news.
@@ -210,7 +225,8 @@ class Rescue:
         # Every cut must be over before new links are made, or it would cut those. What a rank
         # answers that died, or did not answer at all, shows when the group is formed.
         wait(self._cuts, _CUT_TIMEOUT_S)
-        return repair(self._cluster, is_news=self.cut or not agree(summaries))
+        is_news = self.cut or not agree(summaries)
+        return repair(self._cluster, is_news=is_news, told=told, last_words=last_words)
 
 
 def agree(summaries: Mapping[int, Summary]) -> bool:

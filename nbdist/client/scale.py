@@ -30,7 +30,7 @@ def scale(cluster: Cluster, n: int) -> tuple[str, ...]:
             form the group; the cluster is `broken` then.
     """
     before = len(cluster.ranks)
-    lines = list(repair(cluster).lines) if cluster.dead() else []
+    lines = list(repair(cluster, told=cluster.dead()).lines) if cluster.dead() else []
     if cluster.broken:
         raise cluster.broken_error()
     if n == before:

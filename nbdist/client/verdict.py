@@ -69,16 +69,39 @@ def rank_error(
     return failures.rank_error(
         [failure(rank, c.failure) for rank, c in collectors.items() if c.failure is not None],
         asked=list(collectors),
-        deaths=[
-            failures.Death(rank, c.death, c.died_at, last_words(rank))
-            for rank, c in collectors.items()
-            if c.death is not None
-        ],
-        where={rank: f"{state.host}, {state.device}" for rank, state in ranks.items()},
+        deaths=_deaths(collectors, last_words),
+        where=places(ranks),
         notes=notes,
         because=because,
         do=do,
     )
+
+
+def beside_interrupt(
+    collectors: Mapping[int, Collector],
+    *,
+    last_words: Callable[[int], tuple[str, ...]],
+    killed: Sequence[int],
+    at: float,
+) -> list[failures.Group]:
+    """Return what failed of itself in a cell that was interrupted; see `failures`."""
+    raised = [failure(rank, c.failure) for rank, c in collectors.items() if c.failure is not None]
+    return failures.beside_interrupt(raised, _deaths(collectors, last_words), killed=killed, at=at)
+
+
+def _deaths(
+    collectors: Mapping[int, Collector], last_words: Callable[[int], tuple[str, ...]]
+) -> list[failures.Death]:
+    return [
+        failures.Death(rank, c.death, c.died_at, last_words(rank))
+        for rank, c in collectors.items()
+        if c.death is not None
+    ]
+
+
+def places(ranks: Mapping[int, RankState]) -> dict[int, str]:
+    """Return each rank's host and device, such as `node-b, cuda:0`."""
+    return {rank: f"{state.host}, {state.device}" for rank, state in ranks.items()}
 
 
 def result(collector: Collector, output: RankOutput) -> RankResult:

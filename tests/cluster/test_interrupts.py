@@ -202,3 +202,35 @@ threading.Thread(target=later).start()
 def test_an_interrupt_between_cells_harms_nothing(notebook: Kernel) -> None:
     notebook.interrupt()
     assert_usable(notebook)
+
+
+@pytest.mark.parametrize("static", ["0", "1"])
+def test_why_a_rank_died_stays_when_an_interrupt_ends_the_cell(
+    notebook: Kernel, static: str
+) -> None:
+    code = """
+import os, pathlib, signal, threading, time
+import nbdist
+def once_it_is_dead():
+    while 1 in nbdist.current()._cluster.living(): time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+os.environ["NBDIST_STATIC"] = "{static}"
+threading.Thread(target=once_it_is_dead).start()
+shell = get_ipython()
+shell.run_cell_magic("distributed", "--no-track", '''
+import ctypes
+if rank: ctypes.string_at(0)
+while True: pass
+''')
+"""
+    ran = notebook.run(code.replace("{static}", static), timeout_s=30)
+    notebook.run("os.environ['NBDIST_STATIC'] = '0'")
+
+    assert ran.error is not None
+    name, _, shown = ran.error
+    assert name == "KeyboardInterrupt", shown
+    assert "1 of 2 failed by itself, not by the interrupt:" in shown
+    assert "rank 1 (localhost, cpu) died: killed by SIGSEGV" in shown
+    assert "Rank 1 was replaced by a new process" in shown
+    assert "rank 1 wrote last:\nFatal Python error: Segmentation fault" in shown
+    assert_usable(notebook)

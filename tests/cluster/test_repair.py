@@ -175,6 +175,19 @@ def test_restart_of_a_rank_replaces_dead_ones_with_it(session: Session) -> None:
 COUNT = "tries = globals().get('tries', 0) + 1\n"
 
 
+def test_why_a_rank_died_in_the_midst_of_a_repair_is_told(session: Session) -> None:
+    told = fail(
+        session,
+        "import ctypes\nfrom nbdist.engine import heal\n"
+        "if rank: heal.heal = lambda: ctypes.string_at(0)\n"
+        "dist.barrier()\nif not rank: raise ValueError('no')",
+    )
+    assert "Rank 1 died before the repair was over: killed by SIGSEGV." in told
+    assert "It wrote last: Fatal Python error: Segmentation fault" in told
+    assert "Rank 1 was replaced by a new process" in told
+    assert_usable(session)
+
+
 def test_a_cell_that_failed_is_run_again_until_it_passes(session: Session) -> None:
     session.run("tries = 0")
     result = session.run(COUNT + "if tries < 3: raise ValueError(tries)\ntries", retry=3)

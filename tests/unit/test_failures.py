@@ -9,7 +9,9 @@ from traitlets.config import Config
 from nbdist.client.failures import (
     Death,
     Failure,
+    beside_interrupt,
     collective_of,
+    interrupted,
     is_consequence,
     place_of,
     plain,
@@ -301,3 +303,36 @@ def test_a_deadlock_is_a_cause_too() -> None:
     freed = Failure(0, "RuntimeError", "this rank let go of its peers")
     error = rank_error([freed], asked=[0, 1], because="rank 1 has finished the cell; rank 0 waits.")
     assert error.causes == ("rank 1 has finished the cell; rank 0 waits.",)
+
+
+def test_an_interrupt_tells_what_had_failed_of_itself_and_not_what_follows_from_it() -> None:
+    failed = [
+        Failure(0, "ValueError", "no", order=3.0),  # after it: of what the interrupt did
+        Failure(1, "RuntimeError", GLOO, order=1.0),
+        Failure(2, "KeyboardInterrupt", "", order=1.0),
+        Failure(3, "IndexError", "index 5", order=1.0),
+    ]
+    ended = [
+        Death(4, "killed by SIGSEGV", 1.5, ("Fatal Python error: Segmentation fault",)),
+        Death(5, "killed by SIGKILL", 4.0),
+    ]
+
+    groups = beside_interrupt(failed, ended, killed=[5], at=2.0)
+    told = interrupted(groups, asked=6, killed=[5], notes=["Rank 4 was replaced."])
+
+    assert told.splitlines()[:4] == [
+        (
+            "All ranks have stopped. Rank 5 was deaf to the interrupt, and killed. "
+            "2 of 6 failed by themselves, not by the interrupt:"
+        ),
+        "  rank 3  IndexError: index 5",
+        "  rank 4 died: killed by SIGSEGV",
+        "Rank 4 was replaced.",
+    ]
+    assert told.endswith("rank 4 wrote last:\nFatal Python error: Segmentation fault")
+
+
+def test_an_interrupt_of_a_cell_that_was_well_is_one_line() -> None:
+    assert (
+        interrupted([], asked=2, notes=["Formed anew."]) == "All ranks have stopped. Formed anew."
+    )

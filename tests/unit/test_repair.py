@@ -61,7 +61,7 @@ class FakeCluster:
 
 
 def mended(fake: FakeCluster) -> Any:
-    return repair(cast(Cluster, fake))
+    return repair(cast(Cluster, fake), told=fake.dead())
 
 
 def test_a_dead_rank_is_replaced_and_what_was_cloned_is_said() -> None:
@@ -88,7 +88,13 @@ def test_without_a_death_nothing_is_replaced() -> None:
 
 def test_a_death_in_the_midst_begins_it_again_with_that_rank_too() -> None:
     fake = FakeCluster([1], ["kill 2"])
-    assert mended(fake).replaced == (1, 2)
+    done = repair(cast(Cluster, fake), told=[1], last_words=lambda rank: (f"{rank} fell", "so"))
+    assert done.replaced == (1, 2)
+    # The cell tells how rank 1 ended.
+    assert done.lines[0] == (
+        "Rank 2 died before the repair was over: killed by SIGKILL. It wrote last: 2 fell / so."
+    )
+    assert not any("Rank 1 died" in line for line in done.lines)
     assert fake.replaced == [[1], [1, 2]]
     assert fake.broken is None
 
@@ -100,7 +106,8 @@ def test_a_rank_that_dies_again_and_again_breaks_the_cluster_with_its_reason() -
     assert not done.is_whole
     assert fake.broken is not None
     assert fake.broken.startswith("Rank 1 could not be replaced: trouble: kill 1.")
-    assert done.lines == (fake.broken,)
+    assert done.lines[-1] == fake.broken
+    assert done.lines[0] == "Rank 1 died before the repair was over: killed by SIGKILL."
 
 
 def test_a_recovery_that_fails_each_time_is_given_up() -> None:
