@@ -1,21 +1,25 @@
 """Tell the person who waits why nothing moves, or why a cell has not ended yet.
 
-All of it is live text: what depends on time is not part of what a cell leaves behind.
+It is live text: what depends on time is not part of what a cell leaves behind. Where nothing is
+live (`NBDIST_STATIC=1`, a terminal), a long wait and a rank that hears no interrupt are told in
+lines that stay.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import psutil
 
 from nbdist.client import explain
 from nbdist.client.cluster import Cluster
-from nbdist.client.doing import Gone
+from nbdist.client.doing import Doing, Gone
 from nbdist.client.live import LiveText
 from nbdist.client.watch import Watch
 from nbdist.ranks import begin_with_ranks
 
-_LONG_CALL_S = 1.5  # after an interrupt
+_LONG_CALL_S = 1.5  # after an interrupt, for a rank that says that it computes
+_ASKED_AFTER_S = 1.0  # after an interrupt: what a rank said before is no news
+_FREED_WITHIN_S = 5.0  # on a machine that is loaded; for a rank that has waited, or does not answer
 _STILL_COMPUTES_S = 0.5  # after another rank's failure
 
 
@@ -27,21 +31,24 @@ class Commentary:
         self._live = live
         self._cluster = cluster
         self._warning: str | None = None
-        self._has_warned = False
+        self._deaf: list[int] = []  # whom the warning names
+        self._named: set[int] = set()
+        self._waited: set[int] = set()  # ranks that have said so since the interrupt
         self._killed: list[int] = []
+        self._told_quiet_s = 0.0
 
     @property
-    def has_warned(self) -> bool:
-        """Whether what another interrupt does has been on the screen."""
+    def named(self) -> set[int]:
+        """The ranks of which it was on the screen that another interrupt kills them."""
         self._note_shown()
-        return self._has_warned
+        return set(self._named)
 
     def _note_shown(self) -> None:
         if self._warning is not None and self._live.has_shown(self._warning):
-            self._has_warned = True
+            self._named.update(self._deaf)
 
     def killed(self, ranks: list[int]) -> None:
-        """Show from now on that these ranks were killed."""
+        """Show that these ranks were killed, as long as they are there."""
         self._killed = ranks
 
     def attend(
@@ -54,6 +61,7 @@ class Commentary:
         culprits: Mapping[int, Gone],
         failed_at: float | None,
         interrupted_at: float | None,
+        cut_at: float | None,
     ) -> None:
         """Show what is worth knowing by now. Times are `time.monotonic()`.
 
@@ -65,17 +73,17 @@ class Commentary:
             culprits: The ranks that failed or died of themselves.
             failed_at: When a rank failed or died.
             interrupted_at: When the person interrupted the cell.
+            cut_at: When the ranks' links were cut, so that who waits is freed.
         """
         now = time.monotonic()
         said = watch.last.said
         computing = [rank for rank in running if rank in said and said[rank].wait is None]
         note = None
-        if self._killed:
-            note = f"{begin_with_ranks(self._killed)} did not stop: killed."
+        if dying := [rank for rank in self._killed if rank in running]:
+            note = f"{begin_with_ranks(dying)} did not stop: killed."
         elif interrupted_at is not None:
-            if now > interrupted_at + _LONG_CALL_S:
-                self._note_shown()  # before there is another text
-                self._warning = explain.not_stopped(said, running)
+            self._waited |= {rank for rank, doing in said.items() if doing.wait is not None}
+            self._warn(watch, running, interrupted_at, cut_at, now)
             note = self._warning
         elif failed_at is not None:
             if now > failed_at + _STILL_COMPUTES_S and computing:
@@ -87,6 +95,29 @@ class Commentary:
     def end(self) -> None:
         """Show nothing any more: what was said of running ranks is over."""
         self._live.note(None)
+
+    def _warn(
+        self,
+        watch: Watch,
+        running: list[int],
+        interrupted_at: float,
+        cut_at: float | None,
+        now: float,
+    ) -> None:
+        """Name the ranks that hear no interrupt."""
+        self._note_shown()  # before there is another text
+        before = set(self._deaf)
+        is_news = watch.last.began >= interrupted_at + _ASKED_AFTER_S
+        self._deaf = deaf(
+            running,
+            watch.last.said if is_news else {},
+            self._waited,
+            for_s=now - interrupted_at,
+            freed_for_s=0.0 if cut_at is None else now - max(cut_at, interrupted_at),
+        )
+        self._warning = explain.not_stopped(watch.last.said, self._deaf) if self._deaf else None
+        if self._warning is not None and not before.issuperset(self._deaf):
+            self._live.tell(self._warning)
 
     def _quiet_note(
         self,
@@ -105,7 +136,47 @@ class Commentary:
         said, silent = watch.last.said, silent_ranks(watch, self._cluster, now)
         if not silent and not any(said[rank].wait for rank in running if rank in said):
             return None
-        return explain.quiet_note(for_s, said, running, gone, silent)
+        note = explain.quiet_note(for_s, said, running, gone, silent)
+        if for_s < self._told_quiet_s:
+            self._told_quiet_s = 0.0  # another wait
+        if for_s >= 2 * self._told_quiet_s:
+            self._told_quiet_s = for_s
+            self._live.tell(note)
+        return note
+
+
+def deaf(
+    running: Iterable[int],
+    said: Mapping[int, Doing],
+    waited: Collection[int],
+    *,
+    for_s: float,
+    freed_for_s: float,
+) -> list[int]:
+    """Return the ranks that an interrupt does not stop, as far as that is known.
+
+    A rank that only waits is being freed, and one that was freed is on its way; on a machine that
+    is loaded that takes a while, as does an answer. A rank is deaf when it says that it computes
+    the cell, or when freeing it should be over.
+
+    Args:
+        running: The ranks that run the cell.
+        said: What they said when asked long enough after the interrupt.
+        waited: Ranks that have waited for others since the interrupt.
+        for_s: Since the interrupt.
+        freed_for_s: Since the interrupt and the cut of all links.
+    """
+    if freed_for_s > _FREED_WITHIN_S:
+        return list(running)
+    return [
+        rank
+        for rank in running
+        if for_s > _LONG_CALL_S
+        and rank not in waited
+        and rank in said
+        and said[rank].wait is None
+        and said[rank].line is not None
+    ]
 
 
 def silent_ranks(watch: Watch, cluster: Cluster, now: float) -> dict[int, str]:

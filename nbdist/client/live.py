@@ -78,6 +78,10 @@ class LiveText:
                 self._note = note
             self._touch()
 
+    def tell(self, line: str) -> None:
+        """Show a line that stays, where nothing is live; nothing in a cell that is not shown."""
+        self._slots.tell(Display({"text/plain": line}))
+
     def has_shown(self, note: str) -> bool:
         """Return whether this note was the last one drawn; True where none ever is."""
         is_drawing = self._thread is not None and self._thread.is_alive()

@@ -8,7 +8,7 @@
    fault like any other.
 3. Interrupt: SIGINT to every rank that runs. What does not settle waits in a collective, and is
    freed as above. A rank that still does not settle is inside one long C++ call: it is waited for,
-   with a message, and an interrupt after that message ends it.
+   with a message that names it, and an interrupt after that message ends it, and no other.
 
 While all ranks are heard of nobody is asked anything. What is merely slow is explained after a
 quiet time, and goes on.
@@ -59,7 +59,7 @@ class Rescue:
             cluster: Whose ranks run the cell.
             live: Shows lines to the person who waits.
         """
-        self.cut = False
+        self._cut_at: float | None = None
         self.deadlock: Deadlock | None = None
         self.killed: list[int] = []  # by a second interrupt
         self._cluster = cluster
@@ -69,6 +69,11 @@ class Rescue:
         self._passed_on: set[int] = set()  # ranks whose children were interrupted
         self._commentary = Commentary(live, cluster)
         self._cuts: list[Future[Any]] = []
+
+    @property
+    def cut(self) -> bool:
+        """Whether the ranks' links were cut."""
+        return self._cut_at is not None
 
     @property
     def interrupted(self) -> bool:
@@ -81,7 +86,7 @@ class Rescue:
         return math.inf if self._interrupted_at is None else self._interrupted_at
 
     def interrupt(self, running: Iterable[int]) -> None:
-        """Pass an interrupt on to the ranks that run; one after the warning ends those left."""
+        """Pass an interrupt on to the ranks that run; a later one ends those named as deaf."""
         running = list(running)
         if self._interrupted_at is None:
             self._interrupted_at = time.monotonic()
@@ -90,12 +95,13 @@ class Rescue:
                 self._cluster.signal(rank, signal.SIGCONT)  # a stopped process hears nothing else
                 self._cluster.signal(rank, signal.SIGINT)
             return
-        if not self._commentary.has_warned:
+        deaf = [rank for rank in running if rank in self._commentary.named]
+        if not deaf:
             return  # a double click, not a decision to lose what these ranks hold
-        self._cluster.events.note("killed", "a second interrupt", ranks=running)
-        self.killed = running
-        self._commentary.killed(running)
-        for rank in running:
+        self._cluster.events.note("killed", "a second interrupt", ranks=deaf)
+        self.killed += deaf
+        self._commentary.killed(self.killed)
+        for rank in deaf:
             self._cluster.kill(rank)
 
     def attend(
@@ -131,6 +137,7 @@ class Rescue:
             culprits={rank: how for rank, how in faults.items() if how.why != "freed"} or faults,
             failed_at=self._failed_at,
             interrupted_at=self._interrupted_at,
+            cut_at=self._cut_at,
         )
 
     def settled(self) -> None:
@@ -154,6 +161,8 @@ class Rescue:
         """Return how many seconds after the last answers the ranks are asked again."""
         if (self._failed_at is not None or self.interrupted) and not self.cut:
             return _URGENT_S
+        if self.interrupted:
+            return _SILENT_S
         silent = [now > at + _SILENT_AFTER_S for at in heard_at.values()]
         if gone or all(silent):
             is_waiting = any(doing.wait for doing in self._watch.last.said.values())
@@ -193,7 +202,7 @@ class Rescue:
 
     def cut_links(self) -> None:
         """Cut every living rank's links, from its control thread; frees all that wait."""
-        self.cut = True
+        self._cut_at = time.monotonic()
         why = "interrupt" if self.interrupted else "deadlock" if self.deadlock else "a rank failed"
         self._cluster.events.note("cut links", why, generation=self._cluster.group.generation)
         self._cuts = [

@@ -250,7 +250,7 @@ class ShownCell:
         self.insight = insight
         self.left = list(above)  # all that stays in the notebook's cell
         self.run_key: str | None = None
-        self.slots = Slots(None if show else False, self.left)
+        self.slots = Slots(None if show else False, self.left, tells=show)
         self._showing = showing
         self._ranks = info.ranks
         self._clocks = clocks

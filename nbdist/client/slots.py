@@ -47,11 +47,15 @@ class Slots:
         live: Whether to show anything before the end; found out by `is_live` when None.
         above: What the notebook's cell shows above these already, and must show again after it
             was cleared.
+        tells: Whether warnings show before the end where nothing is live.
     """
 
-    def __init__(self, live: bool | None = None, above: Sequence[Display] = ()) -> None:
+    def __init__(
+        self, live: bool | None = None, above: Sequence[Display] = (), *, tells: bool = False
+    ) -> None:
         self.live = is_live() if live is None else live
         self._above = above
+        self._tells = tells
         self._lock = threading.Lock()
         self._open: list[Slot] = []
         self._settled = False
@@ -72,6 +76,12 @@ class Slots:
         with self._lock:
             if self.live and not self._settled:
                 _publish(display, slot.display_id, update=True)
+
+    def tell(self, display: Display) -> None:
+        """Show what cannot wait for the end, where nothing is live; any thread."""
+        with self._lock:
+            if self._tells and not self.live and not self._settled:
+                _publish(display, None, update=False)
 
     def settle(self, finals: Sequence[Display]) -> None:
         """Put `finals` into the open slots in order, and display those that remain.

@@ -159,8 +159,7 @@ def impatient(kernel: Kernel) -> Iterator[Kernel]:
     kernel.run("%dist stop")
 
 
-def test_a_quiet_cell_says_what_each_rank_does_until_it_moves_again(impatient: Kernel) -> None:
-    code = """
+QUIET = """
 import time
 def load_batch():
     time.sleep(4)
@@ -169,7 +168,10 @@ dist.barrier()
 print("on", flush=True)
 time.sleep(0.3)
 """
-    ran = impatient.cell(code)
+
+
+def test_a_quiet_cell_says_what_each_rank_does_until_it_moves_again(impatient: Kernel) -> None:
+    ran = impatient.cell(QUIET)
 
     assert ran.error is None
     notes = [text for text in ran.live if "Nothing has moved for" in text]
@@ -179,6 +181,20 @@ time.sleep(0.3)
     assert "Interrupt the kernel (■) to stop" in notes[0]
     assert any("on" in text and "Nothing" not in text for text in ran.live)
     assert ran.text == "ranks 0-1 │ on"
+
+
+def test_a_quiet_cell_that_is_not_live_says_it_in_lines_that_stay(impatient: Kernel) -> None:
+    impatient.run("import os; os.environ['NBDIST_STATIC'] = '1'")
+    ran = impatient.cell(QUIET)
+    impatient.run("os.environ['NBDIST_STATIC'] = '0'")
+
+    assert ran.error is None
+    first, *more, last = ran.text.splitlines()
+    assert first.startswith("Nothing has moved for ")
+    assert "rank 0 computes in load_batch (line 5)" in first
+    assert "rank 1 waits for it in barrier no. " in first
+    assert len(more) < 3, "each wait is told when it has lasted twice as long"
+    assert last == "ranks 0-1 │ on"
 
 
 def test_stacks_and_status_say_what_each_rank_does_while_a_cell_runs(session: Session) -> None:

@@ -234,3 +234,33 @@ while True: pass
     assert "Rank 1 was replaced by a new process" in shown
     assert "rank 1 wrote last:\nFatal Python error: Segmentation fault" in shown
     assert_usable(notebook)
+
+
+def test_a_second_interrupt_kills_no_rank_that_was_only_waiting(notebook: Kernel) -> None:
+    notebook.cell("import os\npid = os.getpid()")
+    code = """
+import signal, time
+def be_deaf(seconds):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    time.sleep(seconds)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+print("in")
+if rank: be_deaf(600)
+try:
+    dist.all_reduce(torch.ones(1))
+except BaseException:
+    be_deaf(4)  # on its way, as on a machine that is loaded
+    raise
+"""
+    ran = notebook.cell(code, interrupt_after=["in", "interrupt again"])
+
+    assert_interrupted(ran)
+    assert ran.error is not None
+    assert "Rank 1 was deaf to the interrupt, and killed." in ran.error[1]
+    assert "Rank 1 was replaced by a new process" in ran.error[1]
+    assert "Rank 1 is still busy in be_deaf" in "".join(ran.live)
+    assert notebook.cell("pid == os.getpid()").text.splitlines() == [
+        "rank 0 │ Out: True",
+        "rank 1 │ Out: False",
+    ]
+    assert_usable(notebook)

@@ -4,7 +4,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from nbdist.client.commentary import Commentary
+import pytest
+
+from nbdist.client.commentary import Commentary, deaf
 from nbdist.client.doing import Doing, Gone, Wait
 from nbdist.client.watch import Round
 
@@ -18,9 +20,13 @@ class Note:
     def __init__(self) -> None:
         self.text: str | None = None
         self.is_drawn = False
+        self.told: list[str] = []
 
     def note(self, note: str | None) -> None:
         self.text = note
+
+    def tell(self, line: str) -> None:
+        self.told.append(line)
 
     def has_shown(self, note: str) -> bool:
         return self.is_drawn
@@ -33,8 +39,11 @@ def commentary() -> tuple[Commentary, Note]:
 
 
 def attend(said: Commentary, doing: dict[int, Doing], **more: Any) -> None:
-    watch: Any = SimpleNamespace(last=Round(said=doing), moved_at=0.0, silent=lambda now: [])
-    times = {"quiet_since": None, "failed_at": None, "interrupted_at": None, "culprits": {}}
+    now = time.monotonic()
+    last = Round(began=now, said=doing)
+    watch: Any = SimpleNamespace(last=last, moved_at=0.0, silent=lambda now: [])
+    times = dict.fromkeys(("quiet_since", "failed_at", "interrupted_at", "cut_at"))
+    times |= {"culprits": {}}
     said.attend(watch, sorted(doing), {}, **{**times, **more})
 
 
@@ -42,13 +51,64 @@ def test_a_second_interrupt_kills_only_after_its_warning_was_drawn() -> None:
     said, note = commentary()
     attend(said, {0: COMPUTES}, interrupted_at=time.monotonic())
     assert note.text is None
-    assert not said.has_warned
+    assert not said.named
     attend(said, {0: COMPUTES}, interrupted_at=time.monotonic() - 60)
     assert note.text is not None
     assert "interrupt again to kill" in note.text
-    assert not said.has_warned
+    assert not said.named
     note.is_drawn = True
-    assert said.has_warned
+    assert said.named == {0}
+
+
+def test_ranks_that_only_wait_are_not_named_and_so_not_killed() -> None:
+    said, note = commentary()
+    note.is_drawn = True
+    at = time.monotonic() - 4
+    attend(said, {0: WAITS, 1: COMPUTES}, interrupted_at=at, cut_at=at)
+    assert note.text is not None
+    assert note.text.startswith("Rank 1 is still busy")
+    attend(said, {0: COMPUTES, 1: COMPUTES}, interrupted_at=at, cut_at=at)  # 0 was freed
+    assert said.named == {1}
+
+
+@pytest.mark.parametrize(
+    ("doing", "waited", "for_s", "freed_for_s", "expected"),
+    [
+        (COMPUTES, False, 1.0, 0.5, False),  # it has not had its time
+        (COMPUTES, False, 2.0, 1.0, True),
+        (WAITS, True, 4.0, 3.0, False),  # it is being freed
+        (COMPUTES, True, 4.0, 3.0, False),  # it was freed, and is on its way
+        (Doing("computing"), False, 4.0, 3.0, False),  # it has left the cell's code
+        (None, False, 4.0, 3.0, False),  # it has not answered
+        (None, False, 9.0, 8.0, True),
+        (WAITS, True, 9.0, 8.0, True),
+        (None, False, 9.0, 0.0, False),  # nobody has freed it so far
+    ],
+)
+def test_a_rank_is_deaf_when_it_says_that_it_computes_or_freeing_it_should_be_over(
+    doing: Doing | None, waited: bool, for_s: float, freed_for_s: float, expected: bool
+) -> None:
+    said = {} if doing is None else {0: doing}
+    found = deaf([0], said, {0} if waited else set(), for_s=for_s, freed_for_s=freed_for_s)
+    assert found == ([0] if expected else [])
+
+
+def test_where_nothing_is_live_a_wait_is_told_and_again_when_it_has_lasted_twice_as_long() -> None:
+    said, note = commentary()
+    for ago in (9, 11, 15, 21, 23):
+        attend(said, {0: WAITS, 1: COMPUTES}, quiet_since=time.monotonic() - ago)
+    assert [line.partition(" s.")[0] for line in note.told] == [
+        "Nothing has moved for 11",
+        "Nothing has moved for 23",
+    ]
+
+
+def test_where_nothing_is_live_a_deaf_rank_is_named_once() -> None:
+    said, note = commentary()
+    for _ in range(3):
+        attend(said, {0: WAITS, 1: COMPUTES}, interrupted_at=time.monotonic() - 4)
+    (line,) = note.told
+    assert line.startswith("Rank 1 is still busy")
 
 
 def test_ranks_that_wait_do_not_still_compute() -> None:
