@@ -92,7 +92,7 @@ class LayoutError(NBDistError):
 
 
 class MismatchError(NBDistError):
-    """Ranks of a group called collectives that cannot meet; this rank's was not sent.
+    """Ranks called collectives, or ends of a message, that cannot meet; this rank's was not sent.
 
     `what` is the same on every rank that finds out.
     """

@@ -54,6 +54,81 @@ _KINDS: dict[str, tuple[Any, Any]] = {
 KINDS = tuple(_KINDS)
 
 
+# Rank 0 does the first of two things, rank 1 the second; others nothing.
+_MESSAGES: dict[str, tuple[Any, Any]] = {
+    "larger": (lambda: dist.send(_f32(9), 1), lambda: dist.recv(_f32(4), 0)),
+    "smaller": (lambda: dist.send(_f32(4), 1), lambda: dist.recv(_f32(9), 0)),
+    "type": (
+        lambda: dist.send(_f32(8), 1),
+        lambda: dist.recv(torch.ones(4, dtype=torch.float64), 0),
+    ),
+    "tag": (
+        lambda: (dist.send(_f32(4), 1, tag=1), dist.send(_f32(9), 1, tag=2)),
+        lambda: (dist.recv(_f32(4), 0, tag=1), dist.recv(_f32(8), 0, tag=2)),
+    ),
+    "asynchronous": (
+        lambda: [w.wait() for w in [dist.isend(_f32(4), 1), dist.isend(_f32(5), 1)] if w],
+        lambda: [w.wait() for w in [dist.irecv(_f32(4), 0), dist.irecv(_f32(4), 0)] if w],
+    ),
+    "batch": (
+        lambda: _batch(dist.isend, 1, (3, 5)),
+        lambda: _batch(dist.irecv, 0, (3, 4)),
+    ),
+    "object list": (
+        lambda: dist.send_object_list(["a", "b"], 1),
+        lambda: dist.recv_object_list([None], 0),
+    ),
+}
+MESSAGES = tuple(_MESSAGES)
+
+
+def _batch(operator: Any, peer: int, counts: tuple[int, ...]) -> None:
+    works = dist.batch_isend_irecv([dist.P2POp(operator, _f32(c), peer) for c in counts])
+    for work in works:
+        work.wait()
+
+
+def send_badly(kind: str, seed: int) -> dict[str, Any]:
+    """Send from rank 0 what rank 1 has no tensor for, in an order that follows from `seed`."""
+    rank = dist.get_rank()
+    if rank > 1:
+        return {"error": None}
+    time.sleep(0.05 if seed % 3 == rank else 0)
+    return outcome(_MESSAGES[kind][rank])
+
+
+def exchange(rounds: int) -> str:
+    """Send all that can meet around a ring, by every way there is; tags in the reverse order."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    after, before = (rank + 1) % n, (rank - 1) % n
+    for turn in range(rounds):
+        sent = [dist.isend(_f32(turn + tag), after, tag=tag) for tag in range(4)]
+        inbox = [torch.zeros(turn + tag) for tag in range(4)]
+        got = [dist.irecv(inbox[tag], before, tag=tag) for tag in reversed(range(4))]
+        for work in (*sent, *got):
+            assert work is not None
+            work.wait()
+        assert all(bool(tensor.eq(1).all()) for tensor in inbox)
+        both = [
+            dist.P2POp(dist.isend, _f32(turn + 1), after),
+            dist.P2POp(dist.irecv, torch.zeros(turn + 1), before),
+        ]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        box: list[Any] = [None, None]
+        if rank == 0:
+            dist.send_object_list(["x" * turn, turn], 1)
+        elif rank == 1:
+            dist.recv_object_list(box, 0)
+            assert box == ["x" * turn, turn]
+        if rank == 0:
+            for _ in range(n - 1):
+                dist.recv(torch.zeros(2), tag=9)
+        else:
+            dist.send(_f32(2), 0, tag=9)
+    return "all came"
+
+
 def _async(count: int) -> Any:
     return dist.all_reduce(_f32(count), async_op=True)
 

@@ -8,9 +8,10 @@ sends nothing; who came first and waits is freed by the rescue that follows. Wha
 ranks come in, the last of two has seen the other.
 
 Compared are kind, type, size, root and reduction, as far as ranks must agree on them
-(`ops.py`). Not seen: sizes of `all_to_all`, point to point messages, a peer that is over a
-thousand collectives ahead, and operators the tap does not see. Ranks on another host than rank 0
-are not compared here; `announce_store` does that, slowly, where it is asked for.
+(`ops.py`). Not seen: sizes of `all_to_all`, a peer that is over a thousand collectives ahead, and
+operators the tap does not see. Ranks on another host than rank 0 are not compared here;
+`announce_store` does that, slowly, where it is asked for. Messages have entries of their own,
+behind these (`announce_messages`).
 
 Each generation of the groups has memory of its own (`shared_memory.py`), so that nothing an older
 one wrote is left. Layout: for each rank ENTRIES entries of WORDS 64-bit words: id, call, compared
@@ -30,14 +31,15 @@ from nbdist.errors import MismatchError
 from nbdist.ranks import name_ranks
 
 ENTRIES = 2048  # a rank
+MESSAGES = 1024  # a rank
 WORDS = 8  # an entry; one cache line
 # An id is key + number, with a count of tries and a mark above.
 _KEY_BITS = 54
 _TRY = 1 << 56
-_REFUSED = 1 << 63  # who wrote it has raised, and sent nothing
+REFUSED = 1 << 63  # who wrote it has raised, and sent nothing
 # A difference is read twice. A rank whose backend refuses the arguments has announced what it never
 # sends, and takes it back within microseconds of its own.
-_CONFIRM_S = 0.02
+CONFIRM_S = 0.02
 
 KINDS = (
     "all_reduce",
@@ -106,17 +108,24 @@ class Call:
         if root >= 0:
             rank = members[root] if root < len(members) else root
             text += f" {_ROOTED.get(kind, 'at')} rank {rank}"
-        if dtype:
-            count = self.bytes // _ITEM_BYTES[dtype]
-            text += f" of {count:,} {DTYPES[dtype]} ({_human(self.bytes)})"
-        elif self.bytes:
-            text += f" of {_human(self.bytes)}"
+        if dtype or self.bytes:
+            text += f" of {describe_payload(dtype, self.bytes)}"
         if self.call & CUDA:
             text += " on cuda"
-        cell, line = self.place >> 32, self.place & 0xFFFFFFFF
-        if cell:
-            text += f", cell {cell}"
-        return f"{text}, line {line}" if line else text
+        return text + describe_place(self.place)
+
+
+def describe_payload(dtype: int, size_bytes: int) -> str:
+    """Return e.g. "1,000 float32 (4.0 kB)"; bytes alone of a type that is not known, 0."""
+    if not dtype:
+        return _human(size_bytes)
+    return f"{size_bytes // _ITEM_BYTES[dtype]:,} {DTYPES[dtype]} ({_human(size_bytes)})"
+
+
+def describe_place(place: int) -> str:
+    """Return e.g. ", cell 7, line 5"; nothing where it is not known."""
+    cell, line = place >> 32, place & 0xFFFFFFFF
+    return (f", cell {cell}" if cell else "") + (f", line {line}" if line else "")
 
 
 def mismatch(
@@ -159,7 +168,13 @@ def _human(count: float) -> str:
 
 def size_bytes(world_size: int) -> int:
     """Return the bytes that the announcements of so many ranks take."""
-    return world_size * ENTRIES * WORDS * 8
+    return world_size * (ENTRIES + MESSAGES) * WORDS * 8
+
+
+def key_of(text: str) -> int:
+    """Return what no other text of this generation has, alike on all ranks: 54 bits, never 0."""
+    digest = blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - _KEY_BITS) | 1
 
 
 class Table:
@@ -169,6 +184,8 @@ class Table:
         """Stand on memory of `size_bytes`, all zeros at the beginning, as `rank`."""
         self.rank = rank
         self.words = memory.cast("Q")
+        ranks = len(self.words) // ((ENTRIES + MESSAGES) * WORDS)
+        self.messages_at = ranks * ENTRIES * WORDS  # where those of rank 0 begin
 
     def channel(
         self, name: str, title: str, members: Sequence[int], incarnation: int
@@ -183,8 +200,7 @@ class Table:
         """
         if len(members) < 2 or self.rank not in members:
             return None
-        digest = blake2b(f"{name}|{tuple(members)}|{incarnation}".encode(), digest_size=8).digest()
-        key = int.from_bytes(digest, "little") >> (64 - _KEY_BITS) | 1
+        key = key_of(f"{name}|{tuple(members)}|{incarnation}")
         return Channel(self, key, title, tuple(members))
 
 
@@ -232,7 +248,7 @@ class Channel:
         words[own + 4] = place
         words[own] = entry_id
         # Two ranks may come at the same moment: neither may read before it has been written.
-        with _fence:
+        with fence:
             pass
         for area in self._peers:
             peer = area + at
@@ -250,17 +266,17 @@ class Channel:
         self._tried = number
 
     def _refuse(self, number: int, entry_id: int, at: int) -> None:
-        time.sleep(_CONFIRM_S)
+        time.sleep(CONFIRM_S)
         calls = {}
         for rank, area in self._areas.items():
             found, *words = self._words[area + at : area + at + 5].tolist()
             # A peer that raises at this moment has marked its entry, and is still the other side.
-            if found in (entry_id, entry_id | _REFUSED):
+            if found in (entry_id, entry_id | REFUSED):
                 calls[rank] = Call(*words)
         error = mismatch(self._title, number, self._members, calls)
         if error is not None:
-            self._words[self._own + at] = entry_id | _REFUSED
+            self._words[self._own + at] = entry_id | REFUSED
             raise error
 
 
-_fence = threading.Lock()
+fence = threading.Lock()

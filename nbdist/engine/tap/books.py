@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from nbdist.engine.compat import torch_compat, torch_hooks
 from nbdist.engine.tap.announce import Channel, Table
+from nbdist.engine.tap.announce_messages import Messages, messages
 from nbdist.engine.tap.announce_store import StoreChannel, StoreTable
 from nbdist.errors import ClusterError
 from nbdist.packed import ANY_TAG
@@ -32,8 +33,8 @@ class Book:
     """What is counted of one group."""
 
     __slots__ = (
-        *("channel", "count", "group", "is_split", "name", "ranks", "received", "sent", "title"),
-        *("tagged", "workers"),
+        *("channel", "count", "group", "is_split", "messages", "name", "ranks", "received", "sent"),
+        *("tagged", "title", "workers"),
     )
 
     def __init__(
@@ -42,6 +43,7 @@ class Book:
         group: dist.ProcessGroup,
         ranks: tuple[int, ...],
         channel: AnyChannel | None,
+        messages: Messages | None,
     ) -> None:
         self.name = name
         self.title = _title(group, name)  # for people
@@ -52,6 +54,7 @@ class Book:
         self.workers = torch_hooks.worker_count(group)
         self.ranks = ranks  # global, in the group's order; empty when torch does not know them
         self.channel = channel  # None: nothing is announced
+        self.messages = messages  # None: none is announced
         self.count = 0  # collectives
         self.sent: dict[int, int] = {}  # messages, by the peer's global rank
         self.received: dict[int, int] = {}  # -1: from any source
@@ -108,12 +111,13 @@ def _open(group: dist.ProcessGroup) -> Book:
     # A program may destroy a group and make it again: the number tells both apart, alike on all
     # ranks, for all have made as many.
     made = _books.made[name, ranks] = _books.made.get((name, ranks), 0) + 1
-    table, channel = _books.table, None
+    table, channel, announced = _books.table, None, None
     if table is not None:
         channel = table.channel(name, _title(group, name), ranks, made)
+        announced = messages(table, name, _title(group, name), ranks, made)
     if len(_books.by_name) > MAX_BOOKS:
         _books.by_name = {n: b for n, b in _books.by_name.items() if b.group() is not None}
-    book = _books.by_name[name] = Book(name, group, ranks, channel)
+    book = _books.by_name[name] = Book(name, group, ranks, channel, announced)
     return book
 
 
@@ -134,7 +138,8 @@ def close(groups: Iterable[dist.ProcessGroup]) -> None:
 def begin_generation(table: AnyTable | None, generation: int = 0) -> None:
     """Begin to count at zero, and announce in `table`: the groups are formed anew."""
     for book in _books.by_name.values():
-        book.channel = None  # lets the old memory go, whoever still holds the book
+        # Lets the old memory go, whoever still holds the book.
+        book.channel = book.messages = None
     _books.by_name, _books.made, _books.table = {}, {}, table
     _books.generation = generation
 

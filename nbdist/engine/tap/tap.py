@@ -48,6 +48,7 @@ import torch
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.tap import announce
+from nbdist.engine.tap.announce_messages import End
 from nbdist.engine.tap.books import Book, book_of, counts, received, sent
 from nbdist.engine.tap.cuda_times import around_wait
 from nbdist.engine.tap.launch import Launch
@@ -179,7 +180,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
         size = 0 if payload_at is None else size_bytes(args[payload_at])
         place = cell_place(sys._getframe(1)) if is_full else None
         peer = None
-        channel = None if is_message else book.channel
+        channel, messages = (None, book.messages) if is_message else (book.channel, None)
         if is_message:
             peer, numbers, seq = _message(book, op, args)
         else:
@@ -191,15 +192,21 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
         if is_main:
             state.blocked = (launch, start_ns)
         try:
-            prepared = None
+            prepared = announced = None
             try:
+                backend = group._get_backend(device)
+                at = 0 if place is None else prompt_of(place[0]) << 32 | place[1]
                 if channel is not None:
                     call, alike = describe(args, size)
                     if is_cuda and book.is_split:
                         call += announce.CUDA
-                    at = 0 if place is None else prompt_of(place[0]) << 32 | place[1]
                     channel.announce(seq, call, alike, size or alike, at)
-                backend = group._get_backend(device)
+                elif messages is not None:
+                    # NCCL knows no tags.
+                    tag = args[tag_at] if tag_at is not None and is_gloo(backend) else 0
+                    end = End(dtype_index(args[0]), size, at)
+                    is_apart = is_cuda and book.is_split
+                    announced = messages.announce(sends, peer, tag, is_apart, end)
                 if prepare is not None and is_gloo(backend):
                     prepared = prepare(backend, *args)
                 arrival = state.cuda.begin(args[:2]) if is_cuda and is_full else None
@@ -211,6 +218,8 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             except BaseException:  # an interrupt too: nothing was sent
                 if channel is not None:
                     channel.withdraw(seq)
+                elif messages is not None and announced is not None:
+                    messages.withdraw(announced)
                 raise
             if is_message:
                 there = -1 if peer is None else peer
