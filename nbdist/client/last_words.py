@@ -10,6 +10,10 @@ from typing import Final
 MOST_LINES: Final = 5
 _MOST_BYTES: Final = 64 * 1024
 _FATAL: Final = "Fatal Python error"
+_ABORTED: Final = f"{_FATAL}: Aborted"
+_THROWN: Final = "terminate called"  # by the C++ runtime, with the exception's text below it
+_FAR: Final = 10  # lines of such a text
+_NOISE: Final = "Extension modules:"
 
 
 class LastWords:
@@ -43,12 +47,24 @@ class LastWords:
 
 
 def telling_lines(text: str) -> tuple[str, ...]:
-    """Return the lines that tell most: of faulthandler's report the first ones, else the last."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    """Return the lines that tell most: of faulthandler's report the first ones, else the last.
+
+    Who calls abort() says why first, so that an abort's cause stands above the report.
+    """
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
     fatal = [number for number, line in enumerate(lines) if line.startswith(_FATAL)]
-    if fatal:
-        return tuple(lines[fatal[-1] :][:MOST_LINES])
-    return tuple(lines[-MOST_LINES:])
+    if not fatal:
+        return tuple(lines[-MOST_LINES:])
+    at = fatal[-1]
+    cause = _cause(lines[:at]) if lines[at].startswith(_ABORTED) else []
+    return tuple((cause + lines[at:])[:MOST_LINES])
+
+
+def _cause(before: list[str]) -> list[str]:
+    """Return what was said last before an abort: a C++ exception's text, or one line."""
+    near = before[-_FAR:]
+    thrown = [number for number, line in enumerate(near) if line.startswith(_THROWN)]
+    return near[thrown[-1] :][: MOST_LINES - 1] if thrown else near[-1:]
 
 
 def _size(file: Path) -> int:

@@ -34,3 +34,24 @@ def test_of_a_crash_report_the_first_lines_tell_most_and_else_the_last() -> None
         *map(str, range(MOST_LINES - 1)),
     )
     assert telling_lines("\n".join(map(str, range(20)))) == ("15", "16", "17", "18", "19")
+
+
+def test_the_cause_of_an_abort_stands_above_its_report() -> None:
+    report = [
+        "a warning of this morning",
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+        "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 36 vs 16.",
+        "Fatal Python error: Aborted",
+        "",
+        "Extension modules: numpy._core._multiarray_umath, torch._C (total: 40)",
+    ]
+    assert telling_lines("\n".join(report)) == tuple(report[1:4])
+    glibc = ["a warning of this morning", "double free or corruption (out)", *report[3:]]
+    assert telling_lines("\n".join(glibc)) == tuple(glibc[1:3])
+
+
+def test_a_long_text_of_an_exception_leaves_room_for_the_report() -> None:
+    text = ["terminate called after ...", *["what"] * 6, "Fatal Python error: Aborted", "Thread"]
+    shown = telling_lines("\n".join(text))
+    assert len(shown) == MOST_LINES
+    assert shown[0] == "terminate called after ..."
