@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbdist.errors import TransferError
+from nbdist.told import text_of
 
 
 class _Pickler(pickle.Pickler):
@@ -42,7 +43,7 @@ def pack(value: Any) -> list[Any]:
         _Pickler(stream, protocol=5, buffer_callback=parts.append).dump(value)
     except Exception as error:
         raise TransferError(
-            f"A {type(value).__name__} cannot travel: {error}",
+            f"A {type(value).__name__} cannot travel: {text_of(error)}",
             do="send what it is made of (state_dict, arrays, numbers), or make it on the ranks.",
         ) from error
     return [stream.getvalue(), *(part.raw() for part in parts)]

@@ -12,6 +12,7 @@ from nbdist import payload
 from nbdist.client.cluster import Cluster
 from nbdist.errors import ClusterError, Interrupted, NBDistError, TransferError, UsageError
 from nbdist.ranks import begin_with_ranks
+from nbdist.told import named
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def pull(cluster: Cluster, name: str, ranks: Iterable[int]) -> list[Any]:
     except Exception as error:
         raise TransferError(
             f"{name} arrived, and cannot be made again in the notebook.",
-            why=f"{type(error).__name__}: {error}",
+            why=named(error),
             do="pull what it is made of (state_dict, arrays, numbers), or import its module "
             "here first.",
         ) from error

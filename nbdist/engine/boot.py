@@ -39,6 +39,7 @@ from nbdist.engine import (
 from nbdist.engine.output import Output
 from nbdist.engine.output_files import LogStream
 from nbdist.engine.records import Recorder
+from nbdist.told import named
 
 if TYPE_CHECKING:
     from nbdist.engine.checks.checks import Checks
@@ -77,7 +78,7 @@ class Program:
         engine_log = LogStream(self.output.original(2))
         kernel.log_to(rank_kernel.log, engine_log)
         _log_to(engine_log)
-        shell.install(rank_kernel, self.output.flush)
+        shell.install(rank_kernel, self.output.flush, self.output.lent)
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
@@ -87,6 +88,7 @@ class Program:
         from nbdist.engine.training import training
 
         self._began = time.perf_counter()
+        self.output.put_back()
         self.output.begin_cell(options["cell"])
         self.recorder.forget(*trained.FACTS)
         self._first_seq = self.recorder.begin_cell()
@@ -120,6 +122,7 @@ class Program:
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 
+        self.output.put_back()  # what follows may print
         chaos.end_cell()
         profile.end_cell()
         has_succeeded = result is not None and bool(result.success)
@@ -173,7 +176,7 @@ class Program:
         except BaseException as error:
             # Also KeyboardInterrupt: a request that an interrupt hit still needs its reply.
             log.warning("request %s failed\n%s", content.get("call"), traceback.format_exc())
-            return {"error": f"{type(error).__name__}: {error}"}, []
+            return {"error": named(error)}, []
 
     # -- messages to the notebook
 

@@ -33,6 +33,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from nbdist import wire
 from nbdist.engine.output_files import LogStream
+from nbdist.told import text_of
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,8 @@ class RankKernel(IPythonParallelKernel):
             if reply["status"] == "error" and reply["ename"] == "NoneType":
                 # The value's repr failed: ipykernel calls the cell failed, and forgets by what.
                 failed = sys.last_value
-                reply.update(ename=type(failed).__name__, evalue=str(failed))
+                assert failed is not None
+                reply.update(ename=type(failed).__name__, evalue=text_of(failed))
             return {**reply, wire.SUMMARY_KEY: summary}
         except BaseException as error:
             # IPython has answered for the user's code by now; this is ours. Without a reply the
@@ -131,7 +133,7 @@ class RankKernel(IPythonParallelKernel):
             return {
                 "status": "error",
                 "ename": type(error).__name__,
-                "evalue": str(error),
+                "evalue": text_of(error),
                 "traceback": traceback.format_exception(error),
                 "execution_count": options["prompt"],
                 "user_expressions": {},

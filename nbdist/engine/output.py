@@ -24,13 +24,14 @@ the one before replaces it.
 Threads: `write` may be called from any; `begin_cell`, `flush` and `end_cell` from the main one.
 """
 
+import contextlib
 import io
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,6 +80,10 @@ class Stream(io.TextIOBase):
         """Return False."""
         return False
 
+    def close(self) -> None:
+        """Send on what is there; it stays open, for the cells to come print here too."""
+        self.flush()
+
     def write(self, text: str) -> int:
         """Take `text`; never waits for the network."""
         if not isinstance(text, str):
@@ -101,6 +106,14 @@ class Stream(io.TextIOBase):
         if self._output.forked and self._line:
             line, self._line = self._line, ""
             write_all(self._descriptor, line.encode(errors="replace"))
+
+
+def _can_write(stream: Any) -> bool:
+    try:
+        stream.flush()  # what IPython does before it shows anything; ValueError when it is closed
+        return callable(stream.write)
+    except Exception:
+        return False
 
 
 class Output:
@@ -173,6 +186,28 @@ class Output:
                 self._watched.append(WatchedFile(name, self._folder / f"rank-{self.rank}.{name}"))
                 os.dup2(self._watched[-1].write_fd, number)
         sys.stdout, sys.stderr = self.stdout, self.stderr
+
+    def put_back(self) -> None:
+        """Be `sys.stdout` and `sys.stderr` again where a cell left nothing that can be written to.
+
+        A stream that the program has put there itself, and that is open, stays.
+        """
+        if not _can_write(sys.stdout):
+            sys.stdout = self.stdout
+        if not _can_write(sys.stderr):
+            sys.stderr = self.stderr
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Be there, where nothing is, for IPython: it flushes both without asking. Main thread."""
+        before = sys.stdout, sys.stderr
+        self.put_back()
+        lent = sys.stdout, sys.stderr
+        try:
+            yield
+        finally:
+            if lent != before:
+                sys.stdout, sys.stderr = before
 
     def original(self, descriptor: int) -> int:
         """Return a descriptor of where 1 or 2 led before `install` (the engine's log)."""

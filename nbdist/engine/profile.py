@@ -33,6 +33,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.training import training
+from nbdist.told import named
 
 # An event takes 2 KB while it is recorded, and 6 more when that ends (torch 2.13).
 WHOLE_S = 1.0  # longest recording of a cell without a step: 100 000 small operators
@@ -219,7 +220,7 @@ class Profile:
             yield
         except Exception as error:
             _log.exception("The cell is not profiled on")
-            self._give_up(f"{type(error).__name__}: {error}".splitlines()[0])
+            self._give_up(named(error).splitlines()[0])
             if self._torch is not None:
                 with contextlib.suppress(Exception):
                     self._stop()

@@ -6,10 +6,15 @@ A compat room, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What i
 - `display_pub` and `displayhook`: their hooks;
 - `raw_input` and `getpass` of the kernel, `shell.ask_exit`, which `exit()` calls;
 - `InteractiveTB.get_records`, which makes a traceback's frames: seconds for a deep recursion;
+- its `format_exception`, `shell._showtraceback` and `_format_exception_for_storage`, and a result's
+  error: they take an exception's text;
+- `display_pub._flush_streams`, `displayhook.finish_displayhook` and again `shell._showtraceback`,
+  which flush `sys.stdout` and `sys.stderr` without asking whether they are there;
 - `sys.ps1`, which IPython sets and by which Lightning refuses to run.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import signal
@@ -28,18 +33,24 @@ from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
 from IPython.core.ultratb import VerboseTB
 
 from nbdist.engine import where
+from nbdist.told import ToldError, cut
+
+Lent = Callable[[], contextlib.AbstractContextManager[None]]
 
 TRIED = {"ipykernel": "7.4", "IPython": "9.18"}
 
 
-def install(kernel: Any, flush: Callable[[], None]) -> None:
+def install(kernel: Any, flush: Callable[[], None], lent: Lent) -> None:
     """Let the shell of this rank's kernel behave as said above.
 
     Args:
         kernel: The kernel.
         flush: Publishes what was printed so far.
+        lent: Sees to it that there are `sys.stdout` and `sys.stderr` meanwhile.
     """
     _flush_before_display(kernel, flush)
+    _read_errors_once(kernel)
+    _lend_streams(kernel, lent)
     _hide_interactive_prompt()
     _name_cells_alike(kernel)
     _refuse_input(kernel)
@@ -81,6 +92,62 @@ def _flush_before_display(kernel: Any, flush: Callable[[], None]) -> None:
 
     kernel.shell.display_pub.register_hook(hook)
     kernel.shell.displayhook.register_hook(hook)
+
+
+def _lend_streams(kernel: Any, lent: Lent) -> None:
+    """Let IPython show values and errors although the program has set `sys.stdout` to None."""
+    shell = kernel.shell
+    for owner, name in (
+        (shell.display_pub, "_flush_streams"),
+        (shell.displayhook, "finish_displayhook"),
+        (shell, "_showtraceback"),
+    ):
+        setattr(owner, name, _within(lent, getattr(owner, name)))
+
+
+def _within(lent: Lent, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with lent():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _read_errors_once(kernel: Any) -> None:
+    """Take the text of a cell's error once, whatever its `__str__` does, and only so much of it.
+
+    IPython and ipykernel take it three times, and an error that cannot be told ended the reply.
+    """
+    shell, formatter = kernel.shell, kernel.shell.InteractiveTB
+    show, format_exception = shell._showtraceback, formatter.format_exception
+    read: list[tuple[BaseException, ToldError]] = []  # the newest
+
+    def told(error: BaseException) -> ToldError:
+        if not read or read[0][0] is not error:
+            read[:] = [(error, ToldError.of(error))]
+        return read[0][1]
+
+    def show_told(kind: Any, error: Any, traceback: list[str]) -> None:
+        show(kind, told(error), [cut(part) for part in traceback])
+
+    def format_told(kind: Any, error: Any) -> Any:
+        return format_exception(kind, told(error) if isinstance(error, BaseException) else error)
+
+    def reply_with_told(result: Any) -> None:
+        for name in ("error_before_exec", "error_in_exec"):
+            error = getattr(result, name, None)
+            if error is not None:
+                setattr(result, name, told(error))
+        read.clear()
+
+    def store_told(error: BaseException, *_: Any, **__: Any) -> dict[str, Any]:
+        # For a history of errors, which nobody reads on a rank.
+        return {"ename": type(error).__name__, "evalue": str(told(error)), "traceback": []}
+
+    shell._showtraceback, formatter.format_exception = show_told, format_told
+    shell._format_exception_for_storage = store_told
+    shell.events.register("post_run_cell", reply_with_told)
 
 
 def _refuse_input(kernel: Any) -> None:
@@ -178,9 +245,10 @@ def check() -> list[str]:
     wanted: list[tuple[Any, tuple[str, ...]]] = [
         (IPythonKernel, ("raw_input", "getpass")),
         (ZMQInteractiveShell, ("ask_exit",)),
-        (VerboseTB, ("get_records",)),
-        (ZMQDisplayPublisher, ("register_hook",)),
-        (ZMQShellDisplayHook, ("register_hook",)),
+        (VerboseTB, ("get_records", "format_exception")),
+        (ZMQInteractiveShell, ("_showtraceback", "_format_exception_for_storage")),
+        (ZMQDisplayPublisher, ("register_hook", "_flush_streams")),
+        (ZMQShellDisplayHook, ("register_hook", "finish_displayhook")),
     ]
     versions = ", ".join(f"{name} {version(name)}" for name in TRIED)
     return [

@@ -318,3 +318,86 @@ def test_cells_are_numbered_alike_on_all_ranks(session: Session) -> None:
         session.run("x = 1\n1 / 0")
     assert "ranks 0-1" in str(caught.value)
     assert "line 2  ZeroDivisionError: division by zero" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "sys.stdout = None",
+        "sys.stderr = None",
+        "sys.stdout = sys.stderr = None",
+        "sys.stdout.close(); sys.stderr.close()",
+        "sys.stdout = open(os.devnull, 'w'); sys.stdout.close()",
+        "sys.stdout = object()",
+        "sys.stdin = None",
+        "sys.stdin = open(os.devnull); sys.stdin.close()",
+    ],
+)
+def test_a_cell_that_takes_its_streams_away_costs_no_later_cell(
+    session: Session, lost: str
+) -> None:
+    took = session.run(f"import os, sys\n{lost}\n7 + rank")
+    assert took.value_list == [7, 8]
+    with pytest.raises(RankError, match="ValueError: after that"):
+        session.run(f"import os, sys\n{lost}\nraise ValueError('after that')")
+    assert text(session, "print('seen', rank)") == ["seen 0", "seen 1"]
+    shown = session.run("import sys\nprint('said', file=sys.stderr)").by_rank[1]
+    assert "said" in shown.text
+
+
+def test_while_there_is_no_stdout_printing_goes_nowhere(session: Session) -> None:
+    code = "import sys\nsys.stdout = None\nprint('nowhere')\nsys.stdout is None"
+    assert session.run(code).value_list == [True, True]
+    assert text(session, "print('here')") == ["here", "here"]
+
+
+def test_a_stream_of_the_programs_own_stays_until_it_takes_it_away(session: Session) -> None:
+    session.run("import io, sys\nmine = sys.stdout = io.StringIO()")
+    session.run("print('kept')")
+    kept = "said = mine.getvalue()\nsys.stdout = None\nsaid"
+    assert session.run(kept).value_list == ["kept\n"] * 2
+    assert text(session, "print('here')") == ["here", "here"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise RuntimeError('no text')",
+        "return 7",
+        "raise KeyboardInterrupt",
+        "raise SystemExit(3)",
+    ],
+)
+def test_an_exception_that_cannot_be_told_is_named_by_its_type(session: Session, body: str) -> None:
+    session.run("kept = 5 + rank")
+    code = (
+        f"class Odd(Exception):\n    def __str__(self):\n        {body}\n    __repr__ = __str__\n"
+    )
+    with pytest.raises(RankError) as caught:
+        session.run(code + "raise Odd()")
+    assert caught.value.failures == dict.fromkeys((0, 1), ("Odd", "<exception str() failed>"))
+    assert "Odd: <exception str() failed>" in str(caught.value)
+    with pytest.raises(RankError, match="ValueError: told"):
+        session.run("try:\n    raise Odd()\nexcept Odd as error:\n    raise ValueError('told')")
+    with pytest.raises(RankError, match="ExceptionGroup: two"):
+        session.run("raise ExceptionGroup('two', [Odd(), ValueError('other')])")
+    assert session.run("kept").value_list == [5, 6]
+
+
+def test_the_text_of_an_exception_is_taken_once_and_is_bounded(session: Session) -> None:
+    code = """
+class Long(Exception):
+    asked = 0
+    def __str__(self):
+        Long.asked += 1
+        return 'begin' + 30_000_000 * 'x' + 'end'
+raise Long()
+"""
+    with pytest.raises(RankError) as caught:
+        session.run(code)
+    name, said = caught.value.failures[0]
+    assert name == "Long"
+    assert said.startswith("beginxxx")
+    assert said.endswith("xxxend")
+    assert len(str(caught.value)) < 100_000
+    assert session.run("Long.asked").value_list == [1, 1]

@@ -35,6 +35,7 @@ from nbdist.engine.clone.unpickler import (
     make_function,
 )
 from nbdist.engine.placeholder import Placeholder, describe, first_line
+from nbdist.told import named, text_of
 
 Recipe = Callable[[Any], tuple[Any, ...] | None]  # a reduction as of `__reduce__`; None: not mine
 
@@ -110,7 +111,7 @@ def _dump_all(
         except Exception as error:
             # Past all that is caught an object at a time: the pickler itself has given up, and
             # its memo knows objects that are in no stream. Begin again without this name.
-            gone[name] = f"{type(error).__name__}: {error}"
+            gone[name] = named(error)
             return None
         streams.append(stream)
         if name in gone and name not in lost:
@@ -177,7 +178,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         except (LostState, RecursionError):
             raise
         except Exception as error:
-            why = first_line(str(error) or type(error).__name__)
+            why = first_line(text_of(error) or type(error).__name__)
             self.placed.append((value, why))
             return Placeholder, (describe(value), why)
         if reduction is NotImplemented:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.engine.placeholder import Placeholder, PlaceholderError, first_line
+from nbdist.told import named
 
 
 @dataclass(slots=True)
@@ -111,7 +112,7 @@ class _Unpickler(pickle.Unpickler):
         try:
             return super().find_class(module, name)
         except Exception as error:
-            return Placeholder(f"{module}.{name}", f"{type(error).__name__}: {error}")
+            return Placeholder(f"{module}.{name}", named(error))
 
 
 def _now() -> _Loading:
@@ -126,7 +127,7 @@ def _noted(serial: int) -> Iterator[None]:
         yield
     except Exception as error:
         why = error.why if isinstance(error, PlaceholderError) else ""
-        why = why or first_line(f"{type(error).__name__}: {error}")
+        why = why or first_line(named(error))
         _now().failures.append(Failure(serial, why))
 
 

@@ -20,6 +20,7 @@ from nbdist.engine.compat import torch_hooks
 from nbdist.engine.compat.torch_hooks import Closure
 from nbdist.engine.records import Recorder
 from nbdist.engine.training.cell import Cell, Machine
+from nbdist.told import named
 
 _TELL_PARTS = {"data", "backward"}
 
@@ -183,5 +184,5 @@ class Hooks:
             if hook in _TELL_PARTS:
                 self.cell.knows_parts = False
             _log.exception("The hook on each %s failed and is switched off", hook)
-            self.recorder.fact(**{f"hook_{hook}": f"switched off: {type(error).__name__}: {error}"})
+            self.recorder.fact(**{f"hook_{hook}": f"switched off: {named(error)}"})
             return None

@@ -27,6 +27,7 @@ from nbdist.engine.layout.pp.trunk import Spec, Trunk
 from nbdist.engine.layout.saving.precision import Imitation
 from nbdist.engine.layout.tp.proof import TOLERANCE, evaluating, of_rank_0
 from nbdist.errors import LayoutError
+from nbdist.told import named
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +240,7 @@ def _prove(plan: Plan, relay: Relay) -> None:
             except LayoutError:
                 raise
             except Exception as error:
-                raise _not_a_chain(
-                    plan, model, stage, f"{type(error).__name__}: {error}"
-                ) from error
+                raise _not_a_chain(plan, model, stage, named(error)) from error
     tensors = zip(_real(whole), _real(found), strict=True)
     if not all(_is_near(a, b) for a, b in tensors):
         raise _not_a_chain(plan, model, plan.stages[-1], "the output of all stages is another one")

@@ -22,6 +22,7 @@ from nbdist.engine.layout.saving.savings import FULL
 from nbdist.engine.layout.state import skeleton, whole
 from nbdist.engine.layout.state.whole import Place
 from nbdist.errors import LayoutError
+from nbdist.told import text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Alone:
                 failed = error
                 told[0] = (
                     "The plain model does not run in one process with this batch and loss.",
-                    f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+                    f"{type(error).__name__}: {(text_of(error).splitlines() or [''])[0]}",
                     "verify((x, y), loss_fn) calls loss_fn(model(x), y)",
                 )
         dist.broadcast_object_list(told, src=SOURCE)

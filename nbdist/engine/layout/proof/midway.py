@@ -13,6 +13,7 @@ from torch import nn
 
 from nbdist.engine.compat import torch_sharded
 from nbdist.errors import LayoutError, NBDistError
+from nbdist.told import text_of
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -72,7 +73,7 @@ class Midway:
             raise  # of a collective in it, which all ranks know of already
         except Exception as error:
             failed = error
-            wrong = f"fails: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            wrong = f"fails: {type(error).__name__}: {(text_of(error).splitlines() or [''])[0]}"
         else:
             wrong = _wrong_with(loss)
             reached = set() if wrong else self._reached(loss)

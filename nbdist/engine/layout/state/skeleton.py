@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbdist.told import named
+
 LARGEST_BUFFER_BYTES = 1 << 20  # larger ones are left out; `whole` can tell them
 
 
@@ -25,7 +27,7 @@ def copy_without_weights(model: nn.Module) -> tuple[nn.Module | None, str]:
                 memo[id(buffer)] = torch.empty_like(buffer, device="meta")
         return copy.deepcopy(model, memo), ""
     except Exception as error:
-        return None, f"{type(model).__name__} cannot be copied: {type(error).__name__}: {error}"
+        return None, f"{type(model).__name__} cannot be copied: {named(error)}"
 
 
 def take_weights(model: nn.Module) -> None:
