@@ -7,11 +7,11 @@ error of a `--timeout`.
 import re
 from collections.abc import Mapping, Sequence
 
+from nbdist import origins
 from nbdist.client.doing import Doing, Gone, missing_in, waiters
 from nbdist.ranks import begin_with_ranks, name_ranks
 
-# As IPython and ipykernel name what they compile.
-_CELL_FRAME = re.compile(r'^( *)File "[^"\n]*(?:ipykernel_|<ipython-input)[^"\n]*"', re.MULTILINE)
+_CELL_FRAME = re.compile(rf'^( *)File "{origins.CELL_FILE}"', re.MULTILINE)
 
 
 def describe(rank: int, said: Mapping[int, Doing], gone: Mapping[int, Gone]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PureWindowsPath  # knows both kinds of slash
 from typing import Final
 
-from nbdist import errors
+from nbdist import errors, origins
 from nbdist.errors import RankError
 from nbdist.ranks import name_ranks
 
@@ -66,13 +66,9 @@ _COLLECTIVE: Final = re.compile(
 )
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
 _CELL: Final = re.compile(r"Cell In\s?\[(\d+)\], line (\d+)")
-_FILE: Final = re.compile(r"File (\S+?):(\d+)")
-_OURS: Final = re.compile(
-    r"File \S*[/\\]"
-    r"(nbdist[/\\](client|engine|host)|site-packages[/\\](nbdist|ipyparallel|ipykernel|IPython))[/\\]"
-)
+_FILE: Final = re.compile(r"^\s*File (.+?):(\d+)")  # which may have spaces
+_OURS: Final = ("nbdist", "ipyparallel", "ipykernel", "IPython")  # they carry what users write
 _DO: Final = "Do:  "  # as `errors.NBDistError` prints it
-_LIBRARY: Final = re.compile(r"[/\\](site-packages|lib[/\\]python3\.\d+)[/\\]")
 _ARROW: Final = re.compile(r"^-+> ?\d+ (.*)$", re.MULTILINE)
 
 
@@ -145,9 +141,19 @@ def place_of(failure: Failure) -> str:
         head = _head(frame)
         if cell := _CELL.search(head):
             place = f"cell {cell.group(1)}, line {cell.group(2)}"
-        elif (file := _FILE.search(head)) and not _LIBRARY.search(head) and not _OURS.search(head):
-            place = f"{PureWindowsPath(file.group(1)).name}, line {file.group(2)}"
+        elif (found := _FILE.search(head)) and _is_users(file := found.group(1)):
+            place = f"{PureWindowsPath(file).name}, line {found.group(2)}"
     return place
+
+
+def _is_users(file: str) -> bool:
+    return not (origins.is_library(file) or origins.is_of(file, *_OURS))
+
+
+def _is_ours(frame: str) -> bool:
+    """Return whether a frame of a traceback, as IPython writes it, is not worth a look."""
+    found = _FILE.search(_head(frame))
+    return found is not None and origins.is_of(found.group(1), *_OURS)
 
 
 def _head(frame: str) -> str:
@@ -357,7 +363,7 @@ def _traceback(group: Group) -> list[str]:
         what, *rest = first.evalue.strip().split("\n")
         unsaid = rest if len(what) <= MAX_SUMMARY_CHARS else [what, *rest]
         return ["", *unsaid] if unsaid else []
-    frames = [frame for frame in first.traceback if not _OURS.match(_head(frame))]
+    frames = [frame for frame in first.traceback if not _is_ours(frame)]
     # IPython opens with a rule and a line that repeats the name; the heading says it already.
     while frames and _is_heading(_head(frames[0])):
         frames.pop(0)

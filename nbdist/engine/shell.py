@@ -32,6 +32,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
 from IPython.core.ultratb import VerboseTB
 
+from nbdist import origins
 from nbdist.engine import where
 from nbdist.told import ToldError, cut
 
@@ -73,7 +74,7 @@ def _name_cells_alike(kernel: Any) -> None:
 
     def name(raw_code: str, transformed_code: str, number: int) -> str:
         digest = hashlib.sha1(raw_code.encode(), usedforsecurity=False).hexdigest()[:10]
-        file = os.path.join(tempfile.gettempdir(), "ipykernel_nbdist", f"{digest}.py")
+        file = os.path.join(tempfile.gettempdir(), origins.CELLS, f"{digest}.py")
         where.name_cell(file, number)
         return file
 

@@ -6,6 +6,7 @@ Runs on ipykernel's control thread, also while the main thread is stuck in C++.
 import logging
 import os
 import re
+import selectors
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Iterable
 from types import FrameType
 
+from nbdist import origins
 from nbdist.engine import where
 
 log = logging.getLogger(__name__)
@@ -46,11 +48,11 @@ def stacks() -> dict[str, str]:
 
 def _main_stack(frame: FrameType) -> str:
     frames = list(traceback.walk_stack(frame))  # innermost first
-    cells = [i for i, (f, _) in enumerate(frames) if where.is_cell(f.f_code.co_filename)]
+    cells = [i for i, (f, _) in enumerate(frames) if origins.is_cell(f.f_code.co_filename)]
     if cells:
         return _format(frames[: cells[-1] + 1])
     # An event loop with nothing to do waits in `select`.
-    is_idle = where.running is None and frame.f_code.co_filename.endswith("selectors.py")
+    is_idle = where.running is None and frame.f_code.co_filename == selectors.__file__
     return "idle" if is_idle else _format(frames)
 
 

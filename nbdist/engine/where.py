@@ -8,13 +8,14 @@ import threading
 from types import FrameType
 from typing import Any
 
+from nbdist import origins
+
 Place = tuple[str, int]  # file, line
 
 running: int | None = None  # number of the cell that runs; set by `boot`
 
 # The prompt's number (`In [7]`) of each cell's file. A function may run long after its cell.
 _prompts: dict[str, int] = {}
-_is_cell: dict[str, bool] = {}
 
 
 def name_cell(file: str, prompt: int) -> None:
@@ -27,20 +28,11 @@ def prompt_of(file: str) -> int:
     return _prompts.get(file, 0)
 
 
-def is_cell(file: str) -> bool:
-    """Return whether a code's file name is a cell's, as IPython and ipykernel name them."""
-    known = _is_cell.get(file)
-    if known is None:
-        known = "ipykernel_" in file or file.startswith("<ipython-input")
-        _is_cell[file] = known
-    return known
-
-
 def cell_place(frame: FrameType | None) -> Place | None:
     """Return the innermost place in code of a cell, from `frame` outwards."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_cell(file):
+        if origins.is_cell(file):
             return file, frame.f_lineno
         frame = frame.f_back
     return None
@@ -75,5 +67,6 @@ def main_thread() -> dict[str, Any] | None:
 
 def _is_wrapping(frame: FrameType) -> bool:
     """Return whether a frame only stands around what the user called: ours, or c10d's logger."""
-    file = frame.f_code.co_filename.replace("\\", "/")
-    return "/nbdist/engine/" in file or file.endswith("/c10d_logger.py")
+    if frame.f_globals.get("__name__") == "torch.distributed.c10d_logger":
+        return True
+    return origins.is_of(frame.f_code.co_filename, "nbdist")

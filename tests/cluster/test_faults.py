@@ -1,6 +1,7 @@
 """What a fault costs: one error that names its cause, and no more; the group works afterwards."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,50 @@ def test_a_traceback_shows_the_cells_own_lines(session: Session) -> None:
     assert "----> 5     inner(x)" in told
     assert "----> 2     return 1 / x" in told
     assert "nbdist/" not in told
+
+
+_MODULE = """
+import torch
+from torch import nn
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+    def forward(self, x):
+        h = self.up(x).view(len(x), 4, 4)  # of the whole
+        return self.down(h.flatten(1))
+
+class Asking(Heads):
+    def forward(self, x):
+        if x.sum() > 0:  # a number
+            return self.down(self.up(x))
+        return x
+
+def check(step):
+    raise ValueError("a loss of nan")
+"""
+
+
+@pytest.mark.parametrize("folder", ["nbdist", "nbdist/engine", "torch", "my work/site-packages"])
+def test_a_line_of_the_users_own_is_named_whatever_its_folder_is_called(
+    folder: str, session: Session, tmp_path: Path
+) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    module = "train_in_" + re.sub(r"\W", "_", folder)
+    file = tmp_path / folder / f"{module}.py"
+    file.write_text(_MODULE)
+    use = f"import sys; sys.path.insert(0, {str(file.parent)!r}); import {module} as train\n"
+
+    told = fail(session, use + "train.check(1)")
+    assert f"{file.name}, line 20  ValueError: a loss of nan" in told
+    assert 'raise ValueError("a loss of nan")' in told  # its frame is shown
+
+    plan = "nbdist.TensorParallel(example=torch.ones(2, 8), plan=dict(up='column', down='row'))"
+    told = fail(session, f"nbdist.parallelize(train.Heads(), 'tp=2', {plan})")
+    assert f"line 10 of {file}, h = self.up(x).view(len(x), 4, 4)" in told
+    told = fail(session, "nbdist.parallelize(train.Asking(), 'tp=2')")
+    assert f"line 15 of {file}, if x.sum() > 0:" in told
 
 
 def test_the_cause_of_an_exception_is_told_too(session: Session) -> None:

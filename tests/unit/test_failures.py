@@ -1,11 +1,15 @@
 """What the notebook says when a cell fails on some ranks."""
 
+import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 
+import ipykernel
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+import nbdist
 from nbdist.client.failures import (
     Death,
     Failure,
@@ -19,6 +23,7 @@ from nbdist.client.failures import (
 )
 from nbdist.errors import RankError
 
+INSTALLED = sysconfig.get_path("purelib")
 GLOO = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
     "[127.0.0.1]:7064. This is typically caused by a remote worker crashing. Check the logs of "
@@ -69,7 +74,7 @@ def raised(rank: int, text: str, *, line: int = 3, name: str = "ValueError", **m
 
 def freed(rank: int, call: str = "dist.all_reduce(x)", **more: object) -> Failure:
     frame = f"Cell In[7], line 5\n----> 5 {call}\n"
-    library = "File /x/site-packages/torch/distributed/distributed_c10d.py:99, in all_reduce()\n"
+    library = f"File {INSTALLED}/torch/distributed/distributed_c10d.py:99, in all_reduce()\n"
     return Failure(rank, "RuntimeError", GLOO, (frame, library), **more)  # type: ignore[arg-type]
 
 
@@ -219,12 +224,15 @@ def test_where_a_freed_rank_waited_is_read_from_its_own_line() -> None:
     assert collective_of(Failure(0, "RuntimeError", GLOO)) == "a collective"
 
 
-def test_frames_of_nbdist_and_its_carriers_are_cut_and_a_users_folder_is_not() -> None:
+@pytest.mark.parametrize(
+    "folder", ["~/nbdist", "~/nbdist/engine", "~/my site-packages/torch", "/x/site-packages/nbdist"]
+)
+def test_frames_of_nbdist_and_its_carriers_are_cut_and_a_users_folder_is_not(folder: str) -> None:
     frames = (
         "Cell In[7], line 1\n----> 1 f()\n",
-        "File /x/site-packages/ipykernel/zmqshell.py:5, in g()\n----> 5 carrier()\n",
-        "File /x/nbdist/engine/layout/ddp.py:5, in g()\n----> 5 ours()\n",
-        "File ~/nbdist/train.py:8, in f()\n----> 8 users()\n",
+        f"File {ipykernel.__file__}:5, in g()\n----> 5 carrier()\n",
+        f"File {Path(nbdist.__file__).parent}/engine/layout/ddp.py:5, in g()\n----> 5 ours()\n",
+        f"File {folder}/train.py:8, in f()\n----> 8 users()\n",
         "ValueError: x",
     )
     shown = text(rank_error([Failure(0, "ValueError", "x", frames)], asked=[0]))

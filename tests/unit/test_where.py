@@ -16,11 +16,8 @@ def run_as_cell(code: str, **names: Any) -> dict[str, Any]:
     return names
 
 
-def test_a_cell_is_known_by_its_file_and_the_prompt_it_came_from() -> None:
+def test_a_cells_file_leads_to_the_prompt_it_came_from() -> None:
     where.name_cell(CELL, 7)
-    assert where.is_cell(CELL)
-    assert where.is_cell("<ipython-input-1-abc>")
-    assert not where.is_cell("/home/me/train.py")
     assert where.prompt_of(CELL) == 7
     assert where.prompt_of("/home/me/train.py") == 0
 
@@ -45,6 +42,14 @@ def test_the_main_threads_place_names_the_innermost_function_that_is_not_ours() 
     assert names["found"] == {"file_line": f"{CELL}:2", "line": 2, "function": "load"}
     names = run_as_cell("found = look()", look=where.main_thread)
     assert names["found"] == {"file_line": f"{CELL}:1", "line": 1, "function": ""}
+
+
+def test_a_function_in_a_folder_called_as_ours_is_the_users_own() -> None:
+    file = "/home/me/nbdist/engine/train.py"
+    names: dict[str, Any] = {"look": where.main_thread}
+    exec(compile("def load():\n    return look()", file, "exec"), names)
+    found = run_as_cell("found = load()", load=names["load"])["found"]
+    assert found == {"file_line": f"{CELL}:1", "line": 1, "function": "load"}
 
 
 def test_the_main_threads_stack_begins_with_the_cell() -> None:

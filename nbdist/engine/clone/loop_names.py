@@ -4,14 +4,14 @@ import ast
 import linecache
 from collections.abc import Iterator
 
-from nbdist.engine import where
+from nbdist import origins
 
 _NO_LOOPS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def of_cells() -> set[str]:
     """Return those of all cells that this rank has run, as IPython remembers their source."""
-    files = [file for file in list(linecache.cache) if where.is_cell(file)]
+    files = [file for file in list(linecache.cache) if origins.is_cell(file)]
     return {name for file in files for name in of_source("".join(linecache.getlines(file)))}
 
 

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
+from nbdist import origins
 from nbdist.engine.compat import torch_transformer
 from nbdist.engine.layout.inputs import Inputs, as_inputs
 from nbdist.errors import LayoutError
@@ -230,5 +231,5 @@ def first_line(error: BaseException | None) -> str:
 def _place(error: BaseException) -> str:
     """Return the innermost line of the model's own code, for torch's own says nothing to people."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "/torch/" not in f.filename and "/nbdist/" not in f.filename]
+    own = [f for f in frames if not origins.is_of(f.filename, "torch", "nbdist")]
     return f"line {own[-1].lineno} of {own[-1].filename}, {own[-1].line}" if own else "its forward"
