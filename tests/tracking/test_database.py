@@ -1,4 +1,7 @@
-"""MLflow's database comes into being whole, also when its maker is killed."""
+"""MLflow's database comes into being whole, also when its maker is killed.
+
+What befalls it later is told as what it is, and costs no run that MLflow has not had whole.
+"""
 
 import os
 import signal
@@ -6,9 +9,16 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from nbdist.client.tracking import ship
+import pytest
+
+from nbdist.client.tracking import Tracker, database, runs, runs_table, ship, sync
+from nbdist.client.tracking.run import TrackedRun
+from tests.tracking.conftest import Ranks, cell, client_of
+from tests.tracking.test_embedded import wait_for
 
 _COMMAND = [sys.executable, "-m", "nbdist.client.tracking.ship"]
 
@@ -33,3 +43,116 @@ def test_a_maker_that_is_killed_leaves_a_folder_where_the_next_one_succeeds(
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         assert database.execute("SELECT COUNT(*) FROM experiments").fetchone() == (1,)
     assert not unfinished.exists()
+
+
+# What befalls it
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock, as another program would."""
+    code = (
+        "import sqlite3, sys\n"
+        "db = sqlite3.connect(sys.argv[1], isolation_level=None); db.execute('BEGIN EXCLUSIVE')\n"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == b"held\n"
+    yield
+    other.communicate()
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """Put something else into the file, and move it away afterwards, as it is told."""
+    path.write_bytes(b"no database at all " * 1000)
+    yield
+    path.rename(path.with_suffix(".damaged"))
+
+
+@contextmanager
+def not_writable(path: Path) -> Iterator[None]:
+    """Stand for a mount that is read-only; a root user writes into what only has no such bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "access", lambda place, _mode: str(place) != str(path))
+        yield
+
+
+LOCKED = "another program holds the database locked"
+DAMAGED = "the file is damaged: move it away, and a new one is made"
+
+Blow = Callable[[Path], AbstractContextManager[None]]
+
+
+@pytest.mark.parametrize(
+    ("blow", "said"),
+    [(locked, LOCKED), (damaged, DAMAGED), (not_writable, "the database is read-only")],
+)
+def test_what_is_wrong_with_a_file_is_said_in_our_words(blow: Blow, said: str, home: Path) -> None:
+    uri = f"sqlite:///{home}/mlflow.db"
+    assert database.trouble(uri) == ""
+    with blow(home / "mlflow.db"):
+        assert database.trouble(uri) == said
+    assert database.trouble(uri) == ""
+    assert database.trouble("sqlite:////nonexistent/mlflow.db") == ""  # it would be made
+    assert database.trouble("https://mlflow.example.org") == ""
+
+
+def begun(home: Path, name: str) -> tuple[Tracker, Ranks, TrackedRun]:
+    """Return a run of which MLflow has something already."""
+    tracker, ranks = Tracker(home, None, "troubled"), Ranks(2)
+    run = tracker.follow(cell(run_name=name), ranks.telemetry)
+    ranks.step(20)
+    wait_for(lambda: bool(runs(home)) and bool(runs(home)[0].run_id), 60)
+    return tracker, ranks, run
+
+
+def losses(home: Path, name: str) -> list[float]:
+    """Return the losses of the one run of that name that MLflow has."""
+    client = client_of(home)
+    experiment = client.get_experiment_by_name("troubled").experiment_id
+    (found,) = client.search_runs([experiment], f"attributes.run_name = '{name}'")
+    assert found.info.status == "FINISHED"
+    history = client.get_metric_history(found.info.run_id, "loss")
+    return [point.value for point in sorted(history, key=lambda point: point.step)]
+
+
+@pytest.mark.parametrize(("blow", "said"), [(locked, LOCKED), (damaged, DAMAGED)])
+def test_a_run_outlives_what_befalls_the_database_and_says_what_it_is(
+    blow: Blow, said: str, home: Path
+) -> None:
+    tracker, ranks, run = begun(home, "struck")
+    with blow(home / "mlflow.db"):
+        ranks.step(20)
+        wait_for(lambda: runs(home)[0].waits_for == said, 60)
+        link = run.finish("finished")
+        assert link is not None
+        assert f"does not take it now ({said}); it is kept in .nbdist/spool" in link.text
+        tracker.close(1)
+        assert f"did not take all ({said}). %dist runs --sync tries again." in sync(home, 60)
+    assert sync(home, 60).startswith("1 run sent to MLflow")
+    assert losses(home, "struck") == pytest.approx([1 / step + 0.5 for step in range(1, 41)])
+
+
+def test_a_run_whose_database_is_deleted_is_sent_anew_and_older_ones_are_told_as_lost(
+    home: Path,
+) -> None:
+    tracker, _, run = begun(home, "older")
+    run.finish("finished")
+    assert tracker.flush(60)
+    ranks = Ranks(2)
+    run = tracker.follow(cell(run_name="struck"), ranks.telemetry)
+    ranks.step(20)
+    wait_for(lambda: bool(runs(home)[0].run_id) and runs(home)[0].name == "struck", 60)
+    (home / "mlflow.db").unlink()
+    ranks.step(20)
+    run.finish("finished")
+    assert tracker.flush(100), (home / "logs/tracking.log").read_text()
+    tracker.close(1)
+    assert losses(home, "struck") == pytest.approx([1 / step + 0.5 for step in range(1, 41)])
+    assert [(row.name, row.is_lost) for row in runs(home)] == [("struck", False), ("older", True)]
+    told = str(runs_table(home))
+    assert "1 of them went with MLflow's database, which was deleted." in told

@@ -45,6 +45,7 @@ class RunRow:
     values: dict[str, float]
     logged: tuple[str, ...]
     is_sent: bool
+    is_lost: bool
     waits_for: str
     refused: int
     run_id: str
@@ -87,6 +88,8 @@ class RunsTable:
                 f"MLflow at {why.uri} does not have {len(kept)} of them yet ({why.waits_for}). "
                 "%dist runs --sync tries again."
             )
+        if lost := sum(row.is_lost for row in self.rows):
+            notes.append(f"{lost} of them went with MLflow's database, which was deleted.")
         if refused := sum(row.refused for row in self.rows):
             notes.append(f"MLflow refused {refused} points; see .nbdist/logs/tracking.log.")
         return notes
@@ -217,6 +220,7 @@ def _row(run: SpooledRun, summary: dict[str, Any]) -> RunRow:
         values=summary["values"],
         logged=tuple(summary["user_keys"]),
         is_sent=state.is_done,
+        is_lost=state.is_lost,
         waits_for=state.error,
         refused=state.refused,
         run_id=state.run_id,
@@ -247,7 +251,7 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
         texts += _step_ms(value("step_s"), value("step_median_s"))
         texts += [number(value("samples_per_s")), number(value("comm_pct"))]
         texts += [f"{row.seconds:.1f}", f"{row.started:%m-%d %H:%M}"]
-        texts += ["yes" if row.is_sent else "not yet"]
+        texts += ["lost" if row.is_lost else "yes" if row.is_sent else "not yet"]
         body.append(texts)
     return used_columns(header, body)
 

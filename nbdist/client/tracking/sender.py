@@ -43,6 +43,10 @@ class Deleted(Exception):
     """Someone has deleted the run in MLflow, and that is their decision."""
 
 
+class Unknown(NotTaken):
+    """MLflow has never heard of the run: its database was deleted, or another took its place."""
+
+
 def calling(call: Callable[[], T]) -> T:
     """Return `call()`; whatever goes wrong in MLflow becomes `NotTaken`.
 
@@ -56,6 +60,8 @@ def calling(call: Callable[[], T]) -> T:
     except (NotTaken, Deleted):
         raise
     except Exception as error:
+        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+            raise Unknown(error_text(error)) from error
         status = error.get_http_status_code() if isinstance(error, MlflowException) else 0  # type: ignore[no-untyped-call]
         if said := _REFUSED.get(status):
             raise NotTaken(said) from error
@@ -126,8 +132,8 @@ class RunSender:
         if begin.resume:
             self._resume_newest()
         if state.run_id:
-            run = client.get_run(state.run_id)
-            if run.info.lifecycle_stage != "deleted":
+            run = self._known(state.run_id)
+            if run is not None and run.info.lifecycle_stage != "deleted":
                 client.update_run(state.run_id, status="RUNNING")
                 for tag in _OF_AN_END & run.data.tags.keys():
                     client.delete_tag(state.run_id, tag)
@@ -163,7 +169,14 @@ class RunSender:
             if not study.ops.exists():
                 return {}  # removed by hand; the run stands on its own
             raise NotTaken("the study that it belongs to has not been sent yet")
-        return {"mlflow.parentRunId": run_id}
+        return {"mlflow.parentRunId": run_id} if self._known(run_id) is not None else {}
+
+    def _known(self, run_id: str) -> Any:
+        """Return MLflow's run, None where it has none of that id."""
+        try:
+            return calling(lambda: self._client.get_run(run_id))
+        except Unknown:
+            return None
 
     def _resume_newest(self) -> None:
         """Go on with the newest run of our name that MLflow has, where that is not ours.
@@ -175,8 +188,8 @@ class RunSender:
         found = _newest_of_name(self._client, state.experiment_id, begin.name)
         if found is None or found.info.run_id == state.run_id:
             return
-        if state.run_id:
-            own = self._client.get_run(state.run_id).info
+        if state.run_id and (known := self._known(state.run_id)) is not None:
+            own = known.info
             if own.lifecycle_stage != "deleted" and own.start_time >= found.info.start_time:
                 return
         state.run_id, state.resumed = found.info.run_id, "there"

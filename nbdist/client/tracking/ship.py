@@ -9,7 +9,8 @@ stored once, for MLflow keys a point by run, key, time, step and value.
 
 What MLflow cannot take now stays and is tried again, later and later (up to 30 s). What it never
 will take (a point already there under another spelling, a key it does not like) is searched for
-by halving, left out and counted.
+by halving, left out and counted. A run that MLflow does not know any more, for its database was
+deleted, is sent anew from its beginning: the spool keeps all of a run until its end was sent.
 
 The kernel holds our standard input. When that closes, the kernel has ended or wants us to: we
 send what we can within a few seconds and end. A run whose kernel died ends as KILLED.
@@ -17,6 +18,7 @@ send what we can within a few seconds and end. A run whose kernel died ends as K
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import logging
@@ -31,7 +33,14 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.client.tracking import database, view
 from nbdist.client.tracking.folder import try_lock
-from nbdist.client.tracking.sender import Deleted, NotTaken, RunSender, calling, error_text
+from nbdist.client.tracking.sender import (
+    Deleted,
+    NotTaken,
+    RunSender,
+    Unknown,
+    calling,
+    error_text,
+)
 from nbdist.client.tracking.settings import own_database, whole_uri
 from nbdist.client.tracking.spool import (
     MOST_POINTS,
@@ -73,16 +82,43 @@ class _Pause:
         return time.monotonic() < self.until
 
 
+class Replaced(Exception):
+    """The database file that MLflow holds open here is not the one of its name any more."""
+
+
 @dataclass(slots=True)
 class _Server:
-    """What we know of one tracking URI: its client, and when to try it next."""
+    """What we know of one tracking URI: its client, and when to try it next.
+
+    `file` is a descriptor of the database file that the client has opened, and stays open as long
+    as the client: its number cannot be another file's, and closing it would free SQLite's locks.
+    """
 
     uri: str
     client: "MlflowClient | None" = None
+    file: int | None = None
     pause: "_Pause" = field(default_factory=lambda: _Pause())
     why: str = ""
     most_points: int = MOST_POINTS
     views: dict[str, str] = field(default_factory=dict)
+
+    def connect(self) -> None:
+        """Make the client."""
+        self.client = _connect(self.uri)
+        path = database.path_of(self.uri)
+        if path is not None:
+            with contextlib.suppress(OSError):  # gone already; the next attempt will tell
+                self.file = os.open(path, os.O_RDONLY)
+
+    def is_replaced(self) -> bool:
+        """Return whether the client's database file was deleted or is another one now."""
+        path = database.path_of(self.uri)
+        if path is None or self.file is None:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self.file), path.stat())
+        except FileNotFoundError:
+            return True
 
 
 class Shipper:
@@ -106,6 +142,9 @@ class Shipper:
 
         Args:
             patient: Leave alone what failed a moment ago.
+
+        Raises:
+            Replaced: This process has to begin anew.
         """
         if not patient:
             self._pauses.clear()
@@ -140,11 +179,24 @@ class Shipper:
             return False
         if self._pauses.setdefault(run.key, _Pause()).is_on():
             return False
+        if server.is_replaced():
+            raise Replaced
         try:
-            self._send(run, begin, state, server, is_owned)
+            if why := database.trouble(server.uri):
+                raise NotTaken(why)
+            try:
+                self._send(run, begin, state, server, is_owned)
+            except Unknown as error:
+                _log.warning("run %s is sent anew: %s", run.key, error)
+                state = state.start_over()
+                run.save(state)
+                self._send(run, begin, state, server, is_owned)
         except NotTaken as error:
-            self._pause(run, server)
-            self._note(run, state, str(error))
+            if server.is_replaced():
+                raise Replaced from error
+            why = database.trouble(server.uri)
+            self._pause(run, server, why)
+            self._note(run, state, why or str(error))
             return False
         except Deleted:
             state.is_done, state.why_refused = True, "the run was deleted in MLflow"
@@ -169,15 +221,33 @@ class Shipper:
                     raise NotTaken(PREPARING)
                 if database.is_missing(self._folder, server.uri):
                     database.make(self._folder, _connect)
-                server.client = _connect(server.uri)
+                    self._forget_sent(server.uri)
+                server.connect()
         return server.client
+
+    def _forget_sent(self, uri: str) -> None:
+        """Note of runs that were sent to a database before it was deleted that it has them not."""
+        for run in spooled_runs(self._folder):
+            state = run.state()
+            if state.is_done and not state.is_lost and run.summary().get("uri") == uri:
+                run.save(dataclasses.replace(state, is_lost=True))
 
     def prepare(self) -> None:
         """Make the folder's own database if it is not there, for the UI to open."""
         self._client(_Server(own_database(self._folder)))
 
-    def _pause(self, run: SpooledRun, server: _Server) -> None:
-        """Wait before the next attempt: with the server when it is down, else with this run."""
+    def _pause(self, run: SpooledRun, server: _Server, why: str) -> None:
+        """Wait before the next attempt: with the server when it is down, else with this run.
+
+        Args:
+            run: The run that was not taken.
+            server: Who has not taken it.
+            why: What is known to be wrong with its database.
+        """
+        if why:
+            server.why = why
+            server.pause.longer()
+            return
         # A server that is only slow may still manage a smaller bite within its time.
         server.most_points = max(_FEWEST_POINTS, server.most_points // 2)
         try:
@@ -300,4 +370,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Replaced:
+        # MLflow keeps a file open as long as its process lives.
+        _log.warning("the database was deleted or replaced; beginning anew")
+        os.execv(sys.executable, sys.orig_argv)

@@ -74,6 +74,7 @@ class State:
     take, `attempts` the failures to store the artifact that comes next. `first_step` is added to
     steps when another run is continued than the kernel knew of; `resumed` says which was:
     "here", "there" (only MLflow had it), "none" of that name, or "" as long as it is not known.
+    `is_done` says that MLflow has all of it, `is_lost` that it has lost it since.
     """
 
     offset: int = 0
@@ -88,6 +89,11 @@ class State:
     why_refused: str = ""
     error: str = ""
     is_done: bool = False
+    is_lost: bool = False
+
+    def start_over(self) -> "State":
+        """Return the state of a run of which nothing was sent."""
+        return State(error=self.error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,12 @@ def start_ui(
     if is_server(chosen):
         return shown_uri(chosen) + view_page(folder, chosen, experiment), None
     make_private_folder(folder)
+    if (why := database.trouble(chosen)) and "locked" not in why:
+        raise TrackingError(
+            f"MLflow's UI cannot open {shown_uri(chosen)}.",
+            why=why,
+            do="runs that MLflow has not taken are kept: %dist runs --sync sends them afterwards",
+        )
     deadline = time.monotonic() + timeout_s
     # What ended a moment ago (a kernel, a demo) may still be in the spool: people who open the
     # UI look for just that run.
