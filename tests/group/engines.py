@@ -17,12 +17,13 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tests.group.harness import CONTEXT
+from tests.group.last_words import LastWords, speak_into
 
 _ANSWER_S = 60.0
 
 
 class RankFailed(AssertionError):
-    """A function raised on a rank; the text is its traceback there."""
+    """A function raised on a rank, or the rank died; the text is its traceback, or its end."""
 
 
 class Engine:
@@ -32,10 +33,12 @@ class Engine:
         self.rank = rank
         self.main, main = CONTEXT.Pipe()
         self.control, control = CONTEXT.Pipe()
+        self.words = LastWords()
         self.process: BaseProcess = CONTEXT.Process(
-            target=_serve, args=(main, control, sys.path), daemon=True
+            target=_serve, args=(main, control, self.words.path, sys.path), daemon=True
         )
         self.process.start()
+        self.words.watch(self.process)
         main.close()
         control.close()
 
@@ -45,12 +48,26 @@ class Engine:
 
     def result(self, timeout_s: float = _ANSWER_S) -> Any:
         """Return what the oldest posted function returned; raise RankFailed if it raised."""
-        return _answer(self.rank, self.main, timeout_s)
+        return self._answer(self.main, timeout_s)
 
     def now(self, function: Callable[..., Any], *args: object) -> Any:
         """Run `function(*args)` on the control thread and return its value."""
         self.control.send((function, args))
-        return _answer(self.rank, self.control, _ANSWER_S)
+        return self._answer(self.control, _ANSWER_S)
+
+    def _answer(self, pipe: Connection, timeout_s: float) -> Any:
+        if not pipe.poll(timeout_s):
+            stacks = self.words.of_stuck(self.process)
+            raise RankFailed(
+                f"rank {self.rank} gave no answer in {timeout_s:g} s, killed there:\n{stacks}"
+            )
+        try:
+            value, error = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise RankFailed(f"rank {self.rank}: {self.words.of(self.process)}") from None
+        if error is not None:
+            raise RankFailed(f"rank {self.rank}: {error}")
+        return value
 
     def kill(self) -> None:
         """End the process with SIGKILL."""
@@ -87,6 +104,7 @@ class Cluster:
 
     def replace(self, rank: int) -> Engine:
         """Put a new process in the place of a rank that is dead."""
+        self.engines[rank].words.close()
         self.engines[rank] = Engine(rank)
         return self.engines[rank]
 
@@ -114,6 +132,7 @@ class Cluster:
             engine.kill()
             engine.main.close()
             engine.control.close()
+            engine.words.close()
         self.store.kill()
         self.store.join()
 
@@ -138,16 +157,8 @@ def join_group(
     group.join(rank, n, "127.0.0.1", port, "gloo", timeout_s, generation, check=check)
 
 
-def _answer(rank: int, pipe: Connection, timeout_s: float) -> Any:
-    if not pipe.poll(timeout_s):
-        raise RankFailed(f"rank {rank} gave no answer in {timeout_s:g} s")
-    value, error = pipe.recv()
-    if error is not None:
-        raise RankFailed(f"rank {rank}: {error}")
-    return value
-
-
-def _serve(main: Connection, control: Connection, path: list[str]) -> None:
+def _serve(main: Connection, control: Connection, stderr: str, path: list[str]) -> None:
+    speak_into(stderr)
     import torch
 
     sys.path[:] = path

@@ -13,8 +13,11 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from tests.group.last_words import LastWords, speak_into
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # None of these starts a thread. Making an optimizer imports Dynamo, the longest of all (0.7 s).
@@ -40,6 +43,13 @@ class Outcome:
     rank: int
     value: Any = None
     error: str | None = None  # a traceback, or how the process died
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    process: BaseProcess
+    pipe: Connection
+    words: LastWords
 
 
 def run_ranks(
@@ -68,54 +78,61 @@ def try_ranks(
     """Like `run_ranks`, but return how each rank ended and raise nothing: for tests of faults."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         store = str(Path(folder) / "store")
-        ranks = []
-        for rank in range(n):
-            here, there = CONTEXT.Pipe()
-            process = CONTEXT.Process(
-                target=_rank_main, args=(there, rank, n, store, function, args)
-            )
-            process.start()
-            there.close()
-            ranks.append((process, here))
+        ranks = [_start(rank, n, store, function, args) for rank in range(n)]
         try:
-            return _collect([pipe for _, pipe in ranks], timeout_s)
+            return _collect(ranks, timeout_s)
         finally:
-            for process, pipe in ranks:
-                pipe.close()  # lets a rank that has answered go
-                process.join(0.5)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
+            for rank in ranks:
+                rank.pipe.close()  # lets a rank that has answered go
+                rank.process.join(0.5)
+                if rank.process.is_alive():
+                    rank.process.kill()
+                    rank.process.join()
+                rank.words.close()
 
 
-def _collect(pipes: list[Connection], timeout_s: float) -> list[Outcome]:
+def _start(rank: int, n: int, store: str, function: object, args: tuple[object, ...]) -> _Rank:
+    here, there = CONTEXT.Pipe()
+    words = LastWords()
+    process = CONTEXT.Process(
+        target=_rank_main, args=(there, words.path, rank, n, store, function, args)
+    )
+    process.start()
+    words.watch(process)
+    there.close()
+    return _Rank(process, here, words)
+
+
+def _collect(ranks: list[_Rank], timeout_s: float) -> list[Outcome]:
     deadline = time.monotonic() + timeout_s
-    outcomes = {
-        rank: Outcome(rank, error=f"still running after {timeout_s:g} s, killed")
-        for rank in range(len(pipes))
-    }
-    pending = {pipe: rank for rank, pipe in enumerate(pipes)}
+    outcomes: dict[int, Outcome] = {}
+    pending = {rank.pipe: number for number, rank in enumerate(ranks)}
     while pending and (left := deadline - time.monotonic()) > 0:
         for pipe in wait(list(pending), left):
             assert isinstance(pipe, Connection)
-            rank = pending.pop(pipe)
+            number = pending.pop(pipe)
             try:
                 value, error = pipe.recv()
             except EOFError:
-                outcomes[rank] = Outcome(rank, error="the process died without an answer")
-            else:
-                outcomes[rank] = Outcome(rank, value, error)
-    return list(outcomes.values())
+                value, error = None, ranks[number].words.of(ranks[number].process)
+            outcomes[number] = Outcome(number, value, error)
+    for number in pending.values():
+        stacks = ranks[number].words.of_stuck(ranks[number].process)
+        error = f"still running after {timeout_s:g} s, killed there:\n{stacks}"
+        outcomes[number] = Outcome(number, error=error)
+    return [outcomes[number] for number in range(len(ranks))]
 
 
 def _rank_main(
     pipe: Connection,
+    stderr: str,
     rank: int,
     world_size: int,
     store_path: str,
     function: Callable[..., Any] | str,
     args: tuple[object, ...],
 ) -> None:
+    speak_into(stderr)
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), GLOO_SOCKET_IFNAME="lo"
     )

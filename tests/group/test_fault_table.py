@@ -82,7 +82,7 @@ class Ranks:
             self.unbroken[strategy] = self.ranks.run(strategies.fingerprint)
         try:
             prints = self._train_with_fault(strategy, *PLACES[place])
-        except (RankFailed, EOFError) as error:
+        except RankFailed as error:
             print(f"{strategy}, {place}: {error}")
             kept = self.unbroken
             self.stop()
