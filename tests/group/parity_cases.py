@@ -33,8 +33,10 @@ POLICIES: dict[str, Callable[[], Any]] = {
     },
 }
 
-# Two right ways to add up lie a few noise floors apart: the floor is one sample of rounding.
-WITHIN = 8.0
+# Two right ways to add up lie a few noise floors apart. Where one number differs most, samples of
+# its rounding are like normal numbers: one is 8 times as large as another in 8 % of all cases, and
+# 6 times as large as the largest of six in less than 1 of 10 000.
+SAMPLES, WITHIN = 6, 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,16 @@ class Case:
         words += [f"accumulate({self.accumulate})"] if self.accumulate > 1 else []
         words += ["clipped"] if self.clip else []
         return ", ".join(words)
+
+    @property
+    def is_bitwise_anywhere(self) -> bool:
+        """Whether it adds the same numbers in the same order as one process, by the same kernels.
+
+        What tp and cp cut, and norms of cut gradients, are added in another order: that no bit
+        differs is then the luck of one kind of CPU.
+        """
+        is_cut = any(axis in self.layout for axis in ("tp=", "cp="))
+        return not is_cut and not (self.clip and self.layout != "ddp")
 
     @property
     def column(self) -> str:
@@ -202,7 +214,7 @@ def render(cells: Cells, torch: str, date: str) -> str:
         if any((ranks, way, column) in cells for column in columns)
     ]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"{_HEAD.format(torch=torch, date=date, within=WITHIN)}\n{table}"
+    return f"{_HEAD.format(torch=torch, date=date, within=WITHIN, samples=SAMPLES)}\n{table}"
 
 
 def parse(text: str) -> Cells:
@@ -221,6 +233,12 @@ def parse(text: str) -> Cells:
     }
 
 
+def is_as_expected(case: Case, verdict: str, expected: str | None) -> bool:
+    """Return whether a verdict is the table's, which another CPU may have made."""
+    right = {"bit-equal", "noise floor"}
+    return verdict == expected or (not case.is_bitwise_anywhere and {verdict, expected} == right)
+
+
 def verdict_in(cell: str) -> str:
     """Return the verdict that a cell of the table begins with."""
     return cell.split(":")[0]
@@ -233,9 +251,10 @@ same parts of the batch. Cells tell the largest difference of a step's loss / of
 end.
 
 - **bit-equal**: no bit differs, in losses and parameters.
-- **noise floor**: at most {within:g} times what rounding alone does: the distance between one
-  process in this dtype and one in float64 (for float64: that distance, smaller by the ratio of the
-  machine epsilons).
+- **noise floor**: at most {within:g} times what rounding alone does: the largest distance between
+  one process and {samples} more that begin with weights half a unit of their last place away, and
+  for float32 one in float64. On another kind of CPU the figures are others, and what tp and cp cut
+  or a clipped norm adds may be bit-equal or not.
 - **refused**: `parallelize` says in one sentence why this model cannot be spread that way.
 
 Made by `test_parity.py` on {date}, torch {torch}, gloo, on CPUs. The test compares each run with
