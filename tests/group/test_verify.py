@@ -83,12 +83,14 @@ def test_parts_of_other_sizes_are_weighed_as_the_step_does(
     ("bug", "what", "name", "step", "ranks"),
     [
         ("one gradient", "gradient", "blocks.1.up.weight", 1, (0, 1)),
+        ("one millionth, float64", "gradient", "blocks.1.mlp.up.weight", 1, (0, 1)),
         ("one gradient, shards", "gradient", "blocks.1.up.weight", 1, (0, 1)),
         ("on rank 1", "gradient", "blocks.2.down.bias", 1, (0, 1)),
         ("from step 2", "gradient", "blocks.0.out.weight", 2, (0, 1)),
         ("weights", "weight", "norm.weight", 0, (1,)),
         ("dropout", "dropout", "blocks.1.mlp.drop", 0, (1,)),
-        ("statistics", "buffer", "layer_1.0.norm_1.running_mean", 1, (1,)),
+        # All are wrong there; which is named first is a matter of floors.
+        ("statistics", "buffer", r"layer_[12]\.[01]\.norm_[12]\.running_(mean|var)", 1, (1,)),
         ("not averaged", "gradient", "blocks.0.up.bias", 1, (0, 1)),
         ("not averaged, bf16", "gradient", "blocks.0.up.bias", 1, (0, 1)),
     ],
@@ -100,7 +102,8 @@ def test_a_planted_bug_is_named_with_its_tensor_and_step(
         proof = found["planted"][bug]
         first = proof.first
         assert first is not None, "not found"
-        assert (first.what, first.name, first.step, proof.ranks) == (what, name, step, ranks)
+        assert re.fullmatch(name, first.name)
+        assert (first.what, first.step, proof.ranks) == (what, step, ranks)
         assert "DIFFERS: " in repr(proof).splitlines()[0]
 
 

@@ -96,6 +96,13 @@ def scale_one_gradient(model: Any) -> None:
     model.blocks[1].up.weight.register_hook(lambda gradient: gradient * 1.01)
 
 
+def scale_by_a_millionth() -> Proof:
+    spread = parallelize(make("untied", torch.float64), "tp=2")
+    weight = spread.model.get_parameter("blocks.1.mlp.up.weight")
+    weight.register_hook(lambda gradient: gradient * (1 + 1e-6))
+    return spread.verify(batch("untied", torch.float64), loss_of, steps=1)
+
+
 def scale_one_shard(model: Any) -> None:
     """FSDP calls no hooks of shards: the weight itself has another gradient than it should."""
     up = model.blocks[1].up
@@ -189,6 +196,7 @@ def wrong_plan() -> Proof:
 
 PLANTED: dict[str, Callable[[], Proof]] = {
     "one gradient": lambda: planted(scale_one_gradient, "ddp"),
+    "one millionth, float64": scale_by_a_millionth,
     "one gradient, shards": lambda: planted(scale_one_shard, "zero3"),
     "on rank 1": lambda: planted(scale_on_rank_1, "ddp"),
     "from step 2": lambda: planted(scale_from_step_2, "ddp"),

@@ -1,8 +1,8 @@
 """The same steps in one process: the plain model, on the same split, in the same order.
 
 One model in the layout's own dtype is what the layout is compared with. A second one in float64 and
-a third from weights moved by half a unit of their last place say how far right results lie apart
-(see `verdict`).
+more from weights moved by half a unit of their last place say how far right results lie apart (see
+`verdict`).
 Each part of the batch is a forward of its own, as on the ranks: batch norm sees what it sees there.
 In low precision the first one computes as the layout does (`lowered`), and the second one is how
 far all that computes so lies from the truth.
@@ -25,6 +25,8 @@ from nbdist.errors import LayoutError
 
 MOVE = 0.01  # by which share of their norm a step changes the weights
 _LEAST_SCALE = 2.0**-24  # of a loss
+# Of round-off: `verdict` tells why so many. Norms, as in low precision, hardly differ by luck.
+_SAMPLES, _SAMPLES_OF_NORMS = 4, 2
 
 LossOf = Callable[[nn.Module, Any], torch.Tensor]
 
@@ -86,7 +88,8 @@ class Reference:
         """
         others = [self._run_double(step)] if self._double is not None else []
         self._fit_scale(step, scale)
-        for _ in range(1 if self._double is not None else 2):
+        samples = _SAMPLES if self._lowered is None else _SAMPLES_OF_NORMS
+        for _ in range(samples - (self._double is not None)):
             with self._moved():
                 others.append(self._run(self.model, self._parts, step))
         mine = self._run(self.model, self._parts, step)
