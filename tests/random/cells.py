@@ -1,0 +1,185 @@
+"""The cells of a trial, as a user would write them. Pure: text from plain values."""
+
+from collections.abc import Sequence
+from textwrap import indent
+
+from tests.random.trial import Fault, Model, whole_epochs
+
+BEGIN = "import torch.nn.functional as F; from torch import nn"
+_KIT = "from tests.random.data import batch, dataset, noise; from tests.random.on_rank import Leave, strike"
+
+ARCHITECTURE = {
+    "linear": "nn.Linear(4, 2)",
+    "mlp": "nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))",
+    # A bias before the norm would have gradients that are nought but for rounding.
+    "batchnorm": "nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), "
+    "nn.Linear(6, 2))",
+    "dropout": "nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 2))",
+}
+OPTIMIZER = {
+    "sgd": ("torch.optim.SGD", "lr=0.1"),
+    "momentum": ("torch.optim.SGD", "lr=0.05, momentum=0.9"),
+    "adam": ("torch.optim.Adam", "lr=0.02"),
+}
+
+
+def make(models: Sequence[Model], members: Sequence[Sequence[int]]) -> str:
+    """Return a cell that makes models; `members` are the ranks of each."""
+    parts = [_made(model, ranks) for model, ranks in zip(models, members, strict=True)]
+    return "\n".join([BEGIN, _KIT, *parts])
+
+
+def make_optimizer(model: Model) -> str:
+    """Return a cell that makes the optimizer of a model again, as its error has told."""
+    return "\n".join([BEGIN, _optimizer(model)])
+
+
+def plain_model(model: Model) -> str:
+    """Return the lines that make a model, without its layout."""
+    return f"torch.manual_seed({model.seed})\n{model.name} = {_net(model)}.double()"
+
+
+def train(
+    models: Sequence[Model],
+    members: Sequence[int],
+    begins: Sequence[int],
+    steps: int,
+    fault: Fault,
+    flag: str,
+    style: str = "apart",
+) -> str:
+    """Return a cell that trains models, a step of each in turn.
+
+    Args:
+        models: All of one kind of data; of loaders one.
+        members: The ranks that train them.
+        begins: How many steps each has made.
+        steps: How many it makes; of a loader, as many as make whole epochs.
+        fault: What strikes in it, before a step of the first model.
+        flag: Begins the names of the files that remember that it has struck.
+        style: `apart`: the models are there. `guarded`: the cell makes the model unless it is
+            there; `together`: it makes it anew each time.
+    """
+    head = [BEGIN, _KIT]
+    first = models[0]
+    if style == "together":
+        head.append(_made(first, members))
+    elif style == "guarded":
+        head += [f'if "{first.name}" not in globals():', indent(_made(first, members), "    ")]
+    parts = [
+        _step(model, begin - begins[0], fault if model is first else Fault("none"), begins, flag)
+        for model, begin in zip(models, begins, strict=True)
+    ]
+    body = "\n".join(parts)
+    if first.data == "loader":
+        end = whole_epochs(begins[0] + steps) // 5
+        loop = (
+            f"while d_{first.name}.epoch < {end}:\n"
+            f"    for x, y in d_{first.name}:\n"
+            f"        i = d_{first.name}.epoch * 5 + d_{first.name}.consumed // 12 - 1\n"
+            + indent(body, "        ")
+        )
+    elif first.data == "schedule":
+        loop = (
+            f"while p_{first.name}.last_epoch < {begins[0] + steps}:\n"
+            f"    i = p_{first.name}.last_epoch\n" + indent(body, "    ")
+        )
+    else:
+        loop = f"for i in range({begins[0]}, {begins[0] + steps}):\n" + indent(body, "    ")
+    if fault.kind == "leaves early":
+        loop = f"try:\n{indent(loop, '    ')}\nexcept Leave: pass"
+    if first.group is not None:
+        loop = f"if rank in {tuple(members)}:\n{indent(loop, '    ')}"
+    return "\n".join([*head, loop])
+
+
+def reduce(group: str | None, ranks: Sequence[int], fault: Fault, flag: str) -> str:
+    """Return a cell whose value is the sum of 2 to the rank over a group, on its members."""
+    parts = [_KIT, "t = torch.tensor([2.0 ** rank])"]
+    body = "dist.all_reduce(t)" if group is None else f"dist.all_reduce(t, group={group})"
+    if fault.kind != "none":
+        body = f"if rank in {fault.ranks}: strike({fault.kind!r}, {flag!r})\n{body}"
+    if fault.kind == "leaves early":
+        body = f"try:\n{indent(body, '    ')}\nexcept Leave: pass"
+    if group is not None:
+        body = f"if rank in {tuple(ranks)}:\n{indent(body, '    ')}"
+    return "\n".join([*parts, body, "t.item()"])
+
+
+def look(models: Sequence[str], variables: Sequence[str]) -> str:
+    """Return a cell whose value is what a rank holds."""
+    names = f"{list(models)!r}, {list(variables)!r}"
+    return f"__import__('tests.random.on_rank', fromlist=['look']).look(globals(), {names})"
+
+
+def _net(model: Model) -> str:
+    return ARCHITECTURE[model.architecture]
+
+
+def _made(model: Model, members: Sequence[int]) -> str:
+    name, layout = model.name, model.layout
+    lines = [plain_model(model)]
+    if layout in ("DDP", "DDP and ZeRO"):
+        lines.append(f"{name} = nn.parallel.DistributedDataParallel({name})")
+    elif layout == "DDP on a group":
+        lines.append(
+            f"{name} = nn.parallel.DistributedDataParallel({name}, process_group={model.group})"
+        )
+    elif layout == "fully_shard":
+        lines.append(f"torch.distributed.fsdp.fully_shard({name})")
+    else:
+        lines.append(f'l_{name} = nbdist.parallelize({name}, "{layout}")')
+    lines.append(_optimizer(model))
+    if model.has_schedule:
+        lines.append(f"p_{name} = torch.optim.lr_scheduler.StepLR(o_{name}, 3, 0.5)")
+    if model.data == "loader":
+        lines.append(
+            f"d_{name} = nbdist.loader(dataset({model.seed}), global_batch=12, "
+            f"shuffle={bool(model.seed % 2)}, seed={model.seed})"
+        )
+    if model.group is not None:
+        made = indent("\n".join(lines), "    ")
+        return f"if rank in {tuple(members)}:\n{made}"
+    return "\n".join(lines)
+
+
+def _optimizer(model: Model) -> str:
+    kind, options = OPTIMIZER[model.optimizer]
+    name = model.name
+    if model.layout == "zero1":
+        return f"o_{name} = l_{name}.optimizer({kind}, {options})"
+    if model.layout == "DDP and ZeRO":
+        return (
+            "from torch.distributed.optim import ZeroRedundancyOptimizer\n"
+            f"o_{name} = ZeroRedundancyOptimizer({name}.parameters(), {kind}, {options})"
+        )
+    return f"o_{name} = {kind}({name}.parameters(), {options})"
+
+
+def _step(model: Model, ahead: int, fault: Fault, begins: Sequence[int], flag: str) -> str:
+    """Return the lines of one step of a model whose count is `ahead` of the loop's."""
+    name, step = model.name, "i" if not ahead else f"i + {ahead}"
+    struck = f"if rank in {fault.ranks} and i == {begins[0] + fault.step}: "
+    strike = f"strike({fault.kind!r}, {flag!r})"
+    lines: list[str] = []
+
+    def place(site: str) -> None:
+        if fault.kind != "none" and fault.site == site:
+            lines.append(struck + strike)
+
+    if model.data != "loader":
+        lines.append(f"x, y = batch({model.seed}, {step}, rank)")
+    if model.architecture == "dropout":
+        lines.append(f"torch.manual_seed(noise({model.seed}, {step}, rank))")
+    place("before forward")
+    lines.append(f"out = {name}(x)")
+    if fault.kind != "none" and fault.site == "in backward":
+        lines.append(f"{struck}out.register_hook(lambda grad: {strike})")
+    place("before backward")
+    lines.append("F.mse_loss(out, y).backward()")
+    place("before step")
+    lines.append(f"o_{name}.step(); o_{name}.zero_grad()")
+    if model.has_schedule:
+        lines.append(f"p_{name}.step()")
+    place("after step")
+    return "\n".join(lines)

@@ -1,0 +1,154 @@
+"""What one process computes of a trial: the model that ranks train together, a step at a time.
+
+Plain torch, no process group and nothing of nbdist: each rank's share goes through the one model,
+and gradients are averaged. A state is kept of each step, for a fault may leave ranks at an earlier
+one. float64: sums in another order differ by less than `TOLERANCE`.
+"""
+
+import copy
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.random import cells
+from tests.random.data import batch, dataset, noise
+from tests.random.trial import GLOBAL_BATCH, SPLIT_STATES, STEPS_OF_EPOCH, Model
+
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class State:
+    """A model after `made` steps, `by_optimizer` of them of the optimizer that there is."""
+
+    made: int
+    by_optimizer: int
+    parameters: tuple[torch.Tensor, ...]
+    rest: Any
+
+
+class Shadow:
+    """One model, whatever its names on the ranks. `members` are the ranks that train it."""
+
+    def __init__(self, model: Model, members: Sequence[int]) -> None:
+        self.model = model
+        self.members = tuple(members)
+        self.trouble = ""  # why its use may be refused
+        names: dict[str, Any] = {"torch": torch, "nn": nn}
+        with torch.random.fork_rng():
+            exec(cells.plain_model(model), names)
+        self._module: nn.Module = names[model.name]
+        self._data = dataset(model.seed)
+        self.made = 0
+        self.renew_optimizer()
+
+    def renew_optimizer(self) -> None:
+        """Begin with a new optimizer at the step where the model is."""
+        kind, options = cells.OPTIMIZER[self.model.optimizer]
+        self._optimizer = eval(f"{kind}(parameters, {options})", None, self._names())
+        self._plan = None
+        if self.model.has_schedule:
+            self._plan = torch.optim.lr_scheduler.StepLR(self._optimizer, 3, 0.5)
+        self._by_optimizer = 0
+        self.history = {self.made: self.state()}
+
+    def _names(self) -> dict[str, Any]:
+        return {"torch": torch, "parameters": list(self._module.parameters())}
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a rank that dies takes a part of the optimizer with it, and no other part."""
+        return self.model.layout in SPLIT_STATES
+
+    def state(self) -> State:
+        """Return where it stands."""
+        parts = (self._module, self._optimizer, self._plan)
+        rest = copy.deepcopy([part.state_dict() if part else None for part in parts])
+        parameters = tuple(p.detach().clone() for p in self._module.parameters())
+        return State(self.made, self._by_optimizer, parameters, rest)
+
+    def put(self, state: State) -> None:
+        """Go back, or on, to a state."""
+        for part, saved in zip(
+            (self._module, self._optimizer, self._plan), copy.deepcopy(state.rest), strict=True
+        ):
+            if part is not None:
+                part.load_state_dict(saved)
+        self.made, self._by_optimizer = state.made, state.by_optimizer
+        self.history = {k: s for k, s in self.history.items() if k <= state.made}
+        self.history[state.made] = state
+
+    def train(self, steps: int, begin: int | None = None) -> list[State]:
+        """Make steps, on the data from `begin` on; return the states from before the first on."""
+        states = [self.state()]
+        ahead = 0 if begin is None else begin - self.made
+        with torch.random.fork_rng():
+            for _ in range(steps):
+                self._step(self.made + ahead)
+                states.append(self.state())
+        self.history |= {state.made: state for state in states}
+        return states
+
+    def _step(self, step: int) -> None:
+        for rank in self.members:
+            if self.model.architecture == "dropout":
+                torch.manual_seed(noise(self.model.seed, step, rank))
+            x, y = self._share(step, rank)
+            (F.mse_loss(self._module(x), y) / len(self.members)).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if self._plan is not None:
+            self._plan.step()
+        self.made += 1
+        self._by_optimizer += 1
+
+    def _share(self, step: int, rank: int) -> tuple[torch.Tensor, ...]:
+        if self.model.data != "loader":
+            return batch(self.model.seed, step, rank)
+        epoch, nth = divmod(step, STEPS_OF_EPOCH)
+        order = _order(self.model, epoch)
+        size = GLOBAL_BATCH // len(self.members)
+        first = nth * GLOBAL_BATCH + self.members.index(rank) * size
+        return self._data[order[first : first + size]]
+
+
+def _order(model: Model, epoch: int) -> torch.Tensor:
+    """Return the order of a loader's samples in an epoch, which follows from seed and epoch."""
+    samples = STEPS_OF_EPOCH * GLOBAL_BATCH
+    if model.seed % 2 == 0:
+        return torch.arange(samples)
+    digest = hashlib.blake2b(repr((model.seed, epoch)).encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.randperm(samples, generator=generator)
+
+
+def is_at(state: State, seen: Sequence[Sequence[Any]]) -> bool:
+    """Return whether what a rank holds (see `on_rank.look`) is a state, but for rounding."""
+    if len(seen) != len(state.parameters):
+        return False
+    for parameter, (numbers, *place) in zip(state.parameters, seen, strict=True):
+        expected = parameter
+        if place:
+            parts = torch.chunk(parameter, place[1])
+            expected = parts[place[0]] if place[0] < len(parts) else parameter[:0]
+        held = torch.tensor(numbers, dtype=torch.float64)
+        if held.numel() != expected.numel():
+            return False
+        error = (held - expected.flatten()).abs()
+        if not (error <= TOLERANCE * (1 + expected.flatten().abs())).all():
+            return False
+    return True
+
+
+def named(states: Mapping[str, Shadow], seen: Sequence[Sequence[Any]]) -> str:
+    """Return which model's state a rank holds instead, for people; empty when none's."""
+    for name, shadow in states.items():
+        for made, state in shadow.history.items():
+            if is_at(state, seen):
+                return f"{name} at step {made}"
+    return ""
