@@ -21,7 +21,7 @@ developer := $(VENV)/.nbdist-developer
 nbval := --nbval --nbval-cell-timeout=300 --nbval-sanitize-with nbdist/nbval_sanitize.cfg
 notebooks := $(wildcard notebooks/*.ipynb)
 
-.PHONY: help install demo lab test test-all check bench clean FORCE
+.PHONY: help install demo lab test test-all trials check bench clean FORCE
 
 help:
 	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
@@ -30,6 +30,7 @@ help:
 	@echo 'make test      all tests once, in under 25 minutes on two cores'
 	@echo 'make test-all  the same with the slow tests and, where there is a GPU, its test'
 	@echo 'make check     linters, types, who may import whom, and the cells of the notebooks'
+	@echo 'make trials    500 random trials of cells, models and faults, resumable; about an hour'
 	@echo 'make bench     every figure that nbdist promises, measured here'
 	@echo 'make clean     remove $(VENV) and what tools have left behind'
 
@@ -46,6 +47,12 @@ test: $(developer)
 
 test-all: $(developer)
 	$(py) -m pytest $(nbval) -m '' $(ARGS) tests $(notebooks)
+
+# Stopped, it goes on where it stood: .nbdist/trials.jsonl has what was run.
+trials: $(developer)
+	mkdir -p .nbdist
+	$(py) -m tests.random --trials 500 --resume .nbdist/trials.jsonl \
+	  --totals tests/random/totals.md $(ARGS)
 
 # Without its cache, import-linter sees modules that are new.
 check: $(developer)

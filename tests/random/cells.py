@@ -6,7 +6,10 @@ from textwrap import indent
 from tests.random.trial import Fault, Model, whole_epochs
 
 BEGIN = "import torch.nn.functional as F; from torch import nn"
-_KIT = "from tests.random.data import batch, dataset, noise; from tests.random.on_rank import Leave, strike"
+_KIT = (
+    "from tests.random.data import batch, dataset, noise\n"
+    "from tests.random.on_rank import Leave, strike"
+)
 
 ARCHITECTURE = {
     "linear": "nn.Linear(4, 2)",

@@ -356,7 +356,7 @@ class _Driver:
                 self._row.outcome = "failed"
                 self._judge_failure(act, fault, shadows, ran, first_text)
                 return
-            self._names[act.model.name] = {r: first for r in range(self._n)}
+            self._names[act.model.name] = dict.fromkeys(range(self._n), first)
             self._know(act.model.name)
         self._follow(act, fault, shadows, ran, steps, attempts)
         self._judge_failure(act, fault, shadows, ran, first_text)

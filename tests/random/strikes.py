@@ -29,7 +29,7 @@ def pid_of(session: Session, rank: int) -> int:
 def strikes(session: Session, fault: Fault, flag: str) -> Iterator[None]:
     """Strike while the block runs, when a cell asks for it."""
     over = threading.Event()
-    stop_listening: Callable[[], None] = lambda: None
+    stop_listening: Callable[[], None] | None = None
     thread = None
     if fault.kind in _FROM_OUTSIDE:
         pid = pid_of(session, fault.ranks[0])
@@ -41,7 +41,8 @@ def strikes(session: Session, fault: Fault, flag: str) -> Iterator[None]:
         yield
     finally:
         over.set()
-        stop_listening()
+        if stop_listening is not None:
+            stop_listening()
         if thread is not None:
             thread.join()
         if fault.kind == "killed from outside" and Path(flag + TOLD).exists():

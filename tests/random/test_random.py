@@ -1,0 +1,86 @@
+"""Trials of random cells, models and faults: a few here, more slow ones, 500 by `make trials`."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nbdist
+from nbdist import Session
+from tests.random.drive import _Driver
+from tests.random.trial import FAULTS, LAYOUTS, Make, Model, Train, Trial, draw
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_trials(tmp_path: Path, first: int, count: int) -> None:
+    words = f"-m tests.random --seed {first} --trials {count} --resume".split()
+    ran = subprocess.run(
+        [sys.executable, *words, str(tmp_path / "trials.jsonl")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
+
+
+def test_a_few_random_trials_are_right(tmp_path: Path) -> None:
+    run_trials(tmp_path, 1001, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_many_random_trials_are_right(tmp_path: Path) -> None:
+    run_trials(tmp_path, 2001, 60)
+
+
+def test_a_seed_gives_the_same_trial_each_time() -> None:
+    assert [draw(seed) for seed in range(50)] == [draw(seed) for seed in range(50)]
+
+
+def test_five_hundred_trials_have_every_fault_and_every_layout() -> None:
+    trained = [act for s in range(1, 501) for act in draw(s).acts if isinstance(act, Train)]
+    models = [
+        m for s in range(1, 501) for a in draw(s).acts if isinstance(a, Make) for m in a.models
+    ]
+    assert {act.fault.kind for act in trained} == set(FAULTS)
+    assert {model.layout for model in models} == set(LAYOUTS)
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with nbdist.start(n=2, device="cpu", threads=1) as session:
+        yield session
+
+
+MODEL = Model("m1", "mlp", "ddp", "momentum", "index", 1)
+WRONG = {
+    "a weight of both ranks": ("with torch.no_grad(): m1[0].weight[0, 0] += 1e-6", "wrong weights"),
+    "a weight of one rank": (
+        "with torch.no_grad(): m1[0].weight[0, 0] += 1e-15 * rank",
+        "replicas differ in bits",
+    ),
+    "the optimizer": ("o_m1.state.clear()", "wrong weights"),
+    "a variable": ("varied = 1", "a wrong value"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_what_is_made_wrong_on_purpose_is_found(session: Session, tmp_path: Path) -> None:
+    for name, (code, kind) in WRONG.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        driver = _Driver(Trial(0, 2, ()), session, folder)
+        driver._run("varied = 0")
+        driver._variables["varied"] = {0: {0}, 1: {0}}
+        driver.act(Make((MODEL,)))
+        driver.act(Train(("m1",), 3))
+        assert not driver.driven.findings, driver.driven.story
+        driver._run(code)
+        driver.act(Train(("m1",), 3))
+        assert kind in {finding.kind for finding in driver.driven.findings}, name
