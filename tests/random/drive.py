@@ -437,10 +437,12 @@ class _Driver:
             return
         if not fired:
             self._find("an error without a fault", ran.text)
+            self._forget([shadow.model for shadow in shadows])
         elif is_retried and not isinstance(ran.error, KeyboardInterrupt) and not is_lost:
             late = fault.kind in ("killed from outside", "second in the repair")
             if not (late and act.retry == 0):
                 self._find("a retry that does not go on", ran.text)
+                self._forget([shadow.model for shadow in shadows])
 
     def _keep(self, act: Keep) -> None:
         by_rank = self._names.get(act.of)
