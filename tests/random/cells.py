@@ -109,6 +109,16 @@ def reduce(group: str | None, ranks: Sequence[int], fault: Fault, flag: str) -> 
     return "\n".join([*parts, body, "t.item()"])
 
 
+def message(sender: int, receiver: int, sent: int, room: int) -> str:
+    """Return a cell whose value is the sum of what a rank has received, 0 on the others."""
+    return (
+        f"t = torch.zeros({room})\n"
+        f"if rank == {sender}: dist.send(torch.ones({sent}), {receiver})\n"
+        f"if rank == {receiver}: dist.recv(t, {sender})\n"
+        "t.sum().item()"
+    )
+
+
 def look(models: Sequence[str], variables: Sequence[str]) -> str:
     """Return a cell whose value is what a rank holds."""
     names = f"{list(models)!r}, {list(variables)!r}"

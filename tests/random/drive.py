@@ -31,6 +31,7 @@ from tests.random.trial import (
     Idle,
     Keep,
     Make,
+    Message,
     Model,
     Push,
     Restart,
@@ -149,6 +150,8 @@ class _Driver:
                 self._group(act.name, act.ranks)
             case Sum():
                 self._sum(act)
+            case Message():
+                self._message(act)
             case Set():
                 self._ran_well(f"{act.name} = {act.factor} * rank")
                 self._variables[act.name] = {r: {act.factor * r} for r in range(self._n)}
@@ -518,6 +521,22 @@ class _Driver:
         for text in sentences.false_loss(self._text, set()):
             self._find("a false sentence", text)
 
+    def _message(self, act: Message) -> None:
+        if max(act.sender, act.receiver) >= self._n:
+            return
+        fits = act.sent == act.room
+        self._row.fault = "none" if fits else "a message of another size"
+        ran = self._run(cells.message(act.sender, act.receiver, act.sent, act.room))
+        right = [float(act.sent) if rank == act.receiver else 0.0 for rank in range(self._n)]
+        if not fits:
+            self._row.outcome = "failed"
+            if ran.error is None:
+                self._find("an untold fault", f"{act} did not fail the cell")
+        elif ran.error is not None or ran.result is None:
+            self._find("an error without a fault", ran.text)
+        elif ran.result.value_list != right:
+            self._find("a wrong sum", f"{ran.result.value_list}, not {right}")
+
     def _push(self, act: Push) -> None:
         pulled: list[Any] = []
 
@@ -586,6 +605,10 @@ class _Driver:
     def _newcomers_now(self) -> set[int]:
         return {rank for rank, pid in self._pids_now().items() if self._pids.get(rank) != pid}
 
+    def _may_cost_processes(self) -> bool:
+        fault = self._row.fault
+        return fault in DEADLY or fault.startswith(("idle", "restart", "scale"))
+
     def _look(self) -> None:
         """Compare what every rank holds with what the shadows allow."""
         names = [name for name in self._names if name not in self._unsure]
@@ -596,6 +619,8 @@ class _Driver:
         held = {rank: json.loads(part.value) for rank, part in ran.result.items()}
         newcomers = self._newcomers_now()
         self._pids = self._pids_now()
+        if newcomers and not self._may_cost_processes():
+            self._find("a process was lost", f"of {sorted(newcomers)}, by {self._row.fault}")
         living = [rank for rank in held if rank not in newcomers]
         self._lose(newcomers)
         for name in names:

@@ -186,7 +186,17 @@ class Push:
     value: int
 
 
-Act = Make | Train | Keep | Drop | Group | Sum | Set | Idle | Restart | Scale | Push
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`sender` sends numbers to `receiver`, which has room for as many, or for others."""
+
+    sender: int
+    receiver: int
+    sent: int
+    room: int
+
+
+Act = Message | Make | Train | Keep | Drop | Group | Sum | Set | Idle | Restart | Scale | Push
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +247,19 @@ class _Drawing:
 
     def _next(self) -> list[Act]:
         chosen = self._random.choices(
-            ("train", "made in it", "make", "keep", "drop", "group", "sum", "set", "idle"),
-            (10, 3, 2, 2, 1, 2, 3, 1, 2),
+            (
+                "train",
+                "made in it",
+                "make",
+                "keep",
+                "drop",
+                "group",
+                "sum",
+                "set",
+                "idle",
+                "message",
+            ),
+            (10, 3, 2, 2, 1, 2, 3, 1, 2, 1),
         )[0]
         chosen = self._random.choices((chosen, "restart", "scale", "push"), (20, 1.5, 1, 0.5))[0]
         match chosen:
@@ -264,6 +285,10 @@ class _Drawing:
                 return [Scale(self._n)]
             case "push":
                 return [Push("pushed", self._random.randint(1, 99))]
+            case "message":
+                sender, receiver = self._random.sample(range(self._n), 2)
+                sent = self._random.choice((3, 9))
+                return [Message(sender, receiver, sent, self._random.choice((sent, 4)))]
             case "set":
                 return [Set("varied", self._random.randint(2, 9))]
         group = self._random.choice([None, *self._groups])
