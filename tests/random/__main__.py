@@ -80,7 +80,10 @@ def _work(seeds: list[int], path: Path) -> None:
     faulthandler.register(signal.SIGUSR1)
     with tempfile.TemporaryDirectory(prefix="nbdist-trials-") as folder:
         os.chdir(folder)
+        runner = os.getppid()
         for seed in seeds:
+            if os.getppid() != runner:
+                return  # it was ended
             began = time.monotonic()
             driven, n = run(seed, Path(folder))
             took = time.monotonic() - began
