@@ -110,3 +110,24 @@ def test_models_sharded_by_hand_that_one_rank_drops_are_told_apart(session: Sess
     assert session.run("whole(models[0])").value_list == before
     session.run("train(models[-1], opts[-1], 1)", track=False)
     session.run("models = opts = None", track=False)
+
+
+@pytest.mark.parametrize("before", ["messages", "a newcomer"])
+def test_what_only_some_ranks_have_sent_changes_no_name(session: Session, before: str) -> None:
+    if before == "a newcomer":
+        session.restart("1")
+    else:
+        session.run("if rank: dist.send(torch.ones(3), 0)\nelse: dist.recv(torch.zeros(3), 1)")
+    session.run(
+        f"{BEGIN}\nmodel = make(0); nbdist.parallelize(model, 'ddp')\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "plan = torch.optim.lr_scheduler.StepLR(opt, 2)\ntrain(model, opt, 3)",
+        track=False,
+    )
+    late = "model(torch.ones(1, 4)).sum().backward()\nif rank: raise ValueError('late')\nopt.step()"
+    told = fails(session, f"{late}\ndist.barrier()")
+
+    assert "Rank 1 had lost step 4: it copied the model (Linear)" in told
+    first, second = session.run("digest(model)").value_list
+    assert first == second
+    session.run("model = opt = plan = None", track=False)

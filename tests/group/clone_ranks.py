@@ -224,7 +224,8 @@ def recover(
     if source is None:
         cloned = clone_module.clone_each(newcomers, namespace=namespace, step=step)
     else:
-        cloned = clone_module.clone(source, newcomers, namespace=namespace, step=step)
+        (newcomer,) = newcomers
+        cloned = clone_module.clone(source, newcomer, namespace=namespace, step=step)
     return {"healed": healed, "cloned": cloned, "seconds": time.monotonic() - began}
 
 

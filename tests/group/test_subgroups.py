@@ -221,3 +221,22 @@ right = DDP(nn.Linear(2, 2), process_group=sides[1]) if dist.get_rank() in (1, 2
     answer = ranks.run(clone_ranks.value, "repr(right)[:24]")
     assert answer[1] == "<placeholder for Linear:"
     ranks.run(clone_ranks.cell, "left = right = sides = None")
+
+
+def test_what_one_newcomer_cannot_build_another_of_the_same_source_gets(ranks: Cluster) -> None:
+    ranks.run(
+        clone_ranks.cell,
+        """
+side = dist.new_group([0, 2])
+net = DDP(nn.Linear(2, 2), process_group=side) if dist.get_rank() in (0, 2) else None
+""",
+    )
+    for rank in (1, 2):
+        ranks.engines[rank].kill()
+
+    answers = replace(ranks, 1, 2)
+
+    assert "net" in answers[1]["cloned"]["placeholders"]
+    assert "net" not in answers[2]["cloned"]["placeholders"]
+    assert ranks.run(clone_ranks.value, "type(net).__name__")[2] == "DistributedDataParallel"
+    ranks.run(clone_ranks.cell, "net = side = None")

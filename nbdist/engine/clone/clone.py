@@ -41,7 +41,7 @@ from nbdist.engine.data import Loader
 from nbdist.engine.data.batches import mix
 from nbdist.engine.placeholder import Placeholder
 from nbdist.errors import ClusterError, LostStateError
-from nbdist.ranks import NAMES_OF_A_RANK, begin_with_ranks, name_ranks
+from nbdist.ranks import NAMES_OF_A_RANK, name_ranks
 
 # IPython's: In, Out, _, __, _i, _ii, _3, _i3, _oh, _dh, ...
 _OF_IPYTHON = re.compile(
@@ -96,12 +96,14 @@ def clone_each(
     names, own = _group_names(newcomers, namespace)
     is_new = here in newcomers
     ties = sources.exchange({} if is_new else _Place.of(namespace).names())
-    for source, its in sources.choose(ties, newcomers).items():
-        answer = clone(source, its, namespace=namespace, step=step)
-        if here in its:
+    chosen = sources.choose(ties, newcomers)
+    # One by one: what one newcomer cannot build another may.
+    for source, newcomer in ((source, one) for source, its in chosen.items() for one in its):
+        answer = clone(source, newcomer, dead=newcomers, namespace=namespace, step=step)
+        if here == newcomer:
             answer["inexact"] += _name_missed(_Place.of(namespace).namespace, ties, source)
-        if told is None or here in its:
-            if here in its:
+        if told is None or here == newcomer:
+            if here == newcomer:
                 for name in group_names.restore(_Place.of(namespace).namespace, own, names):
                     answer["placeholders"].pop(name, None)
             said = {*answer["placeholders"], *answer["lost"]}
@@ -152,16 +154,18 @@ def _group_names(
 
 def clone(
     source: int,
-    newcomers: Iterable[int],
+    newcomer: int,
     *,
+    dead: Iterable[int] = (),
     namespace: dict[str, Any] | None = None,
     step: int = 0,
 ) -> dict[str, Any]:
-    """Give each newcomer what `source` holds. All ranks at once, main threads.
+    """Give a newcomer what `source` holds. All ranks at once, main threads.
 
     Args:
         source: A living rank.
-        newcomers: Ranks whose processes are new, and have joined.
+        newcomer: A rank whose process is new, and has joined.
+        dead: All ranks whose processes are new; this one alone by itself.
         namespace: Where cells run on this rank; that of the rank's kernel by itself.
         step: Optimizer steps made so far: newcomers derive their random state from it.
 
@@ -175,18 +179,17 @@ def clone(
         RuntimeError: A rank let go meanwhile. Newcomers have taken nothing over.
         ClusterError: A newcomer cannot build the namespace.
     """
-    newcomers = sorted(newcomers)
     here = dist.get_rank()
     place = _Place.of(namespace)
     if here == source:
-        answer = _give(place, newcomers, step)
-    elif here in newcomers:
+        answer = _give(place, newcomer, step)
+    elif here == newcomer:
         answer = _take(place, source, here)
     else:
         answer = Channel(source).receive()
-    if here not in newcomers:
-        torch_rebuild.restart_static_graphs(newcomers)
-    _refuse_lost(place, answer, newcomers)
+    if here != newcomer:
+        torch_rebuild.restart_static_graphs([newcomer])
+    _refuse_lost(place, answer, sorted({*dead, newcomer}))
     told = ("source", "names", "placeholders", "lost", "random", "inexact")
     return {key: answer[key] for key in told}
 
@@ -229,8 +232,8 @@ class _Place:
 # ---- The source ------------------------------------------------------------------------------
 
 
-def _give(place: _Place, newcomers: list[int], step: int) -> dict[str, Any]:
-    channels = [Channel(rank) for rank in newcomers]
+def _give(place: _Place, newcomer: int, step: int) -> dict[str, Any]:
+    channel = Channel(newcomer)
     sent = {**place.names(), **{name: part.capture() for name, part in _parts.items()}}
     anchors = place.keys()
     refused, excluded = dict[int, str](), dict[str, str]()
@@ -243,13 +246,11 @@ def _give(place: _Place, newcomers: list[int], step: int) -> dict[str, Any]:
             refused=refused,
             excluded=excluded,
         )
-        for channel in channels:
-            channel.send(_header(parcel))
-            channel.send_buffers([memoryview(s) for s in parcel.streams] + parcel.buffers)
-        replies = [channel.receive() for channel in channels]
-        failures = [failure for reply in replies for failure in reply["failures"]]
-        for reply in replies:
-            parcel.placeholders |= reply["missing"]
+        channel.send(_header(parcel))
+        channel.send_buffers([memoryview(s) for s in parcel.streams] + parcel.buffers)
+        reply = channel.receive()
+        failures = reply["failures"]
+        parcel.placeholders |= reply["missing"]
         if not failures:
             break
         if attempt == 0:
@@ -258,11 +259,11 @@ def _give(place: _Place, newcomers: list[int], step: int) -> dict[str, Any]:
             excluded |= pickler.names_of(parcel, failures)
     else:
         raise ClusterError(
-            f"{name_ranks(newcomers)} cannot build what rank {dist.get_rank()} holds.",
+            f"Rank {newcomer} cannot build what rank {dist.get_rank()} holds.",
             why=failures[0].why,
             do="%dist restart",
         )
-    answer = _answer(parcel, newcomers, _seed(sent), step)
+    answer = _answer(parcel, newcomer, _seed(sent), step)
     for rank in range(dist.get_world_size()):
         if rank != dist.get_rank():
             Channel(rank).send(answer)
@@ -286,7 +287,7 @@ def _seed(sent: Mapping[str, Any]) -> int:
     return torch.initial_seed() if loader is None else int(loader.state_dict()["seed"])
 
 
-def _answer(parcel: pickler.Parcel, newcomers: list[int], seed: int, step: int) -> dict[str, Any]:
+def _answer(parcel: pickler.Parcel, newcomer: int, seed: int, step: int) -> dict[str, Any]:
     placeholders = {name: why for name, why in parcel.placeholders.items() if name not in _parts}
     return {
         "source": dist.get_rank(),
@@ -294,20 +295,19 @@ def _answer(parcel: pickler.Parcel, newcomers: list[int], seed: int, step: int) 
         "placeholders": placeholders,
         "lost": [name for name in parcel.lost if name not in _parts],
         "random": {"seed": seed, "step": step},
-        "inexact": _say_inexact(newcomers),
+        "inexact": _say_inexact(newcomer),
     }
 
 
-def _say_inexact(newcomers: list[int]) -> list[str]:
-    """Return what newcomers train on with that is not what their predecessors had, in sentences."""
-    members = {rank for ddp in hook_state.differs_by_rank() for rank in ranks_of(ddp.process_group)}
-    its = members & set(newcomers)
+def _say_inexact(newcomer: int) -> list[str]:
+    """Return what a newcomer trains on with that is not what its predecessor had, in sentences."""
+    if not any(newcomer in ranks_of(d.process_group) for d in hook_state.differs_by_rank()):
+        return []
     said = (
-        f"{begin_with_ranks(its)} went on with rank {dist.get_rank()}'s error feedback of "
-        "PowerSGD, for what it had is lost: training is sound, but not bit-equal to an unbroken "
-        "run."
+        f"Rank {newcomer} went on with rank {dist.get_rank()}'s error feedback of PowerSGD, for "
+        "what it had is lost: training is sound, but not bit-equal to an unbroken run."
     )
-    return [said] if its else []
+    return [said]
 
 
 # ---- A newcomer ------------------------------------------------------------------------------

@@ -89,12 +89,6 @@ def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
     return tuple(sorted(members, key=members.__getitem__))
 
 
-def collectives_made(group: dist.ProcessGroup) -> int:
-    """Return how many collectives the group's default backend has made since it was put there."""
-    native: Any = group  # its types lack it
-    return int(native._get_sequence_number_for_group())
-
-
 def spec_of(group: dist.ProcessGroup) -> Spec:
     """Return with what a group of this process was made."""
     world = c10d._world
@@ -477,14 +471,7 @@ def _broken() -> list[str]:
     broken += lacking(c10d._world, books, "_world")
     broken += lacking(c10d_logger, ["_get_msg_dict"], "c10d_logger")
     broken += lacking(
-        dist.ProcessGroup,
-        [
-            "_register_backend",
-            "_get_backend",
-            "_device_types",
-            "_get_sequence_number_for_group",
-        ],
-        "ProcessGroup",
+        dist.ProcessGroup, ["_register_backend", "_get_backend", "_device_types"], "ProcessGroup"
     )
     broken += lacking(_Gloo, ["_Options", "create_device", "_set_default_timeout"], "gloo")
     broken += lacking(_Gloo._Options(), ["_devices", "_threads", "_timeout"], "gloo's options")

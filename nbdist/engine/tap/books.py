@@ -148,11 +148,12 @@ def moment(group: dist.ProcessGroup) -> tuple[int, int]:
     """Return a moment that all ranks of a group have in common: (generation, collectives made).
 
     All of them make the same collectives in one order: between two of these they are at the same
-    place of their program. torch's own count is in it, for when the tap is off.
+    place of their program. Messages are not counted, for they are some ranks' alone; with the tap
+    off nothing is.
     """
     book = _books.by_name.get(group.group_name)
-    counted = book.count if book is not None and book.group() is group else 0
-    return _books.generation, counted + torch_compat.collectives_made(group)
+    is_its = book is not None and book.group() is group
+    return _books.generation, book.count if book is not None and is_its else 0
 
 
 def reset() -> None:
