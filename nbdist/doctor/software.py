@@ -22,7 +22,7 @@ ROOMS = (
     *("compat.torch_compat", "compat.torch_hooks", "compat.torch_modules"),
     *("compat.torch_sharded", "compat.torch_pipeline", "compat.torch_wrappers"),
     "compat.torch_transformer",
-    "compat.third_parties",
+    *("compat.third_parties", "compat.random_states"),
 )
 
 # What is broken in them comes last: what they import may raise.

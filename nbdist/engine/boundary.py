@@ -2,9 +2,9 @@
 
 A forward draws random numbers and moves running statistics, a loop takes batches; a fault then
 loses the step, and when it is made again all of that must be as before it. So at each boundary, and
-when a cell begins, this notes the state of torch's generators, copies small buffers of wrapped
-models (batch norm's statistics) and asks those who have registered (`also`: loaders). Python's and
-numpy's generators are left out: reading them costs more than all the rest.
+when a cell begins, this notes the state of torch's, Python's and numpy's generators, copies small
+buffers of wrapped models (batch norm's statistics) and asks those who have registered (`also`:
+loaders). Generators that a program has made itself are its own.
 
 It also counts the steps of every optimizer, which is how ranks find out that one has lost a step.
 
@@ -15,14 +15,14 @@ hook that fails is taken out and logged, and training goes on: a notice says so.
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
 from nbdist.engine import whole_steps
-from nbdist.engine.compat import torch_hooks, torch_live
+from nbdist.engine.compat import random_states, torch_hooks, torch_live
 
 BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum
 
@@ -67,11 +67,15 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The state at one boundary. Values, never changed afterwards, but for the buffers' copies."""
+    """The state at one boundary. Values, never changed afterwards, but for the buffers' copies.
+
+    `plain_rng` is that of Python's and numpy's generators, as they are when the mark is made.
+    """
 
     rng: torch.Tensor
     cuda_rng: torch.Tensor | None
     others: tuple[Any, ...]
+    plain_rng: random_states.States = field(default_factory=random_states.take)
 
 
 @dataclass(slots=True)
@@ -338,6 +342,7 @@ def _is_cut(optimizer: Optimizer) -> bool:
 
 def _set_rng(mark: Mark) -> None:
     torch.default_generator.set_state(mark.rng)
+    random_states.put_back(mark.plain_rng)
     if mark.cuda_rng is not None:
         torch.cuda.set_rng_state(mark.cuda_rng)
 

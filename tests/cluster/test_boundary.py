@@ -85,3 +85,31 @@ def test_after_a_death_and_another_cell_the_newcomer_goes_on_as_its_peers(
     session.restart("1")
     assert session.retry().ok
     assert_equal_at_the_end(session)
+
+
+DRAW = """
+for x in nbdist.loader(samples, global_batch=8, seed=3):
+    drawn = random.random(), random.gauss(0, 1), float(np.random.randn()), torch.rand(()).item()
+    F.mse_loss(model(x), x.mean(1, keepdim=True)).backward()
+    if breaks and len(made) == 5:
+        breaks = False
+        raise ValueError("before the step")
+    opt.step(); opt.zero_grad()
+    made.append(drawn)
+"""
+SEED = """
+import random, numpy as np
+random.seed(rank); np.random.seed(rank); torch.manual_seed(rank)
+"""
+
+
+def test_a_lost_step_draws_once_more_what_it_had_drawn_from_every_generator(
+    session: Session,
+) -> None:
+    session.run(BUILD.replace("{BREAKS}", "False") + SEED, track=False)
+    session.run(DRAW, track=False)
+    unbroken = session.run("made").value_list
+    session.run(BUILD.replace("{BREAKS}", "True") + SEED, track=False)
+    assert "before the step" in fail(session, DRAW)
+    assert session.retry().ok
+    assert session.run("made").value_list == unbroken

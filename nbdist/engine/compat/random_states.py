@@ -1,0 +1,123 @@
+"""Note the state of Python's and numpy's own generators at each step, in a microsecond.
+
+Asking them costs 20 and 80 us, more than all else that is noted at a step, and most loops draw from
+neither. So their 624 words are copied from memory. Those and a number kept back are all of Python's
+state. numpy keeps back a number as well, and where, it does not tell: it is asked, but only when
+its words have changed since it last was, or when it has kept one back.
+
+numpy tells the address of its words (`bit_generator.ctypes`); of Python's, CPython's struct behind
+`random.Random` is used: `int index; uint32_t state[624]`, Modules/_randommodule.c. Where it is not
+so, Python's generator is asked. Main thread; whoever draws on other threads has no order to keep.
+"""
+
+import ctypes
+import random
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Any, Final
+
+_WORDS: Final = 624
+_LAYOUT: Final = struct.Struct(f"=i{_WORDS}I")  # index, words
+_VERSION: Final = 3  # of what `random.getstate` returns
+
+_Memory = ctypes.Array[ctypes.c_char]
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """The states of both generators at one moment; `numpy` is None where it is not imported."""
+
+    python: Any  # of `_Python.take`
+    numpy: Any  # of `numpy.random.get_state`
+
+
+def check() -> list[str]:
+    """Return what of CPython's struct is not as we read it; a dearer way is taken then."""
+    return [] if _python.is_read() else [f"Python {sys.version.split()[0]}: random.Random differs"]
+
+
+def take() -> States:
+    """Return the states now."""
+    return States(_python.take(), _numpy.take())
+
+
+def put_back(states: States) -> None:
+    """Have both generators draw again what they drew after `states` was taken."""
+    _python.put_back(states.python)
+    if states.numpy is not None:
+        sys.modules["numpy"].random.set_state(states.numpy)
+
+
+class _Python:
+    """The generator behind `random.random()` and its like."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        size = type(generator).__mro__[1].__basicsize__  # of the C struct; it may be padded
+        start = object.__basicsize__
+        self._memory: _Memory | None = None
+        if _LAYOUT.size <= size - start < _LAYOUT.size + 8:
+            array = ctypes.c_char * _LAYOUT.size
+            self._memory = array.from_address(id(generator) + start)
+            if not self._agrees():
+                self._memory = None
+
+    def is_read(self) -> bool:
+        """Return whether the words are read from memory."""
+        return self._memory is not None
+
+    def take(self) -> Any:
+        """Return the state: what `getstate` returns, or the memory and the number kept back."""
+        if self._memory is None:
+            return self._generator.getstate()
+        return self._memory.raw, self._generator.gauss_next
+
+    def put_back(self, state: Any) -> None:
+        """Go back to what `take` has returned."""
+        self._generator.setstate(state if self._memory is None else _as_told(*state))
+
+    def _agrees(self) -> bool:
+        return bool(_as_told(*self.take()) == self._generator.getstate())
+
+
+def _as_told(memory: bytes, kept_back: float | None) -> Any:
+    """Return the state as `random.getstate` tells it."""
+    index, *words = _LAYOUT.unpack(memory)
+    return _VERSION, (*words, index), kept_back
+
+
+class _Numpy:
+    """The generator behind `numpy.random.rand()`; those that a program makes are its own."""
+
+    def __init__(self) -> None:
+        self._of: Any = None  # the bit generator that `_memory` is of; a program may set another
+        self._memory: _Memory | None = None
+        self._seen = b""
+        self._last: Any = None
+
+    def take(self) -> Any:
+        """Return the state, as numpy tells it."""
+        numpy = sys.modules.get("numpy")
+        module = getattr(numpy, "random", None)
+        if module is None:  # not imported, or about to be
+            return None
+        generator = module.get_bit_generator()
+        if generator is not self._of:
+            self._of, self._memory, self._last = generator, self._words_of(generator), None
+        if self._memory is None:
+            return module.get_state(legacy=False)
+        words = self._memory.raw
+        if self._last is None or words != self._seen or self._last["has_gauss"]:
+            self._seen, self._last = words, module.get_state(legacy=False)
+        return self._last
+
+    def _words_of(self, generator: Any) -> _Memory | None:
+        if type(generator).__name__ != "MT19937":
+            return None
+        array = ctypes.c_char * _LAYOUT.size
+        return array.from_address(generator.ctypes.state_address)
+
+
+_python = _Python(random._inst)
+_numpy = _Numpy()
