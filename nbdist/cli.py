@@ -147,7 +147,7 @@ def ui(folder: Path) -> int:
     print(f"MLflow UI: {url}", flush=True)
     if process is None:  # runs go to a server, which has a UI of its own
         return 0
-    print("Ctrl-C ends it.", flush=True)
+    print(f"{tracking.OPEN_TO_ALL}\nCtrl-C ends it.", flush=True)
     try:
         return int(process.wait())
     except KeyboardInterrupt:

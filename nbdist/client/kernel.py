@@ -128,10 +128,17 @@ def open_ui() -> str:
         # It runs already; there may be runs now where there were none.
         address = _ui[0].partition("/#")[0]
         page = tracking.view_page(tracker.folder, tracker.uri, tracker.experiment)
-        return f"MLflow shows the runs at {address}{page}"
+        return _shown_at(f"{address}{page}", is_ours=True)
     guard = [sys.executable, "-m", "nbdist.lifeline", str(os.getpid())]
     _ui = tracking.start_ui(tracker.folder, tracker.whole_uri, tracker.experiment, wrap=guard)
-    return f"MLflow shows the runs at {_ui[0]}"
+    return _shown_at(_ui[0], is_ours=_ui[1] is not None)
+
+
+def _shown_at(link: str, *, is_ours: bool) -> str:
+    """Return a line with the link, and for a server of ours one on who can open it."""
+    from nbdist.client.tracking import OPEN_TO_ALL
+
+    return f"MLflow shows the runs at {link}" + (f"\n{OPEN_TO_ALL}" if is_ours else "")
 
 
 def _tracker() -> "Tracker":

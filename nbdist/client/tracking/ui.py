@@ -27,6 +27,8 @@ from nbdist.client.tracking.shipper import open_log, sync, wait_until_sent
 from nbdist.client.tracking.spool import spooled_runs
 from nbdist.errors import TrackingError
 
+OPEN_TO_ALL = "It asks for no password: other users of this machine can open it too."
+
 _HOST = "127.0.0.1"
 _SEND_TIMEOUT_S = 30.0
 _ATTEMPTS = 2  # another process may take the free port before the server does
