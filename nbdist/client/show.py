@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
 from nbdist.client import arguments, transcript
-from nbdist.client.board import Board, Past, show_past
+from nbdist.client.board import Board, Past, caption, show_past
 from nbdist.client.cells import CellRequest, Outcome
 from nbdist.client.checks import Checks, Trained
 from nbdist.client.cluster import Cluster
@@ -329,8 +329,7 @@ class ShownCell:
             return
         self.run_key = link.folder.name
         if self._show:
-            text = {"text/plain": link.text, "text/markdown": link.text}
-            self._leave([wire.Display(text)])
+            self._leave([caption(link.text)])
 
     def _leave(self, displays: list[wire.Display]) -> None:
         Slots(live=False).settle(displays)

@@ -6,9 +6,10 @@ import pytest
 
 from nbdist.client.tracking import Tracker
 from nbdist.client.tracking.runs import require_run
+from nbdist.client.tracking.sender import _newest_of_name
 from nbdist.client.tracking.spool import spooled_runs
 from nbdist.errors import UsageError
-from tests.tracking.conftest import Ranks, cell
+from tests.tracking.conftest import Ranks, cell, client_of
 
 EXPERIMENT = "02_train"
 REFUSED = (
@@ -73,3 +74,16 @@ def test_a_run_of_a_sweep_is_gone_on_with_by_its_own_name(tracker: Tracker) -> N
     sweep(tracker, "tried")
     require_run(tracker.folder, EXPERIMENT, "lr2")
     require_run(tracker.folder, EXPERIMENT, "nobody here knows it")
+
+
+@pytest.mark.parametrize("name", ["plain", "it's", 'a "b"', 'it\'s "b" \\', "%"])
+def test_a_run_on_the_server_is_found_by_its_name_whatever_signs_that_has(
+    name: str, home: Path
+) -> None:
+    client = client_of(home)
+    experiment = client.create_experiment("signs")
+    for other in ("other", name, "another"):
+        client.create_run(experiment, run_name=other)
+    found = _newest_of_name(client, experiment, name)
+    assert found is not None
+    assert found.info.run_name == name

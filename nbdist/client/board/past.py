@@ -69,5 +69,5 @@ def picture(png: bytes, sentence: str) -> Display:
 
 
 def caption(sentence: str) -> Display:
-    """Return a line of text that front ends show as a paragraph."""
+    """Return lines of text that front ends show as a paragraph."""
     return Display({"text/markdown": text.markdown(sentence), "text/plain": sentence})

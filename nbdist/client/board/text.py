@@ -7,6 +7,7 @@ tables.py.
 
 import html
 import math
+import re
 from typing import TYPE_CHECKING
 
 from nbdist.client.doing import name_bytes
@@ -15,7 +16,8 @@ if TYPE_CHECKING:  # for its type alone: the view loads numpy
     from nbdist.client.board.view import View
 
 STYLE = "font: 12px/1.5 var(--jp-ui-font-family, sans-serif); font-variant-numeric: tabular-nums"
-MARKDOWN = str.maketrans({c: "\\" + c for c in "\\`*_[]<>#$|~"})
+_LISTED = re.compile(r"^(\d*)([-+=.)])")  # what begins a list or a heading
+MARKDOWN = str.maketrans({c: "\\" + c for c in "\\`*_[]<>#$|~&"})
 _SUBJECTS = {
     "loss": "Loss",
     "step": "Parts of a step",
@@ -58,9 +60,13 @@ def length(view: "View") -> str:
     return counted(view.records, "record")
 
 
-def markdown(sentence: str) -> str:
-    """Return `sentence` so that Markdown shows it as it is, whatever a key is called."""
-    return sentence.translate(MARKDOWN)
+def markdown(text: str) -> str:
+    """Return `text` so that Markdown shows it as it is, whatever a key or a run is called.
+
+    Lines stay lines, each in the same paragraph; none begins a list.
+    """
+    lines = (line.strip().translate(MARKDOWN) for line in text.splitlines())
+    return "  \n".join(_LISTED.sub(r"\1\\\2", line) for line in lines)
 
 
 def progress(view: "View", elapsed_s: float) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.client.tracking import provenance
-from nbdist.client.tracking.names import RUN_NAME_LENGTH, hide_secrets, params_of, run_name
+from nbdist.client.tracking.names import asked_name, params_of, run_name
 from nbdist.client.tracking.settings import own_artifacts
 from nbdist.client.tracking.spool import Begin, SpooledRun, spool_of, spooled_runs
 from nbdist.wire import CellInfo
@@ -38,7 +38,7 @@ def new_key(number: int) -> str:
 def name_of(info: CellInfo, facts: Mapping[str, str]) -> str:
     """Return the run's name: the one asked for, else what differs from other runs."""
     name = info.run_name or run_name(facts.get("layout", ""), len(info.ranks), info.params)
-    return hide_secrets(name)[:RUN_NAME_LENGTH]
+    return asked_name(name)
 
 
 def continued(place: Place, info: CellInfo, facts: Mapping[str, str]) -> SpooledRun | None:

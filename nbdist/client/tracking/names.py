@@ -55,6 +55,11 @@ def hide_secrets(text: str) -> str:
     return _SECRET_GIVEN.sub(rf"\1\2{HIDDEN}\2", text)
 
 
+def asked_name(name: str) -> str:
+    """Return a run's name that people gave: one line, not too long, without secrets."""
+    return hide_secrets(" ".join(name.split()))[:RUN_NAME_LENGTH].strip()
+
+
 def params_of(values: Mapping[str, object]) -> dict[str, str]:
     """Return `values` as MLflow params: text, cut to 1000 characters, secrets hidden."""
     return {

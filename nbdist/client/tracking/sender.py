@@ -294,14 +294,22 @@ def _experiment_id(client: Any, begin: Begin) -> str:
 
 def _newest_of_name(client: Any, experiment_id: str, name: str) -> Any:
     """Return the newest MLflow run called `name` that is no study; None if there is none."""
-    quoted = name.replace("'", "\\'")
+    # MLflow knows two quotes and no escapes: a name with both is looked for among the newest.
+    quote = next((quote for quote in "'\"" if quote not in name), "")
     found = client.search_runs(
         [experiment_id],
-        f"attributes.run_name = '{quoted}'",
+        f"attributes.run_name = {quote}{name}{quote}" if quote else "",
         order_by=["attributes.start_time DESC"],
-        max_results=20,
+        max_results=20 if quote else 1000,
     )
-    return next((run for run in found if run.data.tags.get("nbdist.kind") != "study"), None)
+    return next(
+        (
+            run
+            for run in found
+            if run.info.run_name == name and run.data.tags.get("nbdist.kind") != "study"
+        ),
+        None,
+    )
 
 
 def _last_step(client: Any, run: Any) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import Place, new_key, own_params, summary_of
 from nbdist.client.tracking.folder import make_private_folder
-from nbdist.client.tracking.names import RUN_NAME_LENGTH, hide_secrets, params_of
+from nbdist.client.tracking.names import asked_name, hide_secrets, params_of
 from nbdist.client.tracking.settings import own_artifacts
 from nbdist.client.tracking.spool import Begin, SpoolWriter, spool_of
 from nbdist.client.tracking.writing import STATUS, Outcome
@@ -38,7 +38,7 @@ class Study:
     ) -> None:
         self.key = new_key(0)
         self._place = place
-        self._name = hide_secrets(name)[:RUN_NAME_LENGTH]
+        self._name = asked_name(name)
         self._source = source
         self._values = values
         self._info: CellInfo | None = None

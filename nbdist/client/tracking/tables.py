@@ -3,9 +3,12 @@
 import html
 from collections.abc import Sequence
 
+_MOST_CHARACTERS = 80  # of a cell: a run's name always has room
+
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a plain table; the first is its header."""
+    header, rows = _cut(header), [_cut(row) for row in rows]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     return [
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
@@ -15,11 +18,18 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return an HTML table."""
+    header, rows = _cut(header), [_cut(row) for row in rows]
     head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in header)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cut(row: Sequence[str]) -> list[str]:
+    """Return cells of one line each; what a user calls a param, or gives for one, may be a page."""
+    lines = [" ".join(text.split("\n")) for text in row]
+    return [t if len(t) <= _MOST_CHARACTERS else t[: _MOST_CHARACTERS - 1] + "…" for t in lines]
 
 
 def used_columns(
