@@ -300,13 +300,36 @@ def test_a_kernel_without_file_descriptors_starts_nothing_and_later_does(
 ) -> None:
     unstarted.run(
         "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/dev/fd')) + 3, hard))"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))\n"
+        "files = []\n"
+        "try:\n    while True: files.append(os.open('/dev/null', os.O_RDONLY))\n"
+        "except OSError:\n    for _ in range(3): os.close(files.pop())"
     )
     said = start(unstarted)
-    unstarted.run("resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))")
+    unstarted.run(
+        "for file in files: os.close(file)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))"
+    )
     assert "Error" in said, said
     assert "oo many open files" in said
     assert "ulimit -n 4096" in said
     assert_nothing_is_left(unstarted)
     assert "Started" in start(unstarted)
     assert "3.0" in unstarted.on_ranks(SUM)
+
+
+def test_a_kernel_whose_files_are_limited_lets_ranks_have_what_it_may_give(
+    unstarted: Notebook,
+) -> None:
+    unstarted.run(
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))\n"
+        "os.environ['PYTHONWARNINGS'] = 'error'"
+    )
+    said = unstarted.run("%dist stop") + start(unstarted)
+    unstarted.run("del os.environ['PYTHONWARNINGS']")
+    assert "Started" in said, said
+    assert "3.0" in unstarted.on_ranks(SUM)
+    limit = "import resource\nprint('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    assert "limit 80" not in unstarted.on_ranks(limit)
+    unstarted.run("resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))")

@@ -31,6 +31,7 @@ from typing import Any
 from nbdist import lifeline
 from nbdist.client.folders import last_lines, mend_start
 from nbdist.client.launchers.base import UNKNOWN_STATUS, OnExit, Started
+from nbdist.client.launchers.open_files import allow_open_files
 from nbdist.errors import ClusterError, StartError
 
 log = logging.getLogger(__name__)
@@ -55,11 +56,26 @@ def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
     kept = {k: v for k, v in environment.items() if k not in _KEPT_FROM_RANKS}
     if "@" in kept.get("MLFLOW_TRACKING_URI", ""):
         del kept["MLFLOW_TRACKING_URI"]  # it holds a password; runs are tracked by the notebook
+    # Warnings that are errors would end ranks for what one library thinks of another. A cell may
+    # still ask for them.
+    if "PYTHONWARNINGS" in kept:
+        kept["PYTHONWARNINGS"] = _as_warnings(kept["PYTHONWARNINGS"])
     # What the notebook can import, its ranks can: nbdist itself, run from a checkout, and what a
     # cell has added to sys.path.
     kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     kept.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     return kept
+
+
+def _as_warnings(filters: str) -> str:
+    """Return PYTHONWARNINGS with what it makes errors shown instead."""
+    parts = [part.strip() for part in filters.split(",")]
+    # Python takes any beginning of the word, "e" too.
+    actions = [part.partition(":") for part in parts]
+    return ",".join(
+        "".join(("default", colon, rest)) if action and "error".startswith(action) else part
+        for part, (action, colon, rest) in zip(parts, actions, strict=True)
+    )
 
 
 class LocalLauncher:
@@ -86,6 +102,7 @@ class LocalLauncher:
         self._start_parent()
 
     def _start_parent(self) -> None:
+        allow_open_files()
         self._ready: Future[dict[str, Any]] = Future()
         self._channel, theirs = socket.socketpair()
         parent_log = os.open(
