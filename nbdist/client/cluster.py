@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.client.controller import ControllerFolder
 from nbdist.client.events import EventLog
-from nbdist.client.folders import last_lines, mend_start
+from nbdist.client.folders import (
+    current_folder,
+    last_lines,
+    living_logs,
+    mend_start,
+    work_folders,
+)
 from nbdist.client.launchers.base import Launcher, Started
 from nbdist.client.membership import Answers, Membership
 from nbdist.client.network import LOOPBACK, check_connection
@@ -54,6 +60,7 @@ class Cluster:
         self.reachable = True
         self._launcher = launcher
         self.logs = logs
+        self._place = current_folder()
         self._connection: Connection | None = None
         self._folder: ControllerFolder | None = None
         self._roster = Roster()
@@ -72,6 +79,7 @@ class Cluster:
 
     def _start_controller(self, address: str) -> None:
         self.broken, self.reachable = None, True
+        self._find_logs()
         if self._folder is not None:
             self._folder.remove()
         self._folder = ControllerFolder()
@@ -192,6 +200,7 @@ class Cluster:
         assert self.options is not None
         assert self._folder is not None
         chosen = list(ranks)
+        self._find_logs()
         self._roster.expect(chosen)
         for rank in chosen:
             self.requests.begins(rank)
@@ -210,6 +219,13 @@ class Cluster:
                 why=f"See the logs in {self.logs}.",
                 do="%dist doctor",
             )
+
+    def _find_logs(self) -> None:
+        """See to it that new processes have a folder for their logs: a person may delete it."""
+        logs = living_logs(self.logs)
+        if logs != self.logs:
+            self.logs = self._launcher.logs = logs
+            self.events.path = logs / "events.jsonl"
 
     def _launch(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
         def note(started: Future[Started]) -> None:
@@ -234,7 +250,7 @@ class Cluster:
             "connection_file": str(self._folder.connection_file("engine")),
             "profile_dir": self._folder.path,
             "output_folder": str(self.logs),
-            "cwd": os.getcwd(),
+            "work_folders": work_folders(self._place),
         }
 
     def _connect(self) -> None:

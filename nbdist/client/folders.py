@@ -1,27 +1,92 @@
-"""The private folders beside the notebook: `.nbdist` and the logs of each cluster."""
+"""The private folders beside the notebook: `.nbdist` and the logs of each cluster.
 
+Beside a notebook whose folder cannot be written to, or is gone, they are in the temp folder.
+"""
+
+import hashlib
 import os
+import tempfile
 import time
 from pathlib import Path
 
 from nbdist.errors import StartError
 
 
-def project_folder(place: Path | None = None) -> Path:
+def current_folder() -> Path | None:
+    """Return the current folder, where Jupyter starts a kernel; None when it has been deleted."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
+def project_folder(place: Path | None) -> Path:
     """Return `.nbdist` beside the notebook (0700, ignored by git), making it if need be.
 
+    Where that cannot be written to it is one in the temp folder, the same for the same `place`.
+
     Args:
-        place: The folder it is in; by default the current one, where Jupyter starts a kernel.
+        place: The notebook's folder; None when it is gone.
 
     Raises:
-        StartError: That folder cannot be written to.
+        StartError: There is no place for it in the temp folder either.
     """
-    folder = (place or Path.cwd()) / ".nbdist"
+    if place is not None:
+        folder = place / ".nbdist"
+        try:
+            make_private(folder)
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+        except OSError:
+            pass  # a folder that others gave, or that has been deleted: not our notebook's to mend
+    spare = _spare_place(place)
     try:
-        make_private(folder)
+        spare.mkdir(mode=0o700, exist_ok=True)
+        # In the temp folder anyone may have made it before us.
+        if spare.is_symlink() or spare.stat().st_uid != os.getuid():
+            spare = Path(tempfile.mkdtemp(prefix="nbdist_"))
+        spare.chmod(0o700)
+        make_private(spare / ".nbdist")
     except OSError as error:
-        raise _folder_error(folder, error) from error
-    return folder
+        raise _folder_error(spare, error) from error
+    return spare / ".nbdist"
+
+
+def _spare_place(place: Path | None) -> Path:
+    # Not `nbdist-`: those are the folders of keys, which go with their controller.
+    digest = hashlib.sha1(os.fsencode(place or ""), usedforsecurity=False).hexdigest()[:10]
+    return Path(tempfile.gettempdir()) / f"nbdist_{os.getuid()}_{digest}"
+
+
+def say_where(folder: Path, place: Path | None) -> str:
+    """Return a sentence where logs and runs are not beside the notebook; else nothing."""
+    if place is None:
+        return f"The notebook's folder is gone: logs and runs are kept in {folder}."
+    if folder.parent == place:
+        return ""
+    return f"{place / '.nbdist'} cannot be written to: logs and runs are kept in {folder}."
+
+
+def work_folders(place: Path | None) -> list[str]:
+    """Return where a rank may work, best first: the next where one is gone.
+
+    Args:
+        place: The folder the notebook was in when the cluster was started.
+    """
+    chosen = [current_folder(), place, Path.home(), Path(tempfile.gettempdir())]
+    return list(dict.fromkeys(str(folder) for folder in chosen if folder is not None))
+
+
+def living_logs(logs: Path) -> Path:
+    """Return `logs`, or another such folder where it has been deleted or moved.
+
+    Raises:
+        StartError: None can be made.
+    """
+    if logs.is_dir():
+        return logs
+    place = logs.parents[2]
+    return log_folder(project_folder(place if place.is_dir() else current_folder()))
 
 
 def make_private(folder: Path) -> None:
@@ -79,5 +144,5 @@ def _folder_error(folder: Path, error: OSError) -> StartError:
     return StartError(
         f"{folder} cannot be made, where logs, runs and checkpoints are kept.",
         why=error.strerror or str(error),
-        do="free space, change the permissions, or %cd to a folder of yours.",
+        do="free space, or set TMPDIR to a folder of yours.",
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.client.cluster import Cluster
-from nbdist.client.folders import log_folder, project_folder
+from nbdist.client.folders import current_folder, log_folder, project_folder, say_where
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.launchers.local import LocalLauncher
 from nbdist.client.log_file import log_to
@@ -145,7 +145,10 @@ def _tracker() -> "Tracker":
     """Return a tracker that knows where the current session's runs go; it starts nothing."""
     from nbdist.client.tracking import Tracker
 
-    return Tracker(project_folder(_place), _current.tracking_uri if _current is not None else None)
+    return Tracker(
+        project_folder(_place or current_folder()),
+        _current.tracking_uri if _current is not None else None,
+    )
 
 
 def start(
@@ -211,8 +214,10 @@ def start(
     address = choose_address(
         interface, look_at_interfaces(), trust_network=trust_network, has_curve=has_curve()
     )
-    place = Path.cwd()
+    place = current_folder()
     folder = project_folder(place)
+    if sentence := say_where(folder, place):
+        (say or print)(sentence)
     logs = log_folder(folder)
     log_to(logs / "notebook.log")
     parent = _warm_launcher(logs)

@@ -9,6 +9,7 @@ Threads: `run` and `join` on the main thread; ipykernel's control thread answers
 marked busy (`engine/calls.py`).
 """
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -73,6 +74,8 @@ class Program:
         self.recorder = Recorder(self.rank, self._publish_records)
         self.output = Output(self.rank, Path(self._spec["output_folder"]), self._publish_output)
         self.output.install()
+        if (here := os.getcwd()) != os.path.realpath(wanted := self._spec["work_folders"][0]):
+            print(f"{wanted} is gone: rank {self.rank} works in {here}.")
         # Into the file behind descriptor 2: the notebook tells a dead rank's last words from it.
         faulthandler.enable(2, all_threads=False)
         engine_log = LogStream(self.output.original(2))
@@ -205,7 +208,7 @@ def run(spec: dict[str, Any]) -> None:
     """Serve as an engine; returns when it has been told to stop. Called once a process."""
     global _program
     lifeline.watch(spec["kernel_pid"], lifeline.end_own_session)
-    os.chdir(spec["cwd"])
+    _go_to_work(spec["work_folders"])
     _program = Program(spec)
     _program.variables = environment.rank_variables(
         spec["rank"], spec["world_size"], spec["device"], spec["threads"]
@@ -221,7 +224,7 @@ def run(spec: dict[str, Any]) -> None:
             f"--file={spec['connection_file']}",
             f"--profile-dir={spec['profile_dir']}",
             # By default the folder in which ipyparallel was imported: in a fork, that was earlier.
-            f"--work-dir={spec['cwd']}",
+            f"--work-dir={os.getcwd()}",
             f"--IPEngine.id={spec['rank']}",
             "--IPEngine.enable_nanny=False",
             "--IPEngine.timeout=60",
@@ -392,6 +395,14 @@ def _log_to(stream: LogStream) -> None:
     ours = logging.getLogger("nbdist")
     ours.addHandler(handler)
     ours.propagate = False
+
+
+def _go_to_work(folders: list[str]) -> None:
+    """Go to the first of these folders that is there."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+            return
 
 
 def _short_repr(value: object, limit: int = 4096) -> str:

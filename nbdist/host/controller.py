@@ -25,6 +25,8 @@ def arguments(profile_dir: str, cluster_id: str, address: str, ping_ms: int) -> 
     return [
         f"--profile-dir={profile_dir}",
         f"--cluster-id={cluster_id}",
+        # By default the folder in which ipyparallel was imported, which may be gone.
+        f"--work-dir={profile_dir}",
         f"--ip={address}",
         f"--location={address}",
         f"--ping={ping_ms}",

@@ -29,6 +29,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -168,6 +169,7 @@ class Parent:
     def _start(self, request: dict[str, Any]) -> None:
         key, role, number = request["key"], request["role"], request["number"]
         spec = {**request["spec"], "kernel_pid": self._kernel_pid}
+        _leave_deleted_folder()
         try:
             log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
@@ -270,6 +272,14 @@ def _spawn_child(role: str, spec: dict[str, Any], log: int, listener: socket.soc
     )
     process.returncode = 0  # we collect it ourselves; keep Popen from waiting on it
     return process.pid
+
+
+def _leave_deleted_folder() -> None:
+    """Go elsewhere when the current folder is gone: ipyparallel and multiprocessing ask for it."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir(tempfile.gettempdir())
 
 
 def _listen(address: str) -> socket.socket:

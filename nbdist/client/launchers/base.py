@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 OnExit = Callable[[str, int, str], None]
@@ -21,9 +22,11 @@ class Launcher(Protocol):
     """Starts processes by key, sees them end, and signals them.
 
     Keys are `controller`, `store` and `rank 0`, `rank 1`, ...; one process a key at a time.
+    The processes' own output goes into files in `logs`, which may be changed at any time.
     """
 
     host: str
+    logs: Path
 
     def start_soon(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
         """Ask for a process; the future resolves once it exists.

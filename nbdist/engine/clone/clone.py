@@ -271,11 +271,15 @@ def _give(place: _Place, newcomer: int, step: int) -> dict[str, Any]:
 
 
 def _header(parcel: pickler.Parcel) -> dict[str, Any]:
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # it has been deleted: the newcomer stays where it began
+        folder = ""
     return {
         "names": parcel.names,
         # Code that cells run may have changed both, and modules are imported by their names.
         "path": sys.path,
-        "folder": os.getcwd(),
+        "folder": folder,
         "hooks": torch_rebuild.hooks_counted(),
     }
 
