@@ -378,5 +378,5 @@ def _short_path(path: str) -> str:
     """Return a path relative to the notebook's folder where it lies below it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, OSError):  # elsewhere, or the notebook's folder is gone
         return path

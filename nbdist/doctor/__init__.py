@@ -19,7 +19,10 @@ def examine() -> list[Finding]:
     except RuntimeError as error:
         torch = str(error)
     broken = software.look_at_client() + list(() if isinstance(torch, str) else torch.broken)
-    folder = Path.cwd()
+    try:
+        folder = Path.cwd()
+    except OSError:
+        folder = Path()  # it has been deleted, and its disk can still be asked
     return [
         software.judge_python(sys.version_info[:3], sys.executable),
         *software.judge_packages(*software.look_at_packages()),
