@@ -188,10 +188,7 @@ class Rescue:
             return True
         if now > began + _PATIENCE_S[what]:
             return True
-        last = self._watch.last
-        return last.began >= began and any(
-            doing.wait is not None for rank, doing in last.said.items() if rank in running
-        )
+        return not self._watch.waiting_since(began).isdisjoint(running)
 
     def _interrupt_children(self, running: list[int]) -> None:
         """Interrupt what each rank waits for outside of Python, once."""

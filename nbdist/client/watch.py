@@ -87,6 +87,22 @@ class Watch:
             return None
         return prove(before.said, last.said, last.gone, world)
 
+    def waiting_since(self, began: float) -> set[int]:
+        """Return the ranks that have said, asked since then, that they wait; also in this round.
+
+        The others' answers need not be waited for: a loaded machine may take a second for them.
+        """
+        said = self.last.said if self.last.began >= began else {}
+        found = {rank for rank, doing in said.items() if doing.wait is not None}
+        if not self._round or self._began < began:
+            return found
+        for rank in self._round:
+            future = self._open[rank]
+            is_told = future.done() and future.exception() is None
+            if is_told and Doing.from_wire(future.result()).wait is not None:
+                found.add(rank)
+        return found
+
     def silent(self, now: float) -> list[int]:
         """Return the ranks that owe an answer for a second or longer."""
         return sorted(

@@ -81,7 +81,7 @@ class Program:
         engine_log = LogStream(self.output.original(2))
         kernel.log_to(rank_kernel.log, engine_log)
         _log_to(engine_log)
-        shell.install(rank_kernel, self.output.flush, self.output.lent)
+        shell.install(rank_kernel, self.output.flush, self.output.lent, _was_freed)
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
@@ -403,6 +403,12 @@ def _go_to_work(folders: list[str]) -> None:
         with contextlib.suppress(OSError):
             os.chdir(folder)
             return
+
+
+def _was_freed(error: BaseException) -> bool:
+    from nbdist.engine import group
+
+    return group.was_released(error)
 
 
 def _short_repr(value: object, limit: int = 4096) -> str:

@@ -5,7 +5,8 @@ A compat room, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What i
 - `shell.compile.get_code_name`, which names a cell's file;
 - `display_pub` and `displayhook`: their hooks;
 - `raw_input` and `getpass` of the kernel, `shell.ask_exit`, which `exit()` calls;
-- `InteractiveTB.get_records`, which makes a traceback's frames: seconds for a deep recursion;
+- `InteractiveTB.structured_traceback` and its `get_records`, which makes a traceback's frames:
+  seconds for a deep recursion, half a second for the first one through torch;
 - its `format_exception`, `shell._showtraceback` and `_format_exception_for_storage`, and a result's
   error: they take an exception's text;
 - `display_pub._flush_streams`, `displayhook.finish_displayhook` and again `shell._showtraceback`,
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any
@@ -41,13 +42,19 @@ Lent = Callable[[], contextlib.AbstractContextManager[None]]
 TRIED = {"ipykernel": "7.4", "IPython": "9.18"}
 
 
-def install(kernel: Any, flush: Callable[[], None], lent: Lent) -> None:
+def install(
+    kernel: Any,
+    flush: Callable[[], None],
+    lent: Lent,
+    was_freed: Callable[[BaseException], bool],
+) -> None:
     """Let the shell of this rank's kernel behave as said above.
 
     Args:
         kernel: The kernel.
         flush: Publishes what was printed so far.
         lent: Sees to it that there are `sys.stdout` and `sys.stderr` meanwhile.
+        was_freed: Returns whether an error only says that this rank was freed from a collective.
     """
     _flush_before_display(kernel, flush)
     _read_errors_once(kernel)
@@ -56,7 +63,7 @@ def install(kernel: Any, flush: Callable[[], None], lent: Lent) -> None:
     _name_cells_alike(kernel)
     _refuse_input(kernel)
     _refuse_exit(kernel)
-    _shorten_tracebacks(kernel)
+    _shorten_tracebacks(kernel, was_freed)
     _repeat_lost_interrupts()
 
 
@@ -178,41 +185,53 @@ def _refuse_exit(kernel: Any) -> None:
     kernel.shell.ask_exit = refuse
 
 
-def _shorten_tracebacks(kernel: Any, first: int = 10, last: int = 30) -> None:
-    """Leave out the middle of very deep tracebacks.
+def _shorten_tracebacks(
+    kernel: Any, was_freed: Callable[[BaseException], bool], first: int = 10, last: int = 30
+) -> None:
+    """Leave out the middle of very deep tracebacks, and libraries where a rank was stopped.
 
     IPython looks up the module and the source of every frame: 3000 frames of a recursion took
-    14 s with torch imported, and nobody reads them.
+    14 s with torch imported, and nobody reads them. It also parses each file that a frame is in:
+    0.5 s for the first error out of a collective, several where other processes want the processor
+    too. The cell cannot end before, and of ranks that were interrupted or freed nobody reads them.
 
     Args:
         kernel: Whose tracebacks.
+        was_freed: As for `install`.
         first: Outermost frames that stay.
         last: Innermost frames that stay.
     """
     formatter = kernel.shell.InteractiveTB
-    get_records = formatter.get_records
+    get_records, structured_traceback = formatter.get_records, formatter.structured_traceback
+    was_stopped = False
+
+    def look_at_kind(etype: Any, evalue: Any = None, *args: Any, **more: Any) -> Any:
+        nonlocal was_stopped
+        was_stopped = isinstance(evalue, KeyboardInterrupt) or (
+            isinstance(evalue, BaseException) and was_freed(evalue)
+        )
+        return structured_traceback(etype, evalue, *args, **more)
 
     def get_few_records(etb: TracebackType, context: int, tb_offset: int) -> Any:
         links = list(_links(etb))
+        if was_stopped and (own := [link for link in links if not _is_unread(link)]):
+            return get_records(_chained(own[-last:]), context, 0)
         left_out = len(links) - first - last
         if left_out <= 0:
             return get_records(etb, context, tb_offset)
         from IPython.core.tbtools import FrameInfo
         from stack_data.core import RepeatedFrames
 
-        outer: TracebackType | None = None
-        for link in reversed(links[:first]):
-            outer = TracebackType(outer, link.tb_frame, link.tb_lasti, link.tb_lineno)
-        assert outer is not None
         text = f"{left_out} frames of {len(links)}"
         between = FrameInfo(text, "", 0, None, None, sd=RepeatedFrames([], []))
         return [
-            *get_records(outer, context, tb_offset),
+            *get_records(_chained(links[:first]), context, tb_offset),
             between,
             *get_records(links[-last], context, 0),
         ]
 
     formatter.get_records = get_few_records
+    formatter.structured_traceback = look_at_kind
 
 
 def _repeat_lost_interrupts() -> None:
@@ -235,6 +254,21 @@ def _repeat_lost_interrupts() -> None:
     sys.unraisablehook = hook
 
 
+def _is_unread(link: TracebackType) -> bool:
+    """Return whether a frame is of an installed library, of Python's own, or of nbdist."""
+    file = link.tb_frame.f_code.co_filename
+    return origins.is_library(file) or origins.is_of(file, "nbdist")
+
+
+def _chained(links: Sequence[TracebackType]) -> TracebackType:
+    """Return a traceback of these frames alone; there is one at least."""
+    made: TracebackType | None = None
+    for link in reversed(links):
+        made = TracebackType(made, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    assert made is not None
+    return made
+
+
 def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
@@ -246,7 +280,7 @@ def check() -> list[str]:
     wanted: list[tuple[Any, tuple[str, ...]]] = [
         (IPythonKernel, ("raw_input", "getpass")),
         (ZMQInteractiveShell, ("ask_exit",)),
-        (VerboseTB, ("get_records", "format_exception")),
+        (VerboseTB, ("get_records", "structured_traceback", "format_exception")),
         (ZMQInteractiveShell, ("_showtraceback", "_format_exception_for_storage")),
         (ZMQDisplayPublisher, ("register_hook", "_flush_streams")),
         (ZMQShellDisplayHook, ("register_hook", "finish_displayhook")),

@@ -2,7 +2,9 @@
 
 import pytest
 
+from nbdist import Session
 from tests.cluster.conftest import Kernel, Ran
+from tests.cluster.test_faults import fail
 
 WORK = "t = torch.ones(1); dist.all_reduce(t); int(t)"
 
@@ -264,3 +266,15 @@ except BaseException:
         "rank 1 │ Out: False",
     ]
     assert_usable(notebook)
+
+
+def test_the_traceback_of_a_rank_that_was_stopped_leaves_torch_out(session: Session) -> None:
+    code = """
+from torch.utils import _pytree
+def stop(_): raise {error}
+_pytree.tree_map(stop, [1])
+"""
+    stopped = fail(session, code.format(error="KeyboardInterrupt"))
+    assert "_pytree.py" not in stopped
+    assert "cell" in stopped.lower()
+    assert "_pytree.py" in fail(session, code.format(error="ValueError"))

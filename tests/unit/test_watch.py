@@ -98,3 +98,14 @@ def test_answers_that_change_tell_that_something_moves() -> None:
         moved.append(watch.moved_at)
     assert moved[0] == moved[1]
     assert moved[2] == 3001.0
+
+
+def test_a_rank_that_says_it_waits_is_known_before_the_others_have_answered() -> None:
+    ranks = Ranks()
+    watch = Watch(ranks.ask)
+    watch.attend([0, 1], {}, 0.1, 100.0)
+    ranks.open[0].set_result(answer(1, waits=True))
+    assert not watch.attend([0, 1], {}, 0.1, 100.1), "rank 1 owes its answer"
+
+    assert watch.waiting_since(99.0) == {0}
+    assert watch.waiting_since(100.5) == set(), "asked before"
