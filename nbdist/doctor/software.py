@@ -20,7 +20,12 @@ _MINIMUM_PYTHON = (3, 11)
 ROOMS = (
     *("kernel", "shell", "clone.torch_rebuild", "clone.pickler"),
     *("compat.torch_compat", "compat.torch_hooks", "compat.torch_modules"),
-    *("compat.torch_sharded", "compat.torch_pipeline", "compat.torch_wrappers"),
+    *(
+        "compat.torch_reducers",
+        "compat.torch_sharded",
+        "compat.torch_pipeline",
+        "compat.torch_wrappers",
+    ),
     "compat.torch_transformer",
     *("compat.third_parties", "compat.random_states"),
 )

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nbdist import told
 from nbdist.engine import (
     group_record,
     hook_state,
@@ -295,7 +296,7 @@ def was_released(error: BaseException) -> bool:
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        if isinstance(link, ReleasedError) or any(mark in str(link) for mark in _GLOO_MARKS):
+        if isinstance(link, ReleasedError) or any(mark in told.text_of(link) for mark in _GLOO_MARKS):
             return True
         link = link.__cause__ or link.__context__
     return False

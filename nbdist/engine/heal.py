@@ -13,7 +13,12 @@ import torch
 from torch import nn
 
 from nbdist.engine import hook_state, meeting, reducers
-from nbdist.engine.compat import torch_live, torch_modules, torch_pipeline, torch_sharded
+from nbdist.engine.compat import (
+    torch_live,
+    torch_modules,
+    torch_pipeline,
+    torch_sharded,
+)
 
 
 def heal() -> list[str]:
@@ -39,24 +44,19 @@ def _heal_ddp() -> list[str]:
     """DDP, also the one that composable `replicate` keeps behind a module."""
     healed = []
     ddps = torch_modules.live_ddps()
-    for ddp in ddps:
-        torch_modules.reset_ddp(ddp)
-    remade = reducers.to_remake(ddps, _tell_all)
+    remade = reducers.settle(ddps, _tell_all)
     for ddp in ddps:
         # Composable `replicate` hands DDP the parameters of the user's module in a list.
         inner = type(ddp.module).__name__
         name = "replicate" if isinstance(ddp.module, nn.ParameterList) else f"DDP({inner})"
-        dropped = _drop_gradients(ddp.parameters())
-        if ddp in remade:
-            torch_modules.remake_reducer(ddp)
-        how = "reducer made anew" if ddp in remade else "reducer reset"
-        done = [how, dropped, *hook_state.restore(ddp)]
+        how = "reducer made anew" if id(ddp) in remade else "reducer reset"
+        done = [how, _drop_gradients(ddp.parameters()), *hook_state.restore(ddp)]
         healed.append(f"{name}: {', '.join(done)}")
     return healed
 
 
-def _tell_all(text: str) -> dict[int, str]:
-    return meeting.exchange("reducers", text, meeting.FORM_TIMEOUT_S)
+def _tell_all(topic: str, text: str) -> dict[int, str]:
+    return meeting.exchange(topic, text, meeting.FORM_TIMEOUT_S)
 
 
 def _heal_fsdp2() -> list[str]:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from nbdist.engine import reducers
-from nbdist.engine.compat import torch_live, torch_modules
+from nbdist.engine.compat import torch_live, torch_modules, torch_reducers
 from nbdist.errors import LayoutError
 
 # Of each kind of state: the fields that a step changes. p_memory_dict's tensors are written before
@@ -120,7 +120,7 @@ def differs_by_rank() -> list[DistributedDataParallel]:
 
 
 def _refuse_buckets(ddp: DistributedDataParallel) -> None:
-    size_mb, cap_mb = torch_modules.first_bucket_mb(ddp)
+    size_mb, cap_mb = torch_reducers.first_bucket_mb(ddp)
     if size_mb <= cap_mb or "gloo" not in dist.get_backend(ddp.process_group):
         return
     raise LayoutError(

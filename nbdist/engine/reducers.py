@@ -1,62 +1,182 @@
-"""Which reducers of DDP a reset does not heal: those in which ranks would not agree.
+"""Which buckets DDP's reducers go on with after a fault: those of the step that is made next.
 
-A reducer changes in its first steps. With a static graph it learns in the first backward how often
-each parameter is used, and a first backward that was lost is learnt twice; in an early step it lays
-its buckets anew, and a fault in the midst of that may leave ranks with different ones. gloo ends
-the process when buckets of different sizes meet. Such reducers are made anew, on all ranks.
+A reducer begins with the buckets it was made with. In the forward after its first whole backward it
+lays them anew, once: from then on gradients are summed in another order. A fault in the midst of it
+leaves ranks with different ones, and gloo ends the process when buckets of different sizes meet. So
+ranks tell what they have, and the rule is: *every rank goes on with the buckets that an undisturbed
+run has in the step that is made next.*
 
-Threads: the main one.
+- No step has ended yet: those the reducer began with.
+- Else those that it has laid anew; where no rank has, those it would lay in the next forward.
+
+A newcomer's reducer is made with its source's (`clone/torch_rebuild.py`). All of them are then in
+one phase: nothing noted of a backward, and the buckets laid anew after the next one, on all ranks.
+
+A reducer with a static graph also learns in its first backward how often each parameter is used. A
+first backward that was lost would be learnt twice: such a reducer is made anew.
+
+Threads: the main one, but `at_boundary`, which an optimizer may call from another.
 """
 
 import json
 from collections.abc import Callable, Iterable
-from weakref import WeakSet
+from dataclasses import asdict, dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.nn.parallel import DistributedDataParallel
 
 from nbdist.engine import identity
-from nbdist.engine.compat import torch_compat, torch_live, torch_modules
+from nbdist.engine.compat import torch_compat, torch_live, torch_reducers
+from nbdist.engine.compat.torch_reducers import Buckets
 
-Exchange = Callable[[str], dict[int, str]]  # a text of this rank: what each rank has told
+# A topic and a text of this rank: what each rank has told.
+Exchange = Callable[[str, str], dict[int, str]]
 
-_has_ended_step: "WeakSet[DistributedDataParallel]" = WeakSet()
+_MOST = 2  # steps are counted up to here: nothing changes in a reducer later
+
+_ended: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()  # a reducer: steps since it was made
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What one rank tells of its reducer.
+
+    Attributes:
+        ended: Steps that have ended since it was made, up to two.
+        phase: "anew" where it has laid its buckets anew since the last repair, "first" where that
+            is still to come, "never" where it never does.
+        is_static: Whether it has a static graph.
+    """
+
+    ended: int
+    phase: str
+    is_static: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Buckets that one rank can name: "laid" anew, "to come" in the next forward, or its "own"."""
+
+    kind: str
+    buckets: Buckets
+
+
+_BEST_FIRST = ("laid", "to come", "own")
 
 
 def at_boundary() -> None:
-    """Note which modules have a first backward behind them. At the end of an optimizer step."""
-    for ddp in torch_live.live(DistributedDataParallel):
-        if torch_modules.has_begun_backward(ddp):
-            _has_ended_step.add(ddp)
+    """Count the steps that reducers have ended. At the end of an optimizer step."""
+    for ddp in _reducing(torch_live.live(DistributedDataParallel)):
+        ended = _ended.get(ddp.reducer, 0)
+        if ended < _MOST and torch_reducers.has_gradients(ddp):
+            _ended[ddp.reducer] = ended + 1
 
 
-def to_remake(
-    ddps: Iterable[DistributedDataParallel], exchange: Exchange
-) -> list[DistributedDataParallel]:
-    """Return the modules whose reducers must be made anew, the same ones on all ranks.
+def settle(ddps: Iterable[DistributedDataParallel], exchange: Exchange) -> set[int]:
+    """Bring the modules' reducers to where they are before the next step. All ranks.
 
     Args:
         ddps: This rank's modules, in the order of making.
-        exchange: Called once, on every rank.
+        exchange: Called once or twice, on every rank alike.
+
+    Returns:
+        The `id` of those whose reducers were made anew, the same ones on all ranks.
     """
+    ddps = _reducing(ddps)
     named = _named(ddps)
-    heard = exchange(json.dumps({key: _fact(ddp) for key, ddp in named.items()}))
-    told = [json.loads(text) for text in heard.values()]
-    return [
-        ddp
-        for key, ddp in named.items()
-        if must_remake([facts[key] for facts in told if key in facts])
-    ]
+    told = _tell(exchange, "reducers", {key: asdict(_fact(ddp)) for key, ddp in named.items()})
+    facts = {key: [Fact(**fact) for fact in by_rank.values()] for key, by_rank in told.items()}
+    plans = {key: plan(heard) for key, heard in facts.items()}
+    claimed: dict[str, dict[int, Any]] = {}
+    if "agree" in plans.values():
+        mine = {
+            key: [asdict(claim) for claim in _claims(ddp)]
+            for key, ddp in named.items()
+            if plans[key] == "agree"
+        }
+        claimed = _tell(exchange, "buckets", mine)
+    keys = {id(ddp): key for key, ddp in named.items()}
+    remade = set()
+    for ddp in ddps:
+        key = keys.get(id(ddp), "")
+        chosen = plans.get(key, "reset")  # without a group nobody can train it
+        buckets = torch_reducers.began_with(ddp)
+        if chosen == "agree":
+            members = torch_compat.ranks_of(ddp.process_group)
+            claims = [Claim(**claim) for rank in members for claim in claimed[key].get(rank, ())]
+            best = agreed(claims)
+            buckets = None if best is None else best.buckets
+            if best is not None and best.kind == "own" and not is_learning(facts[key]):
+                chosen = "reset"
+        if chosen == "reset":
+            torch_reducers.reset_ddp(ddp)
+        else:
+            torch_reducers.remake_reducer(ddp, buckets)
+            remade.add(id(ddp))
+    return remade
 
 
-def must_remake(facts: list[str]) -> bool:
-    """Return whether ranks that told these facts of a module need new reducers."""
-    return "first step" in facts or len(set(facts)) > 1
+def plan(facts: list[Fact]) -> str:
+    """Return what ranks that told these facts of a module do with its reducers.
+
+    Returns:
+        "reset": the buckets stay. "begin again": those it began with. "agree": ranks tell of their
+        buckets, and take the same ones.
+    """
+    phases = {fact.phase for fact in facts}
+    if not any(fact.ended for fact in facts):
+        has_begun = "anew" in phases or any(fact.is_static for fact in facts)
+        return "begin again" if has_begun else "reset"
+    is_settled = len(phases) == 1 and phases != {"first"}
+    return "reset" if is_settled and not is_learning(facts) else "agree"
 
 
-def _fact(ddp: DistributedDataParallel) -> str:
-    if ddp.static_graph and ddp not in _has_ended_step:
-        return "first step"
-    return "new buckets" if torch_modules.has_rebuilt_buckets(ddp) else "first buckets"
+def is_learning(facts: list[Fact]) -> bool:
+    """Return whether a rank's reducer has not ended the step in which it learns a static graph."""
+    return any(fact.is_static and not fact.ended for fact in facts)
+
+
+def agreed(claims: Iterable[Claim]) -> Claim | None:
+    """Return which buckets to go on with, of what ranks claim in their order in the group.
+
+    torch takes those of the group's first rank as well. Where the best are what a rank has, all
+    have the same: none of them has laid any since the last repair. None where no rank can name any,
+    for parameters have been frozen since: then all take the constructor's.
+    """
+    return min(claims, key=lambda claim: _BEST_FIRST.index(claim.kind), default=None)
+
+
+def _reducing(ddps: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
+    return [ddp for ddp in ddps if torch_reducers.has_reducer(ddp)]
+
+
+def _fact(ddp: DistributedDataParallel) -> Fact:
+    phase = "anew" if torch_reducers.has_rebuilt_buckets(ddp) else "first"
+    if not torch_reducers.lays_anew(ddp):
+        phase = "never"
+    return Fact(_ended.get(ddp.reducer, 0), phase, bool(ddp.static_graph))
+
+
+def _claims(ddp: DistributedDataParallel) -> list[Claim]:
+    """Return the best that this rank can say of a module's buckets, if anything."""
+    if torch_reducers.has_rebuilt_buckets(ddp):
+        kind, buckets = "laid", torch_reducers.buckets_of(ddp)
+    else:
+        # With a static graph the first backward tells no order. What a step tells that has not
+        # ended is lost with it.
+        is_told = _ended.get(ddp.reducer, 0) >= (2 if ddp.static_graph else 1)
+        kind, buckets = "to come", torch_reducers.buckets_to_come(ddp) if is_told else None
+        if buckets is None:
+            kind, buckets = "own", torch_reducers.buckets_of(ddp)
+    return [] if buckets is None else [Claim(kind, buckets)]
+
+
+def _tell(exchange: Exchange, topic: str, mine: dict[str, Any]) -> dict[str, dict[int, Any]]:
+    """Tell all ranks of the modules here; returns, by module, what each rank has told of it."""
+    heard = {rank: json.loads(text) for rank, text in exchange(topic, json.dumps(mine)).items()}
+    keys = dict.fromkeys(key for told in heard.values() for key in told)
+    return {key: {rank: told[key] for rank, told in heard.items() if key in told} for key in keys}
 
 
 def _named(ddps: Iterable[DistributedDataParallel]) -> dict[str, DistributedDataParallel]:

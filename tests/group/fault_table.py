@@ -18,13 +18,12 @@ run without a fault.
 
 - **bit-equal**: every parameter is the same, bit by bit, on every rank.
 - **differs**: it goes on, and replicas are alike, with other parameters than the unbroken run has.
-  DDP has its buckets laid anew before step 1; when that is interrupted, one step more sums its
-  gradients in the buckets of the first step, in another order.
 - **diverges**: ranks that should hold the same parameters do not.
 - **fails**: it does not go on.
 
 Measured by `test_fault_table.py`, which compares each run with this file and says how to write it
-anew. Steps are counted from 0; pipelines fail in their third micro-batch.
+anew. Steps are counted from 0; pipelines fail in their third micro-batch. DDP lays its buckets anew
+before step 1, with a static graph before step 2: a fault then finds some ranks with new ones.
 
 """
 

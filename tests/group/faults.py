@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine import group, heal, membership
-from nbdist.engine.compat import torch_compat, torch_modules, torch_pipeline, torch_sharded
+from nbdist.engine.compat import (
+    torch_compat,
+    torch_modules,
+    torch_pipeline,
+    torch_reducers,
+    torch_sharded,
+)
 
 held: dict[str, Any] = {}  # what a rank keeps from one posted function to the next
 
@@ -137,7 +143,7 @@ def status() -> dict[str, Any]:
 
 def what_broke() -> list[str]:
     """Return what the room for torch's private parts misses in this torch."""
-    rooms = (torch_compat, torch_modules, torch_sharded, torch_pipeline)
+    rooms = (torch_compat, torch_modules, torch_reducers, torch_sharded, torch_pipeline)
     return [line for room in rooms for line in room.check()]
 
 

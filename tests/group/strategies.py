@@ -4,6 +4,7 @@
 came out. Hand-written torch objects stand beside what `nbdist.parallelize` lays.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from nbdist.engine import group, heal, hook_state
 from nbdist.engine.data import data_shard
@@ -143,7 +145,14 @@ def build(strategy: str) -> None:
     """Make the model and optimizer that `train` uses."""
     global held
     _give_reset_back()
+    _see_boundaries()
     held = STRATEGIES[strategy]()
+
+
+@functools.cache
+def _see_boundaries() -> None:
+    """Note hooks' state and reducers at each boundary, as a rank does. Once a process."""
+    register_optimizer_step_post_hook(lambda *_: hook_state.snapshot())
 
 
 def train(
@@ -179,7 +188,6 @@ def train(
                 raise
             return {"step": held.step, "error": "released"}
         held.step += 1
-        hook_state.snapshot()
     return {"step": held.step, "error": None}
 
 

@@ -18,8 +18,8 @@ STEPS = 6
 TORCH = version("torch").split("+")[0]
 
 # Where and when which rank raises. In the first step torch sets itself up (DDP's buckets, FSDP's
-# order, what pipelines send). In the second DDP lays its buckets anew: rank 3 is a leaf of the
-# broadcast that tells of them, and leaves the others with new ones.
+# order, what pipelines send). In the second DDP lays its buckets anew, with a static graph in the
+# third: rank 3 is a leaf of the broadcast that tells of them, and leaves the others with new ones.
 PLACES = {
     "forward": (3, "forward", 1),
     "backward": (3, "backward", 1),
@@ -27,6 +27,8 @@ PLACES = {
     "step 0, backward": (0, "backward", 1),
     "before step 1": (1, "before", 1),
     "before step 1, rank 3": (1, "before", 3),
+    "before step 2": (2, "before", 1),
+    "before step 2, rank 3": (2, "before", 3),
     "step 1, backward": (1, "backward", 1),
 }
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nbdist.engine.compat import torch_modules
+from nbdist.engine.compat import torch_modules, torch_reducers
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
@@ -122,7 +122,7 @@ def refused(use: Callable[[Layout], None], layout: str = "ddp") -> dict[str, Any
     same = all(map(torch.equal, before, live.model.parameters()))
     reducer = torch_modules.reducer_of(live.model)
     assert reducer is not None
-    torch_modules.reset_ddp(reducer)  # as after a cell that has failed
+    torch_reducers.reset_ddp(reducer)  # as after a cell that has failed
     out = live.model(mine()[0])
     (loss_of(out, mine()[1]) + out[1].mean() + unused_parts(live.model)).backward()
     live.optimizer(torch.optim.SGD, lr=0.1).step()

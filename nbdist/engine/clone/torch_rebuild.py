@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from nbdist.engine.clone.pickler import LostState
 from nbdist.engine.clone.unpickler import afterwards
-from nbdist.engine.compat import torch_compat, torch_modules, torch_pipeline
+from nbdist.engine.compat import torch_compat, torch_modules, torch_pipeline, torch_reducers
 from nbdist.engine.compat.torch_compat import lacking
 
 
@@ -29,11 +29,11 @@ def check() -> list[str]:
     """Return what this torch lacks of what we use, in words; empty when all is there."""
     from torch._C._distributed_c10d import Reducer
 
-    broken = lacking(Reducer, ["_get_zeros_like_grad_buckets", "_set_static_graph"], "the reducer")
+    broken = lacking(Reducer, ["_set_static_graph"], "the reducer")
+    broken += lacking(RemovableHandle, ["next_id"], "torch's handles of hooks")
     broken += lacking(
         DistributedDataParallel, ["_build_params_for_reducer"], "DistributedDataParallel"
     )
-    broken += lacking(dist, ["_compute_bucket_assignment_by_size"], "torch.distributed")
     try:
         from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY  # noqa: F401
         from torch.distributed._composable.replicate import DDP, _ReplicateState  # noqa: F401
@@ -213,7 +213,7 @@ def reduce_ddp(ddp: DistributedDataParallel) -> tuple[Any, ...]:
     for name in ("reducer", "logger"):
         del state[name]
     order = live.index(ddp)
-    contents = (state, _bucket_indices(ddp), torch_modules.builtin_hook_of(ddp), order)
+    contents = (state, _buckets_of(ddp), torch_reducers.builtin_hook_of(ddp), order)
     return _make_module, (type(ddp),), contents, None, None, _fill_ddp
 
 
@@ -226,25 +226,12 @@ def restart_static_graphs(newcomers: Iterable[int]) -> None:
     for ddp in torch_modules.live_ddps():
         members = torch_compat.ranks_of(ddp.process_group)
         if ddp.static_graph and not set(newcomers).isdisjoint(members):
-            buckets, builtin = _bucket_indices(ddp), torch_modules.builtin_hook_of(ddp)
-            ddp._remove_autograd_hooks()
-            torch_modules.build_reducer(ddp, builtin, buckets)
+            torch_reducers.remake_reducer(ddp, _buckets_of(ddp))
 
 
-def _bucket_indices(ddp: DistributedDataParallel) -> list[list[int]]:
-    """Return the reducer's buckets, first to be sent first, as indices of its parameters.
-
-    Makes zeros of the gradients' size for the moment.
-
-    Raises:
-        PicklingError: A parameter was frozen or made trainable after the module was wrapped.
-    """
-    parameters = list(dict.fromkeys(p for p in ddp._build_params_for_reducer()[0]))
-    place = {id(parameter): index for index, parameter in enumerate(parameters)}
-    buckets: list[list[int]] = []
-    for bucket in ddp.reducer._get_zeros_like_grad_buckets():
-        buckets.append([place.get(id(parameter), -1) for parameter in bucket.parameters()])
-    if sorted(index for bucket in buckets for index in bucket) != list(range(len(parameters))):
+def _buckets_of(ddp: DistributedDataParallel) -> torch_reducers.Buckets:
+    buckets = torch_reducers.buckets_of(ddp)
+    if buckets is None:
         raise pickle.PicklingError("requires_grad of a parameter has changed since DDP was made")
     return buckets
 
@@ -261,7 +248,7 @@ def _fill_ddp(ddp: Any, contents: tuple[dict[str, Any], list[list[int]], str | N
         if not isinstance(ddp.process_group, dist.ProcessGroup):
             raise LookupError("its process group is not on this rank: make both again")
         ddp._lazy_init_ran = False
-        torch_modules.build_reducer(ddp, builtin, buckets)
+        torch_reducers.build_reducer(ddp, builtin, buckets)
         torch_modules.remember_ddp(ddp)
 
     # Its parameters may not be whole yet; and ranks know their modules by the order of making.

@@ -1,4 +1,4 @@
-"""Private parts of torch inside replicated modules: DDP's reducer, `replicate`, GradScaler.
+"""Private parts of torch around replicated modules: `replicate`, comm hooks, GradScaler.
 
 One of the files that make the room for torch's private parts; see `torch_compat.py`. `check()`
 says what broke when a version moves. Tried with torch 2.13.0 (CPU).
@@ -28,26 +28,9 @@ def check() -> list[str]:
 
 
 def _broken() -> list[str]:
-    from torch._C._distributed_c10d import Reducer
-
-    broken = lacking(
-        Reducer,
-        ["_reset_state", "_set_static_graph", "_remove_autograd_hooks", "_check_reducer_finalized"],
-        "DDP's reducer",
-    )
-    broken += lacking(
-        DistributedDataParallel,
-        [
-            "_build_params_for_reducer",
-            "_build_debug_param_to_name_mapping",
-            "_ddp_init_helper",
-            "_get_ddp_logging_data",
-        ],
-        "DistributedDataParallel",
-    )
+    broken = lacking(dist, ("_broadcast_coalesced",), "torch.distributed")
     if "_per_optimizer_states" not in vars(torch.amp.GradScaler("cpu")):
         broken.append("GradScaler._per_optimizer_states is gone")
-    broken += lacking(dist, ("_broadcast_coalesced", "_register_comm_hook"), "torch.distributed")
     try:
         from torch.distributed._composable.contract import _get_registry  # noqa: F401
 
@@ -70,115 +53,9 @@ def live_ddps() -> list[DistributedDataParallel]:
     return torch_live.live(DistributedDataParallel)
 
 
-def reset_ddp(module: DistributedDataParallel) -> None:
-    """Let the reducer forget a backward that did not end."""
-    module.reducer._reset_state()
-
-
-def is_unfinished(module: DistributedDataParallel) -> bool:
-    """Return whether a backward has begun that the reducer still waits in for gradients."""
-    try:
-        module.reducer._check_reducer_finalized()
-    except RuntimeError:
-        return True
-    return False
-
-
-def remake_reducer(module: DistributedDataParallel) -> None:
-    """Give a DDP a new reducer, as its constructor does, with its hooks. No collective."""
-    builtin = builtin_hook_of(module)
-    module.reducer._remove_autograd_hooks()
-    module._has_rebuilt_buckets = False
-    build_reducer(module, builtin)
-
-
-def build_reducer(
-    module: DistributedDataParallel, builtin: str | None, buckets: list[list[int]] | None = None
-) -> None:
-    """Build the reducer of a DDP that has none, and register its hooks. No collective.
-
-    Args:
-        module: Its hooks written in Python are those it lists.
-        builtin: From `builtin_hook_of`.
-        buckets: Indices of parameters, first to be sent first; by itself the constructor's.
-    """
-    ddp: Any = module
-    parameters, expect_sparse = ddp._build_params_for_reducer()
-    names = ddp._build_debug_param_to_name_mapping(parameters)
-    with _assigned(buckets, ddp.bucket_bytes_cap):
-        ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
-    if ddp.static_graph:
-        # A new reducer learns the graph in its first iteration, and reduces at its end.
-        ddp._static_graph_delay_allreduce_enqueued = False
-        ddp.reducer._set_static_graph()
-        ddp.logger._set_static_graph()
-    for hook, state in ddp._comm_hooks:
-        ddp.logger._set_comm_hook_name(hook.__qualname__)
-        _dist._register_comm_hook(ddp.reducer, state, hook)
-    if builtin:
-        kind = builtin.removeprefix("BuiltinCommHookType.")
-        ddp._register_builtin_comm_hook(getattr(_dist.BuiltinCommHookType, kind))
-
-
-def builtin_hook_of(module: DistributedDataParallel) -> str | None:
-    """Return the name of the hook in C++ that a reducer has, if any; Python ones are in a list."""
-    return None if module._comm_hooks else module._get_ddp_logging_data().get("comm_hook")
-
-
-@contextmanager
-def _assigned(buckets: list[list[int]] | None, limit_bytes: int) -> Iterator[None]:
-    """Have DDP's own helper, which asks for buckets in the order of parameters, get these."""
-    native = _dist._compute_bucket_assignment_by_size
-
-    def assignment(*args: Any) -> tuple[list[list[int]], list[int]]:
-        if buckets is None:
-            made: tuple[list[list[int]], list[int]] = native(*args)
-            return made
-        return buckets[::-1], [limit_bytes] * len(buckets)
-
-    _dist._compute_bucket_assignment_by_size = assignment
-    try:
-        yield
-    finally:
-        _dist._compute_bucket_assignment_by_size = native
-
-
-def move_ddp(module: Any, group: dist.ProcessGroup) -> None:
-    """Let a DDP average over another group from here on; its hooks stay. No collective."""
-    module.process_group = group
-    module._lazy_init_ran = False
-    remake_reducer(module)
-
-
-def has_begun_backward(module: DistributedDataParallel) -> bool:
-    """Return whether a module with a static graph has begun its first backward."""
-    return bool(module.static_graph and module._static_graph_delay_allreduce_enqueued)
-
-
-def has_rebuilt_buckets(module: DistributedDataParallel) -> bool:
-    """Return whether the reducer has laid its buckets anew, as it does once, in an early step."""
-    return bool(module._has_rebuilt_buckets)
-
-
 def comm_hooks_of(module: DistributedDataParallel) -> list[tuple[Callable[..., Any], Any]]:
     """Return the communication hooks that a module's gradients pass, each as (hook, its state)."""
     return list(module._comm_hooks)
-
-
-def first_bucket_mb(module: DistributedDataParallel) -> tuple[float, float]:
-    """Return (MB of a module's gradients, MB that its first bucket takes of them)."""
-    size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    return size / 2**20, _first_bucket_bytes(module) / 2**20
-
-
-def _first_bucket_bytes(module: Any) -> int:
-    if hasattr(module, "_bucket_config"):
-        return int(module._bucket_config.first_bucket_bytes_cap)
-    # torch 2.11
-    if module.bucket_bytes_cap_default:
-        first: int = vars(dist)["_DEFAULT_FIRST_BUCKET_BYTES"]
-        return first
-    return int((*module.bucket_bytes_cap_list, module.bucket_bytes_cap)[0])
 
 
 def reset_grad_scaler(scaler: torch.amp.GradScaler) -> bool:

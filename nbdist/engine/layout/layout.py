@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_modules
+from nbdist.engine.compat import torch_modules, torch_reducers
 from nbdist.engine.layout import cost, plain_copy, unused, zero1
 from nbdist.engine.layout.cp.context import Context
 from nbdist.engine.layout.explain import BatchSize, Explanation
@@ -128,7 +128,7 @@ class Layout(Trainable):
         reducer = torch_modules.reducer_of(self.model)
         assert world is not None
         assert reducer is not None, "a layout that can follow has one"
-        torch_modules.move_ddp(reducer, world)
+        torch_reducers.move_ddp(reducer, world)
         self.shape = MeshShape(dp=dist.get_world_size())
         self.mesh = DeviceMesh.from_group(world, self.mesh.device_type, mesh_dim_names=("dp",))
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from nbdist.engine.compat import torch_hooks, torch_modules
+from nbdist.engine.compat import torch_hooks, torch_modules, torch_reducers
 from nbdist.errors import LayoutError
 
 _SHOWN = 4  # names in an error
@@ -36,7 +36,7 @@ def refuse(model: nn.Module) -> None:
         LayoutError: The last backward has left parameters out; the text names them.
     """
     reducer = torch_modules.reducer_of(model)
-    if reducer is None or not torch_modules.is_unfinished(reducer):
+    if reducer is None or not torch_reducers.is_unfinished(reducer):
         return
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     left_out = [name for name, p in trained.items() if p.grad is None]
@@ -68,7 +68,7 @@ def _before_step(optimizer: Optimizer, _args: Any, _keywords: Any) -> None:
     """Refuse a step on gradients that are not averaged; others' models do not matter to it."""
     for model in list(_models):
         reducer = torch_modules.reducer_of(model)
-        if reducer is not None and torch_modules.is_unfinished(reducer):
+        if reducer is not None and torch_reducers.is_unfinished(reducer):
             own = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if any(id(p) in own for p in model.parameters()):
                 refuse(model)

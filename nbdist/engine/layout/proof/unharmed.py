@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from nbdist.engine import hook_state, whole_steps
-from nbdist.engine.compat import torch_hooks, torch_modules, torch_sharded
+from nbdist.engine.compat import torch_hooks, torch_modules, torch_reducers, torch_sharded
 from nbdist.engine.layout.dry_run import untouched
 from nbdist.engine.layout.state import whole
 from nbdist.engine.training import training
@@ -98,7 +98,7 @@ def _forget_iteration(model: nn.Module) -> None:
             torch_sharded.reset_fsdp2(state)
     reducer = torch_modules.reducer_of(model)
     if reducer is not None:
-        torch_modules.reset_ddp(reducer)
+        torch_reducers.reset_ddp(reducer)
 
 
 # ---- Dropout ------------------------------------------------------------------------------------
