@@ -296,7 +296,8 @@ def was_released(error: BaseException) -> bool:
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        if isinstance(link, ReleasedError) or any(mark in told.text_of(link) for mark in _GLOO_MARKS):
+        text = told.text_of(link)
+        if isinstance(link, ReleasedError) or any(mark in text for mark in _GLOO_MARKS):
             return True
         link = link.__cause__ or link.__context__
     return False

@@ -103,7 +103,7 @@ def test_a_newcomer_takes_its_part_of_sequences(ranks: Cluster, place: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
 @pytest.mark.parametrize("place", ["forward", "backward"])
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw fused"])
 @pytest.mark.parametrize("wrap", WRAPS)

@@ -76,16 +76,20 @@ class Ranks:
     def stop(self) -> None:
         self._context.__exit__(None, None, None)
 
-    def outcome_of(self, strategy: str, place: str) -> str:
-        """Train with a fault, and say how the result compares with a training without one."""
+    def outcome_of(self, strategy: str, *places: str) -> str:
+        """Train with faults, and say how the result compares with a training without one."""
         if strategy not in self.unbroken:
             self.ranks.run(strategies.build, strategy)
             self.ranks.run(strategies.train, STEPS)
             self.unbroken[strategy] = self.ranks.run(strategies.fingerprint)
         try:
-            prints = self._train_with_fault(strategy, *PLACES[place])
+            self.ranks.run(strategies.build, strategy)
+            for place in places:
+                self._train_to_fault(strategy, *PLACES[place])
+            self.ranks.run(strategies.train, STEPS)
+            prints = self.ranks.run(strategies.fingerprint)
         except RankFailed as error:
-            print(f"{strategy}, {place}: {error}")
+            print(f"{strategy}, {places}: {error}")
             kept = self.unbroken
             self.stop()
             self.__init__()  # type: ignore[misc]
@@ -96,9 +100,8 @@ class Ranks:
             return "bit-equal"
         return "differs" if _who_is_alike(prints) == _who_is_alike(unbroken) else "diverges"
 
-    def _train_with_fault(self, strategy: str, step: int, place: str, breaker: int) -> list[str]:
+    def _train_to_fault(self, strategy: str, step: int, place: str, breaker: int) -> None:
         ranks, peers = self.ranks, [rank for rank in range(4) if rank != breaker]
-        ranks.run(strategies.build, strategy)
         has_micro_batches = strategy.startswith("pipeline") or '"pp=' in strategy
         passes = 2 if has_micro_batches and place != "before" else 0
         ranks.post(strategies.train, STEPS, step, place, passes, breaker)
@@ -109,8 +112,6 @@ class Ranks:
         assert freed == [{"step": step, "error": "released"}] * len(peers)
         self.generation += 1
         ranks.run(strategies.recover, self.generation)
-        ranks.run(strategies.train, STEPS)
-        return ranks.run(strategies.fingerprint)
 
 
 def _who_is_alike(prints: list[str]) -> list[int]:
@@ -157,3 +158,19 @@ def test_what_a_fault_leaves_of_a_training_is_what_the_table_says(
     if (strategy, TORCH) not in table:
         pytest.fail(f"fault_table.md has no row of torch {TORCH} for {strategy}: write it anew")
     assert outcome == table[strategy, TORCH][place]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "DDP",
+        pytest.param("DDP, static_graph", marks=pytest.mark.slow),
+        pytest.param("DDP, find_unused_parameters", marks=pytest.mark.slow),
+        pytest.param('nbdist.parallelize(model, "ddp")', marks=pytest.mark.slow),
+    ],
+)
+def test_faults_in_a_row_while_buckets_are_laid_anew_change_no_bit(
+    ranks: Ranks, strategy: str
+) -> None:
+    in_a_row = ["step 0, backward", "before step 1", "step 1, backward", "before step 2, rank 3"]
+    assert ranks.outcome_of(strategy, *in_a_row) == "bit-equal"
