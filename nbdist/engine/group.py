@@ -32,7 +32,7 @@ from nbdist.engine import (
     renewal,
     sockets,
 )
-from nbdist.engine.compat import torch_compat, torch_live
+from nbdist.engine.compat import torch_compat, torch_live, torch_modules
 from nbdist.engine.compat.torch_compat import TCPStore
 from nbdist.engine.group_spec import Spec
 from nbdist.engine.meeting import FORM_TIMEOUT_S
@@ -109,6 +109,7 @@ def join(
     torch_compat.watch_names()
     torch_live.watch(identity.note)
     hook_state.watch()
+    torch_modules.make_replicate_again()
     membership.enter(here)
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:

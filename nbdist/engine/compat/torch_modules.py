@@ -4,6 +4,7 @@ One of the files that make the room for torch's private parts; see `torch_compat
 says what broke when a version moves. Tried with torch 2.13.0 (CPU).
 """
 
+import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator
@@ -33,8 +34,11 @@ def _broken() -> list[str]:
         broken.append("GradScaler._per_optimizer_states is gone")
     try:
         from torch.distributed._composable.contract import _get_registry  # noqa: F401
+        from torch.distributed._composable.replicate import _ReplicateState
 
         broken += lacking(composable_replicate(), ("state",), "composable replicate")
+        if not {"has_initialized", "_param_list", "_param_names"} <= vars(_ReplicateState()).keys():
+            broken.append("what composable replicate knows of its reducer has moved")
     except ImportError as error:
         broken.append(f"composable replicate has moved: {error}")
     return broken
@@ -171,6 +175,30 @@ def reducer_of(module: nn.Module) -> DistributedDataParallel | None:
         return None
     reducer = getattr(composable_replicate().state(module), "_ddp", None)
     return reducer if isinstance(reducer, DistributedDataParallel) else None
+
+
+def make_replicate_again() -> None:
+    """Let `replicate` make its reducer in a later forward where the first one was broken off.
+
+    It notes that it has begun before it does, and would make none. Once a process.
+    """
+    from torch.distributed._composable.replicate import _ReplicateState
+
+    native: Any = _ReplicateState.init
+    if getattr(native, "_nbdist_watches", False):
+        return
+
+    @functools.wraps(native)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            native(self, *args, **kwargs)
+        except BaseException:
+            self.has_initialized = False
+            self._param_list, self._param_names = nn.ParameterList(), []
+            raise
+
+    init._nbdist_watches = True  # type: ignore[attr-defined]
+    _ReplicateState.init = init  # type: ignore[method-assign]
 
 
 _replicated: "WeakKeyDictionary[DistributedDataParallel, ref[nn.Module]]" = WeakKeyDictionary()
