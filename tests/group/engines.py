@@ -16,10 +16,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from tests.group.harness import CONTEXT
+from tests.group.harness import CONTEXT, HANG_S
 from tests.group.last_words import LastWords, speak_into
-
-_ANSWER_S = 60.0
 
 
 class RankFailed(AssertionError):
@@ -46,14 +44,14 @@ class Engine:
         """Let the main thread run `function(*args)` after what was posted before."""
         self.main.send((function, args))
 
-    def result(self, timeout_s: float = _ANSWER_S) -> Any:
+    def result(self, timeout_s: float = HANG_S) -> Any:
         """Return what the oldest posted function returned; raise RankFailed if it raised."""
         return self._answer(self.main, timeout_s)
 
     def now(self, function: Callable[..., Any], *args: object) -> Any:
         """Run `function(*args)` on the control thread and return its value."""
         self.control.send((function, args))
-        return self._answer(self.control, _ANSWER_S)
+        return self._answer(self.control, HANG_S)
 
     def _answer(self, pipe: Connection, timeout_s: float) -> Any:
         if not pipe.poll(timeout_s):

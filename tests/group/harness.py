@@ -35,6 +35,10 @@ CONTEXT.set_forkserver_preload(
     ]
 )
 
+# A bound that tells a hang from a slow machine: most need a second of it, and 60 where twenty more
+# share the two cores.
+HANG_S = 200.0
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -53,7 +57,7 @@ class _Rank:
 
 
 def run_ranks(
-    n: int, function: Callable[..., Any] | str, *args: object, timeout_s: float = 60
+    n: int, function: Callable[..., Any] | str, *args: object, timeout_s: float = HANG_S
 ) -> list[Any]:
     """Return what `function(*args)` returned on each of `n` ranks, in rank order.
 
@@ -73,7 +77,7 @@ def run_ranks(
 
 
 def try_ranks(
-    n: int, function: Callable[..., Any] | str, *args: object, timeout_s: float = 60
+    n: int, function: Callable[..., Any] | str, *args: object, timeout_s: float = HANG_S
 ) -> list[Outcome]:
     """Like `run_ranks`, but return how each rank ended and raise nothing: for tests of faults."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:

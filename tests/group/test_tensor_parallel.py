@@ -19,8 +19,10 @@ BOTH = TensorParallel(sequence=True, loss=True)
 # Largest difference of a parameter after three clipped AdamW steps that comes from the order of
 # summation alone: AdamW amplifies round-off. Sums over ranks have another order than one matmul.
 FLOOR = {"torch.float32": 2e-5, "torch.float64": 1e-13}
-# Packed projections differ by up to 1.5e-13 in float64; float32 is 2**29 times coarser.
-FLOOR_PACKED = {"torch.float32": 8e-5, "torch.float64": 1.5e-13}
+# Packed projections have a bias for keys, which has no effect and a gradient of rounding alone. Six
+# trainings in one process that begin half a unit of the last place away differ by up to 9.9e-5 and
+# 1.5e-13 (AMD EPYC; the other models by 3.7e-6 and 8.2e-15): 6 times that, as in parity_cases.
+FLOOR_PACKED = {"torch.float32": 6e-4, "torch.float64": 9e-13}
 
 # What `make test` runs, and the rest of the matrix: (model, ranks, layout, policy).
 EVERY_TIME = [
