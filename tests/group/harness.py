@@ -30,6 +30,7 @@ CONTEXT.set_forkserver_preload(
         "torch.distributed.optim",
         "torch.profiler",
         "nbdist.engine.boot",
+        "nbdist.engine.layout.parallelize",
         "nbdist.engine.training",
         "pytest",
     ]
