@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,11 @@ from tests.random.trial import (
 )
 
 LONGEST_S = 60.0
-_PLACEHOLDER = "placeholder"
+
+# Trouble of a model, beside what has become of its ranks.
+_REFUSED = "refused"
+_OPTIMIZER_REFUSED = "its optimizer was refused"
+_TORN = "struck within its step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +301,11 @@ class _Driver:
         shadows = [s for s in by_rank.values() if s is not None]
         if name not in self._unsure and shadows:
             shadow = shadows[0]
-            if all(by_rank.get(rank) is shadow for rank in shadow.members):
+            holds_all = all(by_rank.get(rank) is shadow for rank in shadow.members)
+            if holds_all and shadow.trouble == _OPTIMIZER_REFUSED:
+                self._act_make_optimizer(shadow)
+                return shadow
+            if holds_all and shadow.trouble != _REFUSED:
                 return shadow
         model = model or (shadows[0].model if shadows else self._last_model.get(name))
         if model is None:
@@ -319,6 +327,13 @@ class _Driver:
             )
         self.act(Make((model,)))
         self._row, self._text, self._allowed = row, text, allowed
+
+    def _act_make_optimizer(self, shadow: Shadow) -> None:
+        """Make an optimizer again, as its refusal has told."""
+        self.driven.story.append(f"### the optimizer of {shadow.model.name} again")
+        self._ran_well(cells.make_optimizer(shadow.model))
+        shadow.renew_optimizer()
+        shadow.trouble = ""
 
     def _train(self, act: Train) -> None:
         if act.model is not None:
@@ -425,6 +440,8 @@ class _Driver:
                 self._find("an untold cause", f"{cause} is not in: {told}")
         if ran.error is None:
             self._row.outcome = "went on" if fired else "right"
+            if any(s.trouble == _TORN for s in shadows):
+                self._find("wrong weights", "a model was trained that a fault has torn")
             if fired and _must_fail(fault) and not is_retried:
                 self._find("an untold fault", f"{fault} did not fail the cell")
             return
@@ -435,8 +452,13 @@ class _Driver:
             gone = any(set(s.members) <= newcomers for s in shadows)
             if not (is_lost or self._is_uneven or no_snapshot or gone):
                 self._find("refused, though nothing was lost", ran.text)
+            is_model_whole = "the model itself" in ran.text and len(shadows) == 1
             for shadow in shadows:
-                shadow.trouble = shadow.trouble or "refused"
+                if "the model itself is whole" in ran.text and shadow.trouble == _TORN:
+                    self._find("a false sentence", "the model itself is whole")
+                # A loader or a schedule would begin elsewhere than the new optimizer.
+                can_go_on = is_model_whole and shadow.model.data == "index"
+                shadow.trouble = _OPTIMIZER_REFUSED if can_go_on else _REFUSED
             return
         if not fired:
             self._find("an error without a fault", ran.text)
@@ -569,7 +591,13 @@ class _Driver:
         ran = self._call(lambda: self._session.restart(",".join(map(str, ranks))))
         if ran.error is not None:
             self._find("an error without a fault", ran.text)
-        self._text += " ".join(map(str, ran.result or ()))
+        self._said(ran)
+
+    def _said(self, ran: Ran) -> None:
+        """Keep the sentences that a call returned."""
+        said = "\n".join(map(str, ran.result or ()))
+        self._text += said
+        self.driven.story.append(said)
 
     def _scale(self, n: int) -> None:
         if n == self._n:
@@ -579,7 +607,7 @@ class _Driver:
         if ran.error is not None:
             self._find("an error without a fault", ran.text)
             raise Lost
-        self._text += " ".join(map(str, ran.result or ()))
+        self._said(ran)
         self._n = n
         for by_rank in self._names.values():
             for rank in [r for r in by_rank if r >= n]:
@@ -676,7 +704,8 @@ class _Driver:
                 by_rank[rank] = fits[0] if fits else None
                 if fits:
                     self._void.discard((name, rank))
-                if not fits and not any(s.trouble for s in meant.values()):
+                is_part = any(s.model.layout in SHARDED for s in meant.values())
+                if not fits and not is_part and not self._is_torn_now(meant.values()):
                     other = self._whose(held[rank])
                     what = f"{name} of the new rank {rank} is no living rank's {name}{other}"
                     self._find("a wrong model", what)
@@ -686,6 +715,9 @@ class _Driver:
                 if is_whole and rank in shadow.members and not self._is_named(rank, name):
                     what = f"{name} of the new rank {rank} is {held[rank]}, and nothing says so"
                     self._find("silently lost", what)
+
+    def _is_torn_now(self, shadows: Iterable[Shadow]) -> bool:
+        return any(s.is_split and id(s) in self._allowed or s.trouble == _TORN for s in shadows)
 
     def _is_named(self, rank: int, name: str) -> bool:
         return f"Not cloned to rank {rank}" in self._text and name in self._text
@@ -707,7 +739,7 @@ class _Driver:
             }
             if not seen:
                 continue
-            if shadow.trouble and shadow.model.layout in SHARDED:
+            if shadow.trouble == _TORN or (shadow.trouble and shadow.model.layout in SHARDED):
                 continue
             allowed = self._allowed.get(id(shadow), [shadow.state()])
             state = next((s for s in allowed if all(is_at(s, v) for v in seen.values())), None)
@@ -715,6 +747,10 @@ class _Driver:
             if state is None:
                 if "in the midst of an optimizer step" in self._text:
                     self._unsure.add(shadow.model.name)
+                    continue
+                if shadow.is_split and shadow.trouble and id(shadow) in self._allowed:
+                    # Killed within its step, of which each rank makes a part: it must be refused.
+                    shadow.trouble = _TORN
                     continue
                 self._find("wrong weights", self._describe(shadow, allowed, seen))
                 self._unsure |= {name for name, _ in seen}
