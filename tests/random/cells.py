@@ -119,6 +119,12 @@ def message(sender: int, receiver: int, sent: int, room: int) -> str:
     )
 
 
+def drop(name: str, ranks: Sequence[int]) -> str:
+    """Return a cell that deletes a model, and whatever else holds it, on some ranks."""
+    names = [f"{prefix}{name}" for prefix in ("", "o_", "l_", "p_", "d_")] + ["out"]
+    return f"if rank in {tuple(ranks)}:\n    for name in {names}: globals().pop(name, None)"
+
+
 def look(models: Sequence[str], variables: Sequence[str]) -> str:
     """Return a cell whose value is what a rank holds."""
     names = f"{list(models)!r}, {list(variables)!r}"

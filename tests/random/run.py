@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 import nbdist
-from tests.random.drive import Driven, drive
+from tests.random.calls import Driven
+from tests.random.drive import drive
 from tests.random.trial import draw
 
 ROOT = Path(__file__).resolve().parents[2]

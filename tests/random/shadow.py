@@ -114,7 +114,8 @@ class Shadow:
         order = _order(self.model, epoch)
         size = GLOBAL_BATCH // len(self.members)
         first = nth * GLOBAL_BATCH + self.members.index(rank) * size
-        return self._data[order[first : first + size]]
+        x, y = self._data[order[first : first + size]]
+        return x, y
 
 
 def _order(model: Model, epoch: int) -> torch.Tensor:

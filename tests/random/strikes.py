@@ -22,7 +22,8 @@ _STOPPED_S = 0.5
 
 def pid_of(session: Session, rank: int) -> int:
     """Return the process of a rank, as the session knows it now."""
-    return session._cluster.ranks[rank].pid
+    pid: int = session._cluster.ranks[rank].pid
+    return pid
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import pytest
 
 import nbdist
 from nbdist import Session
-from tests.random.drive import _Driver
-from tests.random.trial import FAULTS, LAYOUTS, Make, Model, Train, Trial, draw
+from tests.random.drive import Driver
+from tests.random.trial import FAULTS, LAYOUTS, Make, Model, Train, draw
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,12 +75,12 @@ def test_what_is_made_wrong_on_purpose_is_found(session: Session, tmp_path: Path
     for name, (code, kind) in WRONG.items():
         folder = tmp_path / name
         folder.mkdir()
-        driver = _Driver(Trial(0, 2, ()), session, folder)
-        driver._run("varied = 0")
-        driver._variables["varied"] = {0: {0}, 1: {0}}
+        driver = Driver(2, session, folder)
+        driver.calls.run("varied = 0")
+        driver.held.variables["varied"] = {0: {0}, 1: {0}}
         driver.act(Make((MODEL,)))
         driver.act(Train(("m1",), 3))
         assert not driver.driven.findings, driver.driven.story
-        driver._run(code)
+        driver.calls.run(code)
         driver.act(Train(("m1",), 3))
         assert kind in {finding.kind for finding in driver.driven.findings}, name
