@@ -98,8 +98,10 @@ def _work(seeds: list[int], path: Path) -> None:
 
 
 def _append(path: Path, trial: dict[str, object]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(trial) + "\n")
+    # In one write: several runners may share the file, each with seeds of its own.
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(file, (json.dumps(trial) + "\n").encode())
+    os.close(file)
 
 
 def _show(seed: int) -> int:
