@@ -38,6 +38,11 @@ def false_loss(text: str, steps: Collection[int]) -> list[str]:
     return [m.group(0) for m in _LOST.finditer(text) if int(m.group(1)) not in steps]
 
 
+def rolled_back_to(text: str) -> set[int]:
+    """Return the steps to which models are told to have gone back."""
+    return {int(step) for step in re.findall(r"rolled back \d+ steps?, to step (\d+)", text)}
+
+
 def false_start_over(text: str, *, is_made: bool) -> list[str]:
     """Return the sentence that a cell makes its optimizer anew, when it does not."""
     return [_START_OVER] if _START_OVER in text and not is_made else []

@@ -1,6 +1,8 @@
 """The totals of many trials as a table: what struck, what was struck, and what came of it. Pure."""
 
+import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 from collections import Counter
@@ -62,12 +64,11 @@ def here() -> str:
         cwd=Path(__file__).parent,
         check=False,
     )
-    import torch
-
-    cores = len(__import__("os").sched_getaffinity(0))
+    torch = importlib.metadata.version("torch")
+    cores = os.cpu_count()
     return (
         f"{date.today()}, commit {told.stdout.strip() or 'unknown'}, {cores} cores of {_cpu()}, "
-        f"Python {platform.python_version()}, torch {torch.__version__}, gloo"
+        f"Python {platform.python_version()}, torch {torch}, gloo"
     )
 
 

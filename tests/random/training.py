@@ -53,12 +53,14 @@ def follow(ended: Ended, calls: Calls, held: Held) -> None:
         begin = shadow.made
         states = shadow.train(ended.steps)
         lost = possible(fault, states, is_first=is_first) if fired else []
-        places |= {state.made for state in lost}
         apart = possible_apart(fault, states, is_first=is_first)
         apart_at |= {state.by_optimizer for state in apart}
         if fired and (shadow.model.layout in SHARDED or shadow.is_split):
             # A snapshot: what is said of it is held against where it stands.
             lost = lost + [s for s in shadow.history.values() if s.made < lost[0].made]
+            back = sentences.rolled_back_to(calls.text)
+            lost = [s for s in lost if s.by_optimizer in back] or lost
+        places |= {state.made for state in lost}
         if ended.ran.error is None:
             allowed = [states[-1]]
             if fired and shadow.model.data == "index" and act.style == "apart":
