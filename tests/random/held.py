@@ -136,7 +136,7 @@ class Held:
                     self._calls.find("a wrong model", what)
                 continue
             for shadow in meant.values():
-                is_whole = not (shadow.model.layout in SHARDED or shadow.is_split)
+                is_whole = not (shadow.model.layout in SHARDED or shadow.is_split or shadow.trouble)
                 if is_whole and rank in shadow.members and not self._is_named(rank, name):
                     what = f"{name} of the new rank {rank} is {held[rank]}, and nothing says so"
                     self._calls.find("silently lost", what)

@@ -7,7 +7,7 @@ from tests.random import sentences
 from tests.random.calls import Calls, Ran
 from tests.random.expected import must_fail, possible, possible_apart
 from tests.random.held import OPTIMIZER_REFUSED, REFUSED, TORN, Held
-from tests.random.shadow import Shadow
+from tests.random.shadow import Shadow, State
 from tests.random.trial import SHARDED, Fault, Train
 
 
@@ -61,18 +61,19 @@ def follow(ended: Ended, calls: Calls, held: Held) -> None:
             back = sentences.rolled_back_to(calls.text)
             lost = [s for s in lost if s.by_optimizer in back] or lost
         places |= {state.made for state in lost}
+        again: list[list[State]] = []
+        if fired and ended.attempts > 1 and shadow.model.data == "index" and act.style == "apart":
+            # Such a loop begins again where it did, with the model that it has come to.
+            for state in lost:
+                shadow.put(state)
+                again.append(shadow.train(ended.steps, begin))
+            shadow.put(states[-1])
         if ended.ran.error is None:
-            allowed = [states[-1]]
-            if fired and shadow.model.data == "index" and act.style == "apart":
-                # Such a loop begins again where it did, with the model that it has come to.
-                for state in lost:
-                    shadow.put(state)
-                    allowed.append(shadow.train(ended.steps, begin)[-1])
-                    shadow.put(states[-1])
+            allowed = [states[-1], *(made[-1] for made in again)]
         else:
-            allowed = lost or states[:1]
+            allowed = [*(lost or states[:1]), *(state for made in again for state in made)]
             if ended.attempts > 1:
-                allowed = allowed + states
+                allowed += states
         held.allowed[id(shadow)] = allowed
         shadow.history |= {state.made: state for state in states}
     for text in sentences.false_loss(calls.text, apart_at if fired else set()):
