@@ -116,6 +116,8 @@ def join(
         torch_compat.set_group_count(first_group)
         everyone, spec = tuple(range(world_size)), Spec(backend, timeout_s, "")
         record = group_record.read(client, rank) if generation else None
+        if record is not None and int(record.default) < first_group:
+            record = None  # of groups that all ranks have left since
         default, groups = (record.default, record.groups) if record else (str(first_group), {})
         known = {(default, everyone): spec} | groups
         plan = meeting.meet(here, known, FORM_TIMEOUT_S, default=default, is_new=True)

@@ -29,3 +29,15 @@ def test_one_that_was_made_in_the_cell_that_failed_is_a_placeholder(session: Ses
     with pytest.raises(NBDistError, match="placeholder for a process group"):
         session.run(SUM)
     session.run("own = again = None")
+
+
+def test_groups_that_a_scale_has_left_behind_are_not_formed_again(session: Session) -> None:
+    session.run("own = dist.new_group([0, 1])")
+    session.scale(3)
+    with pytest.raises(NBDistError, match="no more"):
+        session.run("if rank < 2: dist.all_reduce(torch.ones(1), group=own)")
+    session.run("own = dist.new_group([0, 2])")
+    session.scale(2)
+    total = "t = torch.ones(1); dist.all_reduce(t); t.item()"
+    assert session.run(total).value_list == [2.0, 2.0]
+    session.run("own = None")
