@@ -248,18 +248,15 @@ class Boundary:
 
     def hand_over(self) -> dict[str, Any]:
         """Return what a newcomer must know, among it the optimizers that each rank has whole."""
-        return {
-            "steps": [(optimizer, self.steps[optimizer].whole) for optimizer in self.whole()],
-            "has_stepped": self._has_stepped,
-            "goes_on": self._goes_on,
-        }
+        made = {str(i): (one, self.steps[one].whole) for i, one in enumerate(self.whole())}
+        return {**made, "cell": (self._has_stepped, self._goes_on)}
 
     def take_over(self, told: dict[str, Any]) -> None:
         """Know, in a newcomer, what `hand_over` told on the rank that it was cloned from."""
-        for optimizer, whole in told["steps"]:
+        self._has_stepped, self._goes_on = told.pop("cell")
+        for optimizer, whole in told.values():
             torch_live.remember(Optimizer, optimizer)
             self.steps.setdefault(optimizer, Steps()).settle(whole)
-        self._has_stepped, self._goes_on = told["has_stepped"], told["goes_on"]
 
     def take(self) -> Mark:
         """Note the state now, and return it."""

@@ -14,6 +14,7 @@ Main thread only.
 
 from collections import Counter
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -48,7 +49,8 @@ def note(made: Any) -> None:
     moment = (kind, group.group_name, collectives)
     _counts.update([moment, (*moment, looks)])
     begin = f"{kind} {group.group_name}/{generation}/{collectives}"
-    _names[made] = f"{begin}/{_counts[*moment, looks]}", f"{begin}/{_counts[moment]}"
+    alike = blake2b(repr(looks).encode(), digest_size=6).hexdigest()
+    _names[made] = f"{begin}/{alike}/{_counts[*moment, looks]}", f"{begin}/{_counts[moment]}"
 
 
 def of(made: Any, *, is_alike: bool = True) -> str:
@@ -62,14 +64,14 @@ def of(made: Any, *, is_alike: bool = True) -> str:
     return UNKNOWN if names is None else names[0 if is_alike else 1]
 
 
-def hand_over(objects: Iterable[Any]) -> list[tuple[Any, Names]]:
+def hand_over(objects: Iterable[Any]) -> dict[str, tuple[Any, Names]]:
     """Return objects with their names, for a newcomer that gets copies."""
-    return [(one, _names[one]) for one in objects if one in _names]
+    return {str(i): (one, _names[one]) for i, one in enumerate(objects) if one in _names}
 
 
-def take_over(told: Iterable[tuple[Any, Names]]) -> None:
+def take_over(told: dict[str, tuple[Any, Names]]) -> None:
     """Name, on a newcomer, the copies of what `hand_over` returned; some are placeholders."""
-    for one, names in told:
+    for one, names in told.values():
         if isinstance(one, DistributedDataParallel | Optimizer | LRScheduler):
             _names[one] = names
 

@@ -142,7 +142,7 @@ def find() -> list[Unit]:
     return units
 
 
-def hand_over() -> list[tuple[Any, identity.Names]]:
+def hand_over() -> dict[str, tuple[Any, identity.Names]]:
     """Return what a newcomer may get a copy of, with the names by which all ranks know it."""
     whole = [unit for unit in find() if unit.kind != "sharded"]
     trained = [one for unit in whole for one in (*unit.optimizers, *unit.schedulers)]

@@ -131,3 +131,29 @@ def test_what_only_some_ranks_have_sent_changes_no_name(session: Session, before
     first, second = session.run("digest(model)").value_list
     assert first == second
     session.run("model = opt = plan = None", track=False)
+
+
+def test_names_come_whole_to_a_newcomer_that_cannot_have_all_they_are_of(session: Session) -> None:
+    session.run(
+        f"{BEGIN}\nfrom torch.distributed.optim import ZeroRedundancyOptimizer\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "model = make(0); nbdist.parallelize(model, 'ddp')\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "other = DistributedDataParallel(make(1))\n"
+        "zero = ZeroRedundancyOptimizer(other.parameters(), torch.optim.SGD, lr=0.1)\n"
+        "late = torch.optim.SGD(make(2).parameters(), lr=0.1)",
+        track=False,
+    )
+    # In its first step, in which the model holds its optimizer, which cannot travel.
+    fails(
+        session,
+        "other(torch.ones(1, 4)).sum().backward()\n"
+        "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\nzero.step()",
+    )
+    told = fails(session, "if rank: raise ValueError('a mistake')\ndist.barrier()")
+
+    assert "does not" not in told
+    session.run("train(model, opt, 2)", track=False)
+    late = "model(torch.ones(1, 4)).sum().backward()\nif rank: raise ValueError('late')\nopt.step()"
+    assert "Rank 1 had lost step 3" in fails(session, f"{late}\ndist.barrier()")
+    session.run("model = opt = other = zero = late = None", track=False)

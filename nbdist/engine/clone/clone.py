@@ -53,10 +53,11 @@ _MOST_ROUNDS = 8  # each leaves out what the one before could not build; one is 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    capture: Callable[[], Any]
-    restore: Callable[[Any], None]
+    capture: Callable[[], dict[str, Any]]
+    restore: Callable[[dict[str, Any]], None]
 
 
+_PART = "nbdist."  # before the names of what is in no namespace
 _parts: dict[str, _Part] = {}
 _shell: Any = None
 
@@ -67,15 +68,19 @@ def live_in(shell: Any) -> None:
     _shell = shell
 
 
-def also(name: str, capture: Callable[[], Any], restore: Callable[[Any], None]) -> None:
+def also(
+    name: str,
+    capture: Callable[[], dict[str, Any]],
+    restore: Callable[[dict[str, Any]], None],
+) -> None:
     """Have something travel that is in no namespace, in the same pickle: what it shares stays so.
 
     Args:
         name: For messages, such as `steps`.
-        capture: Called on the source; returns what travels.
-        restore: Called on a newcomer, with that.
+        capture: Called on the source; returns what travels, each value by itself.
+        restore: Called on a newcomer, with those that came whole.
     """
-    _parts[f"nbdist.{name}"] = _Part(capture, restore)
+    _parts[f"{_PART}{name}/"] = _Part(capture, restore)
 
 
 def clone_each(
@@ -234,7 +239,9 @@ class _Place:
 
 def _give(place: _Place, newcomer: int, step: int) -> dict[str, Any]:
     channel = Channel(newcomer)
-    sent = {**place.names(), **{name: part.capture() for name, part in _parts.items()}}
+    sent = place.names()
+    for name, part in _parts.items():
+        sent |= {f"{name}{key}": value for key, value in part.capture().items()}
     anchors = place.keys()
     refused, excluded = dict[int, str](), dict[str, str]()
     for attempt in range(_MOST_ROUNDS):
@@ -292,12 +299,14 @@ def _seed(sent: Mapping[str, Any]) -> int:
 
 
 def _answer(parcel: pickler.Parcel, newcomer: int, seed: int, step: int) -> dict[str, Any]:
-    placeholders = {name: why for name, why in parcel.placeholders.items() if name not in _parts}
+    def users(names: Iterable[str]) -> list[str]:
+        return [name for name in names if not name.startswith(_PART)]
+
     return {
         "source": dist.get_rank(),
-        "names": [name for name in parcel.names if name not in {*_parts, *parcel.lost}],
-        "placeholders": placeholders,
-        "lost": [name for name in parcel.lost if name not in _parts],
+        "names": [name for name in users(parcel.names) if name not in parcel.lost],
+        "placeholders": {name: parcel.placeholders[name] for name in users(parcel.placeholders)},
+        "lost": users(parcel.lost),
         "random": {"seed": seed, "step": step},
         "inexact": _say_inexact(newcomer),
     }
@@ -322,9 +331,10 @@ def _take(place: _Place, source: int, here: int) -> dict[str, Any]:
     values = _load_from(channel, place)
     answer: dict[str, Any] = channel.receive()
     for name, part in _parts.items():
-        captured = values.pop(name, None)
-        if captured is not None and type(captured) is not Placeholder:
-            part.restore(captured)
+        came = {
+            key.removeprefix(name): values.pop(key) for key in [*values] if key.startswith(name)
+        }
+        part.restore({k: value for k, value in came.items() if type(value) is not Placeholder})
     place.namespace.update(values)
     hook_state.snapshot()  # the source's hooks stand at a boundary
     _seed_anew(mix(answer["random"]["seed"], here, answer["random"]["step"]))

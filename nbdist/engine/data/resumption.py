@@ -168,10 +168,10 @@ def _begin_steps(optimizer: Optimizer) -> None:
 _Handed = tuple[int, bool, bool, list[_Planned], list[tuple[Standing, _Place]], list[Optimizer]]
 
 
-def hand_over() -> list[_Handed]:
+def hand_over() -> dict[str, list[_Handed]]:
     """Return what a newcomer must know to run a cell again: the last one, or one that failed."""
     whole = boundary.here().whole()
-    return [
+    cells = [
         (
             again.number,
             again.goes_on,
@@ -183,11 +183,14 @@ def hand_over() -> list[_Handed]:
         for again in (_cell.again(), _again)
         if again is not None
     ]
+    return {"cells": cells}
 
 
-def take_over(handed: list[_Handed]) -> None:
+def take_over(told: dict[str, list[_Handed]]) -> None:
     """Know, in a newcomer, what `hand_over` told on the rank that it was cloned from."""
     global _again
+    if "cells" not in told:
+        return  # it did not come whole
     last, *failed = [
         # Without random numbers: they were the other rank's.
         _Again(
@@ -198,7 +201,7 @@ def take_over(handed: list[_Handed]) -> None:
             [(weakref.ref(one), place) for one, place in live],
             [weakref.ref(one) for one in optimizers],
         )
-        for number, goes_on, has_stepped, made, live, optimizers in handed
+        for number, goes_on, has_stepped, made, live, optimizers in told["cells"]
     ]
     _cell.number, _cell.taken_over = last.number, last
     _again = failed[0] if failed else None

@@ -60,14 +60,15 @@ def _with_context(mesh: DeviceMesh, shape: MeshShape, axis: str) -> DeviceMesh:
     return torch_sharded.flattened(mesh[axis, "cp"]) if shape.sizes[axis] > 1 else mesh["cp"]
 
 
-def hand_over() -> dict[Any, DeviceMesh]:
+def hand_over() -> dict[str, tuple[Any, DeviceMesh]]:
     """Return the meshes that layouts share: a newcomer makes no new groups where others do not."""
-    return dict(_meshes.get(_world(), {}))
+    made = _meshes.get(_world(), {})
+    return {str(i): (key, mesh) for i, (key, mesh) in enumerate(made.items())}
 
 
-def take_over(meshes: dict[Any, DeviceMesh]) -> None:
+def take_over(told: dict[str, tuple[Any, DeviceMesh]]) -> None:
     """Share, on a newcomer, the meshes that `hand_over` returned."""
-    whole = {key: made for key, made in meshes.items() if isinstance(made, DeviceMesh)}
+    whole = {key: made for key, made in told.values() if isinstance(made, DeviceMesh)}
     _meshes.setdefault(_world(), {}).update(whole)
 
 
