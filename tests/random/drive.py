@@ -320,7 +320,7 @@ class Driver:
         for shadow in self.held.shadows():
             shadow.members = tuple(range(n))
             if shadow.model.layout != "ddp":
-                shadow.trouble = "scaled"
+                shadow.trouble = shadow.trouble or "scaled"
         for group in self._groups.values():
             group.trouble = "scaled"
             group.ranks = tuple(r for r in group.ranks if r < n) or (0,)

@@ -16,7 +16,6 @@ from tests.random.trial import SHARDED, Model
 # Trouble of a model, beside what has become of its ranks.
 REFUSED = "refused"
 OPTIMIZER_REFUSED = "its optimizer was refused"
-TORN = "struck within its step"
 
 
 class Held:
@@ -142,7 +141,7 @@ class Held:
                     self._calls.find("silently lost", what)
 
     def _is_torn_now(self, shadows: Iterable[Shadow]) -> bool:
-        return any((s.is_split and id(s) in self.allowed) or s.trouble == TORN for s in shadows)
+        return any((s.is_split and id(s) in self.allowed) or s.is_torn for s in shadows)
 
     def _is_named(self, rank: int, name: str) -> bool:
         """Return whether it was told that a new rank is without a name."""
@@ -167,7 +166,7 @@ class Held:
             }
             if not seen:
                 continue
-            if shadow.trouble == TORN or (shadow.trouble and shadow.model.layout in SHARDED):
+            if shadow.is_torn or (shadow.trouble and shadow.model.layout in SHARDED):
                 continue
             allowed = self.allowed.get(id(shadow), [shadow.state()])
             state = next((s for s in allowed if all(is_at(s, v) for v in seen.values())), None)
@@ -178,7 +177,7 @@ class Held:
                     continue
                 if shadow.is_split and shadow.trouble and id(shadow) in self.allowed:
                     # Killed within its step, of which each rank makes a part: it must be refused.
-                    shadow.trouble = TORN
+                    shadow.is_torn = True
                     continue
                 self._calls.find("wrong weights", self._describe(shadow, allowed, seen))
                 self.unsure |= {name for name, _ in seen}

@@ -39,6 +39,7 @@ class Shadow:
         self.model = model
         self.members = tuple(members)
         self.trouble = ""  # why its use may be refused
+        self.is_torn = False  # ranks made a part of a step each, of which there is no whole
         names: dict[str, Any] = {"torch": torch, "nn": nn}
         with torch.random.fork_rng():
             exec(cells.plain_model(model), names)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tests.random import sentences
 from tests.random.calls import Calls, Ran
 from tests.random.expected import must_fail, possible, possible_apart
-from tests.random.held import OPTIMIZER_REFUSED, REFUSED, TORN, Held
+from tests.random.held import OPTIMIZER_REFUSED, REFUSED, Held
 from tests.random.shadow import Shadow, State
 from tests.random.trial import SHARDED, Fault, Train
 
@@ -94,7 +94,7 @@ def judge(ended: Ended, calls: Calls, held: Held) -> None:
     ran = ended.ran
     if ran.error is None:
         calls.row.outcome = "went on" if fired else "right"
-        if any(shadow.trouble == TORN for shadow in ended.shadows):
+        if any(shadow.is_torn for shadow in ended.shadows):
             calls.find("wrong weights", "a model was trained that a fault has torn")
         if fired and must_fail(ended.fault) and not ended.is_retried:
             calls.find("an untold fault", f"{ended.fault} did not fail the cell")
@@ -125,10 +125,10 @@ def _judge_refusal(ended: Ended, calls: Calls, *, fired: bool) -> None:
         calls.find("refused, though nothing was lost", told)
     is_model_whole = "the model itself" in told and len(ended.shadows) == 1
     for shadow in ended.shadows:
-        if "the model itself is whole" in told and shadow.trouble == TORN:
+        if "the model itself is whole" in told and shadow.is_torn:
             calls.find("a false sentence", "the model itself is whole")
         # A loader or a schedule would begin elsewhere than the new optimizer.
-        can_go_on = is_model_whole and shadow.model.data == "index"
+        can_go_on = is_model_whole and shadow.model.data == "index" and not shadow.is_torn
         shadow.trouble = OPTIMIZER_REFUSED if can_go_on else REFUSED
 
 
