@@ -115,7 +115,8 @@ class CellRun:
         self._live = LiveText(slots, request.ranks)
         self._timed_out: str | None = None  # what the ranks did when the time ran out
         self._noted: set[int] = set()  # ranks whose failure is in the log of events
-        self._rescue = Rescue(cluster, self._live)
+        self._sent: dict[int, str] = {}  # the id of each rank's message
+        self._rescue = Rescue(cluster, self._live, self._sent)
         self._collectors = {
             rank: Collector(rank, self._live, telemetry.receive, self._news.set)
             for rank in request.ranks
@@ -128,7 +129,6 @@ class CellRun:
         events.note("cell begun", number=request.number, ranks=list(request.ranks))
         self._last_words = LastWords(self._cluster.logs, self._request.ranks)
         stop_listening = self._cluster.on_death(self._on_death)
-        messages = []
         outcome = Outcome(self._collectors, self._live)
         try:
             options = {
@@ -142,7 +142,7 @@ class CellRun:
                 "profile": self._request.profile,
             }
             for rank, collector in self._collectors.items():
-                messages.append(self._send(rank, collector, options))
+                self._send(rank, collector, options)
             self._wait(began)
             self._complete()
             outcome.repaired = self._recover()
@@ -151,7 +151,7 @@ class CellRun:
             outcome.error = error
         finally:
             stop_listening()
-            for message_id in messages:
+            for message_id in self._sent.values():
                 self._cluster.requests.forget(message_id)
             self._live.close()
         took_s = round(time.monotonic() - began, 3)
@@ -165,14 +165,13 @@ class CellRun:
         )
         return outcome
 
-    def _send(self, rank: int, collector: Collector, options: Mapping[str, Any]) -> str:
+    def _send(self, rank: int, collector: Collector, options: Mapping[str, Any]) -> None:
         try:
-            return self._cluster.requests.execute(
+            self._sent[rank] = self._cluster.requests.execute(
                 rank, self._request.code, options, collector.on_message
             )
         except RankDiedError:
             collector.died("it had ended before the cell was sent")
-            return ""
 
     def _on_death(self, rank: int, cause: str) -> None:
         collector = self._collectors.get(rank)

@@ -190,7 +190,7 @@ class Chaos:
         if fault.kind == "kill":
             self._cluster.kill(rank)
         elif fault.kind == "interrupt":
-            self._cluster.signal(rank, signal.SIGINT)
+            self._cluster.requests.ask(rank, "chaos.interrupt", busy=True)
         elif fault.kind == "raise":
             self._cluster.requests.ask(rank, "chaos.fail", busy=True)
         elif fault.kind == "stop":

@@ -74,7 +74,7 @@ class Membership:
         self.generation += 1
         new = sorted(newcomers)
         survivors = [rank for rank in range(options.n) if rank not in new]
-        pending = {
+        pending: dict[int, Future[Any]] = {
             rank: self._requests.ask(
                 rank, "group.recover", generation=self.generation, newcomers=new
             )

@@ -26,6 +26,12 @@ class RankFailedError(NBDistError):
     """A request failed on a rank; `what` carries the rank's own error."""
 
 
+class Asked(Future[Any]):
+    """What a rank will answer; `message` is the id of the request."""
+
+    message = ""
+
+
 class Requests:
     """What is asked of the ranks of one cluster, over one connection at a time."""
 
@@ -69,7 +75,7 @@ class Requests:
         busy: bool = False,
         buffers: list[Any] | None = None,
         **kwargs: Any,
-    ) -> "Future[Any]":
+    ) -> Asked:
         """Ask a rank to run one of the functions in `engine/calls.py`.
 
         Args:
@@ -83,7 +89,7 @@ class Requests:
             A future of the function's value, or of `(value, buffers)` where it returns some. It
             fails with `RankFailedError`, or with `RankDiedError` when the rank's process ends.
         """
-        future: Future[Any] = Future()
+        future = Asked()
         connection = self._require()
         with self._lock:
             how = self._ended.get(rank)
@@ -111,6 +117,7 @@ class Requests:
                 once=True,
                 buffers=buffers,
             )
+            future.message = message_id
         except KeyError:
             message_id = ""
             _fail(future, RankDiedError(f"rank {rank} is not there."))
@@ -170,6 +177,18 @@ class Requests:
             )
         except KeyError:
             raise RankDiedError(f"rank {rank} is not there.") from None
+
+    def interrupt(self, rank: int, message_id: str) -> Asked:
+        """Interrupt a cell, a push or a pull on a rank, and nothing that runs there after it.
+
+        Args:
+            rank: Which rank.
+            message_id: What `execute` returned, or `ask` as the answer's `message`.
+
+        Returns:
+            A future of whether it ran.
+        """
+        return self.ask(rank, "control.interrupt", busy=True, message=message_id)
 
     def forget(self, message_id: str) -> None:
         """Stop listening for what a cell still sends."""

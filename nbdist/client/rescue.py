@@ -6,9 +6,10 @@
    cell's end.
 2. Ranks that wait for one that will never come, or for each other: proven (`deadlock`), it is a
    fault like any other.
-3. Interrupt: SIGINT to every rank that runs. What does not settle waits in a collective, and is
-   freed as above. A rank that still does not settle is inside one long C++ call: it is waited for,
-   with a message that names it, and an interrupt after that message ends it, and no other.
+3. Interrupt: every rank that runs is told to stop this cell, and no other. What does not settle
+   waits in a collective, and is freed as above. A rank that still does not settle is inside one
+   long C++ call: it is waited for, with a message that names it, and an interrupt after that
+   message ends it, and no other.
 
 While all ranks are heard of nobody is asked anything. What is merely slow is explained after a
 quiet time, and goes on.
@@ -52,17 +53,19 @@ _SILENT_AFTER_S = 0.5  # training ranks send records twice as often
 class Rescue:
     """The recovery of one cell. Main thread only."""
 
-    def __init__(self, cluster: Cluster, live: LiveText) -> None:
+    def __init__(self, cluster: Cluster, live: LiveText, sent: Mapping[int, str]) -> None:
         """Begin with nothing wrong.
 
         Args:
             cluster: Whose ranks run the cell.
             live: Shows lines to the person who waits.
+            sent: For each rank that was sent the cell, the id of that message.
         """
         self._cut_at: float | None = None
         self.deadlock: Deadlock | None = None
         self.killed: list[int] = []  # by a second interrupt
         self._cluster = cluster
+        self._sent = sent
         self._watch = Watch(lambda rank: cluster.requests.ask(rank, "control.state", busy=True))
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
@@ -93,7 +96,7 @@ class Rescue:
             self._cluster.events.note("interrupt", ranks=running)
             for rank in running:
                 self._cluster.signal(rank, signal.SIGCONT)  # a stopped process hears nothing else
-                self._cluster.signal(rank, signal.SIGINT)
+                self._cluster.requests.interrupt(rank, self._sent[rank])
             return
         deaf = [rank for rank in running if rank in self._commentary.named]
         if not deaf:
@@ -195,7 +198,9 @@ class Rescue:
         for rank in running:
             if rank not in self._passed_on:
                 self._passed_on.add(rank)
-                self._cluster.requests.ask(rank, "control.interrupt_children", busy=True)
+                self._cluster.requests.ask(
+                    rank, "control.interrupt_children", busy=True, message=self._sent[rank]
+                )
 
     def cut_links(self) -> None:
         """Cut every living rank's links, from its control thread; frees all that wait."""

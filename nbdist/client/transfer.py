@@ -4,12 +4,12 @@ import logging
 import signal
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from nbdist import payload
 from nbdist.client.cluster import Cluster
+from nbdist.client.requests import Asked
 from nbdist.errors import ClusterError, Interrupted, NBDistError, TransferError, UsageError
 from nbdist.ranks import begin_with_ranks
 from nbdist.told import named
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 600.0
 _INTERRUPT_TIMEOUT_S = 3.0
 
-_Futures = Mapping[int, "Future[Any]"]
+_Futures = Mapping[int, Asked]
 
 
 def push(cluster: Cluster, values: Mapping[str, Any], ranks: Iterable[int]) -> None:
@@ -61,7 +61,7 @@ def _wait(cluster: Cluster, futures: _Futures, what: str) -> dict[int, Any]:
         for rank, future in futures.items():
             if not future.done():
                 cluster.signal(rank, signal.SIGCONT)  # a stopped process hears nothing else
-                cluster.signal(rank, signal.SIGINT)
+                cluster.requests.interrupt(rank, future.message)
         try:
             _answers(futures, what, _INTERRUPT_TIMEOUT_S)
         except NBDistError as error:

@@ -28,11 +28,14 @@ ANY_TIME = {
     "control.state": "nbdist.engine.control:state",
     "control.stacks": "nbdist.engine.control:stacks",
     "control.abort": "nbdist.engine.control:abort",
+    "control.interrupt": "nbdist.engine.interrupts:order",
     "control.interrupt_children": "nbdist.engine.leftovers:interrupt_children",
     "chaos.fail": "nbdist.engine.chaos:fail",
+    "chaos.interrupt": "nbdist.engine.chaos:interrupt",
 }
 
 WITH_BUFFERS = {"profile.read", "transfer.push", "transfer.pull"}
+INTERRUPTIBLE = {"transfer.push", "transfer.pull"}  # as a cell is; nothing else by halves
 
 
 def resolve(name: str, *, busy: bool) -> Callable[..., Any]:

@@ -1,13 +1,15 @@
-"""Make the cell that runs on this rank raise, wherever it is: for `%dist chaos raise`.
+"""Make the cell that runs on this rank raise, wherever it is: for `%dist chaos`.
 
 Python raises an exception that another thread has set before its next instruction. While the main
 thread is inside C++, as in a collective, that is when it comes back from there.
 
-Threads: `fail` on the control thread, `begin_cell` and `end_cell` on the main one.
+Threads: `fail` and `interrupt` on the control thread, `begin_cell` and `end_cell` on the main one.
 """
 
 import ctypes
 import threading
+
+from nbdist.engine import interrupts
 
 
 class PlannedFault(Exception):
@@ -49,6 +51,12 @@ def fail() -> bool:
         if _runs_cell:
             _set(ctypes.py_object(PlannedFault))
         return _runs_cell
+
+
+def interrupt() -> bool:
+    """Interrupt the cell that runs here, whichever it is; return whether one does."""
+    with _lock:
+        return _runs_cell and interrupts.strike(interrupts.running)
 
 
 def _set(error: "ctypes.py_object[type[BaseException]] | None") -> None:

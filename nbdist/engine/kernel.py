@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from nbdist import wire
+from nbdist.engine import calls, interrupts
 from nbdist.engine.output_files import LogStream
 from nbdist.told import text_of
 
@@ -84,7 +85,6 @@ class RankKernel(IPythonParallelKernel):
         self.shell_handlers[wire.REQUEST] = self._on_main_thread
         self.control_handlers[wire.REQUEST] = self._on_control_thread
         self._last_result: Any = None
-        self._was_interrupted = False
         self.shell.events.register("post_run_cell", self._remember_result)
 
     def _remember_result(self, result: Any) -> None:
@@ -108,16 +108,18 @@ class RankKernel(IPythonParallelKernel):
                 code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
             )
             return reply
+        summary = {}
         try:
             self._last_result = None
             self.shell.execution_count = options["prompt"]
             self.rank.cell_began(options)
             try:
-                with self._interruptible():
+                with _interruptible(self.get_parent("shell")):
                     reply = await super().do_execute(
                         code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
                     )
             finally:
+                interrupts.end()  # again: one may have struck just before the first
                 summary = self.rank.cell_ended(self._last_result)
             if reply["status"] == "error" and reply["ename"] == "NoneType":
                 # The value's repr failed: ipykernel calls the cell failed, and forgets by what.
@@ -138,30 +140,17 @@ class RankKernel(IPythonParallelKernel):
                 "execution_count": options["prompt"],
                 "user_expressions": {},
                 "payload": [],
+                **({wire.SUMMARY_KEY: summary} if summary else {}),
             }
 
     def pre_handler_hook(self) -> None:
-        """Note an interrupt, until something runs that may be interrupted.
+        """Drop an interrupt, until something runs that may be interrupted.
 
         ipykernel's own hook lets it strike from here on: a reply that was about to be sent, or a
         cell that had not begun, was lost, and the notebook waited for ever.
         """
-        self._was_interrupted = False
-        self.saved_sigint_handler = signal.signal(signal.SIGINT, self._note_interrupt)
-
-    def _note_interrupt(self, *_: Any) -> None:
-        self._was_interrupted = True
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Let SIGINT raise KeyboardInterrupt; at once, if it has come in the meantime."""
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            if self._was_interrupted:
-                raise KeyboardInterrupt
-            yield
-        finally:
-            signal.signal(signal.SIGINT, self._note_interrupt)
+        self.saved_sigint_handler = signal.getsignal(signal.SIGINT)
+        interrupts.end()
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: Any) -> Iterator[None]:
@@ -186,11 +175,15 @@ class RankKernel(IPythonParallelKernel):
         return False
 
     def _on_main_thread(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        try:
-            with self._interruptible():
-                answer = self._answer(parent, busy=False)
-        except KeyboardInterrupt:
-            answer = {"error": "KeyboardInterrupt: "}, []
+        if parent["content"]["call"] in calls.INTERRUPTIBLE:
+            try:
+                with _interruptible(parent):
+                    answer = self._answer(parent, busy=False)
+            except KeyboardInterrupt:
+                interrupts.end()  # again, as after a cell
+                answer = {"error": "KeyboardInterrupt: "}, []
+        else:
+            answer = self._answer(parent, busy=False)
         self._send_answer(stream, ident, parent, answer)
 
     def _on_control_thread(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
@@ -244,6 +237,16 @@ def serve(rank: Rank, arguments: list[str]) -> None:
     app.rank = rank
     app.initialize(arguments)
     app.start()
+
+
+@contextlib.contextmanager
+def _interruptible(parent: Mapping[str, Any]) -> Iterator[None]:
+    """Let this message of the notebook be interrupted meanwhile."""
+    try:
+        interrupts.begin(parent["header"]["msg_id"])
+        yield
+    finally:
+        interrupts.end()
 
 
 def _nothing() -> None:

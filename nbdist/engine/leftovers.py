@@ -7,6 +7,8 @@ import traceback
 
 import psutil
 
+from nbdist.engine import interrupts
+
 
 def release_frames(error: BaseException | None) -> None:
     """Empty the frames of an error and of what led to it.
@@ -45,13 +47,18 @@ def _clear(error: BaseException) -> None:
         links += [link.__cause__, link.__context__]
 
 
-def interrupt_children() -> int:
-    """Interrupt the commands that the main thread may wait for; returns how many. Any thread.
+def interrupt_children(message: str) -> int:
+    """Interrupt the commands that this message may wait for; returns how many. Any thread.
 
     `os.system` shields this process from an interrupt, as C's `system` does: in a terminal it is
     the command that gets it. Processes of multiprocessing, a DataLoader's workers among them, obey
-    their own main thread and are left alone.
+    their own main thread and are left alone. So are those of a message that follows.
     """
+    with interrupts.while_it_runs(message) as runs:
+        return _interrupt_children() if runs else 0
+
+
+def _interrupt_children() -> int:
     own = {child.pid for child in multiprocessing.active_children()}
     count = 0
     for child in psutil.Process().children():

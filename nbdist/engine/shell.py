@@ -18,7 +18,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -34,7 +33,7 @@ from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
 from IPython.core.ultratb import VerboseTB
 
 from nbdist import origins
-from nbdist.engine import where
+from nbdist.engine import interrupts, where
 from nbdist.told import ToldError, cut
 
 Lent = Callable[[], contextlib.AbstractContextManager[None]]
@@ -241,13 +240,11 @@ def _repeat_lost_interrupts() -> None:
     workers), is printed as "Exception ignored in" and forgotten: the cell would run on.
     """
     show = sys.unraisablehook
-    main = threading.main_thread().ident
-    assert main is not None
 
     def hook(lost: Any) -> None:
         if lost.exc_type is not None and issubclass(lost.exc_type, KeyboardInterrupt):
             # A little later: now, it would be raised in here and dropped once more.
-            threading.Timer(0.02, signal.pthread_kill, (main, signal.SIGINT)).start()
+            threading.Timer(0.02, interrupts.strike, (interrupts.running,)).start()
         else:
             show(lost)
 

@@ -20,6 +20,8 @@ from functools import wraps
 from queue import SimpleQueue
 from typing import Any
 
+from nbdist.engine import interrupts
+
 LONGEST_S = 0.2
 LONGEST_START_S = 2.0  # of workers
 SETTLE_S = 0.002
@@ -29,7 +31,8 @@ _set_handler: Callable[..., Any] = _signal.signal
 _INTERRUPT = int(signal.SIGINT)
 
 _holds = False  # the handler is ours
-_arrived: SimpleQueue[int] = SimpleQueue()  # a signal handler may put; most others would lock up
+# Numbers, with the message that ran. A signal handler may put; most other queues would lock up.
+_arrived: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
 _longest_s = LONGEST_S  # of what runs now
 _count = 0  # interrupts that have had to wait
 _over = 0  # how many of them came in steps that have ended
@@ -81,20 +84,18 @@ def _wait(*_: object) -> None:
     # From here on as always: the next one strikes.
     _set_handler(_INTERRUPT, signal.default_int_handler)
     _count += 1
-    _arrived.put(_count)
+    _arrived.put((_count, interrupts.running))
 
 
 def _strike_late() -> None:
     """Interrupt when the step has ended, or has not ended in time; a thread of its own."""
-    main = threading.main_thread().ident
-    assert main is not None
     while True:
-        number = _arrived.get()
+        number, message = _arrived.get()
         deadline = time.monotonic() + _longest_s
         while number > _over and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         time.sleep(SETTLE_S)
-        signal.pthread_kill(main, signal.SIGINT)
+        interrupts.strike(message)
 
 
 def _in_child() -> None:

@@ -1,8 +1,14 @@
 """Interrupts as Jupyter sends them: SIGINT to the kernel's whole process group."""
 
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
 import pytest
 
-from nbdist import Session
+from nbdist import ClusterError, Session
 from tests.cluster.conftest import Kernel, Ran
 from tests.cluster.test_faults import fail
 
@@ -278,3 +284,96 @@ _pytree.tree_map(stop, [1])
     assert "_pytree.py" not in stopped
     assert "cell" in stopped.lower()
     assert "_pytree.py" in fail(session, code.format(error="ValueError"))
+
+
+def test_an_interrupt_that_comes_when_its_cell_is_over_leaves_the_next_one_alone(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[Callable[[], Future[bool]]] = []
+    requests = session._cluster.requests
+    interrupt = requests.interrupt
+
+    def hold_up(rank: int, message_id: str) -> Future[bool]:
+        late.append(lambda: interrupt(rank, message_id))
+        if len(late) == 2:
+            (tmp_path / "interrupted").touch()
+        return Future()
+
+    until = """
+import pathlib, time
+folder = pathlib.Path({folder!r})
+(folder / f"{name} {{rank}}").touch()
+while not (folder / {name!r}).exists(): time.sleep(0.01)
+rank
+"""
+    monkeypatch.setattr(requests, "interrupt", hold_up)
+    with pytest.raises(ClusterError, match="was interrupted"):
+        session.run(until.format(folder=str(tmp_path), name="interrupted"), timeout_s=0.1)
+    assert session.last is not None
+    assert session.last.value_list == [0, 1]  # it had ended
+
+    struck = []
+
+    def let_go() -> None:
+        while not all((tmp_path / f"struck {rank}").exists() for rank in (0, 1)):
+            time.sleep(0.01)
+        struck.extend(send().result(30) for send in late)
+        (tmp_path / "struck").touch()
+
+    helper = threading.Thread(target=let_go)
+    helper.start()
+    after = session.run(until.format(folder=str(tmp_path), name="struck"), timeout_s=30)
+    helper.join()
+
+    assert after.value_list == [0, 1]
+    assert struck == [False, False]
+
+
+def test_an_interrupt_that_python_dropped_at_a_cells_end_leaves_the_next_one_alone(
+    session: Session,
+) -> None:
+    dropped = """
+import threading
+Timer, may_strike, late = threading.Timer, threading.Event(), []
+class Late(threading.Thread):
+    def __init__(self, _seconds, strike, arguments):
+        super().__init__()
+        self.strike = lambda: strike(*arguments)
+        late.append(self)
+    def run(self):
+        may_strike.wait()
+        self.strike()
+threading.Timer = Late
+class Last:
+    def __del__(self): raise KeyboardInterrupt
+last = Last()
+del last
+len(late)
+"""
+    after = """
+threading.Timer = Timer
+may_strike.set()
+for thread in late: thread.join()
+rank
+"""
+    assert session.run(dropped).value_list == [1, 1]
+    assert session.run(after).value_list == [0, 1]
+
+
+def test_an_interrupt_after_a_cells_last_line_is_told_with_what_the_cell_has_made(
+    session: Session,
+) -> None:
+    code = """
+import signal
+dist.all_reduce(torch.ones(1))
+kernel = get_ipython().kernel
+def end():
+    del kernel._restore_input
+    kernel._restore_input()
+    signal.raise_signal(signal.SIGINT)
+if rank == 0: kernel._restore_input = end
+"""
+    told = fail(session, code)
+    assert "KeyboardInterrupt" in told
+    assert "formed anew" not in told
+    assert session.run("rank").value_list == [0, 1]

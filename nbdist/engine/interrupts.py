@@ -1,0 +1,82 @@
+"""Interrupt what the main thread runs for the notebook, and nothing that follows it.
+
+An interrupt names the message that is to stop: a cell, a push or a pull. It may come late, for
+messages travel, a step must be whole first (`whole_steps`), and Python may drop the exception
+(`shell`). So SIGINT is sent in here alone, under a lock, and only while that message runs; a
+message takes the lock to end. When it has ended no SIGINT is on its way any more.
+
+One from elsewhere (`kill -INT`) names nothing: it strikes what runs, and is dropped in between.
+
+Threads: `begin` and `end` on the main thread; all else on any.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+running: str | None = None  # the id of the message that may be interrupted
+
+_wanted: str | None = None  # of the newest that was to stop: it may not have begun yet
+_lock = threading.Lock()
+
+
+def begin(message: str) -> None:
+    """Let this message be interrupted until `end`.
+
+    Raises:
+        KeyboardInterrupt: It was to stop before it began.
+    """
+    global running
+    with _lock:
+        running = message
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # After the handler is there: from here on either this or the handler sees an order.
+    if _wanted == message:
+        raise KeyboardInterrupt
+
+
+def end() -> None:
+    """Let nothing be interrupted any more; a second call does nothing."""
+    global running
+    signal.signal(signal.SIGINT, drop)
+    with _lock:
+        running = None
+
+
+def order(message: str) -> bool:
+    """Interrupt a message, also one that is still to begin; return whether it runs."""
+    global _wanted
+    _wanted = message
+    return strike(message)
+
+
+def strike(message: str | None) -> bool:
+    """Interrupt the main thread if it still runs this message; return whether it does."""
+    with while_it_runs(message) as runs:
+        if runs:
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
+    return runs
+
+
+@contextmanager
+def while_it_runs(message: str | None) -> Iterator[bool]:
+    """Give whether this message runs; if it does, it does not end before this."""
+    with _lock:
+        yield running == message
+
+
+def drop(*_: object) -> None:
+    """Be the handler of a SIGINT that nothing is there for."""
+
+
+def _in_child() -> None:
+    """Begin with a free lock in a fork: another thread may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)

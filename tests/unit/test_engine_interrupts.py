@@ -1,0 +1,123 @@
+"""An interrupt strikes the message it names, and nothing that runs before or after it."""
+
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from nbdist.engine import interrupts, leftovers, whole_steps
+
+
+@pytest.fixture(autouse=True)
+def on_a_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The main thread takes interrupts as a rank's does, and afterwards as before."""
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(interrupts, "_wanted", None)
+    interrupts.end()
+    yield
+    interrupts.end()
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_message_that_runs_is_interrupted() -> None:
+    interrupts.begin("this")
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.order("this")
+
+
+def test_a_message_that_was_to_stop_before_it_began_stops_at_once() -> None:
+    assert not interrupts.order("this")
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.begin("this")
+
+
+def test_what_comes_when_a_message_is_over_strikes_none_that_follows() -> None:
+    interrupts.begin("this")
+    interrupts.end()
+    assert not interrupts.order("this")
+    interrupts.begin("next")
+    assert not interrupts.order("this")
+    assert interrupts.running == "next"
+
+
+def test_a_signal_that_names_nothing_is_dropped_between_messages() -> None:
+    interrupts.begin("this")
+    interrupts.end()
+    signal.raise_signal(signal.SIGINT)
+    interrupts.begin("next")
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_message_does_not_end_while_it_is_being_interrupted() -> None:
+    interrupts.begin("this")
+    seen, is_held = [], threading.Event()
+
+    def hold() -> None:
+        with interrupts.while_it_runs("this"):
+            is_held.set()
+            ending.wait()
+            seen.append(interrupts.running)
+
+    ending = threading.Event()
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_held.wait()
+    lock, interrupts._lock = interrupts._lock, _Announced(interrupts._lock, ending)  # type: ignore[assignment]
+    interrupts.end()
+    interrupts._lock = lock
+    holder.join()
+
+    assert seen == ["this"]
+    assert interrupts.running is None
+
+
+def test_an_interrupt_that_waits_for_a_step_strikes_no_message_that_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    struck: list[tuple[str | None, bool]] = []
+    next_began, has_struck = threading.Event(), threading.Event()
+    strike = interrupts.strike
+
+    def strike_late(message: str | None) -> bool:
+        next_began.wait()
+        struck.append((message, strike(message)))
+        has_struck.set()
+        return struck[-1][1]
+
+    monkeypatch.setattr(interrupts, "strike", strike_late)
+    interrupts.begin("this")
+    whole_steps.begin()
+    signal.raise_signal(signal.SIGINT)
+    whole_steps.end()
+    interrupts.end()
+    interrupts.begin("next")
+    next_began.set()
+    has_struck.wait()
+
+    assert struck == [("this", False)]
+
+
+def test_only_commands_of_the_message_that_is_named_are_interrupted() -> None:
+    with subprocess.Popen(["sleep", "600"]) as command:
+        interrupts.begin("next")
+        assert leftovers.interrupt_children("this") == 0
+        assert command.poll() is None
+        assert leftovers.interrupt_children("next") == 1
+    assert command.returncode == -signal.SIGINT
+
+
+class _Announced:
+    """A lock that tells that somebody is about to take it."""
+
+    def __init__(self, lock: threading.Lock, event: threading.Event) -> None:
+        self._lock, self._event = lock, event
+
+    def __enter__(self) -> None:
+        self._event.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
