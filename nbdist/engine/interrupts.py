@@ -43,6 +43,8 @@ def end() -> None:
     signal.signal(signal.SIGINT, drop)
     with _lock:
         running = None
+    if signal.SIGINT in signal.sigpending():  # the program has blocked it, and may let it through
+        signal.sigwait([signal.SIGINT])
 
 
 def order(message: str) -> bool:

@@ -365,15 +365,15 @@ def test_an_interrupt_after_a_cells_last_line_is_told_with_what_the_cell_has_mad
 ) -> None:
     code = """
 import signal
-dist.all_reduce(torch.ones(1))
 kernel = get_ipython().kernel
 def end():
     del kernel._restore_input
     kernel._restore_input()
     signal.raise_signal(signal.SIGINT)
 if rank == 0: kernel._restore_input = end
+rank + 7
 """
-    told = fail(session, code)
-    assert "KeyboardInterrupt" in told
-    assert "formed anew" not in told
+    assert "KeyboardInterrupt" in fail(session, code)
+    assert session.last is not None
+    assert session.last.value_list == [7, 8]
     assert session.run("rank").value_list == [0, 1]

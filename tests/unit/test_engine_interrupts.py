@@ -42,6 +42,16 @@ def test_what_comes_when_a_message_is_over_strikes_none_that_follows() -> None:
     assert interrupts.running == "next"
 
 
+def test_one_that_the_program_has_blocked_ends_with_its_message() -> None:
+    interrupts.begin("this")
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    assert interrupts.order("this")
+    interrupts.end()
+    interrupts.begin("next")
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    assert interrupts.running == "next"
+
+
 def test_a_signal_that_names_nothing_is_dropped_between_messages() -> None:
     interrupts.begin("this")
     interrupts.end()
