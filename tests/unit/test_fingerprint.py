@@ -15,6 +15,11 @@ from nbdist.engine.clone.fingerprint import differing, fingerprint, of_names  # 
 from nbdist.engine.clone.loop_names import of_source  # noqa: E402
 
 
+def linear(seed: int, kind: Any = torch.nn.Linear) -> Any:
+    torch.manual_seed(seed)
+    return kind(2, 2)
+
+
 @pytest.mark.parametrize(
     "of_rank",
     [
@@ -30,6 +35,7 @@ from nbdist.engine.clone.loop_names import of_source  # noqa: E402
         lambda rank: torch.zeros(rank + 1),
         lambda rank: torch.full((3,), rank, dtype=torch.bfloat16),
         lambda rank: torch.randperm(50_000, generator=torch.Generator().manual_seed(rank)),
+        lambda rank: linear(rank),
         lambda rank: torch.nn.Parameter(torch.tensor(0.1 * rank)),
         lambda rank: [torch.ones(2, 3).T * rank],
         lambda rank: np.arange(9).reshape(3, 3)[::-1] * rank,
@@ -55,7 +61,7 @@ def test_values_made_from_a_ranks_number_differ(of_rank: Any) -> None:
         lambda: torch.empty(2, device="meta"),
         lambda: torch.eye(3).to_sparse(),
         lambda: np.array([object()]),
-        lambda: torch.nn.Linear(2, 2),
+        lambda: linear(0),
         lambda: torch.Generator().manual_seed(np.random.randint(99)),
         lambda: SimpleNamespace(_cache=np.random.rand()),
         lambda: {"f": lambda: 1, "nan": float("nan")},
@@ -69,8 +75,8 @@ def test_what_two_processes_make_alike_does_not(make: Any) -> None:
 
 def test_a_model_is_what_the_user_calls_it_though_a_clones_class_was_made_anew() -> None:
     wrapped = type("DDPLinear", (type("DDP", (), {}), torch.nn.Linear), {"__module__": "elsewhere"})
-    assert fingerprint(wrapped(2, 2)) == fingerprint(torch.nn.Linear(2, 2))
-    assert fingerprint(torch.nn.Linear(2, 2)) != fingerprint(torch.nn.Identity())
+    assert fingerprint(linear(0, wrapped)) == fingerprint(linear(0))
+    assert fingerprint(linear(0)) != fingerprint(torch.nn.Identity())
 
 
 def test_names_that_a_loop_of_a_cell_binds_are_found_and_a_functions_own_are_not() -> None:

@@ -223,7 +223,10 @@ def _place(spread: Spread) -> dict[str, float]:
         alike = spread.shape.cp * spread.shape.tp
         return place | ({"stream": float(rank // alike)} if alike > 1 else {})
     group = spread.process_group
-    return {"part": dist.get_rank(group), "parts": dist.get_world_size(group)}
+    place = {"part": float(dist.get_rank(group)), "parts": float(dist.get_world_size(group))}
+    ranks = dist.get_process_group_ranks(group)
+    # Ranks of other groups may train another model.
+    return place | ({"shared_by": float(min(ranks))} if len(ranks) < dist.get_world_size() else {})
 
 
 def _state(spread: Spread) -> dict[str, float]:

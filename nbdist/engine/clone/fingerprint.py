@@ -3,10 +3,10 @@
 A newcomer gets the values of one rank. What differs between those that live was most likely made
 from the rank's number (`checkpoint = f"{rank}.pt"`), and the newcomer has another rank's now.
 
-Only what is cheap to tell is looked at: numbers, texts, arrays, containers and what plain objects
-show, a bounded part of each; of models, optimizers and all that belongs to a process its type
-alone. A tensor that a loop of a cell has bound, such as its batch, is of the loop's last turn and
-tells nothing. Main thread only.
+Only what is cheap to tell is looked at: numbers, texts, arrays, parameters of plain modules,
+containers and what plain objects show, a bounded part of each; of models that ranks train together,
+optimizers and all that belongs to a process its type alone. A tensor that a loop of a cell has
+bound, such as its batch, is of the loop's last turn and tells nothing. Main thread only.
 """
 
 import logging
@@ -27,8 +27,9 @@ from torch.utils.data import DataLoader
 from nbdist.engine import group_names
 from nbdist.engine.clone import loop_names
 from nbdist.engine.clone.recipes import stands_at_own_rank
-from nbdist.engine.compat import torch_sharded
+from nbdist.engine.compat import torch_live, torch_modules, torch_pipeline, torch_sharded
 from nbdist.engine.data import Loader
+from nbdist.engine.wrapper import ApartWrapper
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,8 @@ class _Reader:
             return "process group"  # each rank has its own, see `group_names`
         name = f"{kind.__module__}.{kind.__qualname__}"
         if isinstance(value, nn.Module):
-            return torch_sharded.plain_name(value)  # torch's own classes before it are made anew
+            # torch's own classes before it are made anew
+            return f"{torch_sharded.plain_name(value)} {_weights(value)}"
         if isinstance(value, _OPAQUE) or self._left < 0 or depth > _MOST_DEPTH:
             return name
         plain = _plain(value)
@@ -128,6 +130,18 @@ class _Reader:
             for key, value in islice(pairs, _MOST_ITEMS)
         )
         return "{" + ", ".join(read) + "}"
+
+
+def _weights(module: nn.Module) -> str:
+    """Return what tells a plain module's parameters apart; "" of one that ranks train together."""
+    parameters = list(islice(module.parameters(), _MOST_ITEMS))
+    wrapped = [*torch_modules.live_ddps(), *torch_sharded.live_sharded()]
+    averaged = (o for o in torch_live.live(torch.optim.Optimizer) if isinstance(o, ApartWrapper))
+    together = {id(p) for one in wrapped for p in one.parameters()}
+    together |= {id(p) for one in averaged for p in one.parameters()}
+    if any(id(p) in together for p in parameters) or torch_pipeline.laid_models():
+        return ""
+    return " ".join(map(_numbers, parameters))
 
 
 def _plain(value: Any) -> str | None:
