@@ -87,15 +87,6 @@ def test_an_interrupt_while_starting_leaves_nothing_and_the_next_start_works(
         assert "3.0" in notebook.on_ranks(SUM)
 
 
-def test_a_log_folder_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
-    (tmp_path / ".nbdist").write_text("a file is in the way")
-    with Notebook(tmp_path) as notebook:
-        said = notebook.run("import nbdist\n%load_ext nbdist\n%dist start -n 2 --device cpu")
-        assert "StartError" in said
-        assert "Traceback" not in said
-        assert Family(notebook.pid).processes == []
-
-
 def test_a_python_that_cannot_be_run_is_one_error(tmp_path: Path) -> None:
     with Notebook(tmp_path) as notebook:
         notebook.run("import sys; real, sys.executable = sys.executable, '/nowhere/python'")

@@ -21,7 +21,9 @@ def within(fault: Fault, members: Sequence[int], n: int) -> Fault:
         return NO_FAULT
     if fault.kind in DEADLY and len(ranks) >= n:
         return NO_FAULT
-    return Fault(fault.kind, ranks, fault.site, fault.step, second, fault.delay_s)
+    # Who leaves after a backward leaves no peer waiting, and is rightly a step behind.
+    site = "before forward" if fault.kind == "leaves early" else fault.site
+    return Fault(fault.kind, ranks, site, fault.step, second, fault.delay_s)
 
 
 def must_fail(fault: Fault) -> bool:

@@ -224,6 +224,7 @@ class _Drawing:
         self._models: dict[str, Model] = {}
         self._groups: dict[str, tuple[int, ...]] = {}
         self._count = 0
+        self._kept = 0
         # Models that look alike are what is easily mistaken for one another.
         self._usual = self._random.choice(ARCHITECTURES)
 
@@ -358,7 +359,8 @@ class _Drawing:
     def _keep(self) -> Keep:
         everyone = tuple(range(self._n))
         ranks = self._random.choice([(0,), (0,), self._some(1), everyone])
-        return Keep(f"best{self._count}", self._a_model(), ranks)
+        self._kept += 1
+        return Keep(f"best{self._kept}", self._a_model(), ranks)
 
     def _train(self, names: tuple[str, ...] | None = None) -> Train:
         if names is None:
