@@ -238,17 +238,31 @@ class Boundary:
         return self._goes_on
 
     def made(self) -> list[Optimizer]:
-        """Return the optimizers that stepped in the last cell and were not there before it."""
-        return [one for one in self._stepped if one not in self._before_cell]
+        """Return the optimizers that the last cell has made: those that stepped, if any has."""
+        found = self._stepped if self._has_stepped else torch_live.live(Optimizer)
+        return [one for one in found if one not in self._before_cell]
+
+    def note_made(self, made: object) -> None:
+        """Note the random numbers that follow an optimizer's making, as long as none has stepped.
+
+        What seeded and drew before it is done, and a cell that keeps its model does it once.
+        """
+        if isinstance(made, Optimizer) and self.last is not None and not self._has_stepped:
+            now = self.random_numbers()
+            self.last = replace(now, others=self.last.others)
 
     def whole(self) -> list[Optimizer]:
         """Return the optimizers of which each rank has all."""
-        inner = {id(getattr(optimizer, "optim", None)) for optimizer in self.steps}
-        return [one for one in self.steps if not (id(one) in inner or _is_cut(one))]
+        living = torch_live.live(Optimizer)
+        inner = {id(getattr(optimizer, "optim", None)) for optimizer in living}
+        return [one for one in living if not (id(one) in inner or _is_cut(one))]
 
     def hand_over(self) -> dict[str, Any]:
         """Return what a newcomer must know, among it the optimizers that each rank has whole."""
-        made = {str(i): (one, self.steps[one].whole) for i, one in enumerate(self.whole())}
+        made = {
+            str(i): (one, self.steps[one].whole if one in self.steps else 0)
+            for i, one in enumerate(self.whole())
+        }
         return {**made, "cell": (self._has_stepped, self._goes_on)}
 
     def take_over(self, told: dict[str, Any]) -> None:

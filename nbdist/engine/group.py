@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from nbdist import told
 from nbdist.engine import (
+    boundary,
     group_record,
     hook_state,
     identity,
@@ -107,7 +108,7 @@ def join(
     )
     torch_compat.answer_env_rendezvous(lambda: prepare.answer_env(here, store_host, store_port))
     torch_compat.watch_names()
-    torch_live.watch(identity.note)
+    torch_live.watch(_note_made)
     hook_state.watch()
     torch_modules.make_replicate_again()
     membership.enter(here)
@@ -132,6 +133,11 @@ def join(
     finally:
         here.form_limit = None
         meeting.share_no_more(here)
+
+
+def _note_made(made: Any) -> None:
+    identity.note(made)
+    boundary.here().note_made(made)
 
 
 def _make_default(here: Membership, name: str) -> None:

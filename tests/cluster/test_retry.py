@@ -27,7 +27,7 @@ def make_loader():
     data[:, 0] = torch.arange(64)
     return nbdist.loader(data / 64, global_batch=8, seed=3)
 def once(fault):
-    if rank == 1 and len(samples) % 32 == 20 and not FLAG.exists():
+    if rank == 1 and len(samples) % 32 == {at} and not FLAG.exists():
         FLAG.touch()
         if fault == "kill": os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("once")
@@ -55,8 +55,9 @@ CELLS = {
 }
 
 
-def begin(session: Session, flag: Path, dropout: int = 1) -> None:
-    session.run(f"globals().pop('kept', None)\n{MAKE.format(flag=str(flag), dropout=dropout)}")
+def begin(session: Session, flag: Path, dropout: int = 1, at: int = 20) -> None:
+    make = MAKE.format(flag=str(flag), dropout=dropout, at=at)
+    session.run(f"globals().pop('kept', None)\n{make}")
 
 
 def assert_each_sample_once_an_epoch(values: list[tuple[object, list[list[int]]]]) -> None:
@@ -85,6 +86,26 @@ def test_a_cell_that_makes_what_it_trains_ends_as_without_a_fault(
 
 
 @pytest.mark.parametrize("makes", ["all behind a guard", "all made anew"])
+def test_a_cell_struck_before_its_first_step_ends_as_without_a_fault(
+    session: Session, tmp_path: Path, makes: str
+) -> None:
+    cell = f"{CELLS[makes]}\n{LOOP.format(fault='raise')}"
+    begin(session, tmp_path)
+    unbroken = session.run(cell, track=False).value_list
+
+    begin(session, tmp_path / "by itself", at=0)
+    assert session.run(cell, track=False, retry=1).value_list == unbroken
+
+    begin(session, tmp_path / "asked for", at=0)
+    fail(session, cell)
+    assert session.retry().value_list == unbroken
+
+    begin(session, tmp_path / "by hand", at=0)
+    fail(session, cell)
+    assert session.run(cell, track=False).value_list == unbroken
+
+
+@pytest.mark.parametrize("makes", ["all behind a guard", "all made anew"])
 def test_a_cell_that_makes_what_it_trains_ends_as_without_a_killed_rank(
     session: Session, tmp_path: Path, makes: str
 ) -> None:
@@ -106,7 +127,7 @@ def test_what_a_cell_that_is_run_again_says_is_what_it_does(
 ) -> None:
     def said(makes: str) -> str:
         flag = str(tmp_path / makes.replace(" ", "-"))
-        notebook.cell(f"globals().pop('kept', None)\n{MAKE.format(flag=flag, dropout=1)}")
+        notebook.cell(f"globals().pop('kept', None)\n{MAKE.format(flag=flag, dropout=1, at=20)}")
         cell = f"print('begun')\n{CELLS[makes]}\n{LOOP.format(fault='raise')}; None"
         ran = notebook.cell(cell, "--retry 1 --no-track")
         assert ran.error is None, ran.error

@@ -155,13 +155,13 @@ def _prepare(again: _Again) -> str | None:
 def _begin_steps(optimizer: Optimizer) -> None:
     """Refuse the first step of a cell that starts over, where it has to go on."""
     again = _cell.repeats
-    if again is None or again.goes_on or not again.has_stepped or boundary.has_stepped():
+    if again is None or again.goes_on or boundary.has_stepped():
         return
     if any(made() is optimizer for made in again.optimizers):
         raise boundary.KeptOptimizerError(
             "The optimizer was there before the cell was run again: the cell goes on."
         )
-    if dist.get_rank() == 0:
+    if again.has_stepped and dist.get_rank() == 0:
         print("The cell starts over: it makes its optimizer anew, and loops begin where they did.")
 
 
