@@ -40,13 +40,14 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from functools import wraps
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat import torch_compat, torch_hooks
 from nbdist.engine.tap import announce
 from nbdist.engine.tap.announce_messages import End
 from nbdist.engine.tap.books import Book, book_of, counts, received, sent
@@ -312,6 +313,8 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
         # A Work, or a tensor: of a functional collective. What is not found is over, or not seen.
         launch = launch_of(args[0]) if args and state.under_way else None
         state.blocked = (launch or state.last, start_ns)
+        if launch is not None and len(args) == 1 and not kwargs:
+            args = (*args, *_limit(launch))
         try:
             return native(*args, **kwargs)
         finally:
@@ -322,6 +325,17 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
                 waited(start_ns, now(), is_found=launch is not None)
 
     return wait
+
+
+def _limit(launch: Launch) -> tuple[timedelta, ...]:
+    """Return how long a message of gloo may be waited for: as long as its group's collectives.
+
+    By itself gloo takes the time within which its connections were to be made.
+    """
+    group = launch.book.group()
+    if not launch.is_message or group is None or launch.outputs[0].is_cuda:
+        return ()
+    return (timedelta(seconds=torch_compat.spec_of(group).timeout_s),)
 
 
 def _waits_in_native(native: Callable[..., Any]) -> Callable[..., Any]:
