@@ -305,8 +305,11 @@ def was_released(error: BaseException) -> bool:
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        text = told.text_of(link)
-        if isinstance(link, ReleasedError) or any(mark in text for mark in _GLOO_MARKS):
+        if isinstance(link, ReleasedError):
+            return True
+        # Of torch's errors and the system's: the text of a user's own is taken once, elsewhere.
+        text = told.text_of(link) if isinstance(link, RuntimeError | OSError) else ""
+        if any(mark in text for mark in _GLOO_MARKS):
             return True
         link = link.__cause__ or link.__context__
     return False
