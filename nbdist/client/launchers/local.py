@@ -146,7 +146,6 @@ class LocalLauncher:
 
     def revive(self) -> None:
         """Make a new parent if the last one has ended; returns at once."""
-        allow_open_files()  # the notebook's limit may have changed since
         if self.alive:
             return
         self._reader.join(5)  # it hands over what the last parent has left
