@@ -319,17 +319,17 @@ def test_a_kernel_without_file_descriptors_starts_nothing_and_later_does(
 
 
 def test_a_kernel_whose_files_are_limited_lets_ranks_have_what_it_may_give(
-    unstarted: Notebook,
+    tmp_path: Path,
 ) -> None:
-    unstarted.run(
-        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))\n"
-        "os.environ['PYTHONWARNINGS'] = 'error'"
-    )
-    said = unstarted.run("%dist stop") + start(unstarted)
-    unstarted.run("del os.environ['PYTHONWARNINGS']")
-    assert "Started" in said, said
-    assert "3.0" in unstarted.on_ranks(SUM)
-    limit = "import resource\nprint('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
-    assert "limit 80" not in unstarted.on_ranks(limit)
-    unstarted.run("resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))")
+    with Notebook(tmp_path) as notebook:  # the limit is raised at a kernel's first start
+        notebook.run(
+            "import os, resource\n"
+            "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))\n"
+            "os.environ['PYTHONWARNINGS'] = 'error'"
+        )
+        said = notebook.run("%load_ext nbdist\n%dist start -n 2 --device cpu")
+        assert "Started" in said, said
+        assert "3.0" in notebook.on_ranks(SUM)
+        limit = "import resource\nprint('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+        assert "limit 80" not in notebook.on_ranks(limit)
