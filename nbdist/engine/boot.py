@@ -121,7 +121,7 @@ class Program:
         """Flush what the cell made, put the environment back, and sum the cell up."""
         from nbdist.engine import boundary, group_record, profile, snapshot
         from nbdist.engine.averaging import async_sgd, left_open
-        from nbdist.engine.data import weighting
+        from nbdist.engine.data import resumption, weighting
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 
@@ -137,7 +137,8 @@ class Program:
         async_sgd.cell_ended()
         boundary.end_cell(is_failed=not has_succeeded)
         if self.joined:
-            group_record.write(self.kernel.shell.user_ns)
+            source = str(result.info.raw_cell) if result is not None else ""
+            group_record.write(self.kernel.shell.user_ns, resumption.cell_number(), source)
         environment.restore(self.variables)
         cut_bytes, file = self.output.end_cell()
         value = getattr(result, "result", None)

@@ -2,13 +2,15 @@
 
 `mine = dist.new_group(...)` is another group on each rank, and outside of it a mark that torch has
 for non-members. A newcomer gets one rank's namespace: neither that rank's group nor its mark says
-anything of the newcomer. Living members know the name, or what its predecessor had under it was
-written down (`group_record`). What nobody knows stays a placeholder, whose use is an error:
-a collective on torch's mark would do nothing, silently.
+anything of the newcomer, also where it is in that group. What its predecessor had under the name
+was written down (`group_record`) and counts first; else living members know. What nobody knows is
+a placeholder, whose use is an error: a collective on torch's mark would do nothing, silently, and
+one on another group would meet other ranks.
 
-Looked for: names of cells, and elements of lists that are not long. Main thread only.
+Looked for: names of cells, and elements of lists and dicts that are not long. Main thread only.
 """
 
+import ast
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,10 +19,11 @@ import torch.distributed as dist
 from nbdist.engine.compat import torch_compat
 from nbdist.engine.placeholder import Placeholder
 
-# "mine" or "pairs[1]": the group's name and its ranks; None for torch's mark.
+# "mine", "pairs[1]" or "by_axis['dp']": the group's name and its ranks; None for torch's mark.
 Names = dict[str, list[Any] | None]
 
-_LONGEST = 1024  # elements of a list that is looked through
+_LONGEST = 1024  # elements of a list or dict that is looked through
+_UNKNOWN = Placeholder("a process group", "nobody can tell which one this rank had here")
 
 
 def given(namespace: Mapping[str, Any]) -> Names:
@@ -35,18 +38,16 @@ def given(namespace: Mapping[str, Any]) -> Names:
     return names
 
 
-def restore(namespace: dict[str, Any], own: Names, told: Iterable[Names]) -> list[str]:
-    """Put this rank's groups where it has none, and torch's mark where it is no member.
-
-    Nothing is put where the ranks mean several groups that this one is in.
+def restore(namespace: dict[str, Any], own: Names, told: Iterable[Names]) -> dict[str, bool]:
+    """Put this rank's groups where it had them, and torch's mark where it was no member.
 
     Args:
         namespace: Where cells run on this newcomer, as it was cloned.
-        own: What `given` returned on this rank's predecessor.
+        own: What `given` returned on this rank's predecessor, as far as that still holds.
         told: What `given` returned on the living ranks.
 
     Returns:
-        The names that hold no placeholder any more.
+        For each name whose value was looked at whether all groups in it are known.
     """
     mine = {(live.name, live.ranks): live.group for live in torch_compat.live_groups()}
     meant: dict[str, set[dist.ProcessGroup]] = {}
@@ -54,32 +55,45 @@ def restore(namespace: dict[str, Any], own: Names, told: Iterable[Names]) -> lis
         for path, key in names.items():
             if key is not None and (group := mine.get((key[0], tuple(key[1])))) is not None:
                 meant.setdefault(path, set()).add(group)
-    touched: dict[str, bool] = {}  # by name: whether it is whole
+    is_known: dict[str, bool] = {}
     for path, holder, key, value in list(_places(namespace)):
-        if type(value) is not Placeholder:
+        came = isinstance(value, dist.ProcessGroup) or is_mark(value)
+        if not came and type(value) is not Placeholder:
             continue
-        found = _found(path, own, mine, meant)
+        if path in own:
+            found = _own(own[path], mine)
+        elif path in meant:
+            found = next(iter(meant[path])) if len(meant[path]) == 1 else None
+        else:
+            found = value if came else None  # such as `dist.group.WORLD`, or a number
         if found is not None:
             holder[key] = found
+        elif came:
+            holder[key] = _UNKNOWN
         name = path.partition("[")[0]
-        touched[name] = touched.get(name, True) and found is not None
-    return [name for name, is_whole in touched.items() if is_whole]
+        is_known[name] = is_known.get(name, True) and found is not None
+    return is_known
 
 
-def _found(
-    path: str,
-    own: Names,
-    mine: Mapping[tuple[str, tuple[int, ...]], dist.ProcessGroup],
-    meant: Mapping[str, set[dist.ProcessGroup]],
+def _own(
+    key: list[Any] | None, mine: Mapping[tuple[str, tuple[int, ...]], dist.ProcessGroup]
 ) -> Any:
-    """Return this rank's group of a name, or torch's mark; None where nobody knows it."""
-    groups = meant.get(path, set())
-    if len(groups) == 1:
-        return next(iter(groups))
-    if groups or path not in own:
-        return None
-    key = own[path]
+    """Return what a rank's own note of a name means; None where that group is no more."""
     return dist.GroupMember.NON_GROUP_MEMBER if key is None else mine.get((key[0], (*key[1],)))
+
+
+def assigned_in(source: str) -> set[str]:
+    """Return the names that a cell assigns, or assigns an element of; none of a cell that is none.
+
+    Pure.
+    """
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        cell = compile(source, "cell", "exec", flags)
+    except (SyntaxError, ValueError):
+        return set()
+    targets = [node for node in ast.walk(cell) if isinstance(getattr(node, "ctx", None), ast.Store)]
+    return {name.id for t in targets for name in ast.walk(t) if isinstance(name, ast.Name)}
 
 
 def is_mark(value: object) -> bool:
@@ -94,3 +108,6 @@ def _places(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]]
         if type(value) is list and len(value) <= _LONGEST:
             for place, element in enumerate(value):
                 yield f"{name}[{place}]", value, place, element
+        elif type(value) is dict and len(value) <= _LONGEST and value is not namespace:
+            for key, element in value.items():
+                yield f"{name}[{key!r}]", value, key, element

@@ -6,7 +6,7 @@ made, and what its cells call them. Main thread only.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,24 +27,46 @@ class Record:
         group_count: How many groups had been made by then.
         groups: Those that it was in.
         names: What its cells called them.
+        cell: Its number.
     """
 
     default: str
     group_count: int
     groups: dict[Key, Spec]
     names: Names
+    cell: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a living rank tells newcomers.
+
+    Attributes:
+        names: What its cells call its groups.
+        cell: The last cell at whose end it has written them down; 0 for none.
+        changed: The names that this cell assigns, or has given another meaning here.
+    """
+
+    names: Names
+    cell: int = 0
+    changed: tuple[str, ...] = ()
 
 
 _written = ""
+_cell = 0
+_names: Names = {}
+_changed: tuple[str, ...] = ()
 
 
-def write(namespace: Mapping[str, Any]) -> None:
+def write(namespace: Mapping[str, Any], cell: int, source: str) -> None:
     """Write down this rank's groups, where there are others than the default one.
 
     Args:
         namespace: Where cells run.
+        cell: The number of the one that has ended.
+        source: Its code.
     """
-    global _written
+    global _written, _cell, _names, _changed
     here, default = membership.here(), torch_compat.default_name()
     if here is None or not default.isdigit():
         return
@@ -53,28 +75,45 @@ def write(namespace: Mapping[str, Any]) -> None:
         return  # nobody has made one
     groups = {(g.name, g.ranks): torch_compat.spec_of(g.group) for g in torch_compat.live_groups()}
     names = group_names.given(namespace)
-    text = json.dumps([default, count, groups_to_json(groups), names])
+    others = [path for path in {**_names, **names} if _names.get(path, 0) != names.get(path, 0)]
+    changed = {path.partition("[")[0] for path in others} | group_names.assigned_in(source)
+    _changed = tuple(sorted(changed))
+    _cell, _names = cell, names
+    text = json.dumps([default, count, groups_to_json(groups), names, cell])
     if text != _written:
         here.client.set(_key(here.rank), text)
         _written = text
+
+
+def tell(namespace: Mapping[str, Any]) -> Told:
+    """Return what this living rank tells newcomers.
+
+    Args:
+        namespace: Where cells run.
+    """
+    return Told(group_names.given(namespace), _cell, _changed)
 
 
 def read(client: TCPStore, rank: int) -> Record | None:
     """Return what the process before this one wrote down as this rank; None for nothing."""
     if not client.check([_key(rank)]):
         return None
-    default, count, groups, names = json.loads(bytes(client.get(_key(rank))))
-    return Record(default, count, groups_from_json(groups), names)
+    default, count, groups, names, cell = json.loads(bytes(client.get(_key(rank))))
+    return Record(default, count, groups_from_json(groups), names, cell)
 
 
-def names_before(client: TCPStore, rank: int) -> Names:
+def names_before(client: TCPStore, rank: int, told: Iterable[Told]) -> Names:
     """Return what the cells of this rank's predecessor called its groups, as far as that is known.
 
-    Where groups were made after it was written down, a name may mean one of those.
+    Where groups were made after it was written down, a name may mean one of those; and a cell that
+    it did not live to end may have given a name another meaning, as it did on a rank that lives.
     """
     record = read(client, rank)
-    is_current = record is not None and record.group_count == torch_compat.group_count()
-    return record.names if record is not None and is_current else {}
+    if record is None or record.group_count != torch_compat.group_count():
+        return {}
+    changed = {name for one in told if one.cell > record.cell for name in one.changed}
+    kept = record.names.items()
+    return {path: key for path, key in kept if path.partition("[")[0] not in changed}
 
 
 def _key(rank: int) -> str:

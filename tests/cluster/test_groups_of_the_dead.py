@@ -31,6 +31,29 @@ def test_one_that_was_made_in_the_cell_that_failed_is_a_placeholder(session: Ses
     session.run("own = again = None")
 
 
+MINE = """
+both, alone = dist.new_group([0, 1]), [dist.new_group([0]), dist.new_group([1])][rank]
+mine, by_axis = (alone, {"row": alone}) if rank else (both, {"row": both})
+"""
+RANKS = "[dist.get_process_group_ranks(group) for group in (mine, by_axis['row'])]"
+
+
+def test_a_name_means_the_group_that_the_dead_rank_had_under_it(session: Session) -> None:
+    session.run(MINE)
+    with pytest.raises(RankError):
+        session.run(DIE)  # rank 0, whose names come, has a group under this one that 1 is in, too
+    assert session.run(RANKS).value_list == [[[0, 1]] * 2, [[1]] * 2]
+    session.run("both = alone = mine = by_axis = None")
+
+
+def test_a_name_that_the_cell_has_given_to_another_group_means_that_one(session: Session) -> None:
+    session.run(MINE)
+    with pytest.raises(RankError):
+        session.run(f"mine = both\n{DIE}")
+    assert session.run(RANKS).value_list == [[[0, 1]] * 2, [[0, 1], [1]]]
+    session.run("both = alone = mine = by_axis = None")
+
+
 def test_groups_that_a_scale_has_left_behind_are_not_formed_again(session: Session) -> None:
     session.run("own = dist.new_group([0, 1])")
     session.scale(3)

@@ -168,7 +168,7 @@ def cell(source: str) -> None:
     try:
         exec(compile(source, "cell", "exec"), namespace)
     finally:
-        group_record.write(namespace)
+        group_record.write(namespace, 1, source)
 
 
 def try_cell(source: str) -> dict[str, Any]:

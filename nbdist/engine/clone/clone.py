@@ -17,7 +17,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -109,8 +109,7 @@ def clone_each(
             answer["inexact"] += _name_missed(_Place.of(namespace).namespace, ties, source)
         if told is None or here == newcomer:
             if here == newcomer:
-                for name in group_names.restore(_Place.of(namespace).namespace, own, names):
-                    answer["placeholders"].pop(name, None)
+                _name_groups(_Place.of(namespace).namespace, own, names, answer["placeholders"])
             said = {*answer["placeholders"], *answer["lost"]}
             differ = [name for name in fingerprint.differing(marks, source) if name not in said]
             told = {**answer, "differ": differ}
@@ -147,14 +146,29 @@ def _group_names(
 
     The latter on a newcomer only, and as far as it was written down.
     """
+    mine = group_record.Told({})
+    if not (is_new := dist.get_rank() in newcomers):
+        mine = group_record.tell(_Place.of(namespace).names())
+    heard = meeting.exchange("group names", json.dumps(asdict(mine)), meeting.FORM_TIMEOUT_S)
+    told = [group_record.Told(**json.loads(text)) for text in heard.values()]
     own: group_names.Names = {}
-    mine: group_names.Names = {}
-    if dist.get_rank() in newcomers:
-        own = group_record.names_before(membership.member().client, dist.get_rank())
-    else:
-        mine = group_names.given(_Place.of(namespace).names())
-    heard = meeting.exchange("group names", json.dumps(mine), meeting.FORM_TIMEOUT_S)
-    return [json.loads(text) for text in heard.values()], own
+    if is_new:
+        own = group_record.names_before(membership.member().client, dist.get_rank(), told)
+    return [one.names for one in told], own
+
+
+def _name_groups(
+    namespace: dict[str, Any],
+    own: group_names.Names,
+    names: Iterable[group_names.Names],
+    placeholders: dict[str, str],
+) -> None:
+    """Give a newcomer's groups their names; `placeholders` are the names that did not come."""
+    for name, is_known in group_names.restore(namespace, own, names).items():
+        if is_known:
+            placeholders.pop(name, None)
+        elif name not in placeholders:
+            placeholders[name] = "nobody can tell which process group this rank had here"
 
 
 def clone(
