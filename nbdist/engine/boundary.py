@@ -15,8 +15,8 @@ hook that fails is taken out and logged, and training goes on: a notice says so.
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
@@ -65,17 +65,16 @@ class Steps:
         self.versions = None
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """The state at one boundary. Values, never changed afterwards, but for the buffers' copies.
 
-    `plain_rng` is that of Python's and numpy's generators, as they are when the mark is made.
+    `plain_rng` is that of Python's and numpy's generators.
     """
 
     rng: torch.Tensor
     cuda_rng: torch.Tensor | None
-    others: tuple[Any, ...]
-    plain_rng: random_states.States = field(default_factory=random_states.take)
+    plain_rng: random_states.States
+    others: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)
@@ -248,8 +247,7 @@ class Boundary:
         What seeded and drew before it is done, and a cell that keeps its model does it once.
         """
         if isinstance(made, Optimizer) and self.last is not None and not self._has_stepped:
-            now = self.random_numbers()
-            self.last = replace(now, others=self.last.others)
+            self.last = self.random_numbers()._replace(others=self.last.others)
 
     def whole(self) -> list[Optimizer]:
         """Return the optimizers of which each rank has all."""
@@ -280,14 +278,14 @@ class Boundary:
                 torch._foreach_copy_([b.copy for b, _ in moved], [live for _, live in moved])
             for buffer, live in moved:
                 buffer.version = live._version
-        return replace(self.random_numbers(), others=tuple(take() for take, _ in self._others))
+        return self.random_numbers()._replace(others=tuple(take() for take, _ in self._others))
 
     def random_numbers(self) -> Mark:
         """Return a mark of the random generators alone, for `start_over`."""
         return Mark(
             torch.default_generator.get_state(),
             torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-            (),
+            random_states.take(),
         )
 
     def restore(self, mark: Mark | None = None, *, random: bool = True) -> bool:

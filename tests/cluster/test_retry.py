@@ -122,6 +122,37 @@ def test_a_cell_that_makes_what_it_trains_ends_as_without_a_killed_rank(
     assert again[0][1] == unbroken[0][1]
 
 
+DRAWS = """
+import random, numpy
+if "model" not in globals():
+    model, opt = make_model()
+    random.seed(rank); numpy.random.seed(rank)
+    train = make_loader()
+draws = lambda: (torch.rand(()).item(), random.random(), numpy.random.rand())
+while train.epoch < 4:
+    draws()  # between epochs
+    for x in train:
+        once({fault!r})
+        x += sum(draws()) / 10
+        model(x).pow(2).mean().backward(); opt.step(); opt.zero_grad()
+        samples.append(draws())  # between a step and the next batch
+whole(), samples[-32:]
+"""
+
+
+@pytest.mark.parametrize("at", [20, 16])  # in the midst of an epoch, and at its first batch
+def test_random_numbers_drawn_around_steps_are_drawn_once(
+    session: Session, tmp_path: Path, at: int
+) -> None:
+    cell = DRAWS.format(fault="raise")
+    begin(session, tmp_path)
+    unbroken = session.run(cell, track=False).value_list
+
+    begin(session, tmp_path / "by itself", at=at)
+    assert session.run(cell, track=False, retry=1).value_list == unbroken
+    assert (tmp_path / "by itself").exists(), "the rank has never failed"
+
+
 def test_what_a_cell_that_is_run_again_says_is_what_it_does(
     notebook: Kernel, tmp_path: Path
 ) -> None:

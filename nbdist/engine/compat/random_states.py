@@ -14,8 +14,7 @@ import ctypes
 import random
 import struct
 import sys
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 _WORDS: Final = 624
 _LAYOUT: Final = struct.Struct(f"=i{_WORDS}I")  # index, words
@@ -24,8 +23,7 @@ _VERSION: Final = 3  # of what `random.getstate` returns
 _Memory = ctypes.Array[ctypes.c_char]
 
 
-@dataclass(frozen=True, slots=True)
-class States:
+class States(NamedTuple):
     """The states of both generators at one moment; `numpy` is None where it is not imported."""
 
     python: Any  # of `_Python.take`

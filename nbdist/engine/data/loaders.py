@@ -137,6 +137,7 @@ class Loop:
         return self
 
     def __next__(self) -> Any:
+        self._standing.ask()
         try:
             batch = next(self._inner)
         except StopIteration:

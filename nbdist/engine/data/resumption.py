@@ -24,16 +24,20 @@ from nbdist.engine import boundary
 from nbdist.engine.data import standing
 from nbdist.engine.data.sampler import Spec
 from nbdist.engine.data.standing import Standing
-from nbdist.engine.data.trail import Commit, Position, Trail
+from nbdist.engine.data.trail import Commit, Draws, Position, Trail
 
 _Mark = list[tuple[Trail, Commit]]
-_Planned = tuple[Spec, list[Position | None]]
+_Planned = tuple[Spec, list[Position | None], Draws]
 
 
 class _Place(NamedTuple):
-    """Where a loader that was there goes on: its passes' `plan`, where it `stood`, and `began`."""
+    """Where a loader that was there goes on: its passes' `plan`, where it `stood`, and `began`.
+
+    The last pass of the plan goes on with the random numbers `draws`.
+    """
 
     plan: list[Position | None]
+    draws: Draws
     stood: Commit
     began: Commit
 
@@ -76,7 +80,7 @@ class _Cell:
         self.made.append((spec, new.trail))
         self.newest.append(new)
         if nth < len(self.inherited) and self.inherited[nth][0] == spec:
-            new.plan.extend(self.inherited[nth][1])
+            new.go_on(*self.inherited[nth][1:])
 
     def again(self) -> _Again:
         """Return how it would be run again."""
@@ -89,11 +93,8 @@ class _Cell:
             self.number,
             boundary.goes_on(),
             boundary.has_stepped(),
-            [(spec, trail.plan()) for spec, trail in self.made],
-            [
-                (weakref.ref(one), _Place(one.trail.plan(), one.stood(), one.trail.began))
-                for one in standing.live()
-            ],
+            [(spec, trail.plan(), trail.committed.draws) for spec, trail in self.made],
+            [(weakref.ref(one), _place(one)) for one in standing.live()],
             [weakref.ref(one) for one in boundary.here().made()],
             boundary.here().cell_began,
         )
@@ -144,12 +145,17 @@ def _prepare(again: _Again) -> str | None:
         for live, place in living:
             live.go_back(place.stood)
     for live, place in living:
-        live.plan.extend(place.plan)
+        live.go_on(place.plan, place.draws)
     _cell.inherited = again.made
-    plans = [*(plan for _, plan in again.made), *(place.plan for _, place in again.live)]
+    plans = [*(plan for _, plan, _ in again.made), *(place.plan for _, place in again.live)]
     ends = {plan[-1] for plan in plans if plan}
     places = sorted(f"sample {p.consumed:,} of epoch {p.epoch}" for p in ends if p is not None)
     return f"The cell goes on: its loader stands at {', '.join(places)}." if places else None
+
+
+def _place(one: Standing) -> _Place:
+    trail = one.trail
+    return _Place(trail.plan(), trail.committed.draws, one.stood(), trail.began)
 
 
 def _begin_steps(optimizer: Optimizer) -> None:

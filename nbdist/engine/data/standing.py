@@ -8,13 +8,14 @@ Threads: the loop's. The position is kept by the iterator that the loop drives.
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from nbdist.engine import boundary
 from nbdist.engine.data import weighting
 from nbdist.engine.data.sampler import Batches
 from nbdist.engine.data.shards import data_shard
-from nbdist.engine.data.trail import Commit, Position, Trail
+from nbdist.engine.data.trail import Commit, Draws, Position, Trail
 from nbdist.engine.data.weighting import Heed
 from nbdist.errors import UsageError
 
@@ -36,6 +37,8 @@ class Standing:
         self.newest = range(0)  # the positions of the newest batch, over all ranks
         self.heed = Heed()
         self.plan: deque[Position | None] = deque()  # of a cell that is run again
+        self.draws: Draws | None = None  # of the last pass of the plan
+        self._to_draw: Draws | None = None  # with which the next batch is asked for
         self._given = 0  # batches of the running loop that it was given
         self._is_resumed = False
         self.trail = Trail(self._position(), cell)
@@ -62,6 +65,7 @@ class Standing:
         """Stand where the next pass begins; return False if it is done and gets nothing."""
         if self.plan:
             planned = self.plan.popleft()
+            self._to_draw = self.draws if not self.plan else None
             if planned is None:
                 self.trail.pass_over(self._position())
                 return False
@@ -79,6 +83,13 @@ class Standing:
         """Note that a loop begins here; `is_alive` as in `Trail.begin_pass`."""
         self.trail.begin_pass(self._position(), is_alive)
 
+    def ask(self) -> None:
+        """Note the random numbers with which the loop asks for a batch, or draw on as it did."""
+        if self._to_draw is not None:
+            boundary.start_over(self._to_draw.state)
+            self._to_draw = None
+        self.trail.ask(boundary.here().random_numbers)
+
     def give(self, end: int) -> None:
         """Count a batch that the loop gets; `end` is where it ends in the epoch."""
         global _newest
@@ -95,8 +106,13 @@ class Standing:
         self.trail.end_pass()
         self._next_epoch()
 
+    def go_on(self, plan: Iterable[Position | None], draws: Draws) -> None:
+        """Let the next passes begin where `plan` says, and the last of them draw as it did."""
+        self.plan.extend(plan)
+        self.draws = draws
+
     def begin_cell(self, number: int) -> None:
-        """Begin a cell in which all passes begin as always."""
+        """Begin a cell in which all passes begin as always, or as `go_on` was told."""
         self.trail.begin_cell(self._position(), self._given, self._is_resumed, number)
 
     def commit(self) -> Commit:
@@ -105,7 +121,10 @@ class Standing:
 
     def stood(self) -> Commit:
         """Return where the loader stands, for `go_back`; a boundary is not noted."""
-        return Commit(self._position(), self._given, self._is_resumed, 0, self.trail.committed.cell)
+        last = self.trail.committed
+        return last._replace(
+            position=self._position(), given=self._given, is_resumed=self._is_resumed, passes=0
+        )
 
     def go_back(self, commit: Commit) -> None:
         """Stand where the loader stood at a boundary; its next loop is another pass, as always."""

@@ -12,7 +12,7 @@ those of the run that failed, one by one:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAX_PASSES = 10_000  # of one loader in one cell; beyond, all go on from the committed position
 
@@ -22,6 +22,21 @@ class Position(NamedTuple):
 
     epoch: int
     consumed: int
+
+
+@dataclass(slots=True, eq=False)
+class Draws:
+    """The random numbers with which the batch after a boundary was first asked for.
+
+    What a loop draws between an optimizer's step and its next batch belongs to the step, and a loop
+    that goes on with that batch does not draw it again. `state` is None until then; a newcomer,
+    whose random numbers are others, gets none.
+    """
+
+    state: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Draws, ()
 
 
 class Commit(NamedTuple):
@@ -36,6 +51,7 @@ class Commit(NamedTuple):
     is_resumed: bool
     passes: int
     cell: int
+    draws: Draws
 
 
 @dataclass(slots=True)
@@ -53,14 +69,14 @@ class Trail:
         self._is_alive: Callable[[], object] = _is_over
         self._moved = False  # the running pass was given a batch since the last boundary
         self._is_at_end = False  # the running pass was given all
-        self.began = Commit(position, 0, False, 0, cell)
+        self.began = Commit(position, 0, False, 0, cell, Draws())
         self.committed = self.began
 
     def begin_cell(self, position: Position, given: int, is_resumed: bool, cell: int) -> None:
         """Forget the passes of the cell before."""
         self._passes, self._cell = [], cell
         self._is_alive, self._moved = _is_over, False
-        self.began = self.committed = Commit(position, given, is_resumed, 0, cell)
+        self.began = self.committed = Commit(position, given, is_resumed, 0, cell, Draws())
 
     def __getstate__(self) -> dict[str, object]:
         # A loader travels to a newcomer; the loop that runs here does not.
@@ -81,6 +97,12 @@ class Trail:
         """Note that a loop gets nothing, for it was done when this cell ran before."""
         self._add(_Pass(start, has_trained=True))
         self._is_alive, self._moved = _is_over, False
+
+    def ask(self, random_numbers: Callable[[], Any]) -> None:
+        """Note the random numbers with which the running loop asks for its next batch."""
+        draws = self.committed.draws
+        if draws.state is None:
+            draws.state = random_numbers()
 
     def give(self) -> None:
         """Note that the running loop gets a batch."""
@@ -109,9 +131,10 @@ class Trail:
             if self._is_alive() and self._passes:
                 self._passes[-1].has_trained = True
             self._moved = False
-        here = Commit(position, given, is_resumed, len(self._passes), self._cell)
-        if here != self.committed:
-            self.committed = here
+        *before, _ = self.committed
+        here = position, given, is_resumed, len(self._passes), self._cell
+        if here != tuple(before):
+            self.committed = Commit(*here, Draws())
         return self.committed
 
     def plan(self) -> list[Position | None]:
