@@ -10,7 +10,7 @@ from typing import Any
 
 from nbdist.packed import Calls
 
-VERSION = 3  # rises when a message changes; both sides compare it at the start
+VERSION = 4  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/output.py`
@@ -142,6 +142,7 @@ class Summary:
     from any source under "group/any"); ranks that disagree must re-form. `value` is the cell's
     value, in the JSON form of `nbdist.plain`, when it is plain, `value_repr` its repr otherwise.
     `in_group` tells whether the rank still has a default group: a program may destroy it.
+    `in_loops` tells whether loops over loaders have trained in it, and so would begin anew.
     `notices` are sentences for people, each said once.
     `cut_bytes` of output were not sent and are kept, whole, in `output_file` on the rank's host.
     """
@@ -159,6 +160,7 @@ class Summary:
     output_file: str | None = None
     seconds: float = 0.0
     in_group: bool = True
+    in_loops: bool = False
 
     @classmethod
     def from_wire(cls, content: dict[str, Any]) -> "Summary":

@@ -180,6 +180,11 @@ def distributed_parser() -> argparse.ArgumentParser:
         help="when it fails, run it again from where it stood, N times at most",
     )
     parser.add_argument(
+        "--go-on",
+        action="store_true",
+        help="this is the cell that failed last, mended: its loops go on where they stood",
+    )
+    parser.add_argument(
         "--profile",
         nargs="?",
         const=DEFAULT_STEPS,

@@ -81,17 +81,20 @@ class Attempts:
         self._profile_folder: Path | None = None  # of the newest
         self._failed: tuple[Asked, _Before] | None = None
 
-    def run(self, asked: Asked, retries: int = 0) -> CellResult:
+    def run(self, asked: Asked, retries: int = 0, *, go_on: bool = False) -> CellResult:
         """Run a cell; after a RankError again, `retries` times at most.
 
+        With `go_on` it is the cell that failed last, mended.
+
         Raises:
-            ClusterError: A rank had died before the cell, and what it held is lost.
+            ClusterError: No cell has failed that it could go on with, or a rank had died before the
+                cell, and what it held is lost.
             RankError: The cell failed on a rank, in the last attempt.
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
         """
         if asked.prompt is None:
             asked = replace(asked, prompt=self._count + 1)  # the same in every attempt
-        return self._run(asked, None, retries)
+        return self._run(asked, self._last_failed()[1] if go_on else None, retries)
 
     def retry(self) -> CellResult:
         """Run the cell again that failed or was interrupted last.
@@ -99,14 +102,17 @@ class Attempts:
         Raises:
             ClusterError: No cell has; else as `run`.
         """
+        asked, before = self._last_failed()
+        return self._run(replace(asked, above=()), before, 0)  # in another cell of the notebook
+
+    def _last_failed(self) -> tuple[Asked, _Before]:
         if self._failed is None:
             raise ClusterError(
                 "There is nothing to retry.",
                 why="no cell of this session has failed or was interrupted, or it went well since.",
                 do="run the %%distributed cell itself, also when it had run nowhere.",
             )
-        asked, before = self._failed
-        return self._run(replace(asked, above=()), before, 0)  # in another cell of the notebook
+        return self._failed
 
     def _run(self, asked: Asked, before: _Before | None, retries: int) -> CellResult:
         notice = self._mend()
@@ -114,7 +120,7 @@ class Attempts:
             done = self._attempt(asked, before, notice, follows=attempt > 1)
             error = done.outcome.error
             if error is None:
-                if self._failed is not None and self._failed[0].code == asked.code:
+                if before is not None or (self._failed and self._failed[0].code == asked.code):
                     self._failed = None
                 assert self.last is not None, "an attempt leaves its result"
                 return self.last

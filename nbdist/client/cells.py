@@ -254,6 +254,7 @@ class CellRun:
             at=self._rescue.interrupted_at,
         )
         where = verdict.places(self._cluster.ranks)
+        loops = verdict.in_loops(self._collectors) and repaired.is_whole
         if self._timed_out is not None:
             own = failures.summaries(beside, where)
             return ClusterError(
@@ -266,7 +267,8 @@ class CellRun:
                         *(repaired.lines if repaired.replaced else ()),
                     ]
                 ),
-                do="give it more time, or leave --timeout away.",
+                do="give it more time, or leave --timeout away."
+                + (f" {failures.LOOPS_GO_ON}" if loops else ""),
             )
         if self._rescue.interrupted or self._interrupts.count:
             return Interrupted(
@@ -275,7 +277,7 @@ class CellRun:
                     asked=len(self._collectors),
                     killed=self._rescue.killed,
                     where=where,
-                    notes=repaired.lines,
+                    notes=[*repaired.lines, *([failures.LOOPS_GO_ON_UNMENDED] if loops else ())],
                 )
             )
         failed = any(c.failure or c.death for c in self._collectors.values())
@@ -295,7 +297,9 @@ class CellRun:
         if self._cluster.broken:
             return self._cluster.broken_error().do
         if repaired.replaced:
-            again = "%dist retry runs the cell again; loaders go on where they stood."
-            lost = "run the cells again that make what is lost, then %dist retry."
-            return again if repaired.is_whole else lost
+            if not repaired.is_whole:
+                return f"{failures.MAKE_AGAIN} and its loader, then this one."
+            if verdict.in_loops(self._collectors):
+                return failures.LOOPS_GO_ON_UNMENDED
+            return "%dist retry runs the cell again; loaders go on where they stood."
         return self._rescue.deadlock.do if self._rescue.deadlock else ""

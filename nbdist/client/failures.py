@@ -68,6 +68,19 @@ _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
 _CELL: Final = re.compile(r"Cell In\s?\[(\d+)\], line (\d+)")
 _FILE: Final = re.compile(r"^\s*File (.+?):(\d+)")  # which may have spaces
 _OURS: Final = ("nbdist", "ipyparallel", "ipykernel", "IPython")  # they carry what users write
+# What follows advice on a cell in whose midst loops over loaders were.
+LOOPS_GO_ON: Final = (
+    "With %%distributed --go-on the cell's loops go on where they stood (unmended: %dist retry); "
+    "without, they begin anew, and batches are skipped or repeated."
+)
+LOOPS_GO_ON_UNMENDED: Final = (
+    "%dist retry runs the cell again, and its loops go on where they stood; run by hand, they "
+    "begin anew, and batches are skipped or repeated."
+)
+MAKE_AGAIN: Final = (
+    "run the cells again that make what is lost (`del` its name first, on all ranks, where a cell "
+    "asks whether it is there)"
+)
 _DO: Final = "Do:  "  # as `errors.NBDistError` prints it
 _ARROW: Final = re.compile(r"^-+> ?\d+ (.*)$", re.MULTILINE)
 
@@ -107,6 +120,11 @@ class Group:
 def uses_what_is_lost(ename: str) -> bool:
     """Return whether an exception says that its cell uses what was lost with a rank."""
     return ename.rpartition(".")[2] in ("LostStateError", "PlaceholderError")
+
+
+def _is_state(cause: "Failure | Death") -> bool:
+    """Return whether a cell uses a model whose state is lost: its training begins anew."""
+    return isinstance(cause, Failure) and cause.ename.rpartition(".")[2] == "LostStateError"
 
 
 def should_go_on(error: object) -> bool:
@@ -206,6 +224,7 @@ def rank_error(
     notes: Sequence[str] = (),
     because: str = "",
     do: str = "",
+    in_loops: bool = False,
 ) -> RankError:
     """Return the one error that a failed cell raises in the notebook.
 
@@ -217,6 +236,7 @@ def rank_error(
         notes: Sentences about what was done since, such as that the group was formed anew.
         because: Why ranks were freed although none had failed; what they raise then is no news.
         do: What to do next; found from the failures when empty.
+        in_loops: Whether loops over loaders have trained in the cell.
     """
     dead = {death.rank for death in deaths}
     raised = [failure for failure in failures if failure.rank not in dead]
@@ -235,9 +255,16 @@ def rank_error(
     else:
         lines = [because or _headline(groups, followed, len(asked)), *told, *notes]
     advice = do or _advice(groups)
+    is_lost = any(uses_what_is_lost(f.ename) for f in raised)
+    if in_loops and not is_lost and "%dist retry" not in advice:
+        advice = f"{advice.rstrip('.')}. {LOOPS_GO_ON}"
     for group in groups[:MAX_GROUPS]:
         # What is said as advice at the end need not be said here.
-        lines += [line for line in _traceback(group) if line != f"{_DO}{advice}"]
+        lines += [
+            line
+            for line in _traceback(group)
+            if not (line.startswith(_DO) and f"{_DO}{advice}".startswith(line.rstrip(".")))
+        ]
     if len(groups) > MAX_GROUPS:
         lines += ["", f"The tracebacks of {len(groups) - MAX_GROUPS} more groups are left out."]
     lines.append("")
@@ -394,10 +421,8 @@ def _advice(groups: Sequence[Group]) -> str:
     """Return what to do next, from what failed."""
     causes = [group.first for group in groups]
     if any(isinstance(c, Failure) and uses_what_is_lost(c.ename) for c in causes):
-        return (
-            "run the cells again that make what is lost, then this one; "
-            "all other variables are kept."
-        )
+        is_state = any(_is_state(c) for c in causes)
+        return f"{MAKE_AGAIN}, then {'this one' if is_state else '%dist retry'}."
     if len(groups) == 1 and isinstance(causes[0], Failure) and hasattr(errors, causes[0].ename):
         own = [line for line in causes[0].evalue.split("\n") if line.startswith(_DO)]
         if own:

@@ -109,7 +109,10 @@ class NBDist(Magics):
             "profile": asked.profile,
         }
         if not lists:
-            current().run(code, asked.ranks, resume=asked.resume, **options)
+            options |= {"resume": asked.resume, "go_on": asked.go_on}
+            current().run(code, asked.ranks, **options)
+        elif asked.go_on:
+            raise UsageError("%%distributed --go-on is one cell, and a list in -p makes several.")
         elif asked.resume:
             raise UsageError(
                 "%%distributed --resume goes on with one run, and a list makes several: "

@@ -125,6 +125,7 @@ class Session:
         prompt: int | None = None,
         retry: int = 0,
         profile: str | int | None = None,
+        go_on: bool = False,
     ) -> CellResult:
         """Run a cell on the ranks and wait until all have settled.
 
@@ -143,6 +144,8 @@ class Session:
                 again that failed like the time before without a step.
             profile: Steps to record with torch.profiler on these ranks: a count, taken after two
                 steps to warm up, or a range such as `10-14`. `Session.profile` is what came of it.
+            go_on: This is the cell that failed last, mended: its loops over loaders go on where
+                they stood, and so does its MLflow run.
 
         Returns:
             Output, value and error of each rank.
@@ -166,7 +169,7 @@ class Session:
             code, chosen, timeout_s, params or {}, run_name, resume, track, show, prompt, steps
         )
         with self._alone():
-            return self._attempts.run(asked, retry)
+            return self._attempts.run(asked, retry, go_on=go_on)
 
     def sweep(
         self,

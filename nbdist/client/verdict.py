@@ -74,7 +74,13 @@ def rank_error(
         notes=notes,
         because=because,
         do=do,
+        in_loops=in_loops(collectors),
     )
+
+
+def in_loops(collectors: Mapping[int, Collector]) -> bool:
+    """Return whether loops of the cell would begin anew, were it run by hand."""
+    return any(collector.summary.in_loops for collector in collectors.values())
 
 
 def beside_interrupt(

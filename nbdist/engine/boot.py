@@ -161,6 +161,7 @@ class Program:
             cut_bytes=cut_bytes,
             output_file=None if file is None else str(file),
             seconds=time.perf_counter() - self._began,
+            in_loops=resumption.are_loops_begun(),
             in_group=not self.joined or torch.distributed.is_initialized(),
         )
         where.running = None

@@ -6,7 +6,7 @@ a PlaceholderError. IPython may show it, and it may be pickled, copied and compa
 
 from typing import Any, NoReturn
 
-from nbdist.errors import TransferError
+from nbdist.errors import LostStateError, TransferError
 
 _LONGEST_WHY = 200  # characters
 
@@ -16,19 +16,23 @@ class PlaceholderError(TransferError):
 
 
 class Placeholder:
-    """Stands for `what` (a type's name), which did not travel because of `why`."""
+    """Stands for `what` (a type's name), which did not travel because of `why`.
 
-    __slots__ = ("_what", "_why")
+    Where `is_state` it is a model: made again, it is one that has not been trained.
+    """
 
-    def __init__(self, what: str, why: str) -> None:
+    __slots__ = ("_is_state", "_what", "_why")
+
+    def __init__(self, what: str, why: str, is_state: bool = False) -> None:
         object.__setattr__(self, "_what", what)
         object.__setattr__(self, "_why", why)
+        object.__setattr__(self, "_is_state", is_state)
 
     def __repr__(self) -> str:
         return f"<placeholder for {self._what}: {self._why}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Placeholder, (self._what, self._why)
+        return Placeholder, (self._what, self._why, self._is_state)
 
     def __getattr__(self, name: str) -> NoReturn:
         # Python, IPython and torch ask any object for such names; it simply has none of them.
@@ -40,7 +44,8 @@ class Placeholder:
         self._refuse()
 
     def _refuse(self, *_args: object, **_kwargs: object) -> NoReturn:
-        raise PlaceholderError(
+        error = LostStateError if self._is_state else PlaceholderError
+        raise error(
             f"This is a placeholder for {self._what}, which did not come to this rank.",
             why=self._why,
             do="make it again in a cell",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist import Session
+from nbdist import ClusterError, Session
 from tests.cluster.conftest import Kernel
 from tests.cluster.test_faults import fail
 
@@ -151,6 +151,21 @@ def test_random_numbers_drawn_around_steps_are_drawn_once(
     begin(session, tmp_path / "by itself", at=at)
     assert session.run(cell, track=False, retry=1).value_list == unbroken
     assert (tmp_path / "by itself").exists(), "the rank has never failed"
+
+
+def test_a_cell_that_left_loops_says_what_lets_it_go_on_also_when_mended(
+    session: Session, tmp_path: Path
+) -> None:
+    cell = DRAWS.format(fault="raise")
+    begin(session, tmp_path)
+    unbroken = session.run(cell, track=False).value_list
+
+    begin(session, tmp_path / "mended", at=20)
+    assert "With %%distributed --go-on the cell's loops go on" in fail(session, cell)
+    mended = cell.replace("once('raise')", "pass")
+    assert session.run(mended, track=False, go_on=True).value_list == unbroken
+    with pytest.raises(ClusterError, match="nothing to retry"):
+        session.retry()
 
 
 def test_what_a_cell_that_is_run_again_says_is_what_it_does(

@@ -160,7 +160,7 @@ def test_a_rank_that_called_exit_is_said_in_words() -> None:
 def test_advice_on_what_was_lost_does_not_say_that_it_is_kept() -> None:
     failures = [raised(0, "shards", name="LostStateError"), raised(1, "x", name="PlaceholderError")]
     error = rank_error(failures, asked=[0, 1])
-    assert error.do.startswith("run the cells again that make what is lost, then this one")
+    assert error.do.startswith("run the cells again that make what is lost (`del` its name first")
     assert "every rank" not in text(error)
 
 
@@ -344,3 +344,23 @@ def test_an_interrupt_of_a_cell_that_was_well_is_one_line() -> None:
     assert (
         interrupted([], asked=2, notes=["Formed anew."]) == "All ranks have stopped. Formed anew."
     )
+
+
+def test_a_cell_that_has_left_loops_names_what_lets_them_go_on() -> None:
+    failed = Failure(1, "ValueError", "bad sample")
+    told = rank_error([failed], asked=range(2), in_loops=True).do
+    assert told.startswith("mend the cell and run it again; variables are kept on every rank.")
+    assert "With %%distributed --go-on" in told
+    assert "unmended: %dist retry" in told
+    assert "begin anew" in told
+    assert "--go-on" not in rank_error([failed], asked=range(2)).do
+
+
+def test_what_was_a_model_begins_anew_and_other_things_are_made_for_a_retry() -> None:
+    model, file = (
+        rank_error([Failure(1, ename, "gone")], asked=range(2), in_loops=True).do
+        for ename in ("LostStateError", "PlaceholderError")
+    )
+    assert "then this one" in model
+    assert "retry" not in model
+    assert file.endswith("then %dist retry.")

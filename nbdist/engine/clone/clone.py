@@ -106,7 +106,8 @@ def clone_each(
     for source, newcomer in ((source, one) for source, its in chosen.items() for one in its):
         answer = clone(source, newcomer, dead=newcomers, namespace=namespace, step=step)
         if here == newcomer:
-            answer["inexact"] += _name_missed(_Place.of(namespace).namespace, ties, source)
+            missed = _name_missed(_Place.of(namespace).namespace, ties, source)
+            answer |= {"inexact": [*answer["inexact"], *missed], "missed": bool(missed)}
         if told is None or here == newcomer:
             if here == newcomer:
                 _name_groups(_Place.of(namespace).namespace, own, names, answer["placeholders"])
@@ -133,7 +134,7 @@ def _name_missed(
     for model in sources.missed(ties, here, source):
         why = f"rank {source}, from which rank {here} was cloned, does not hold it"
         for name in model.names:
-            namespace[name] = Placeholder(model.kind, why)
+            namespace[name] = Placeholder(model.kind, why, is_state=True)
         called = ", ".join(model.names) or model.kind
         lines.append(f"Rank {here} is without {called}: {why}. Make it again on its ranks.")
     return lines

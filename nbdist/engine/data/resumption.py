@@ -218,6 +218,12 @@ def cell_number() -> int:
     return _cell.number
 
 
+def are_loops_begun() -> bool:
+    """Return whether loops of the cell have trained: run by hand, they would begin anew."""
+    trails = [*(trail for _, trail in _cell.made), *(live.trail for live in standing.live())]
+    return any(trail.plan() for trail in trails)
+
+
 def add(new: Standing) -> None:
     """Note a loader that the cell makes."""
     _cell.add(new)
