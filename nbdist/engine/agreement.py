@@ -3,9 +3,10 @@
 A *unit* is one wrapped model with the optimizers that hold its parameters. After a fault one rank
 may have finished the step that another lost. *Replicated* units are made equal by copying from the
 most advanced rank; *sharded* ones, of which no rank has a second copy, go back together to a
-snapshot that all of them hold, or are refused. Ranks that train *apart* (local SGD) go back in the
-same way, each to its own; where they cannot, they are made equal: all models are as good. Ranks
-that train on their own have no unit, and are left alone.
+snapshot that all of them hold, or are refused; where schedulers alone differ, these are copied.
+Ranks that train *apart* (local SGD) go back in the same way, each to its own; where they cannot,
+they are made equal: all models are as good. Ranks that train on their own have no unit, and are
+left alone.
 
 What of two ranks is the same is known by its name (`identity`), agreed when it was made. Of what is
 not on all ranks of a unit nothing is copied: a model is left as it is, and an optimizer that has
@@ -40,7 +41,9 @@ class Report:
         is_torn: An optimizer's step was begun and not ended, and has changed something.
         is_settled: It is refused already.
         is_told: It was said that other ranks do not hold it.
-        snapshots: `steps` at each snapshot the rank holds, newest first, each with its age in s.
+        snapshots: The optimizers' steps at each that the rank holds, newest first, and ages in s.
+        schedulers: How many of `parts`, the last ones, are schedulers.
+        is_alike: Whether options and schedulers are the same on all ranks: not in pipelines.
     """
 
     kind: Kind
@@ -54,6 +57,8 @@ class Report:
     is_settled: bool = False
     is_told: bool = False
     snapshots: tuple[tuple[Steps, float], ...] = ()
+    schedulers: int = 0
+    is_alike: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,8 @@ class Decision:
 
     Attributes:
         places: Of each rank that has the unit: its number among that rank's reports.
-        action: What its ranks do. "forbid": optimizers that are not in `parts` step no more.
+        action: What its ranks do. "follow": they copy learning rates and schedulers alone, as after
+            "roll back". "forbid": optimizers that are not in `parts` step no more.
         steps: What every rank has made afterwards.
         parts: The optimizers and schedulers that all its ranks have, in the order of `steps`.
         source: Who is copied from, when copied.
@@ -73,7 +79,7 @@ class Decision:
     """
 
     places: Mapping[int, int]
-    action: Literal["copy", "roll back", "refuse", "leave", "forbid"]
+    action: Literal["copy", "roll back", "follow", "refuse", "leave", "forbid"]
     steps: Steps
     parts: tuple[str, ...]
     line: str
@@ -103,6 +109,8 @@ def from_json(text: str | bytes) -> list[Report]:
             is_settled=item["is_settled"],
             is_told=item["is_told"],
             snapshots=tuple((tuple(steps), age) for steps, age in item["snapshots"]),
+            schedulers=item["schedulers"],
+            is_alike=item["is_alike"],
         )
         for item in json.loads(text)
     ]
@@ -216,14 +224,17 @@ def _forbid_strangers(places: Mapping[int, int], of_unit: Mapping[int, Report]) 
 
 def _shared(of_unit: Mapping[int, Report]) -> dict[int, Report]:
     """Return the reports of a unit with what all of its ranks have, in one order."""
-    some = next(iter(of_unit.values()))
-    if some.kind == "sharded":
-        return dict(of_unit)  # one optimizer, by which it was matched
     parts = _common_parts(of_unit)
 
     def only(report: Report) -> Report:
         made = dict(zip(report.parts, report.steps, strict=True))
-        return replace(report, parts=parts, steps=tuple(made[part] for part in parts))
+        schedulers = report.parts[len(report.parts) - report.schedulers :]
+        return replace(
+            report,
+            parts=parts,
+            steps=tuple(made[part] for part in parts),
+            schedulers=sum(part in parts for part in schedulers),
+        )
 
     return {rank: only(report) for rank, report in of_unit.items()}
 
@@ -261,33 +272,50 @@ def _copy(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
     else:
         verb = "it" if len(behind) == 1 else "they"
         line = (
-            f"{begin_with_ranks(behind)} had lost step {_number(best.steps)}: {verb} copied the "
+            f"{begin_with_ranks(behind)} had lost step {_made(best)}: {verb} copied the "
             f"model ({best.name}) and its optimizer from rank {source}."
         )
     return Decision(places, "copy", best.steps, best.parts, line, source, behind)
 
 
+def _settle_sharded(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
+    """Go back together, unless all ranks have made the same steps of the optimizer itself."""
+    some = next(iter(of_unit.values()))
+    is_torn = any(report.is_torn for report in of_unit.values())
+    if is_torn or not some.is_alike or len(set(map(_made, of_unit.values()))) > 1:
+        return _roll_back(places, of_unit)
+    source = min(of_unit, key=lambda rank: (-sum(of_unit[rank].steps), rank))
+    best = of_unit[source]
+    behind = tuple(rank for rank in sorted(of_unit) if of_unit[rank].steps != best.steps)
+    line = (
+        f"{begin_with_ranks(behind)} had lost a scheduler's step, the one after step {_made(best)} "
+        f"of {best.name}: {'it' if len(behind) == 1 else 'they'} copied it from rank {source}."
+    )
+    return Decision(places, "follow", best.steps, best.parts, line, source, behind)
+
+
 def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
-    newest = max((report.steps for report in of_unit.values()), key=sum)
-    name = next(iter(of_unit.values())).name
-    is_apart = next(iter(of_unit.values())).kind == "apart"
-    parts = next(iter(of_unit.values())).parts
+    # Who has begun most has seen how schedulers stood as the step after a snapshot began.
+    source = max(of_unit, key=lambda rank: (_begun(of_unit[rank]), -rank))
+    best = of_unit[source]
     common = _common(of_unit)
     if not common:
         line = (
-            f"The ranks that hold {name} are one step apart ({_spread(of_unit)}), and no snapshot "
-            "is common to all of them: its parts do not fit together any more."
+            f"The ranks that hold {best.name} are one step apart ({_spread(of_unit)}), and no "
+            "snapshot is common to all of them: its parts do not fit together any more."
         )
-        return Decision(places, "refuse", newest, parts, line, lost=_number(newest))
+        return Decision(places, "refuse", best.steps, best.parts, line, lost=_made(best))
     steps = max(common, key=sum)
     age = max(dict(report.snapshots)[steps] for report in of_unit.values())
-    count = _number(newest) - _number(steps)
-    apart = "at different steps" if is_apart else "one step apart"
+    count = max(map(_made, of_unit.values())) - max(steps)
+    apart = "at different steps" if best.kind == "apart" else "one step apart"
     line = (
-        f"The ranks that hold {name} were {apart}: rolled back {count} "
-        f"step{'' if count == 1 else 's'}, to step {_number(steps)} (snapshot {age:.0f} s old)."
+        f"The ranks that hold {best.name} were {apart}: rolled back {count} "
+        f"step{'' if count == 1 else 's'}, to step {max(steps)} (snapshot {age:.0f} s old)."
     )
-    return Decision(places, "roll back", steps, parts, line, lost=count)
+    follows = best.kind == "sharded" and best.is_alike
+    behind = tuple(rank for rank in sorted(of_unit) if rank != source) if follows else ()
+    return Decision(places, "roll back", steps, best.parts, line, source, behind, lost=count)
 
 
 def _common(of_unit: Mapping[int, Report]) -> list[Steps]:
@@ -312,7 +340,7 @@ def _settle_apart(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> D
 
 _DECIDE: Mapping[Kind, Callable[[Mapping[int, int], Mapping[int, Report]], Decision]] = {
     "replicated": _copy,
-    "sharded": _roll_back,
+    "sharded": _settle_sharded,
     "apart": _settle_apart,
 }
 
@@ -320,22 +348,28 @@ _DECIDE: Mapping[Kind, Callable[[Mapping[int, int], Mapping[int, Report]], Decis
 def _refuse_lost(
     places: Mapping[int, int], of_unit: Mapping[int, Report], lost: list[int]
 ) -> Decision:
-    newest = max((report.steps for report in of_unit.values()), key=sum)
-    name = next(iter(of_unit.values())).name
+    newest = max(of_unit.values(), key=lambda report: sum(report.steps))
+    name = newest.name
     line = f"{begin_with_ranks(lost)} died with a part of {name}, of which there is no second copy."
     level = _is_equal(of_unit)
-    parts = next(iter(of_unit.values())).parts
-    return Decision(places, "refuse", newest, parts, line, lost=_number(newest), is_level=level)
+    return Decision(
+        places, "refuse", newest.steps, newest.parts, line, lost=_made(newest), is_level=level
+    )
 
 
-def _number(steps: Steps) -> int:
-    """Return the step's number for people: of the optimizer that has made most."""
-    return max(steps, default=0)
+def _made(report: Report) -> int:
+    """Return the number of steps for people: of the optimizer that has made most."""
+    return max(report.steps[: len(report.steps) - report.schedulers], default=0)
+
+
+def _begun(report: Report) -> tuple[int, int]:
+    """Return how far a rank has come: in steps of its optimizer, then of its schedulers."""
+    return _made(report) + report.is_torn, sum(report.steps)
 
 
 def _spread(of_unit: Mapping[int, Report]) -> str:
     by_step: dict[str, list[int]] = {}
     for rank, report in sorted(of_unit.items()):
         torn = " and a part" if report.is_torn else ""
-        by_step.setdefault(f"{_number(report.steps)}{torn}", []).append(rank)
+        by_step.setdefault(f"{_made(report)}{torn}", []).append(rank)
     return ", ".join(f"{name_ranks(ranks)} at step {step}" for step, ranks in by_step.items())

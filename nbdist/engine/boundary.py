@@ -99,8 +99,10 @@ class Boundary:
         self.steps: WeakKeyDictionary[Optimizer, Steps] = WeakKeyDictionary()
         self.last: Mark | None = None
         self.cell_began: Mark | None = None
-        # Called once, when the next step begins: what follows a step, a scheduler's, is done then.
-        self.before_next_step: Callable[[], None] | None = None
+        # Called once, when an optimizer's next step begins: what follows a step, a scheduler's, is
+        # done then.
+        self.before_next_step: WeakKeyDictionary[Optimizer, Callable[[Optimizer], None]]
+        self.before_next_step = WeakKeyDictionary()
         # Called before an optimizer's first step in a cell; what it raises, the step raises.
         self.before_first_step: Callable[[Optimizer], None] = _let_it_step
         self._notices: list[str] = []
@@ -152,9 +154,8 @@ class Boundary:
             steps = self.steps[optimizer] = Steps()
         if steps.begun != steps.whole:  # one that failed, and nobody minded
             steps.begun = steps.whole
-        if self.before_next_step is not None:
-            late, self.before_next_step = self.before_next_step, None
-            late()
+        if self.before_next_step:
+            self.before_next_step.pop(optimizer, _let_it_step)(optimizer)
         steps.begun += 1
         steps.versions = None if closure is None else _versions(optimizer)
         if is_outer and self._inside is None:
@@ -340,7 +341,7 @@ def _do_nothing(_optimizer: Optimizer, _steps: int) -> None:
 
 
 def _let_it_step(_optimizer: Optimizer) -> None:
-    """Stand for what may refuse an optimizer's first step."""
+    """Stand for what comes before an optimizer's step, and may refuse it."""
 
 
 def _is_cut(optimizer: Optimizer) -> bool:

@@ -67,6 +67,9 @@ def reconcile(newcomers: Iterable[int]) -> list[Decision]:
             has_copied |= _copy(unit, decision, rank)
         elif decision.action == "roll back":
             mark = snapshot.put_back(unit, decision.steps) or mark
+            _follow(unit, decision, rank)
+        elif decision.action == "follow":
+            _follow(unit, decision, rank)
         elif decision.action == "refuse":
             _refuse(unit, decision)
         elif decision.action == "forbid":
@@ -76,7 +79,7 @@ def reconcile(newcomers: Iterable[int]) -> list[Decision]:
             _left_alone.update(unit.modules)
             continue
         unit.settle(decision.parts, decision.steps)
-        if rank in decision.behind:
+        if decision.action == "copy" and rank in decision.behind:
             boundary.here().count_copied(unit.optimizers)
     if has_copied:
         resumption.count_copied()
@@ -119,6 +122,20 @@ def _copy(unit: units.Unit, decision: Decision, rank: int) -> bool:
         unit_state.put_back(unit, frame, tensors, decision.parts)
         return True
     return False
+
+
+def _follow(unit: units.Unit, decision: Decision, rank: int) -> None:
+    """Take part in a copy of the learning rates and schedulers, of which each rank has all.
+
+    A scheduler steps after its optimizer: of the newest snapshot a rank may not have seen it.
+    """
+    if rank == decision.source:
+        schedule = unit_state.read_schedule(unit)
+        for other in decision.behind:
+            parcel.send({"schedule": schedule}, [], other)
+    elif rank in decision.behind:
+        frame, _ = parcel.receive(decision.source)
+        unit_state.put_back_schedule(unit, frame["schedule"])
 
 
 def _refuse(unit: units.Unit, decision: Decision) -> None:

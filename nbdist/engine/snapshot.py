@@ -82,7 +82,7 @@ def refusal(size_bytes: int, free_bytes: int, ranks: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    steps: Steps
+    steps: Steps  # of the optimizers
     at: float
     frame: dict[str, Any]
     tensors: list[torch.Tensor]
@@ -169,6 +169,8 @@ def put_back(unit: units.Unit, steps: Steps) -> boundary.Mark | None:
         raise LookupError(f"this rank has no snapshot of {unit.name} at {steps}")
     unit_state.put_back(unit, chosen.frame, chosen.tensors)
     series.target, series.kept_at_step = None, steps[0]
+    for newer in [one for one in series.kept if sum(one.steps) > sum(steps)]:
+        series.kept.remove(newer)  # of steps that are made again, perhaps otherwise
     return chosen.mark
 
 
@@ -273,14 +275,16 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
     copies = [_copied(tensor) for tensor in live]
     if any(tensor.is_cuda for tensor in live):
         torch.cuda.synchronize()
+    made = unit.steps()[: len(unit.optimizers)]
     # The frame holds plain values that optimizers and schedulers replace, not change.
-    series.kept.append(_Snapshot(unit.steps(), began, frame, copies, boundary.here().last))
+    series.kept.append(_Snapshot(made, began, frame, copies, boundary.here().last))
     series.kept_at_step = steps
 
-    def read_schedule() -> None:
-        frame["schedule"] = unit_state.read_schedule(unit)
+    def read_schedule(optimizer: torch.optim.Optimizer) -> None:
+        unit = units.unit_of(optimizer)  # held by nothing here, for it holds the optimizer
+        frame["schedule"] = None if unit is None else unit_state.read_schedule(unit)
 
-    boundary.here().before_next_step = read_schedule
+    boundary.here().before_next_step[optimizer] = read_schedule
     series.next_at = next_at(time.monotonic(), time.monotonic() - began)
     _status = {"step": steps, "at": began, "bytes": size}
 

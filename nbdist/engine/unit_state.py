@@ -56,7 +56,7 @@ def read_schedule(unit: Unit) -> dict[str, Any]:
                 {name: copy.deepcopy(v) for name, v in group.items() if name != "params"}
                 for group in optimizer.param_groups
             ]
-            for part, optimizer in _real(unit)
+            for part, optimizer in _ruling(unit)
         },
         "schedulers": {part: copy.deepcopy(s.state_dict()) for part, s in _schedulers(unit)},
     }
@@ -91,11 +91,14 @@ def put_back(
     for wrapper, saved in zip(_wrappers(unit), frame["wrappers"], strict=False):
         wrapper.load_own_state(_fill(saved, wrapper.own_state(), tensors))
     if frame["schedule"] is not None:
-        _put_back_schedule(unit, frame["schedule"], only)
+        put_back_schedule(unit, frame["schedule"], only)
 
 
-def _put_back_schedule(unit: Unit, schedule: dict[str, Any], only: Container[str] | None) -> None:
-    for optimizer, groups in _meet(_real(unit), schedule["groups"], only):
+def put_back_schedule(
+    unit: Unit, schedule: dict[str, Any], only: Container[str] | None = None
+) -> None:
+    """Give the unit what `read_schedule` returned, here or on another rank; see `put_back`."""
+    for optimizer, groups in _meet(_ruling(unit), schedule["groups"], only):
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             for name, value in values.items():
                 if isinstance(group.get(name), torch.Tensor):
@@ -120,6 +123,16 @@ def _real(unit: Unit) -> list[tuple[str, torch.optim.Optimizer]]:
     """Return the optimizers that hold state, by name: the one inside a ZeroRedundancyOptimizer."""
     real = [getattr(optimizer, "optim", optimizer) for optimizer in unit.optimizers]
     return list(zip(unit.parts, real, strict=False))
+
+
+def _ruling(unit: Unit) -> list[tuple[str, torch.optim.Optimizer]]:
+    """Return the optimizers whose options count, by name.
+
+    A ZeroRedundancyOptimizer gives its own, which schedulers write, to the one inside at each step.
+    """
+    if unit.is_cut_in_states_only:
+        return list(zip(unit.parts, unit.optimizers, strict=False))
+    return _real(unit)
 
 
 def _schedulers(unit: Unit) -> list[tuple[str, Any]]:

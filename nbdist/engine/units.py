@@ -115,6 +115,8 @@ class Unit:
             is_settled=is_settled,
             is_told=is_told,
             snapshots=tuple(snapshots),
+            schedulers=len(self.schedulers),
+            is_alike=self.is_alike,
         )
 
 

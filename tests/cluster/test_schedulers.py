@@ -1,0 +1,128 @@
+"""Learning rates after a fault are those of the step at which training goes on.
+
+A scheduler steps after its optimizer: a fault between the two leaves ranks apart in it alone. What
+comes out is compared with a computation in one process.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from nbdist import RankError, Session
+
+STEPS = 12
+PLANS = {
+    "StepLR": "StepLR(opt, 2, 0.5)",
+    "OneCycleLR": "OneCycleLR(opt, 0.05, total_steps=20)",
+    "LambdaLR": "LambdaLR(opt, lambda epoch: 1 / (1 + epoch))",
+}
+MAKE = """
+import pathlib
+from torch import nn
+from torch.optim import lr_scheduler
+POINTS = torch.randn(48, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+FLAG = pathlib.Path({flag!r})
+models, opts, plans = [], [], []
+for seed in range(2):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1)).double()
+    layout = nbdist.parallelize(model, {layout!r})
+    make = layout.optimizer if layout.name == "zero1" else lambda kind, **options: kind(
+        model.parameters(), **options
+    )
+    opt = make(torch.optim.AdamW, lr=0.02)
+    plans.append(lr_scheduler.{plan})
+    models.append(model); opts.append(opt)
+data = nbdist.loader(POINTS, global_batch=4, shuffle=False)
+step = 0
+def fail_in(here):
+    if rank == 1 and step == {at} and here == {place!r} and not FLAG.exists():
+        FLAG.touch()
+        raise ValueError("once")
+"""
+LOOP = """
+for points in data:
+    for model in models:
+        model(points).pow(2).mean().backward()
+    fail_in("backward")
+    for opt in opts:
+        opt.step()
+    fail_in("between")
+    for plan in plans:
+        plan.step()
+    for opt in opts:
+        opt.zero_grad()
+    step += 1
+"""
+TOLD = """
+def whole(model):
+    parts = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([part.detach().flatten() for part in parts]).tolist()
+planned = [(p.last_epoch, o.param_groups[0]["lr"]) for p, o in zip(plans, opts)]
+[whole(model) for model in models], planned
+"""
+
+
+def in_one_process(plan: str) -> tuple[list[torch.Tensor], list[tuple[int, float]]]:
+    """Return both models' parameters, and what their schedulers count and have set."""
+    points = torch.randn(48, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    weights, planned = [], []
+    for seed in range(2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1)).double()
+        opt = torch.optim.AdamW(model.parameters(), lr=0.02)
+        scheduler = eval(f"torch.optim.lr_scheduler.{PLANS[plan]}", {"torch": torch, "opt": opt})
+        for step in range(STEPS):
+            model(points[4 * step :][:4]).pow(2).mean().backward()
+            opt.step()
+            scheduler.step()
+            opt.zero_grad()
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        planned.append((scheduler.last_epoch, opt.param_groups[0]["lr"]))
+    return weights, planned
+
+
+def cases() -> list[object]:
+    always = {
+        ("zero1", "StepLR", "backward", 6),  # goes back, and so must the learning rate
+        ("zero3", "StepLR", "between", 0),  # goes back to where one scheduler had not stepped
+        ("zero3", "OneCycleLR", "between", 6),
+    }
+    every = [
+        (layout, plan, place, at)
+        for layout in ("ddp", "zero1", "zero2", "zero3")
+        for plan in PLANS
+        for place in ("backward", "between")
+        for at in (0, 1, 6)
+        if (layout, plan) != ("zero1", "OneCycleLR")  # which torch refuses
+    ]
+    assert always <= set(every)
+    return [
+        pytest.param(*case, marks=() if case in always else (pytest.mark.slow,)) for case in every
+    ]
+
+
+@pytest.mark.parametrize(("layout", "plan", "place", "at"), cases())
+def test_schedulers_stand_after_a_fault_where_training_goes_on(
+    session: Session, tmp_path: Path, layout: str, plan: str, place: str, at: int
+) -> None:
+    flag = tmp_path / "failed"
+    make = MAKE.format(flag=str(flag), layout=layout, plan=PLANS[plan], place=place, at=at)
+    session.run(make, track=False)
+
+    with pytest.raises(RankError, match="once") as error:
+        session.run(LOOP, track=False, timeout_s=60)
+    assert flag.exists()
+    if place == "between":
+        assert "rolled back" not in str(error.value)
+    session.retry()
+
+    weights, planned = in_one_process(plan)
+    for of_models, of_plans in session.run(TOLD, track=False).value_list:
+        for model, expected in zip(of_models, weights, strict=True):
+            torch.testing.assert_close(torch.tensor(model, dtype=torch.float64), expected)
+        assert of_plans == planned
+    session.run("models = opts = plans = model = opt = plan = layout = None", track=False)
