@@ -25,7 +25,7 @@ from nbdist.engine import (
 )
 from nbdist.engine.averaging import async_sgd
 from nbdist.engine.clone import clone
-from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat import third_parties, torch_hooks
 from nbdist.engine.data import resumption
 from nbdist.engine.layout import meshes
 from nbdist.engine.tap import tap
@@ -45,6 +45,7 @@ def install() -> None:
     clone.also("loaders", resumption.hand_over, resumption.take_over)
     clone.also("kept", keep.kept, keep.take_over)
     clone.also("meshes", meshes.hand_over, meshes.take_over)
+    clone.also("accelerate", third_parties.shared_states, lambda _: None)  # they fill themselves
 
 
 def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:

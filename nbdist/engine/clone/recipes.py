@@ -7,6 +7,7 @@ made again on the other side by `torch_rebuild`, without a collective.
 Main thread only.
 """
 
+import os
 import pickle
 import types
 import weakref
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from nbdist.engine.clone import torch_rebuild
@@ -32,7 +34,8 @@ def recipes() -> list[Recipe]:
         _recipe_by_type,
         _Storages().reduce,
         torch_rebuild.reduce_replicated,
-        _reduce_sampler,
+        _reduce_shared,
+        _reduce_placed,
     ]
 
 
@@ -145,6 +148,9 @@ def _reduce_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Any, ...] | Non
         raise LostState("each rank holds a part of its states, and this rank's died with it")
     if type(optimizer).__getstate__ is not torch.optim.Optimizer.__getstate__:
         return None
+    if not torch_live.number_of(torch.optim.Optimizer, optimizer):
+        # It only looks like one (Fabric's), and steps another: nobody counts its steps here.
+        return make_bare, (type(optimizer),), vars(optimizer), None, None, _fill_attributes
     return _make_optimizer, (type(optimizer),), vars(optimizer)
 
 
@@ -154,6 +160,20 @@ def _make_optimizer(kind: type[torch.optim.Optimizer]) -> Any:
     optimizer._patch_step_function()
     torch_live.remember(torch.optim.Optimizer, optimizer)
     return optimizer
+
+
+def _reduce_scheduler(scheduler: LRScheduler) -> tuple[Any, ...] | None:
+    """A scheduler that is counted on this rank is counted on the newcomer, named or not."""
+    if not torch_live.number_of(LRScheduler, scheduler):
+        return None
+    if type(scheduler).__getstate__ is not object.__getstate__:
+        return None
+    return make_bare, (type(scheduler),), vars(scheduler), None, None, _fill_scheduler
+
+
+def _fill_scheduler(scheduler: LRScheduler, state: dict[str, Any]) -> None:
+    vars(scheduler).update(state)
+    torch_live.remember(LRScheduler, scheduler)
 
 
 def _reduce_scaler(scaler: Any) -> tuple[Any, ...]:
@@ -171,47 +191,87 @@ def _fill_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any]) -> None:
 def _reduce_dataloader(loader: DataLoader[Any]) -> tuple[Any, ...]:
     """A DataLoader without the workers of a loop that runs."""
     state = {**vars(loader), "_iterator": None}
-    return make_bare, (type(loader),), state, None, None, _fill_dataloader
+    return make_bare, (type(loader),), state, None, None, _fill_attributes
 
 
-def _fill_dataloader(loader: DataLoader[Any], state: dict[str, Any]) -> None:
-    vars(loader).update(state)
+def _fill_attributes(made: Any, state: dict[str, Any]) -> None:
+    vars(made).update(state)
+
+
+# What says which of how many processes something belongs to: torch's DistributedSampler and those
+# that have taken over its names, and all of Accelerate.
+_PLACES = (("rank", "num_replicas"), ("process_index", "num_processes"))
 
 
 def stands_at_own_rank(value: Any) -> bool:
-    """Return whether a sampler takes this rank's part, one of as many as there are ranks.
+    """Return whether a sampler, or a library's state, says that it is this rank's.
 
-    Known by the attributes of torch's DistributedSampler, which others have taken over.
+    Known by its attributes: a place, and that there are as many as there are ranks.
     """
+    return _own_place(value) is not None
+
+
+def _own_place(value: Any) -> str | None:
+    """Return the attribute in which a value keeps this rank's number, if it has one."""
     own = getattr(value, "__dict__", None)
-    return (
-        type(own) is dict
-        and "num_replicas" in own
-        and not isinstance(value, types.ModuleType)
-        and dist.is_initialized()
-        and (own.get("rank"), own["num_replicas"]) == (dist.get_rank(), dist.get_world_size())
-    )
-
-
-def _reduce_sampler(sampler: Any) -> tuple[Any, ...] | None:
-    """A newcomer's sampler takes the newcomer's part."""
-    if not stands_at_own_rank(sampler):
+    if type(own) is not dict or isinstance(value, types.ModuleType) or not dist.is_initialized():
         return None
-    reduction = sampler.__reduce_ex__(5)
+    here = (dist.get_rank(), dist.get_world_size())
+    return next((place for place, size in _PLACES if (own.get(place), own.get(size)) == here), None)
+
+
+def _reduce_placed(value: Any) -> tuple[Any, ...] | None:
+    """A newcomer's sampler takes the newcomer's part."""
+    if not stands_at_own_rank(value):
+        return None
+    reduction = value.__reduce_ex__(5)
     if isinstance(reduction, str):
         return None
     function, args, state, items, pairs, set_state = (*reduction, *(None,) * 4)[:6]
     if type(state) is not dict or set_state is not None:
         return None
-    return function, args, state, items, pairs, _fill_sampler
+    return function, args, state, items, pairs, _fill_placed
 
 
-def _fill_sampler(sampler: Any, state: dict[str, Any]) -> None:
-    if hasattr(sampler, "__setstate__"):
-        sampler.__setstate__(state)
+def _fill_placed(value: Any, state: dict[str, Any]) -> None:
+    if hasattr(value, "__setstate__"):
+        value.__setstate__(state)
     else:
-        vars(sampler).update(state)
-    sampler.rank = dist.get_rank()
+        vars(value).update(state)
+    _take_own_place(value)
+
+
+def _take_own_place(value: Any) -> None:
+    """Write this rank's number where another one's was."""
+    own = vars(value)
+    for place, size in _PLACES:
+        if place in own and own.get(size) == dist.get_world_size():
+            own[place] = dist.get_rank()
+    if "local_process_index" in own:
+        own["local_process_index"] = int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _reduce_shared(value: Any) -> tuple[Any, ...] | None:
+    """A newcomer's class shares its attributes with all its objects, as the source's does.
+
+    A "Borg": all states of Accelerate are such objects, made here and there, and hold one dict.
+    """
+    own = getattr(value, "__dict__", None)
+    if type(own) is not dict or own is not getattr(type(value), "_shared_state", None):
+        return None
+    return make_shared, (type(value),), own, None, None, _fill_shared
+
+
+def make_shared(kind: Any) -> Any:
+    """Return an object of a class whose objects have one dict of attributes together."""
+    made = object.__new__(kind)
+    made.__dict__ = kind._shared_state
+    return made
+
+
+def _fill_shared(value: Any, state: dict[str, Any]) -> None:
+    vars(value).update(state)
+    _take_own_place(value)
 
 
 def _refuse_loop(_loop: Any) -> tuple[Any, ...]:
@@ -253,6 +313,7 @@ _BY_TYPE: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {
     torch.Tensor: _reduce_tensor,
     torch.device: _reduce_device,
     torch.optim.Optimizer: _reduce_optimizer,
+    LRScheduler: _reduce_scheduler,
     torch.amp.GradScaler: _reduce_scaler,
     DataLoader: _reduce_dataloader,
     Loop: _refuse_loop,

@@ -25,6 +25,7 @@ IsSpread = Callable[[nn.Module], bool]  # may raise
 AskLoader = Callable[[Optimizer], None]  # may raise
 AskSaving = Callable[[nn.Module], None]  # may raise
 
+_STATES = ("PartialState", "GradientState", "AcceleratorState")
 _USE_FSDP = "ACCELERATE_USE_FSDP"
 
 
@@ -33,8 +34,13 @@ def check() -> list[str]:
     module = sys.modules.get("accelerate.accelerator")
     if module is None:
         return []
+    broken = [
+        f"accelerate.state.{name} shares no attributes by `_shared_state` any more"
+        for name in _STATES
+        if not hasattr(getattr(sys.modules["accelerate.state"], name, None), "_shared_state")
+    ]
     wanted = {"__init__": "fsdp_plugin", "prepare_model": "evaluation_mode"}
-    return [
+    return broken + [
         f"Accelerator.{name} takes no {word} any more"
         for name, word in wanted.items()
         if word not in inspect.signature(getattr(module.Accelerator, name)).parameters
@@ -59,6 +65,21 @@ def adapt(is_spread: IsSpread, ask_loader: AskLoader, ask_saving: AskSaving, ask
     on_import.adapt("accelerate.accelerator", adapt_accelerate)
     on_import.adapt("transformers.trainer", lambda it: _adapt_trainer(it.Trainer, ask_saving))
     on_import.adapt("deepspeed.runtime.engine", lambda it: _adapt_deepspeed(it, ask))
+
+
+def shared_states() -> dict[str, Any]:
+    """Return Accelerate's states that are in use, by name: each stands for all of its class.
+
+    The one of the processes is held by nobody, and made where it is asked.
+    """
+    module = sys.modules.get("accelerate.state")
+    found = {}
+    for name in () if module is None else _STATES:
+        kind = getattr(module, name)
+        if kind._shared_state:
+            found[name] = object.__new__(kind)
+            found[name].__dict__ = kind._shared_state
+    return found
 
 
 def _adapt_model(accelerator: Any, is_spread: IsSpread) -> None:
