@@ -29,6 +29,7 @@ from nbdist.client.folders import (
     work_folders,
 )
 from nbdist.client.launchers.base import Launcher, Started
+from nbdist.client.launchers.open_files import require_files_to_start
 from nbdist.client.membership import Answers, Membership
 from nbdist.client.network import LOOPBACK, check_connection
 from nbdist.client.options import Options
@@ -142,10 +143,12 @@ class Cluster:
         """Make everything anew, as it was started: controller, store and all ranks.
 
         Raises:
-            StartError: A process ended or did not come up in time; nothing runs then.
+            StartError: A process ended or did not come up in time; nothing runs then. Or too few
+                files may be opened; nothing has changed then.
         """
         options = self.options
         assert options is not None
+        require_files_to_start()
         self.events.note("made anew")
         self.stop()
         self._roster.remove(list(self.ranks))

@@ -16,6 +16,7 @@ from nbdist.client.cluster import Cluster
 from nbdist.client.folders import current_folder, log_folder, project_folder, say_where
 from nbdist.client.interrupts import Interrupts
 from nbdist.client.launchers.local import LocalLauncher
+from nbdist.client.launchers.open_files import require_files_to_start
 from nbdist.client.log_file import log_to
 from nbdist.client.network import (
     LOOPBACK,
@@ -211,6 +212,7 @@ def start(
             f"A cluster is running already: {_current.describe}.",
             do="%dist stop first, or %dist restart for new processes.",
         )
+    require_files_to_start()
     address = choose_address(
         interface, look_at_interfaces(), trust_network=trust_network, has_curve=has_curve()
     )

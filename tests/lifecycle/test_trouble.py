@@ -319,17 +319,24 @@ def test_a_kernel_without_file_descriptors_starts_nothing_and_later_does(
 
 
 def test_a_kernel_whose_files_are_limited_lets_ranks_have_what_it_may_give(
-    tmp_path: Path,
+    unstarted: Notebook,
 ) -> None:
-    with Notebook(tmp_path) as notebook:  # the limit is raised at a kernel's first start
-        notebook.run(
-            "import os, resource\n"
-            "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-            "resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))\n"
-            "os.environ['PYTHONWARNINGS'] = 'error'"
-        )
-        said = notebook.run("%load_ext nbdist\n%dist start -n 2 --device cpu")
-        assert "Started" in said, said
-        assert "3.0" in notebook.on_ranks(SUM)
-        limit = "import resource\nprint('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
-        assert "limit 80" not in notebook.on_ranks(limit)
+    # Its first start may be long ago, and its parent is another process by now.
+    unstarted.run("%dist stop")
+    start(unstarted)
+    unstarted.run(
+        "%dist stop\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/dev/fd')) + 2, hard))\n"
+        "os.environ['PYTHONWARNINGS'] = 'error'"
+    )
+    said = start(unstarted)
+    unstarted.run("del os.environ['PYTHONWARNINGS']")
+    assert "Started" in said, said
+    assert "3.0" in unstarted.on_ranks(SUM)
+    unstarted.run("%dist stop\nnbdist.client.kernel._launcher.close()")
+    unstarted.run("resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))")
+    assert "Started" in start(unstarted)
+    limit = "import resource\nprint('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    assert "limit 80" not in unstarted.on_ranks(limit)
+    unstarted.run("resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))")

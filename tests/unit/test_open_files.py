@@ -25,6 +25,36 @@ def said_with(soft: int, hard: int) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+FULL = """
+import os, resource
+from nbdist.client.launchers.open_files import FEWEST_FREE, require_files_to_start
+from nbdist.errors import StartError
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(300 - len(os.listdir("/dev/fd")) - 9)]
+try:
+    require_files_to_start()
+except StartError as error:
+    print(error)
+for descriptor in held[:FEWEST_FREE]:
+    os.close(descriptor)
+before = os.listdir("/dev/fd")
+require_files_to_start()
+assert os.listdir("/dev/fd") == before
+"""
+
+
+def test_a_start_without_files_left_is_refused_before_it_opens_any() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.stderr == ""
+    what, why, do = ran.stdout.splitlines()
+    assert what == "The notebook's kernel can open only 10 more files, and a start needs 48."
+    assert "too many open files: it may have 300 (ulimit -n)" in why
+    assert "close what the notebook has opened, or restart the kernel" in do
+    assert "ulimit -n 4096" in do
+
+
 def test_a_limit_is_raised_as_far_as_it_may_and_never_lowered() -> None:
     infinite = resource.RLIM_INFINITY
     assert chosen_limit(256, infinite) == ENOUGH
