@@ -67,6 +67,10 @@ _COLLECTIVE: Final = re.compile(
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
 _CELL: Final = re.compile(r"Cell In\s?\[(\d+)\], line (\d+)")
 _FILE: Final = re.compile(r"^\s*File (.+?):(\d+)")  # which may have spaces
+# A cell in a text that was written elsewhere, by a DataLoader's worker: it is in no file.
+_CELL_FRAME: Final = re.compile(rf'^( *)File "{origins.CELL_FILE}"', re.MULTILINE)
+# How torch hands over what a worker raised.
+_CAUGHT: Final = re.compile(r"Caught (\w+) (in [^\n]+)\.\nOriginal Traceback ")
 _OURS: Final = ("nbdist", "ipyparallel", "ipykernel", "IPython")  # they carry what users write
 # What follows advice on a cell in whose midst loops over loaders were.
 LOOPS_GO_ON: Final = (
@@ -373,9 +377,18 @@ def _summary(group: Group, where: Mapping[int, str]) -> str:
         code = first.evalue if first.evalue not in ("", "None") else ""
         error = f"called sys.exit({code})"
     else:
-        message = _short(_head(first.evalue.strip()), MAX_SUMMARY_CHARS)
+        message = _short(_told(first.evalue.strip()), MAX_SUMMARY_CHARS)
         error = f"{first.ename}: {message}" if message else first.ename
     return "  " + "  ".join(part for part in (label, place_of(first), error) if part)
+
+
+def _told(text: str) -> str:
+    """Return the line of an exception's text that tells what happened: mostly its first."""
+    caught = _CAUGHT.match(text)
+    if caught is None:
+        return _head(text)
+    last = text.rpartition("\n")[2][:MAX_MESSAGE_CHARS]
+    return f"{last.removeprefix(f'{caught[1]}: ')} ({caught[2]})"
 
 
 def _traceback(group: Group) -> list[str]:
@@ -394,6 +407,7 @@ def _traceback(group: Group) -> list[str]:
     # IPython opens with a rule and a line that repeats the name; the heading says it already.
     while frames and _is_heading(_head(frames[0])):
         frames.pop(0)
+    frames = [_CELL_FRAME.sub(r"\1cell", frame) for frame in frames]
     lines = [_short(line, MAX_MESSAGE_CHARS) for frame in frames for line in frame.split("\n")]
     while lines and not lines[-1].strip():
         lines.pop()

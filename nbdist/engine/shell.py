@@ -33,7 +33,7 @@ from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
 from IPython.core.ultratb import VerboseTB
 
 from nbdist import origins
-from nbdist.engine import interrupts, where
+from nbdist.engine import interrupts, tracebacks, where
 from nbdist.told import ToldError, cut
 
 Lent = Callable[[], contextlib.AbstractContextManager[None]]
@@ -63,6 +63,7 @@ def install(
     _refuse_input(kernel)
     _refuse_exit(kernel)
     _shorten_tracebacks(kernel, was_freed)
+    tracebacks.install(kernel)
     _repeat_lost_interrupts()
 
 

@@ -1,6 +1,7 @@
 """A `%%distributed` cell behaves as a cell does in IPython: real ranks, called from Python."""
 
 import math
+import re
 
 import pytest
 
@@ -401,3 +402,77 @@ raise Long()
     assert said.endswith("xxxend")
     assert len(str(caught.value)) < 100_000
     assert session.run("Long.asked").value_list == [1, 1]
+
+
+def shown_error(session: Session, code: str) -> str:
+    """Return a failing cell's error without colours."""
+    with pytest.raises(RankError) as caught:
+        session.run(code)
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(caught.value))
+
+
+GROUP = """
+def fail(i):
+    raise ValueError(f"sample {i}")
+errors = []
+for i in (3, 5):
+    try:
+        fail(i)
+    except ValueError as error:
+        errors.append(error)
+raise ExceptionGroup("two samples", [ExceptionGroup("inner", errors), KeyError("path")])
+"""
+
+
+@pytest.mark.parametrize("after", ["", "\n"], ids=["alone", "as a context"])
+def test_an_exception_group_tells_all_it_holds_and_no_frames_of_ipython(
+    session: Session, after: str
+) -> None:
+    code = GROUP
+    if after:
+        body = GROUP.replace("\n", "\n    ")
+        code = f"try:{body}\nexcept ExceptionGroup:\n    raise RuntimeError('then this')"
+    told = shown_error(session, code)
+    first = "ExceptionGroup: two samples (2 sub-exceptions)"
+    assert ("RuntimeError: then this" if after else first) in told.splitlines()[1]
+    assert "cell " in told.splitlines()[1]
+    for line in ("2 of 2 in it:", "ValueError: sample 3", "ValueError: sample 5"):
+        assert line in told
+    assert "KeyError: 'path'" in told
+    assert 'raise ValueError(f"sample {i}")' in told
+    assert "IPython" not in told
+    assert "run_code" not in told
+
+
+def test_the_cause_of_an_error_is_shown_at_its_own_line(session: Session) -> None:
+    told = shown_error(
+        session, "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise OSError from error"
+    )
+    assert "----> 2     1 / 0" in told
+    assert "----> 4     raise OSError from error" in told
+
+
+def test_a_recursion_without_end_is_told_in_a_few_lines(session: Session) -> None:
+    told = shown_error(session, "def dive(n):\n    return dive(n + 1)\ndive(0)")
+    assert "RecursionError" in told.splitlines()[1]
+    assert "skipping similar frames: dive at line 2 (" in told
+    assert len(told.splitlines()) < 50
+
+
+WORKER = """
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        raise ValueError(f"bad sample {i}")
+next(iter(torch.utils.data.DataLoader(Samples(), num_workers=1)))
+"""
+
+
+def test_what_a_loaders_worker_raised_is_told_first_and_cells_by_name(session: Session) -> None:
+    told = shown_error(session, WORKER)
+    assert told.splitlines()[1].endswith(
+        "ValueError: bad sample 0 (in DataLoader worker process 0)"
+    )
+    assert "cell, line 5, in __getitem__" in told
+    assert "ipykernel_nbdist" not in told

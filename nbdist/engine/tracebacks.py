@@ -1,0 +1,126 @@
+"""What IPython's tracebacks lack on a rank: lines of cells, and what an exception group holds.
+
+A compat room, as `shell.py` is. Tried with IPython 9.18. What is touched:
+
+- `ultratb.get_line_number_of_frame`, which counts a file's lines. A cell is in no file: of its
+  frames IPython then tells where the frame is *now*, which of a cause is the `raise` after it, and
+  each repeat of a recursion one by one;
+- `shell.showtraceback`, which leaves exception groups to Python: it prints them, with IPython's own
+  frames, on each rank, and the reply to the cell has none of it;
+- `InteractiveTB.format_exception`, a traceback's last lines, where a group's members are added.
+"""
+
+import functools
+import linecache
+import logging
+import textwrap
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final
+
+from IPython.core import ultratb
+from IPython.core.interactiveshell import InteractiveShell
+
+from nbdist import origins
+
+MOST_MEMBERS: Final = 6  # of one group that are shown
+MOST_NESTED: Final = 3  # groups in groups
+
+log = logging.getLogger(__name__)
+
+
+def install(kernel: Any) -> None:
+    """Let the shell of this rank's kernel tell errors as said above."""
+    _count_lines_of_cells()
+    _tell_members(kernel.shell.InteractiveTB)
+    _show_groups(kernel.shell)
+
+
+def _count_lines_of_cells() -> None:
+    count = ultratb.get_line_number_of_frame
+
+    @functools.wraps(count)
+    def count_also_of_cells(frame: FrameType) -> int:
+        file = frame.f_code.co_filename
+        lines = len(linecache.getlines(file)) if origins.is_cell(file) else 0
+        return lines or int(count(frame))
+
+    ultratb.get_line_number_of_frame = count_also_of_cells
+
+
+def _tell_members(formatter: Any) -> None:
+    format_exception = formatter.format_exception
+    depth = 0
+
+    def format_with_members(kind: Any, error: Any) -> Any:
+        nonlocal depth
+        lines = format_exception(kind, error)
+        if isinstance(error, BaseExceptionGroup) and depth < MOST_NESTED:
+            depth += 1
+            try:
+                # One part each: what is taken for a frame of the group's own is only its first.
+                lines = [*lines, *_members(formatter, error)]
+            finally:
+                depth -= 1
+        return lines
+
+    formatter.format_exception = format_with_members
+
+
+def _members(formatter: Any, group: BaseExceptionGroup[BaseException]) -> Iterator[str]:
+    """Yield a text for each exception in a group, indented."""
+    held = group.exceptions
+    for number, error in enumerate(held[:MOST_MEMBERS], 1):
+        _, heading, *parts = ultratb.VerboseTB.structured_traceback(
+            formatter, type(error), error, error.__traceback__, 0, 3
+        )
+        if error.__cause__ or error.__context__:  # then there are several headings
+            parts = [heading, *parts]
+        body = "\n".join(part.rstrip("\n") for part in parts)
+        yield f"\n{number} of {len(held)} in it:\n{textwrap.indent(body, '    ')}"
+    if len(held) > MOST_MEMBERS:
+        yield f"\n{len(held) - MOST_MEMBERS} more in it are not shown."
+
+
+def _show_groups(shell: Any) -> None:
+    show = shell.showtraceback
+
+    @functools.wraps(show)
+    def show_also_groups(exc_tuple: Any = None, *args: Any, **more: Any) -> None:
+        kind, error, trace = shell._get_exc_info(exc_tuple)
+        if not any(isinstance(one, BaseExceptionGroup) for one in _chain(error)):
+            show(exc_tuple, *args, **more)
+            return
+        try:
+            parts = shell.InteractiveTB.structured_traceback(kind, error, trace)
+        except Exception:
+            log.exception("An exception group could not be told")
+            show(exc_tuple, *args, **more)
+        else:
+            shell._showtraceback(kind, error, parts)
+
+    shell.showtraceback = show_also_groups
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those it was raised after, each once."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__context__
+
+
+def check() -> list[str]:
+    """Return what no longer fits the installed IPython; empty when all is well."""
+    wanted: list[tuple[Any, tuple[str, ...]]] = [
+        (ultratb, ("get_line_number_of_frame",)),
+        (ultratb.VerboseTB, ("format_exception", "structured_traceback")),
+        (InteractiveShell, ("showtraceback", "_showtraceback", "_get_exc_info")),
+    ]
+    return [
+        f"IPython: {owner.__name__}.{name} is gone"
+        for owner, names in wanted
+        for name in names
+        if not hasattr(owner, name)
+    ]
