@@ -77,7 +77,7 @@ def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
 
     frames = {s["frame"] for s in cell.states if s["is_running"] and s["frame"]}
     assert len(frames) >= 3
-    sentence = r"Loss and communication time of 2 ranks over \d+ steps\."
+    sentence = r"Loss and communication time on 2 ranks over \d+ steps\."
     cell.output.locator(".jp-RenderedImage img").wait_for()
     assert cell.output.locator("img").count() == 1
     assert cell.output.locator(".widget-image, .jp-OutputArea-output.jupyter-widgets").count() == 0
@@ -109,7 +109,7 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     cell.picture("view-step-live")
     (notebook.path.parent / "enough").touch()
     cell.wait()
-    cell.output.get_by_text(re.compile(r"Parts of a step of 2 ranks over \d+ steps\.")).wait_for()
+    cell.output.get_by_text(re.compile(r"Parts of a step on 2 ranks over \d+ steps\.")).wait_for()
     cell.picture("view-step-static")
 
     board = notebook.run("%dist board").wait()
@@ -127,7 +127,7 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     assert "all_reduce" in words.data["text/plain"]
 
     notebook.run("1 + 1").wait()
-    board.output.get_by_text("Collectives of 2 ranks over").wait_for()
+    board.output.get_by_text("Collectives on 2 ranks over").wait_for()
     assert board.output.locator(".widget-toggle-buttons").count() == 0
     assert not any(WIDGET in o.get("data", {}) for o in board.saved_outputs())
     later = reopen(notebook)
@@ -147,7 +147,7 @@ def test_buttons_that_nobody_uses_go_by_themselves(notebook: OpenNotebook) -> No
     board.output.locator(".widget-toggle-buttons").wait_for(state="detached")
 
     assert not any(WIDGET in o.get("data", {}) for o in board.saved_outputs())
-    board.output.get_by_text(re.compile("Loss and communication time of 2 ranks")).wait_for()
+    board.output.get_by_text(re.compile("Loss and communication time on 2 ranks")).wait_for()
     board.output.get_by_role("table").wait_for()
     board.picture("buttons-gone")
 

@@ -62,7 +62,7 @@ def test_a_cell_that_trains_opens_one_board_that_becomes_a_picture_and_a_caption
     assert slots.shown[1] == picture
     assert set(picture.data) == {"image/png", "text/plain"}
     assert set(caption.data) == {"text/markdown", "text/plain"}
-    sentence = "Loss and communication time of 2 ranks over 80 steps."
+    sentence = "Loss and communication time on 2 ranks over 80 steps."
     assert picture.data["text/plain"] == caption.data["text/plain"] == sentence
     assert board_threads() == []
 
@@ -153,7 +153,7 @@ def test_a_board_that_cannot_draw_at_all_says_so_and_leaves_its_caption(
 
     assert "training goes on" in slots.shown[0].data["text/plain"]
     (only,) = board.finish("finished")
-    assert only.data["text/plain"] == "Loss and communication time of 2 ranks over 30 steps."
+    assert only.data["text/plain"] == "Loss and communication time on 2 ranks over 30 steps."
 
 
 def test_a_thread_that_hangs_is_left_behind_in_bounded_time(

@@ -165,7 +165,7 @@ def test_the_next_cell_puts_the_caption_in_the_place_of_the_buttons(
 
     bar = places.all[0].shown
     assert len(bar) == 2
-    assert bar[1].data["text/plain"] == "Parts of a step of 2 ranks over 60 steps."
+    assert bar[1].data["text/plain"] == "Parts of a step on 2 ranks over 60 steps."
     assert events.functions == []
     assert buttons.comm is None, "the widget is closed"
 

@@ -146,9 +146,9 @@ def test_a_rank_that_has_said_nothing_is_in_the_table_and_slows_nothing() -> Non
 @pytest.mark.parametrize(
     ("outcome", "sentence"),
     [
-        ("finished", "Loss and communication time of 2 ranks over 80 steps."),
-        ("failed", "Loss and communication time of 2 ranks, failed after 80 steps."),
-        ("interrupted", "Loss and communication time of 2 ranks, interrupted after 80 steps."),
+        ("finished", "Loss and communication time on 2 ranks over 80 steps."),
+        ("failed", "Loss and communication time on 2 ranks, failed after 80 steps."),
+        ("interrupted", "Loss and communication time on 2 ranks, interrupted after 80 steps."),
     ],
 )
 def test_the_caption_says_what_is_seen_and_how_it_ended(outcome: str, sentence: str) -> None:
@@ -166,7 +166,7 @@ def test_the_caption_of_a_cell_that_only_logs_counts_its_records() -> None:
 
     sentence = text.caption(view, "finished")
 
-    assert sentence == "val_accuracy of 2 ranks over 6 records."
+    assert sentence == "val_accuracy on 2 ranks over 6 records."
     assert text.markdown(sentence).startswith("val\\_accuracy")
 
 

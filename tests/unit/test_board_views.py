@@ -380,7 +380,7 @@ def test_captions_hold_no_number_but_ranks_and_steps(name: str) -> None:
     other = look(training(2, 30), cell_info(2))
 
     assert text.caption(one, "finished", name) == text.caption(other, "finished", name)
-    assert text.caption(one, "finished", name).endswith("of 2 ranks over 30 steps.")
+    assert text.caption(one, "finished", name).endswith("on 2 ranks over 30 steps.")
 
 
 def test_strips_of_many_ranks_name_the_extremes() -> None:

@@ -92,7 +92,7 @@ def test_the_first_line_that_says_something_names_a_cell() -> None:
 
 
 def test_a_boards_picture_and_its_caption_are_told_once() -> None:
-    caption = "Loss of 2 ranks over 80 steps."
+    caption = "Loss on 2 ranks over 80 steps."
     outputs = [
         nbformat.v4.new_output("display_data", data={"image/png": "=", "text/plain": caption}),
         nbformat.v4.new_output("display_data", data={"text/plain": caption}),

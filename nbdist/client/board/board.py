@@ -102,7 +102,7 @@ class Board:
         if not has_stopped:
             _log.error("The board's drawing thread did not stop; its picture is left out")
         self.past = self._look_back(outcome)
-        sentence = f"Training of {len(self._info.ranks)} ranks, {outcome}."
+        sentence = f"Training on {len(self._info.ranks)} ranks, {outcome}."
         if self.past is not None:
             sentence = self.past.caption(self._name)
         displays = [caption(sentence)]

@@ -31,7 +31,7 @@ ENDINGS = {"finished": " over ", "failed": ", failed after ", "interrupted": ", 
 def caption(view: "View", outcome: str, name: str = "overview") -> str:
     """Return the sentence that stands below the picture in the notebook.
 
-    For example "Loss and communication time of 2 ranks over 80 steps."
+    For example "Loss and communication time on 2 ranks over 80 steps."
 
     Args:
         view: What is seen.
@@ -39,7 +39,7 @@ def caption(view: "View", outcome: str, name: str = "overview") -> str:
         name: Which of the board's views is seen.
     """
     ranks = counted(len(view.reporting), "rank")
-    return f"{_SUBJECTS.get(name) or _subject(view)} of {ranks}{ENDINGS[outcome]}{length(view)}."
+    return f"{_SUBJECTS.get(name) or _subject(view)} on {ranks}{ENDINGS[outcome]}{length(view)}."
 
 
 def _subject(view: "View") -> str:
