@@ -23,6 +23,11 @@ rank
     assert session.run(code).value_list == [0, 1]
 
 
+def test_full_collections_leave_out_what_a_rank_was_forked_with(session: Session) -> None:
+    code = "import gc; gc.get_freeze_count() > len(gc.get_objects())"
+    assert session.run(code).value_list == [True, True]
+
+
 def test_statements_run_in_order_and_the_last_value_is_the_result(session: Session) -> None:
     result = session.run("a = 1\nb = a + rank\nb + 1")
     assert result.value_list == [2, 3]
