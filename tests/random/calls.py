@@ -15,8 +15,8 @@ import nbdist
 from nbdist import CellResult, Session
 from nbdist.errors import Interrupted
 from tests.random import sentences
+from tests.random.acts import NO_FAULT, Act, Fault
 from tests.random.strikes import strikes
-from tests.random.trial import NO_FAULT, Act, Fault
 
 LONGEST_S = 60.0
 

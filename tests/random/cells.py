@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from textwrap import indent
 
-from tests.random.trial import Fault, Model, whole_epochs
+from tests.random.acts import NO_FAULT, Fault, Model, whole_epochs
+from tests.random.layouts import is_piped
 
 BEGIN = "import torch.nn.functional as F; from torch import nn"
 _KIT = (
@@ -18,12 +19,35 @@ ARCHITECTURE = {
     "batchnorm": "nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), "
     "nn.Linear(6, 2))",
     "dropout": "nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 2))",
+    "deep": "nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)), "
+    "nn.Linear(4, 2))",
+    "attention": "Attention()",
 }
+_ATTENTION = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(4, 4) for _ in range(3))
+    def forward(self, x):
+        parts = (part(x).unflatten(-1, (-1, 2)) for part in (self.q, self.k, self.v))
+        heads = (part.transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        return x + mixed.transpose(1, 2).flatten(2)
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(2)), nn.Linear(4, 2)
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+"""
 OPTIMIZER = {
     "sgd": ("torch.optim.SGD", "lr=0.1"),
     "momentum": ("torch.optim.SGD", "lr=0.05, momentum=0.9"),
     "adam": ("torch.optim.Adam", "lr=0.02"),
 }
+_SCHEDULERS = ("StepLR({}, 3, 0.5)", "CosineAnnealingLR({}, 10)", "LambdaLR({}, lambda i: 0.9**i)")
 
 
 def make(models: Sequence[Model], members: Sequence[Sequence[int]]) -> str:
@@ -39,7 +63,22 @@ def make_optimizer(model: Model) -> str:
 
 def plain_model(model: Model) -> str:
     """Return the lines that make a model, without its layout."""
-    return f"torch.manual_seed({model.seed})\n{model.name} = {_net(model)}.double()"
+    classes = _ATTENTION if model.architecture == "attention" else ""
+    return f"{classes}torch.manual_seed({model.seed})\n{model.name} = {_net(model)}.double()"
+
+
+def scheduler(model: Model, optimizer: str) -> str:
+    """Return what makes the scheduler of a model's optimizer; by its seed it is of another kind."""
+    kind = _SCHEDULERS[model.seed % len(_SCHEDULERS)]
+    return f"torch.optim.lr_scheduler.{kind.format(optimizer)}"
+
+
+def seed(noise: int) -> str:
+    """Return a cell that seeds all generators."""
+    return (
+        "import random; import numpy as np\n"
+        f"torch.manual_seed({noise}); np.random.seed({noise}); random.seed({noise})"
+    )
 
 
 def train(
@@ -50,6 +89,7 @@ def train(
     fault: Fault,
     flag: str,
     style: str = "apart",
+    noise: int = 0,
 ) -> str:
     """Return a cell that trains models, a step of each in turn.
 
@@ -62,6 +102,7 @@ def train(
         flag: Begins the names of the files that remember that it has struck.
         style: `apart`: the models are there. `guarded`: the cell makes the model unless it is
             there; `together`: it makes it anew each time.
+        noise: Not 0: each step draws from all generators.
     """
     head = [BEGIN, _KIT]
     first = models[0]
@@ -69,26 +110,12 @@ def train(
         head.append(_made(first, members))
     elif style == "guarded":
         head += [f'if "{first.name}" not in globals():', indent(_made(first, members), "    ")]
-    parts = [
-        _step(model, begin - begins[0], fault if model is first else Fault("none"), begins, flag)
-        for model, begin in zip(models, begins, strict=True)
-    ]
-    body = "\n".join(parts)
-    if first.data == "loader":
-        end = whole_epochs(begins[0] + steps) // 5
-        loop = (
-            f"while d_{first.name}.epoch < {end}:\n"
-            f"    for x, y in d_{first.name}:\n"
-            f"        i = d_{first.name}.epoch * 5 + d_{first.name}.consumed // 12 - 1\n"
-            + indent(body, "        ")
-        )
-    elif first.data == "schedule":
-        loop = (
-            f"while p_{first.name}.last_epoch < {begins[0] + steps}:\n"
-            f"    i = p_{first.name}.last_epoch\n" + indent(body, "    ")
-        )
-    else:
-        loop = f"for i in range({begins[0]}, {begins[0] + steps}):\n" + indent(body, "    ")
+    strikes_at = begins[0] + fault.step
+    parts = []
+    for model, begin in zip(models, begins, strict=True):
+        struck = fault if model is first else NO_FAULT
+        parts.append(_step(model, begin - begins[0], struck, strikes_at, flag, noise))
+    loop = _loop(first, begins[0], steps, "\n".join(parts))
     if fault.kind == "leaves early":
         loop = f"try:\n{indent(loop, '    ')}\nexcept Leave: pass"
     if first.group is not None:
@@ -131,6 +158,24 @@ def look(models: Sequence[str], variables: Sequence[str]) -> str:
     return f"__import__('tests.random.on_rank', fromlist=['look']).look(globals(), {names})"
 
 
+def _loop(model: Model, begin: int, steps: int, body: str) -> str:
+    """Return the loop of a model that stands at step `begin`, over the data of its kind."""
+    if model.data == "loader":
+        end = whole_epochs(begin + steps) // 5
+        return (
+            f"while d_{model.name}.epoch < {end}:\n"
+            f"    for x, y in d_{model.name}:\n"
+            f"        i = d_{model.name}.epoch * 5 + d_{model.name}.consumed // 12 - 1\n"
+            + indent(body, "        ")
+        )
+    if model.data == "schedule":
+        return (
+            f"while p_{model.name}.last_epoch < {begin + steps}:\n"
+            f"    i = p_{model.name}.last_epoch\n" + indent(body, "    ")
+        )
+    return f"for i in range({begin}, {begin + steps}):\n" + indent(body, "    ")
+
+
 def _net(model: Model) -> str:
     return ARCHITECTURE[model.architecture]
 
@@ -147,10 +192,11 @@ def _made(model: Model, members: Sequence[int]) -> str:
     elif layout == "fully_shard":
         lines.append(f"torch.distributed.fsdp.fully_shard({name})")
     else:
-        lines.append(f'l_{name} = nbdist.parallelize({name}, "{layout}")')
+        policy = ', nbdist.Pipeline("1f1b", 2)' if is_piped(layout) else ""
+        lines.append(f'l_{name} = nbdist.parallelize({name}, "{layout}"{policy})')
     lines.append(_optimizer(model))
     if model.has_schedule:
-        lines.append(f"p_{name} = torch.optim.lr_scheduler.StepLR(o_{name}, 3, 0.5)")
+        lines.append(f"p_{name} = {scheduler(model, f'o_{name}')}")
     if model.data == "loader":
         lines.append(
             f"d_{name} = nbdist.loader(dataset({model.seed}), global_batch=12, "
@@ -175,27 +221,35 @@ def _optimizer(model: Model) -> str:
     return f"o_{name} = {kind}({name}.parameters(), {options})"
 
 
-def _step(model: Model, ahead: int, fault: Fault, begins: Sequence[int], flag: str) -> str:
+def _step(model: Model, ahead: int, fault: Fault, strikes_at: int, flag: str, noise: int) -> str:
     """Return the lines of one step of a model whose count is `ahead` of the loop's."""
     name, step = model.name, "i" if not ahead else f"i + {ahead}"
-    struck = f"if rank in {fault.ranks} and i == {begins[0] + fault.step}: "
+    struck = f"if rank in {fault.ranks} and i == {strikes_at}: "
     strike = f"strike({fault.kind!r}, {flag!r})"
     lines: list[str] = []
 
-    def place(site: str) -> None:
-        if fault.kind != "none" and fault.site == site:
+    def place(*sites: str) -> None:
+        if fault.kind != "none" and fault.site in sites:
             lines.append(struck + strike)
 
     if model.data != "loader":
-        lines.append(f"x, y = batch({model.seed}, {step}, rank)")
+        lines.append(f"x, y = batch({model.seed}, {step}, {model.spread.share})")
+    if model.architecture == "attention":
+        lines.append("x, y = x[None], y[None]")
+    if noise:
+        lines.append("x = x + 0.1 * (torch.rand(1).item() + np.random.rand() + random.random())")
     if model.architecture == "dropout":
         lines.append(f"torch.manual_seed(noise({model.seed}, {step}, rank))")
-    place("before forward")
-    lines.append(f"out = {name}(x)")
-    if fault.kind != "none" and fault.site == "in backward":
-        lines.append(f"{struck}out.register_hook(lambda grad: {strike})")
-    place("before backward")
-    lines.append("F.mse_loss(out, y).backward()")
+    if is_piped(model.layout):
+        place("before forward", "before backward", "in backward")
+        lines.append(f"l_{name}.step(x, y, F.mse_loss)")
+    else:
+        place("before forward")
+        lines.append(f"out = {name}(x)")
+        if fault.kind != "none" and fault.site == "in backward":
+            lines.append(f"{struck}out.register_hook(lambda grad: {strike})")
+        place("before backward")
+        lines.append("F.mse_loss(out, y).backward()")
     place("before step")
     lines.append(f"o_{name}.step(); o_{name}.zero_grad()")
     if model.has_schedule:

@@ -4,10 +4,14 @@ By index: each rank has six samples of its own for each step. By a loader: a dat
 rank has a part of each global batch.
 """
 
+import random
+from typing import Any
+
+import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from tests.random.trial import GLOBAL_BATCH, STEPS_OF_EPOCH
+from tests.random.acts import GLOBAL_BATCH, STEPS_OF_EPOCH
 
 IN, OUT = 4, 2
 
@@ -25,6 +29,31 @@ def dataset(seed: int) -> TensorDataset:
 def noise(seed: int, step: int, rank: int) -> int:
     """Return the seed of a step's dropout on a rank."""
     return 11 + 1_000_003 * seed + 101 * step + rank
+
+
+class Noise:
+    """What a cell draws after `cells.seed`: of torch's, numpy's and Python's generators."""
+
+    def __init__(self, seed: int) -> None:
+        """Begin."""
+        self._torch = torch.Generator().manual_seed(seed)
+        self._numpy = np.random.RandomState(seed)
+        self._python = random.Random(seed)
+
+    def draw(self) -> float:
+        """Return the next sum of one number of each."""
+        of_torch = torch.rand(1, generator=self._torch).item()
+        return of_torch + self._numpy.rand() + self._python.random()
+
+    def state(self) -> Any:
+        """Return where they stand."""
+        return self._torch.get_state(), self._numpy.get_state(), self._python.getstate()
+
+    def put(self, state: Any) -> None:
+        """Go back, or on, to a state."""
+        self._torch.set_state(state[0])
+        self._numpy.set_state(state[1])
+        self._python.setstate(state[2])
 
 
 def _samples(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

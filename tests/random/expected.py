@@ -5,8 +5,8 @@ Pure: faults and states in, states out.
 
 from collections.abc import Sequence
 
+from tests.random.acts import DEADLY, NO_FAULT, Fault
 from tests.random.shadow import State
-from tests.random.trial import DEADLY, NO_FAULT, Fault
 
 _AT_ANY_STEP = ("killed from outside", "interrupt", "interrupt a hang")
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from tests.random.acts import Model
 from tests.random.calls import Calls
 from tests.random.shadow import Shadow, State, is_at, named
-from tests.random.trial import SHARDED, Model
 
 # Trouble of a model, beside what has become of its ranks.
 REFUSED = "refused"
@@ -102,7 +102,7 @@ class Held:
         """Note what went with ranks that were replaced."""
         for shadow in self.shadows():
             gone = newcomers & set(shadow.members)
-            if gone and (shadow.model.layout in SHARDED or shadow.is_split):
+            if gone and (shadow.is_sharded or shadow.is_split):
                 shadow.trouble = shadow.trouble or "a rank that held a part of it died"
             elif gone and gone >= set(shadow.members):
                 shadow.trouble = "all its ranks died"
@@ -128,14 +128,14 @@ class Held:
                 by_rank[rank] = fits[0] if fits else None
                 if fits:
                     self._void.discard((name, rank))
-                is_part = any(s.model.layout in SHARDED for s in meant.values())
+                is_part = any(s.is_sharded for s in meant.values())
                 if not fits and not is_part and not self._is_torn_now(meant.values()):
                     other = self._whose(held[rank])
                     what = f"{name} of the new rank {rank} is no living rank's {name}{other}"
                     self._calls.find("a wrong model", what)
                 continue
             for shadow in meant.values():
-                is_whole = not (shadow.model.layout in SHARDED or shadow.is_split or shadow.trouble)
+                is_whole = not (shadow.is_sharded or shadow.is_split or shadow.trouble)
                 if is_whole and rank in shadow.members and not self._is_named(rank, name):
                     what = f"{name} of the new rank {rank} is {held[rank]}, and nothing says so"
                     self._calls.find("silently lost", what)
@@ -151,7 +151,7 @@ class Held:
         )
         return any(re.search(rf"\b{name}\b", line) for line in told)
 
-    def _fits(self, shadow: Shadow, seen: Sequence[Any]) -> bool:
+    def _fits(self, shadow: Shadow, seen: Mapping[str, Any]) -> bool:
         states = self.allowed.get(id(shadow)) or [shadow.state()]
         return any(is_at(state, seen) for state in states)
 
@@ -166,7 +166,7 @@ class Held:
             }
             if not seen:
                 continue
-            if shadow.is_torn or (shadow.trouble and shadow.model.layout in SHARDED):
+            if shadow.is_torn or (shadow.trouble and shadow.is_sharded):
                 continue
             allowed = self.allowed.get(id(shadow), [shadow.state()])
             state = next((s for s in allowed if all(is_at(s, v) for v in seen.values())), None)
@@ -175,16 +175,18 @@ class Held:
                 if "in the midst of an optimizer step" in self._calls.text:
                     self.unsure.add(shadow.model.name)
                     continue
-                if shadow.is_split and shadow.trouble and id(shadow) in self.allowed:
-                    # Killed within its step, of which each rank makes a part: it must be refused.
+                is_told = shadow.trouble or "no snapshot is common" in self._calls.text
+                if shadow.is_split and is_told and id(shadow) in self.allowed:
+                    # Ended within its step, of which each rank makes a part: it must be refused.
+                    shadow.trouble = shadow.trouble or "its parts do not fit together"
                     shadow.is_torn = True
                     continue
                 self._calls.find("wrong weights", self._describe(shadow, allowed, seen))
                 self.unsure |= {name for name, _ in seen}
                 continue
-            if shadow.model.layout not in SHARDED and len(texts) > 1:
+            if not shadow.is_sharded and len(texts) > 1:
                 self._calls.find("replicas differ in bits", f"{shadow.model.name}: {sorted(seen)}")
-            if id(shadow) not in self.allowed and shadow.model.layout not in SHARDED:
+            if id(shadow) not in self.allowed and not shadow.is_sharded:
                 before = self._seen.get(id(shadow))
                 if before is not None and before not in texts:
                     self._calls.find(
@@ -215,7 +217,7 @@ class Held:
             lines.append(f"{name} of rank {rank} is {where}")
         return " ".join(lines)
 
-    def _whose(self, value: Sequence[Any]) -> str:
+    def _whose(self, value: Mapping[str, Any]) -> str:
         states = {s.model.name: s for s in self.shadows()}
         whose = named(states, value)
         return f" ({whose})" if whose else ""

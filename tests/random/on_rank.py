@@ -57,8 +57,8 @@ def strike(kind: str, flag: str) -> None:
 def look(names: Mapping[str, Any], models: Sequence[str], variables: Sequence[str]) -> str:
     """Return what this rank holds under these names, as JSON. No collective.
 
-    A model is "absent", "placeholder: why", or its parameters; each is [numbers] or, of a shard,
-    [numbers, its place, places].
+    A model is "absent", "placeholder: why", or its parameters by name; each is its numbers, and how
+    they were cut from the whole: (dim, place, places), one cut after the other.
     """
     held: dict[str, Any] = {}
     for name in models:
@@ -66,7 +66,9 @@ def look(names: Mapping[str, Any], models: Sequence[str], variables: Sequence[st
         if value is None:
             held[name] = "absent"
         elif isinstance(value, torch.nn.Module):
-            held[name] = [_numbers(p) for p in value.parameters()]
+            held[name] = {
+                of.removeprefix("module."): _numbers(p) for of, p in value.named_parameters()
+            }
         else:
             held[name] = f"placeholder: {value!r}"
     for name in variables:
@@ -80,10 +82,9 @@ def _numbers(parameter: torch.Tensor) -> list[Any]:
     local = getattr(parameter, "_local_tensor", parameter)
     numbers = local.detach().flatten().tolist()
     if mesh is None:
-        return [numbers]
-    for dim, placement in enumerate(parameter.placements):  # type: ignore[attr-defined]
-        if placement.is_shard():
-            assert placement.dim == 0
-            place = int((mesh.mesh == dist.get_rank()).nonzero()[0][dim])
-            return [numbers, place, mesh.size(dim)]
-    return [numbers]
+        return [numbers, []]
+    here = (mesh.mesh == dist.get_rank()).nonzero()[0].tolist()
+    placed = list(enumerate(parameter.placements))  # type: ignore[attr-defined]
+    # Where two dimensions of a mesh cut one of a parameter, the last one did first: tp, then fsdp.
+    cuts = [(p.dim, here[i], mesh.size(i)) for i, p in reversed(placed) if hasattr(p, "dim")]
+    return [numbers, cuts]

@@ -25,6 +25,7 @@ def run(seed: int, folder: Path) -> tuple[Driven, int]:
     # Ranks import the data and the faults.
     os.environ["PYTHONPATH"] = str(ROOT)
     trial = draw(seed)
+    os.environ["NBDIST_STATIC"] = "1" if trial.static else "0"
     flags = folder / f"trial{seed}"
     flags.mkdir()
     with nbdist.start(n=trial.n, device="cpu", threads=1) as session:

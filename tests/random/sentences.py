@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterator
 
-from tests.random.trial import GLOBAL_BATCH, STEPS_OF_EPOCH, Fault
+from tests.random.acts import GLOBAL_BATCH, STEPS_OF_EPOCH, Fault
 
 _LOST = re.compile(r"Ranks? [\d, -]+(?:and \d+ )?had lost step (\d+)[^\n]*?copied the model[^.]*")
 _OURS = re.compile(r"[^\n]*nbdist[/\\](?:client|engine|host)[/\\]\w+\.py[^\n]*")

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.random import cells
-from tests.random.data import batch, dataset, noise
-from tests.random.trial import GLOBAL_BATCH, SPLIT_STATES, STEPS_OF_EPOCH, Model
+from tests.random.acts import GLOBAL_BATCH, STEPS_OF_EPOCH, Model
+from tests.random.data import Noise, batch, dataset, noise
+from tests.random.layouts import shares
 
 TOLERANCE = 1e-9
 
@@ -28,8 +29,9 @@ class State:
 
     made: int
     by_optimizer: int
-    parameters: tuple[torch.Tensor, ...]
+    parameters: Mapping[str, torch.Tensor]
     rest: Any
+    noise: Any
 
 
 class Shadow:
@@ -40,11 +42,12 @@ class Shadow:
         self.members = tuple(members)
         self.trouble = ""  # why its use may be refused
         self.is_torn = False  # ranks made a part of a step each, of which there is no whole
-        names: dict[str, Any] = {"torch": torch, "nn": nn}
+        names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "__name__": "shadow"}
         with torch.random.fork_rng():
             exec(cells.plain_model(model), names)
         self._module: nn.Module = names[model.name]
         self._data = dataset(model.seed)
+        self._noise: Noise | None = None
         self.made = 0
         self.renew_optimizer()
 
@@ -52,9 +55,12 @@ class Shadow:
         """Begin with a new optimizer at the step where the model is."""
         kind, options = cells.OPTIMIZER[self.model.optimizer]
         self._optimizer = eval(f"{kind}(parameters, {options})", None, self._names())
-        self._plan = None
+        self._plan: Any = None
         if self.model.has_schedule:
-            self._plan = torch.optim.lr_scheduler.StepLR(self._optimizer, 3, 0.5)
+            self._plan = eval(
+                cells.scheduler(self.model, "optimizer"),
+                {"torch": torch, "optimizer": self._optimizer},
+            )
         self._by_optimizer = 0
         self.history = {self.made: self.state()}
 
@@ -64,14 +70,24 @@ class Shadow:
     @property
     def is_split(self) -> bool:
         """Whether a rank that dies takes a part of the optimizer with it, and no other part."""
-        return self.model.layout in SPLIT_STATES
+        return self.model.spread.is_split
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a rank that dies takes a part of the model with it."""
+        return self.model.spread.is_sharded
+
+    def seed(self, noise: int) -> None:
+        """Draw from generators with this seed from now on; 0: from none."""
+        self._noise = Noise(noise) if noise else None
 
     def state(self) -> State:
         """Return where it stands."""
         parts = (self._module, self._optimizer, self._plan)
         rest = copy.deepcopy([part.state_dict() if part else None for part in parts])
-        parameters = tuple(p.detach().clone() for p in self._module.parameters())
-        return State(self.made, self._by_optimizer, parameters, rest)
+        parameters = {name: p.detach().clone() for name, p in self._module.named_parameters()}
+        noise = self._noise.state() if self._noise else None
+        return State(self.made, self._by_optimizer, parameters, rest, noise)
 
     def put(self, state: State) -> None:
         """Go back, or on, to a state."""
@@ -80,6 +96,8 @@ class Shadow:
         ):
             if part is not None:
                 part.load_state_dict(saved)
+        if self._noise is not None and state.noise is not None:
+            self._noise.put(state.noise)
         self.made, self._by_optimizer = state.made, state.by_optimizer
         self.history = {k: s for k, s in self.history.items() if k <= state.made}
         self.history[state.made] = state
@@ -96,11 +114,15 @@ class Shadow:
         return states
 
     def _step(self, step: int) -> None:
-        for rank in self.members:
+        drawn = 0.1 * self._noise.draw() if self._noise else 0.0
+        seen = shares(self.model.layout, self.members)
+        for place, share in enumerate(seen):
             if self.model.architecture == "dropout":
-                torch.manual_seed(noise(self.model.seed, step, rank))
-            x, y = self._share(step, rank)
-            (F.mse_loss(self._module(x), y) / len(self.members)).backward()
+                torch.manual_seed(noise(self.model.seed, step, share))
+            x, y = self._share(step, share, place, len(seen))
+            if self.model.architecture == "attention":
+                x, y = x[None], y[None]
+            (F.mse_loss(self._module(x + drawn), y) / len(seen)).backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
         if self._plan is not None:
@@ -108,13 +130,13 @@ class Shadow:
         self.made += 1
         self._by_optimizer += 1
 
-    def _share(self, step: int, rank: int) -> tuple[torch.Tensor, ...]:
+    def _share(self, step: int, share: int, place: int, count: int) -> tuple[torch.Tensor, ...]:
         if self.model.data != "loader":
-            return batch(self.model.seed, step, rank)
+            return batch(self.model.seed, step, share)
         epoch, nth = divmod(step, STEPS_OF_EPOCH)
         order = _order(self.model, epoch)
-        size = GLOBAL_BATCH // len(self.members)
-        first = nth * GLOBAL_BATCH + self.members.index(rank) * size
+        size = GLOBAL_BATCH // count
+        first = nth * GLOBAL_BATCH + place * size
         x, y = self._data[order[first : first + size]]
         return x, y
 
@@ -129,15 +151,15 @@ def _order(model: Model, epoch: int) -> torch.Tensor:
     return torch.randperm(samples, generator=generator)
 
 
-def is_at(state: State, seen: Sequence[Sequence[Any]]) -> bool:
-    """Return whether what a rank holds (see `on_rank.look`) is a state, but for rounding."""
-    if len(seen) != len(state.parameters):
+def is_at(state: State, seen: Mapping[str, Any]) -> bool:
+    """Return whether what a rank holds (see `on_rank.look`) is of a state, but for rounding."""
+    if not seen or not set(seen) <= set(state.parameters):
         return False
-    for parameter, (numbers, *place) in zip(state.parameters, seen, strict=True):
-        expected = parameter
-        if place:
-            parts = torch.chunk(parameter, place[1])
-            expected = parts[place[0]] if place[0] < len(parts) else parameter[:0]
+    for name, (numbers, cuts) in seen.items():
+        expected = state.parameters[name]
+        for dim, place, places in cuts:
+            parts = torch.chunk(expected, places, dim)
+            expected = parts[place] if place < len(parts) else expected.narrow(dim, 0, 0)
         held = torch.tensor(numbers, dtype=torch.float64)
         if held.numel() != expected.numel():
             return False
@@ -147,7 +169,7 @@ def is_at(state: State, seen: Sequence[Sequence[Any]]) -> bool:
     return True
 
 
-def named(states: Mapping[str, Shadow], seen: Sequence[Sequence[Any]]) -> str:
+def named(states: Mapping[str, Shadow], seen: Mapping[str, Any]) -> str:
     """Return which model's state a rank holds instead, for people; empty when none's."""
     for name, shadow in states.items():
         for made, state in shadow.history.items():

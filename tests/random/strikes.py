@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nbdist import Session
+from tests.random.acts import Fault
 from tests.random.on_rank import TOLD
-from tests.random.trial import Fault
 
 _FROM_OUTSIDE = ("killed from outside", "interrupt", "interrupt a hang", "SIGSTOP, SIGCONT")
 _STOPPED_S = 0.5

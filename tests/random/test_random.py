@@ -9,8 +9,12 @@ import pytest
 
 import nbdist
 from nbdist import Session
-from tests.random.drive import Driver
-from tests.random.trial import FAULTS, LAYOUTS, Make, Model, Train, draw
+from tests.random.acts import FAULTS, Make, Model, Train
+from tests.random.calls import Calls
+from tests.random.drive import perform
+from tests.random.layouts import LAYOUTS
+from tests.random.trial import draw
+from tests.random.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,12 +80,12 @@ def test_what_is_made_wrong_on_purpose_is_found(session: Session, tmp_path: Path
     for name, (code, kind) in WRONG.items():
         folder = tmp_path / name
         folder.mkdir()
-        driver = Driver(2, session, folder)
-        driver.calls.run("varied = 0")
-        driver.held.variables["varied"] = {0: {0}, 1: {0}}
-        driver.act(Make((MODEL,)))
-        driver.act(Train(("m1",), 3))
-        assert not driver.driven.findings, driver.driven.story
-        driver.calls.run(code)
-        driver.act(Train(("m1",), 3))
-        assert kind in {finding.kind for finding in driver.driven.findings}, name
+        world = World(2, Calls(session, folder))
+        world.calls.run("varied = 0")
+        world.held.variables["varied"] = {0: {0}, 1: {0}}
+        perform(world, Make((MODEL,)))
+        perform(world, Train(("m1",), 3))
+        assert not world.driven.findings, world.driven.story
+        world.calls.run(code)
+        perform(world, Train(("m1",), 3))
+        assert kind in {finding.kind for finding in world.driven.findings}, name

@@ -1,7 +1,7 @@
 """What is held against the truth: sentences that are false, and those that are not."""
 
 from tests.random import sentences
-from tests.random.trial import Fault
+from tests.random.acts import Fault
 
 LOST = "Rank 1 had lost step 4: it copied the model (Linear) and its optimizer from rank 0."
 

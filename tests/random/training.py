@@ -4,11 +4,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tests.random import sentences
+from tests.random.acts import Fault, Train
 from tests.random.calls import Calls, Ran
 from tests.random.expected import must_fail, possible, possible_apart
 from tests.random.held import OPTIMIZER_REFUSED, REFUSED, Held
 from tests.random.shadow import Shadow, State
-from tests.random.trial import SHARDED, Fault, Train
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Ended:
     def is_retried(self) -> bool:
         """Whether its cell was run again when it failed."""
         act, data = self.act, self.shadows[0].model.data
-        return act.retry > 0 or act.again or data == "loader" or act.style != "apart"
+        return act.retry > 0 or act.again != "" or data == "loader" or act.style != "apart"
 
 
 def follow(ended: Ended, calls: Calls, held: Held) -> None:
@@ -51,11 +51,12 @@ def follow(ended: Ended, calls: Calls, held: Held) -> None:
     for shadow in ended.shadows:
         is_first = shadow is ended.shadows[0]
         begin = shadow.made
+        shadow.seed(act.noise)
         states = shadow.train(ended.steps)
         lost = possible(fault, states, is_first=is_first) if fired else []
         apart = possible_apart(fault, states, is_first=is_first)
         apart_at |= {state.by_optimizer for state in apart}
-        if fired and (shadow.model.layout in SHARDED or shadow.is_split):
+        if fired and (shadow.is_sharded or shadow.is_split):
             # A snapshot: what is said of it is held against where it stands.
             lost = lost + [s for s in shadow.history.values() if s.made < lost[0].made]
             back = sentences.rolled_back_to(calls.text)
@@ -136,9 +137,6 @@ def _has_lost(ended: Ended) -> bool:
     """Return whether a part went with a rank of which there is no other."""
     return any(
         shadow.trouble
-        or (
-            (shadow.model.layout in SHARDED or shadow.is_split)
-            and set(ended.newcomers) & set(shadow.members)
-        )
+        or ((shadow.is_sharded or shadow.is_split) and set(ended.newcomers) & set(shadow.members))
         for shadow in ended.shadows
     )

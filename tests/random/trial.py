@@ -2,210 +2,53 @@
 
 The same seed gives the same trial on every machine; only the moments at which faults from outside
 strike differ from run to run. What a trial does depends on nothing that it meets: what cannot be
-done any more (a model that was lost) is made again first, see `drive`.
+done any more (a model that was lost) is made again first, see `world`.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import replace
 
-ARCHITECTURES = ("linear", "mlp", "batchnorm", "dropout")
-OPTIMIZERS = ("sgd", "momentum", "adam")
+from tests.random.acts import (
+    FAULTS,
+    OPTIMIZERS,
+    SITES,
+    STYLES,
+    Act,
+    Drop,
+    Fault,
+    Group,
+    Idle,
+    Keep,
+    Make,
+    Message,
+    Model,
+    Push,
+    Restart,
+    Scale,
+    Set,
+    Sum,
+    Train,
+    Trial,
+    whole_epochs,
+)
+from tests.random.layouts import ARCHITECTURES, LAYOUTS, fitting
 
-# How a model is spread, and how often it is drawn. The words of `parallelize`, and torch's own.
-LAYOUTS = {
-    "ddp": 6,
-    "zero1": 3,
-    "zero2": 1,
-    "zero3": 2,
-    "dp=2 fsdp=2": 2,  # on four ranks
-    "DDP": 3,
-    "DDP on a group": 2,  # on three ranks or more
-    "fully_shard": 1,
-    "DDP and ZeRO": 2,
+# What a trial does next, and how often it is drawn.
+_NEXT = {
+    "train": 10,
+    "made in it": 3,
+    "make": 2,
+    "keep": 2,
+    "drop": 1,
+    "group": 2,
+    "sum": 3,
+    "set": 1,
+    "idle": 2,
+    "message": 1,
+    "restart": 1.7,
+    "scale": 1.1,
+    "push": 0.6,
 }
-SHARDED = {"zero2", "zero3", "dp=2 fsdp=2", "fully_shard"}
-SPLIT_STATES = {"zero1", "DDP and ZeRO"}  # each rank has the model, and a part of the states
-
-# What strikes, and how often it is drawn.
-FAULTS = {
-    "none": 3,
-    "raise": 6,
-    "sys.exit": 1,
-    "KeyboardInterrupt": 1,
-    "SIGKILL": 6,
-    "SIGSEGV": 2,
-    "SIGABRT": 1,
-    "os._exit(0)": 1,
-    "os._exit(9)": 1,
-    "two ranks killed": 2,
-    "second in the repair": 2,
-    "killed from outside": 3,
-    "interrupt": 3,
-    "interrupt a hang": 1,
-    "mismatch": 2,
-    "leaves early": 2,
-    "SIGSTOP, SIGCONT": 1,
-}
-DEADLY = {
-    "SIGKILL",
-    "SIGSEGV",
-    "SIGABRT",
-    "os._exit(0)",
-    "os._exit(9)",
-    "two ranks killed",
-    "second in the repair",
-    "killed from outside",
-}
-SITES = ("before forward", "before backward", "in backward", "before step", "after step")
-DATA = ("index", "schedule", "loader")  # what tells a loop where it is
-STYLES = ("apart", "guarded", "together")  # where the model is made: see `cells.train`
-STEPS_OF_EPOCH = 5
-GLOBAL_BATCH = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model, its optimizer and its data. `group` names the group it is on; None: all ranks."""
-
-    name: str
-    architecture: str
-    layout: str
-    optimizer: str
-    data: str
-    seed: int
-    group: str | None = None
-
-    @property
-    def has_schedule(self) -> bool:
-        """Whether a scheduler halves its learning rate every third step."""
-        return self.data == "schedule"
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What strikes in a cell, where, and on which ranks; `delay_s` of those from outside."""
-
-    kind: str
-    ranks: tuple[int, ...] = ()
-    site: str = SITES[0]
-    step: int = 0
-    second: int | None = None
-    delay_s: float = 0.0
-
-
-NO_FAULT = Fault("none")
-
-
-@dataclass(frozen=True, slots=True)
-class Make:
-    """Make models, in a cell of their own."""
-
-    models: tuple[Model, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Train:
-    """Train models in turn. `retry` is the cell's; `again`: the session's, when it failed."""
-
-    names: tuple[str, ...]
-    steps: int
-    fault: Fault = NO_FAULT
-    retry: int = 0
-    again: bool = False
-    style: str = "apart"
-    model: Model | None = None  # of the styles that make it
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Ranks keep a second name for a model, as in `best = model`."""
-
-    name: str
-    of: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Ranks delete a model's names."""
-
-    name: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Make a group of ranks."""
-
-    name: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """all_reduce over a group, or over all ranks, with a fault before it."""
-
-    group: str | None
-    fault: Fault = NO_FAULT
-
-
-@dataclass(frozen=True, slots=True)
-class Set:
-    """A variable that is another one on each rank."""
-
-    name: str
-    factor: int
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Ranks are killed while no cell runs."""
-
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """New processes for living ranks."""
-
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Another number of ranks."""
-
-    n: int
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """A value to all ranks, and back."""
-
-    name: str
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """`sender` sends numbers to `receiver`, which has room for as many, or for others."""
-
-    sender: int
-    receiver: int
-    sent: int
-    room: int
-
-
-Act = Message | Make | Train | Keep | Drop | Group | Sum | Set | Idle | Restart | Scale | Push
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A fresh session of `n` ranks, and what is done in it."""
-
-    seed: int
-    n: int
-    acts: tuple[Act, ...]
 
 
 def draw(seed: int) -> Trial:
@@ -235,7 +78,7 @@ class _Drawing:
         acts += self._begin()
         for _ in range(self._random.randint(2, 6)):
             acts += self._next()
-        return Trial(self._seed, self._begun_with, tuple(acts))
+        return Trial(self._seed, self._begun_with, tuple(acts), self._random.random() < 0.2)
 
     def _begin(self) -> list[Act]:
         """One model in a cell of its own, most often; or several; or one that a cell trains too."""
@@ -247,22 +90,7 @@ class _Drawing:
         return [self._train_what_it_makes()]
 
     def _next(self) -> list[Act]:
-        chosen = self._random.choices(
-            (
-                "train",
-                "made in it",
-                "make",
-                "keep",
-                "drop",
-                "group",
-                "sum",
-                "set",
-                "idle",
-                "message",
-            ),
-            (10, 3, 2, 2, 1, 2, 3, 1, 2, 1),
-        )[0]
-        chosen = self._random.choices((chosen, "restart", "scale", "push"), (20, 1.5, 1, 0.5))[0]
+        chosen = self._random.choices(list(_NEXT), list(_NEXT.values()))[0]
         match chosen:
             case "train" if self._models:
                 return [self._train()]
@@ -314,26 +142,24 @@ class _Drawing:
             return []
         old = self._models[self._a_model()]
         self._count += 1
-        new = Model(
-            old.name, old.architecture, old.layout, old.optimizer, old.data, self._count, old.group
-        )
+        new = replace(old, seed=self._count)
         self._models[new.name] = new
         return [Make((new,)), self._train(names=(new.name,))]
 
     def _model(self, data: str | None = None) -> Model:
-        layouts = {
-            name: weight
-            for name, weight in LAYOUTS.items()
-            if (name != "dp=2 fsdp=2" or self._n == 4)
-            and (name != "DDP on a group" or (self._n > 2 and data is None))
-        }
+        def is_out(name: str) -> bool:
+            return name == "DDP on a group" and (self._n == 2 or data is not None)
+
+        layouts = fitting(self._n, without=is_out)
         layout = self._random.choices(list(layouts), list(layouts.values()))[0]
         usual = self._usual if self._random.random() < 0.7 else None
         architecture = usual or self._random.choice(ARCHITECTURES)
+        if architecture not in LAYOUTS[layout].architectures:
+            architecture = self._random.choice(LAYOUTS[layout].architectures)
         # Adam makes large steps of gradients that are nought but for rounding, as before a norm.
         optimizers = OPTIMIZERS[:2] if architecture == "batchnorm" else OPTIMIZERS
         kinds = ["index", "loader"]
-        if layout not in SPLIT_STATES:
+        if not LAYOUTS[layout].is_split:
             kinds.append("schedule")
         group = None
         if layout == "DDP on a group":
@@ -375,8 +201,13 @@ class _Drawing:
         groups = {self._groups.get(m.group) for m in models if m.group}
         members = groups.pop() if groups else None
         fault = self._fault(self._steps_of(models, steps), members=members)
-        retry, again = self._random.choice(((0, False), (0, False), (2, False), (0, True)))
-        return Train(names, steps, fault, retry, again)
+        retry, again = self._random.choice(((0, ""), (0, ""), (2, ""), (0, "%dist retry")))
+        noise = 0
+        if not again and len(models) == 1 and models[0].architecture != "dropout":
+            noise = self._random.choice((0, 0, self._random.randint(1, 999)))
+        if again and models[0].data != "loader":
+            again = self._random.choice((again, "by hand"))
+        return Train(names, steps, fault, retry, again, noise=noise)
 
     def _train_what_it_makes(self) -> Train:
         style = self._random.choice(STYLES[1:])
@@ -389,7 +220,7 @@ class _Drawing:
         self._models[model.name] = model
         steps = self._random.choice((3, 5, 8, 20))
         fault = self._fault(self._steps_of([model], steps))
-        retry, again = self._random.choice(((2, False), (2, False), (0, True)))
+        retry, again = self._random.choice(((2, ""), (2, ""), (0, "%dist retry")))
         return Train((model.name,), steps, fault, retry, again, style, model)
 
     def _steps_of(self, models: list[Model], steps: int) -> int:
@@ -424,8 +255,3 @@ class _Drawing:
     def _some(self, count: int) -> tuple[int, ...]:
         count = max(1, min(count, self._n - 1))
         return tuple(sorted(self._random.sample(range(self._n), count)))
-
-
-def whole_epochs(steps: int) -> int:
-    """Return the steps of as many whole epochs as hold `steps`."""
-    return -(-steps // STEPS_OF_EPOCH) * STEPS_OF_EPOCH
