@@ -18,6 +18,9 @@ made := $(VENV)/.nbdist-venv
 user := $(VENV)/.nbdist-user
 developer := $(VENV)/.nbdist-developer
 
+# Tests wait about half of their time: two workers share them. ARGS="-n 0" is one after the other,
+# as a debugger needs it (ARGS="-n 0 --pdb -k ddp").
+workers := -n 2
 nbval := --nbval --nbval-cell-timeout=300 --nbval-sanitize-with nbdist/nbval_sanitize.cfg
 notebooks := $(wildcard notebooks/*.ipynb)
 
@@ -43,10 +46,10 @@ lab: $(user)
 	$(py) -m nbdist.cli lab $(ARGS)
 
 test: $(developer)
-	$(py) -m pytest $(nbval) $(ARGS) tests $(notebooks)
+	$(py) -m pytest $(workers) $(nbval) $(ARGS) tests $(notebooks)
 
 test-all: $(developer)
-	$(py) -m pytest $(nbval) -m '' $(ARGS) tests $(notebooks)
+	$(py) -m pytest $(workers) $(nbval) -m '' $(ARGS) tests $(notebooks)
 
 # Stopped, it goes on where it stood: .nbdist/trials.jsonl has what was run.
 trials: $(developer)

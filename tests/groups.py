@@ -2,6 +2,8 @@
 
 A test belongs to the group its folder names (tests/unit, tests/cluster, ...); the cells of the
 notebooks are the group `notebooks`. One pytest runs them all, so that its last line counts all.
+`make test` gives it two workers (pytest-xdist), for tests wait about half of their time; `-n 0`
+runs one test after the other, as a debugger needs it.
 
 The hooks of a conftest.py hold for its own folder; conftest.py registers this module, so that
 they hold for notebooks/ too.
@@ -12,6 +14,7 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,16 @@ TESTS = ROOT / "tests"
 # hold memory while the notebooks start engines of their own. Folders not named here run between.
 _FIRST = ("unit", "packaging", "group")
 _LAST = ("notebooks", "browser", "cluster")
+
+# What one worker runs alone, in order; of all else it is given a file at a time. Notebooks keep
+# their runs in one folder; whole sessions share a cluster, and some watch the machine: two of these
+# at once would disturb each other.
+_SHARES = {
+    "notebooks": "notebooks",
+    "lifecycle": "sessions",
+    "measured": "sessions",
+    "cluster": "sessions",
+}
 
 # A cell of a notebook may take 300 s (--nbval-cell-timeout); nbval then interrupts it in an
 # orderly way, and pytest-timeout is only there for the case that it cannot.
@@ -69,6 +82,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
 
 
+def share_of(nodeid: str) -> str:
+    """Return the name of what is run by the same worker as this test."""
+    file = nodeid.split("::")[0]
+    return _SHARES.get(group_of(ROOT / file), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the workers whole shares, those of the most tests first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Shares(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return share_of(nodeid)
+
+    return Shares(config, log)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Give notebooks the static display, whose text is the same in every run.
@@ -105,7 +136,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             line = f"{group:<12} {_counts[group]:>5} tests {_seconds[group]:>8.1f} s"
             terminalreporter.line(line)
         total = f"{'all':<12} {_counts.total():>5} tests {sum(_seconds.values()):>8.1f} s"
-        terminalreporter.line(f"{total}   on {os.cpu_count()} cores")
+        workers = terminalreporter.config.getoption("numprocesses", None) or 1
+        terminalreporter.line(f"{total}   on {os.cpu_count()} cores, workers: {workers}")
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
