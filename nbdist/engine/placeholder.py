@@ -6,7 +6,7 @@ a PlaceholderError. IPython may show it, and it may be pickled, copied and compa
 
 from typing import Any, NoReturn
 
-from nbdist.errors import LostStateError, TransferError
+from nbdist.errors import LostStateError, NBDistError, TransferError
 
 _LONGEST_WHY = 200  # characters
 
@@ -44,7 +44,7 @@ class Placeholder:
         self._refuse()
 
     def _refuse(self, *_args: object, **_kwargs: object) -> NoReturn:
-        error = LostStateError if self._is_state else PlaceholderError
+        error: type[NBDistError] = LostStateError if self._is_state else PlaceholderError
         raise error(
             f"This is a placeholder for {self._what}, which did not come to this rank.",
             why=self._why,
