@@ -45,6 +45,9 @@ demo: $(user)
 lab: $(user)
 	$(py) -m nbdist.cli lab $(ARGS)
 
+# Kernels, parents and ranks start hundreds of times: none compiles nbdist again.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(developer)
 	$(py) -m pytest $(workers) $(nbval) $(ARGS) tests $(notebooks)
 
