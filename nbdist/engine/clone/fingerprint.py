@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from nbdist.engine import group_names
 from nbdist.engine.clone import loop_names
-from nbdist.engine.clone.recipes import stands_at_own_rank
+from nbdist.engine.clone.recipes import OWN_PLACES, stands_at_own_rank
 from nbdist.engine.compat import torch_live, torch_modules, torch_pipeline, torch_sharded
 from nbdist.engine.data import Loader
 from nbdist.engine.wrapper import ApartWrapper
@@ -194,5 +194,5 @@ def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, DataLoader):  # its workers' things are the process's own
         left_out = own.keys() - {"dataset", "sampler", "batch_sampler", "batch_size"}
     if stands_at_own_rank(value):
-        left_out = {"rank"}
+        left_out = OWN_PLACES
     return [(k, v) for k, v in own.items() if not str(k).startswith("_") and k not in left_out]

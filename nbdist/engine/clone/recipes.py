@@ -201,6 +201,7 @@ def _fill_attributes(made: Any, state: dict[str, Any]) -> None:
 # What says which of how many processes something belongs to: torch's DistributedSampler and those
 # that have taken over its names, and all of Accelerate.
 _PLACES = (("rank", "num_replicas"), ("process_index", "num_processes"))
+OWN_PLACES = {"rank", "process_index", "local_process_index"}  # what differs between ranks in these
 
 
 def stands_at_own_rank(value: Any) -> bool:
