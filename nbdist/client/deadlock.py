@@ -91,7 +91,8 @@ def prove(
     blame = {r: (needs[r].peers & never) or (needs[r].peers & stuck) for r in waits}
     blamed = frozenset[int]().union(*blame.values())
     reasons = {gone[rank].why for rank in blamed & gone.keys()}
-    return Deadlock(blame, _tell(waits, blame, gone), _advice(reasons))
+    is_message = all(wait.is_message for wait in waits.values())
+    return Deadlock(blame, _tell(waits, blame, gone), _advice(reasons, is_message=is_message))
 
 
 def _lasting(
@@ -114,7 +115,7 @@ def _need(wait: Wait, peers: frozenset[int]) -> _Need:
     has_come = arrives_in_s is None or wait.seconds > arrives_in_s + wait.bytes / _BYTES_PER_S
     return _Need(
         peers,
-        needs_one=wait.kind == STORE or (wait.is_message and wait.peer is None),
+        needs_one=wait.needs_one,
         trusts_waits=wait.is_certain and has_come,
     )
 
@@ -159,13 +160,18 @@ def _never_come(peers: frozenset[int], gone: Mapping[int, Gone]) -> str:
     return ", ".join(f"{name_ranks(ranks)} {said}" for said, ranks in by_reason.items())
 
 
-def _advice(reasons: Collection[str]) -> str:
+def _advice(reasons: Collection[str], *, is_message: bool) -> str:
     if "dead" in reasons:
         return "%dist restart    (new processes), or use a group of the ranks that live."
     if "absent" in reasons:
         return (
             "run the cell on all ranks of the group, or make a group of those it runs on "
             "(dist.new_group, on all ranks); variables are kept on every rank."
+        )
+    if is_message:
+        return (
+            "let each recv meet a send with its tag, in the order of their calls, and run the cell "
+            "again; variables are kept on every rank."
         )
     return (
         "let all ranks of a group make the same calls in the same order, and run the cell again; "

@@ -11,6 +11,7 @@ from nbdist.ranks import name_ranks
 
 WORLD = "0"  # how torch names the default group
 STORE = "store"
+ANY = "any"  # the peer of a receive from any source, where messages are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Wait:
     `peer`, which is None for a message from anyone. `ranks` are the group's members. `line` is the
     cell's. All ranks are global. `is_certain` is False inside backward, where the collective is
     under way and the main thread may also be computing. `title` is the group's, for people.
+    `tag_number` numbers a message among those with its `tag`; 0 where that is unknown.
     """
 
     kind: str
@@ -34,6 +36,8 @@ class Wait:
     peer: int | None = None
     is_certain: bool = True
     title: str = ""
+    tag: int = 0
+    tag_number: int = 0
 
     def is_same(self, other: "Wait | None") -> bool:
         """Return whether this is the same wait, seen at another time."""
@@ -48,12 +52,19 @@ class Wait:
         """Whether it is between two ranks only."""
         return self.kind in ("send", "recv")
 
+    @property
+    def needs_one(self) -> bool:
+        """Whether any of several ranks could end it."""
+        return self.kind == STORE or (self.is_message and self.peer is None)
+
     def __str__(self) -> str:
         """Return e.g. `all_reduce no. 12 (8.4 MB, group dp), line 14`."""
         line = "" if self.line is None else f", line {self.line}"
         if self.kind == STORE:
             return f"the store, where groups are made{line}"
         facts = [name_bytes(self.bytes)] if self.bytes else []
+        if self.tag:
+            facts.append(f"tag {self.tag}")
         facts.append(self.title or f"group {self.group}")
         return f"{self.kind} no. {self.seq} ({', '.join(facts)}){line}"
 
@@ -64,8 +75,9 @@ class Doing:
 
     `word` is `idle`, `computing`, `waiting` or `loading data`. `function` and `line` (of the cell)
     tell where the main thread is. `counts` are the collectives launched by group, `sent` and
-    `received` the messages by "group/peer"; None where the rank does not say. A rank that `serves`
-    answers messages on a thread, also when it has finished the cell.
+    `received` the messages by "group/peer", `tagged` those by "group/send/peer/tag" and
+    "group/recv/peer/tag"; None where the rank does not say. A rank that `serves` answers messages
+    on a thread, also when it has finished the cell.
     """
 
     word: str
@@ -77,6 +89,7 @@ class Doing:
     line: int | None = None
     step: int = 0
     serves: bool = False
+    tagged: Mapping[str, int] | None = None
 
     @classmethod
     def from_wire(cls, answer: Mapping[str, Any]) -> "Doing":
@@ -93,6 +106,7 @@ class Doing:
             where.get("line"),
             answer.get("step", 0),
             answer.get("serves", False),
+            answer.get("tagged"),
         )
 
     @property
@@ -161,31 +175,62 @@ def missing_in(
     wait = doing[rank].wait
     if wait is None:
         return frozenset()
-    if wait.is_message:
-        others = members(wait, world) if wait.peer is None else frozenset([wait.peer])
+    if wait.is_message and wait.peer is not None:
+        others = frozenset([wait.peer])
     else:
-        others = members(wait, world)
+        others = members(wait, world) - {rank}
+    if wait.needs_one and not _is_known(rank, wait, doing, gone, others):
+        return frozenset()
     return frozenset(
-        peer for peer in others - {rank} if _is_missing(peer, wait, rank, doing.get(peer), gone)
+        peer for peer in others if _is_missing(peer, wait, rank, doing.get(peer), gone)
     )
+
+
+def _is_known(
+    rank: int,
+    wait: Wait,
+    doing: Mapping[int, Doing],
+    gone: Mapping[int, Gone],
+    others: frozenset[int],
+) -> bool:
+    """Return whether none of `others` can have done already what one of them has to do."""
+    if any(peer not in doing and not _is_dead(peer, gone) for peer in others):
+        return False  # who has not answered may be the one
+    here = doing[rank].tagged
+    if wait.kind == STORE or here is None or not wait.tag_number:
+        return True
+    # Messages that no receive from their sender takes: as many may be on their way.
+    left = 0
+    for peer in others & doing.keys():
+        there = doing[peer].tagged
+        if there is None or doing[peer].serves:
+            return False
+        left += max(0, _sent(there, wait, rank) - here.get(_tag_key(wait, "recv", peer), 0))
+    return left < wait.tag_number
+
+
+def _is_dead(peer: int, gone: Mapping[int, Gone]) -> bool:
+    return peer in gone and gone[peer].why in ("died", "dead")
+
+
+def _tag_key(wait: Wait, kind: str, peer: int | str) -> str:
+    return f"{wait.group}/{kind}/{peer}/{wait.tag}"
+
+
+def _sent(tagged: Mapping[str, int], wait: Wait, to: int) -> int:
+    """Return how many messages with the wait's tag went `to` a rank, from the one that says so."""
+    return tagged.get(_tag_key(wait, "send", to), 0)
 
 
 def _is_missing(
     peer: int, wait: Wait, rank: int, there: Doing | None, gone: Mapping[int, Gone]
 ) -> bool:
     if there is None:
-        return peer in gone and gone[peer].why in ("died", "dead")
-    if wait.kind == STORE or (wait.is_message and wait.peer is None):
+        return _is_dead(peer, gone)
+    if wait.needs_one:
         return True  # what it waits for may come from any of them
-    if wait.is_message and there.serves:
-        return False
     if wait.is_message:
-        done = there.sent if wait.kind == "recv" else there.received
-        if there.wait is not None and there.wait.is_message and there.wait.peer == rank:
-            answers = there.wait.kind != wait.kind and there.wait.group == wait.group
-            if answers and there.wait.seq >= wait.seq:
-                return False
-        return done is not None and done.get(f"{wait.group}/{rank}", 0) < wait.seq
+        return not there.serves and _has_no_end(wait, rank, there)
     beside = there.wait
     if beside is not None and beside.group == wait.group and not beside.is_message:
         if beside.kind != STORE and beside.seq == wait.seq:
@@ -193,6 +238,33 @@ def _is_missing(
         if beside.kind != STORE and beside.seq > wait.seq:
             return False
     return there.counts is not None and there.counts.get(wait.group, 0) < wait.seq
+
+
+def _has_no_end(wait: Wait, rank: int, there: Doing) -> bool:
+    """Return whether a message's other end has not been launched there.
+
+    Messages with a tag meet only those with the same, in the order of their calls. A receive from
+    any source may have taken one that is sent.
+    """
+    beside = there.wait
+    is_met = (
+        beside is not None
+        and beside.is_message
+        and beside.peer == rank
+        and beside.kind != wait.kind
+        and (beside.group, beside.tag) == (wait.group, wait.tag)
+    )
+    if there.tagged is not None and wait.tag_number:
+        if beside is not None and is_met and beside.tag_number >= wait.tag_number:
+            return False
+        if wait.kind == "recv":
+            return _sent(there.tagged, wait, rank) < wait.tag_number
+        taken = (there.tagged.get(_tag_key(wait, "recv", peer), 0) for peer in (rank, ANY))
+        return sum(taken) < wait.tag_number
+    if beside is not None and is_met and beside.seq >= wait.seq:
+        return False
+    done = there.sent if wait.kind == "recv" else there.received
+    return done is not None and done.get(f"{wait.group}/{rank}", 0) < wait.seq
 
 
 def name_bytes(size: int) -> str:
@@ -227,4 +299,6 @@ def _wait_from(answer: Mapping[str, Any] | None) -> Wait | None:
         peer=answer.get("peer"),
         is_certain=answer.get("is_certain", True),
         title=answer.get("title") or "",
+        tag=answer.get("tag") or 0,
+        tag_number=answer.get("tag_number") or 0,
     )

@@ -25,8 +25,8 @@ def state() -> dict[str, Any]:
     `waiting` (None, or what the main thread waits in: the fields of `tap.Waiting`).
 
     How far, since the groups were formed: `counts` (collectives by group), `sent` and `received`
-    (messages by "group/peer's global rank"). `serves`: a thread answers workers' messages, whatever
-    the main thread does.
+    (messages by "group/peer's global rank"), `tagged` (by their tags too). `serves`: a thread
+    answers workers' messages, whatever the main thread does.
     """
     from nbdist.engine import membership, snapshot
     from nbdist.engine.averaging import serving
@@ -53,6 +53,7 @@ def state() -> dict[str, Any]:
         "counts": tap.counts(),
         "sent": tap.sent(),
         "received": tap.received(),
+        "tagged": tap.tagged(),
         "serves": serving.is_serving(),
         "step": training.current_step(),
         "last": tap.last_kind(),

@@ -74,6 +74,30 @@ if rank: m(torch.ones(4, 2))
         "if rank == 0:\n    dist.recv(torch.ones(1), 1)",
         ["rank 1 has finished the cell; rank 0 waits for it in recv no. 1 "],
     ),
+    "a receive has another tag": (
+        "all",
+        "t = torch.ones(1)\ndist.recv(t, 0, tag=2) if rank else dist.send(t, 1, tag=1)",
+        [
+            "rank 0 waits for rank 1 in send no. ",
+            "rank 1 waits for rank 0 in recv no. 1 (4 B, tag 2, the default group), line 2",
+            "neither can go on",
+        ],
+    ),
+    "messages in a batch have other tags": (
+        "all",
+        """
+t, u = torch.ones(1), torch.ones(1)
+ops = [(dist.isend, t, 1 - rank), (dist.irecv, u, 1 - rank)]
+ops = [dist.P2POp(op, x, peer, tag=7 + rank) for op, x, peer in ops]
+for work in dist.batch_isend_irecv(ops): work.wait()
+""",
+        ["rank 0 waits for rank 1 in send no. ", "tag 7", "tag 8", "neither can go on"],
+    ),
+    "nobody sends to who receives from anyone": (
+        "all",
+        "if rank == 0:\n    dist.recv(torch.ones(1))",
+        ["rank 1 has finished the cell; rank 0 waits for it in recv no. "],
+    ),
     "one rank makes a group": (
         "all",
         "if rank == 0:\n    dist.new_group([0, 1])",
@@ -116,6 +140,12 @@ SLOW = {
     "a rank that comes late to where DDP lays its buckets": (
         "import time\nm = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
         "m(torch.ones(4, 2)).sum().backward()\nif rank: time.sleep(1.2)\nm(torch.ones(4, 2))"
+    ),
+    "a message whose tag comes later": (
+        "import time\nt = torch.ones(1)\n"
+        "if rank:\n    dist.recv(t, 0, tag=2); dist.recv(t, 0, tag=1)\n"
+        "else:\n    work = dist.isend(t, 1, tag=1); time.sleep(1.2); dist.send(t, 1, tag=2)\n"
+        "    work.wait()"
     ),
     "ranks that end far apart": "import time\ntime.sleep(1.2 * rank)",
     "a chain of ranks": (

@@ -298,3 +298,61 @@ def test_every_stuck_rank_blames_one_that_is_gone_or_stuck(
             assert peers
             assert peers <= done | set(found.ranks)
         assert all(f"rank {r}" in found.text or "ranks" in found.text for r in found.ranks)
+
+
+def message(kind: str, peer: int | None, tag: int = 0, number: int = 1, **tagged: int) -> Doing:
+    """Return a rank that waits in a message; `tagged` as it counts, "_" for "/" and no group."""
+    wait = Wait(kind, "0", number, peer=peer, ranks=(0, 1, 2), tag=tag, tag_number=number)
+    counted = {"0/" + key.replace("_", "/"): n for key, n in tagged.items()}
+    return Doing("waiting", wait, {"0": 0}, {}, {}, tagged=counted)
+
+
+def finished(**tagged: int) -> Doing:
+    counted = {"0/" + key.replace("_", "/"): n for key, n in tagged.items()}
+    return Doing("idle", None, {"0": 0}, {}, {}, tagged=counted)
+
+
+def test_a_send_and_a_receive_with_other_tags_are_a_deadlock_that_names_both() -> None:
+    said = {0: message("send", 1, 1, send_1_1=1), 1: message("recv", 0, 2, recv_0_2=1)}
+    assert text(said) == (
+        "rank 0 waits for rank 1 in send no. 1 (tag 1, group 0); "
+        "rank 1 waits for rank 0 in recv no. 1 (tag 2, group 0): neither can go on."
+    )
+    found = prove(said, said, {}, frozenset({0, 1}))
+    assert found is not None
+    assert "let each recv meet a send with its tag" in found.do
+
+
+def test_a_message_whose_tag_may_still_come_is_waited_for() -> None:
+    receives = message("recv", 0, 2, recv_0_2=1)
+    busy = Doing("computing", None, {"0": 0}, {}, {}, tagged={"0/send/1/1": 1})
+    assert stuck({0: busy, 1: receives}) == ()
+    sent = finished(send_1_1=1, send_1_2=1)
+    assert stuck({0: sent, 1: receives}, {0: Gone("finished")}) == (), "on its way"
+    only_another = finished(send_1_1=1)
+    assert stuck({0: only_another, 1: receives}, {0: Gone("finished")}) == (1,)
+
+
+def test_a_receive_from_any_source_is_stuck_when_nobody_can_send_any_more() -> None:
+    receives = message("recv", None, 5, recv_any_5=1)
+    gone = {1: Gone("finished"), 2: Gone("finished")}
+    assert stuck({0: receives, 1: finished(), 2: finished()}, gone) == (0,)
+    assert stuck({0: receives, 1: finished(), 2: finished(send_0_4=1)}, gone) == (0,)
+    assert stuck({0: receives, 1: finished(), 2: finished(send_0_5=1)}, gone) == (), "on its way"
+
+
+def test_a_receive_from_any_source_may_get_what_a_silent_rank_has_sent() -> None:
+    receives = message("recv", None, 5, recv_any_5=1)
+    said = {0: receives, 1: finished()}
+    assert prove(said, said, {1: Gone("finished")}, frozenset(range(3))) is None
+    found = prove(said, said, {1: Gone("finished"), 2: Gone("died")}, frozenset(range(3)))
+    assert found is not None
+
+
+def test_a_large_message_that_a_receive_from_any_source_takes_is_no_deadlock() -> None:
+    said = {
+        0: message("recv", None, recv_any_0=1),
+        1: message("send", 0, send_0_0=1),
+        2: finished(),
+    }
+    assert stuck(said, {2: Gone("finished")}) == ()

@@ -77,10 +77,18 @@ def _fresh_book() -> Any:
     return book
 
 
+def numbered(book: Any, sends: bool, peer: int, tag: int, seq: int) -> tuple[int, int]:
+    """Launch a message; return its tag and number."""
+    found: tuple[int, int] = book.next_in_tag(sends, peer, tag, seq)
+    assert book.next_in_tag(sends, peer, tag, seq) == found, "not launched yet"
+    book.count_in_tag(sends, peer, *found)
+    return found
+
+
 def test_messages_are_numbered_by_peer_direction_and_tag() -> None:
     book = _fresh_book()
     calls = [(True, 1, 0), (True, 1, 7), (True, 1, 0), (False, 1, 0), (True, 2, 7), (True, 1, 7)]
-    assert [book.number_in_tag(*call, 99) for call in calls] == [
+    assert [numbered(book, *call, 99) for call in calls] == [
         (0, 1),
         (7, 1),
         (0, 2),
@@ -93,9 +101,9 @@ def test_messages_are_numbered_by_peer_direction_and_tag() -> None:
 def test_messages_of_too_many_tags_are_numbered_by_peer_alone() -> None:
     book = _fresh_book()
     for tag in range(MAX_TAGS):
-        book.number_in_tag(True, 1, tag, tag + 1)
-    assert book.number_in_tag(True, 1, MAX_TAGS, 5000) == (ANY_TAG, 5000)
-    assert book.number_in_tag(True, 1, 3, 5001) == (3, 2)
+        numbered(book, True, 1, tag, tag + 1)
+    assert numbered(book, True, 1, MAX_TAGS, 5000) == (ANY_TAG, 5000)
+    assert numbered(book, True, 1, 3, 5001) == (3, 2)
     assert len(book.tagged) == MAX_TAGS
 
 

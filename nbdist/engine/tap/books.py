@@ -2,8 +2,8 @@
 
 Numbers begin at 1 with each generation of the groups. Messages (send, recv) are numbered for each
 peer and direction, never among the collectives: ranks of a group send different numbers of them.
-Those that are told have a number for each tag beside it: receives with other tags may be launched
-in another order than the sends that they meet.
+Each has a number among those of its tag beside it: receives with other tags may be launched in
+another order than the sends that they meet.
 
 Threads: a book is written by the thread that launches; counts may be read on any.
 """
@@ -61,8 +61,8 @@ class Book:
         # By whether it is sent, the peer's global rank and the tag.
         self.tagged: dict[tuple[bool, int, int], int] = {}
 
-    def number_in_tag(self, sends: bool, peer: int, tag: int, seq: int) -> tuple[int, int]:
-        """Number the next message with this tag, which is the peer's message number `seq`.
+    def next_in_tag(self, sends: bool, peer: int, tag: int, seq: int) -> tuple[int, int]:
+        """Return the number of the next message with this tag, the peer's message number `seq`.
 
         Returns:
             The tag and the number: `ANY_TAG` and `seq` where too many tags are in use.
@@ -70,8 +70,12 @@ class Book:
         key = (sends, peer, tag)
         if key not in self.tagged and len(self.tagged) >= MAX_TAGS:
             return ANY_TAG, seq
-        number = self.tagged[key] = self.tagged.get(key, 0) + 1
-        return tag, number
+        return tag, self.tagged.get(key, 0) + 1
+
+    def count_in_tag(self, sends: bool, peer: int, tag: int, number: int) -> None:
+        """Count a message, by what `next_in_tag` has returned for it."""
+        if tag != ANY_TAG:
+            self.tagged[sends, peer, tag] = number
 
 
 class _Books:
@@ -179,6 +183,20 @@ def received() -> dict[str, int]:
     Those from any source stand under "group/any".
     """
     return _messages([(book.name, book.received) for book in _books.by_name.copy().values()])
+
+
+def tagged() -> dict[str, int] | None:
+    """Return the messages of each tag, by "group/send/peer/tag" and "group/recv/peer/tag".
+
+    None where there are too many tags to know.
+    """
+    if any(len(book.tagged) >= MAX_TAGS for book in _books.by_name.copy().values()):
+        return None
+    return {
+        f"{name}/{'send' if sends else 'recv'}/{peer if peer >= 0 else ANY_SOURCE}/{tag}": n
+        for name, book in _books.by_name.copy().items()
+        for (sends, peer, tag), n in book.tagged.copy().items()
+    }
 
 
 def _messages(found: list[tuple[str, dict[int, int]]]) -> dict[str, int]:

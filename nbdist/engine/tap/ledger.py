@@ -18,7 +18,7 @@ from nbdist.engine.tap.cuda_times import CudaTimes, pointers
 from nbdist.engine.tap.launch import Launch
 from nbdist.engine.tap.rows import Templates
 from nbdist.engine.tap.stride import Stride
-from nbdist.packed import Calls
+from nbdist.packed import ANY_TAG, Calls
 
 Level = Literal["off", "counts", "full"]
 
@@ -39,8 +39,9 @@ class Waiting:
     DDP waits out of sight: the collective is under way, the main thread may also be computing; and
     inside C++ that waits for what it has launched, where nobody looks for its end.
     `ranks` are the group's, global. Of a message (send, recv) `peer` is the other rank, None where
-    any will do, and `seq` its number among those to or from that peer. A wait in the store has the
-    kind "store", no group and no number. `title` is the group in words, such as "group dp".
+    any will do, `seq` its number among those to or from that peer, and `tag_number` that among
+    those with its `tag` (0: not known). A wait in the store has the kind "store", no group and no
+    number. `title` is the group in words, such as "group dp".
     """
 
     kind: str
@@ -53,6 +54,8 @@ class Waiting:
     ranks: tuple[int, ...] = ()
     peer: int | None = None
     title: str = ""
+    tag: int = 0
+    tag_number: int = 0
 
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -195,6 +198,8 @@ def _describe(launch: Launch, for_ns: int, *, is_certain: bool) -> Waiting:
         launch.book.ranks,
         launch.peer,
         launch.book.title,
+        launch.tag,
+        launch.tag_number if launch.is_message and launch.tag != ANY_TAG else 0,
     )
 
 

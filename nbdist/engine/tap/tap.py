@@ -50,7 +50,7 @@ import torch
 from nbdist.engine.compat import torch_compat, torch_hooks
 from nbdist.engine.tap import announce
 from nbdist.engine.tap.announce_messages import End
-from nbdist.engine.tap.books import Book, book_of, counts, received, sent
+from nbdist.engine.tap.books import Book, book_of, counts, received, sent, tagged
 from nbdist.engine.tap.cuda_times import around_wait
 from nbdist.engine.tap.launch import Launch
 from nbdist.engine.tap.ledger import (
@@ -99,6 +99,7 @@ __all__ = [
     "reset_counts",
     "sent",
     "set_level",
+    "tagged",
     "take",
     "waiting",
 ]
@@ -188,6 +189,12 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
             seq = book.count + 1
         start_ns = now()
         launch = Launch(kind, book, seq, size, start_ns, place, peer)
+        there = -1 if peer is None else peer
+        if is_message:
+            # NCCL knows no tags.
+            is_tagged = tag_at is not None and is_gloo(group._get_backend(device))
+            tag = args[tag_at] if is_tagged else 0
+            launch.tag, launch.tag_number = book.next_in_tag(sends, there, tag, seq)
         state.last = launch
         is_main = get_ident() == state.main
         if is_main:
@@ -203,8 +210,6 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                         call += announce.CUDA
                     channel.announce(seq, call, alike, size or alike, at)
                 elif messages is not None:
-                    # NCCL knows no tags.
-                    tag = args[tag_at] if tag_at is not None and is_gloo(backend) else 0
                     end = End(dtype_index(args[0]), size, at)
                     is_apart = is_cuda and book.is_split
                     announced = messages.announce(sends, peer, tag, is_apart, end)
@@ -223,12 +228,8 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                     messages.withdraw(announced)
                 raise
             if is_message:
-                there = -1 if peer is None else peer
                 numbers[there] = seq
-                if is_full:
-                    tag = 0 if tag_at is None else args[tag_at]
-                    found = book.number_in_tag(sends, there, tag, seq)
-                    launch.tag, launch.tag_number = found
+                book.count_in_tag(sends, there, launch.tag, launch.tag_number)
             else:
                 book.count = seq
             state.collectives += 1
