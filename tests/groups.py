@@ -21,19 +21,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 
-# Cheap groups first. The cluster comes last: its engines live until pytest ends, and would else
-# hold memory while the notebooks start engines of their own. Folders not named here run between.
-_FIRST = ("unit", "packaging", "group")
-_LAST = ("notebooks", "browser", "cluster")
+# The order of the groups; folders not named here come last. Unit tests need a process that has
+# started no other yet. Then what one worker runs alone comes early, and files fill the gaps.
+_ORDER = ("unit", "lifecycle", "measured", "cluster", "notebooks", "group", "tracking", "packaging")
 
 # What one worker runs alone, in order; of all else it is given a file at a time. Notebooks keep
 # their runs in one folder; whole sessions share a cluster, and some watch the machine: two of these
 # at once would disturb each other.
 _SHARES = {
-    "notebooks": "notebooks",
+    "unit": "unit",
     "lifecycle": "sessions",
     "measured": "sessions",
     "cluster": "sessions",
+    "notebooks": "notebooks",
 }
 
 # A cell of a notebook may take 300 s (--nbval-cell-timeout); nbval then interrupts it in an
@@ -54,9 +54,7 @@ def group_of(path: Path) -> str:
 
 
 def _place(group: str) -> int:
-    if group in _FIRST:
-        return _FIRST.index(group) - len(_FIRST)
-    return _LAST.index(group) + 1 if group in _LAST else 0
+    return _ORDER.index(group) if group in _ORDER else len(_ORDER)
 
 
 def find_chromium() -> str | None:
@@ -90,8 +88,10 @@ def share_of(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give the workers whole shares, those of the most tests first."""
+    """Give the workers whole shares, in the order of the groups."""
     from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False
 
     class Shares(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
