@@ -37,7 +37,7 @@ def install(kernel: Any) -> None:
 
 
 def _count_lines_of_cells() -> None:
-    count = ultratb.get_line_number_of_frame
+    count = ultratb.get_line_number_of_frame  # type: ignore[attr-defined]
 
     @functools.wraps(count)
     def count_also_of_cells(frame: FrameType) -> int:
@@ -45,7 +45,7 @@ def _count_lines_of_cells() -> None:
         lines = len(linecache.getlines(file)) if origins.is_cell(file) else 0
         return lines or int(count(frame))
 
-    ultratb.get_line_number_of_frame = count_also_of_cells
+    ultratb.get_line_number_of_frame = count_also_of_cells  # type: ignore[attr-defined]
 
 
 def _tell_members(formatter: Any) -> None:
