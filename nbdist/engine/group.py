@@ -33,13 +33,13 @@ from nbdist.engine import (
     renewal,
     sockets,
 )
-from nbdist.engine.compat import torch_compat, torch_live, torch_modules
+from nbdist.engine.compat import torch_compat, torch_hooks, torch_live, torch_modules
 from nbdist.engine.compat.torch_compat import TCPStore
 from nbdist.engine.group_spec import Spec
 from nbdist.engine.meeting import FORM_TIMEOUT_S
 from nbdist.engine.membership import GLOO_THREADS, Membership
 from nbdist.engine.patient_store import PatientStore, ReleasedError
-from nbdist.engine.tap import books
+from nbdist.engine.tap import books, ledger
 from nbdist.errors import ClusterError
 
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
@@ -216,6 +216,8 @@ def _cut(here: Membership) -> int:
             continue  # between two backends: `reform` is at it, and will see `aborted`
         for _, backend in backends:
             count += torch_compat.break_backend(backend)
+        if all(torch_hooks.is_gloo(backend) for _, backend in backends):
+            ledger.end_receives_from_anyone(live.group)
     # What is in no group yet, or in one that someone made by hand. Not before: pairs that end by
     # themselves, one after the other, lose operations too.
     sockets.end_reading(here.held)

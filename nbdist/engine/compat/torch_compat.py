@@ -200,6 +200,16 @@ def break_backend(backend: Any) -> bool:
     return False
 
 
+def end_receive(work: Any) -> None:
+    """Let gloo's `wait` for a receive return False, now or when it is called. Any thread.
+
+    A receive from any source waits on no pair, so `break_backend` does not reach it.
+    """
+    end = _torch_function("_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv")
+    if end is not None and (address := _address_of(work)) is not None:
+        end(address)
+
+
 def native_slot(backend: Any) -> int:
     """Return the number under which torch itself registers such a backend."""
     if isinstance(backend, _ProcessGroupWrapper):
@@ -233,17 +243,19 @@ def can_release() -> bool:
     return probe.get_group_store() is None
 
 
-@functools.cache
 def _release_function() -> Callable[[int | None], None] | None:
-    # ProcessGroup::release_resources, which C++ calls when the last reference is gone. It has no
-    # Python binding. ctypes gives up Python's lock for the call: a backend's threads may need it
-    # to end.
+    # ProcessGroup::release_resources, which C++ calls when the last reference is gone. ctypes gives
+    # up Python's lock for the call: a backend's threads may need it to end.
+    return _torch_function("_ZN4c10d12ProcessGroup17release_resourcesEv")
+
+
+@functools.cache
+def _torch_function(symbol: str) -> Callable[[int | None], None] | None:
+    """Return a method of C++ that has no Python binding and takes nothing; None where it is not."""
     folder = Path(torch.__file__).parent / "lib"
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         try:
-            function = ctypes.CDLL(str(folder / name))[
-                "_ZN4c10d12ProcessGroup17release_resourcesEv"
-            ]
+            function = ctypes.CDLL(str(folder / name))[symbol]
         except (OSError, AttributeError):
             continue  # not this system's library, or a torch that has moved the function
         function.argtypes, function.restype = [ctypes.c_void_p], None
@@ -251,8 +263,8 @@ def _release_function() -> Callable[[int | None], None] | None:
     return None
 
 
-def _address_of(group: dist.ProcessGroup) -> int | None:
-    """Return the address of the C++ object behind `group`, or None if it is not laid out as known.
+def _address_of(group: Any) -> int | None:
+    """Return the address of the C++ object behind a group or a Work; None: another layout.
 
     pybind11 keeps, after Python's object header, the object's address and then its holder, an
     intrusive_ptr, whose only member is that address again.
@@ -481,4 +493,6 @@ def _broken() -> list[str]:
         broken.append(f"BackendType takes no number of ours: {error}")
     if not can_release():
         broken.append("ProcessGroup::release_resources cannot be called: old backends stay")
+    if _torch_function("_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv") is None:
+        broken.append("RecvWork::abort cannot be called: receives from any source cannot be freed")
     return broken

@@ -10,9 +10,10 @@ from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from nbdist.engine import where
-from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat import torch_compat, torch_hooks
 from nbdist.engine.tap import books, intervals, queue
 from nbdist.engine.tap.cuda_times import CudaTimes, pointers
 from nbdist.engine.tap.launch import Launch
@@ -443,6 +444,22 @@ def launch_of(target: Any) -> Launch | None:
         if launch.work is target if pointer is None else pointer in pointers(launch.outputs):
             return launch
     return None
+
+
+def end_receives_from_anyone(group: dist.ProcessGroup) -> None:
+    """Let who waits for a message from any source of this gloo group go (`was_let_go`).
+
+    Any thread.
+    """
+    for launch in state.under_way.copy().values():
+        is_from_anyone = launch.kind == "recv" and launch.peer is None
+        if is_from_anyone and launch.book.group() is group and (work := launch.work) is not None:
+            torch_compat.end_receive(work)
+
+
+def was_let_go(launch: Launch | None, result: Any) -> bool:
+    """Return whether a wait's result says that `end_receives_from_anyone` has ended it."""
+    return result is False and launch is not None and launch.kind == "recv" and launch.peer is None
 
 
 def sweep(waited_for: Launch | None = None) -> None:

@@ -48,6 +48,7 @@ from typing import Any
 import torch
 
 from nbdist.engine.compat import torch_compat, torch_hooks
+from nbdist.engine.patient_store import ReleasedError
 from nbdist.engine.tap import announce
 from nbdist.engine.tap.announce_messages import End
 from nbdist.engine.tap.books import Book, book_of, counts, received, sent, tagged
@@ -75,6 +76,7 @@ from nbdist.engine.tap.ledger import (
     tell,
     waited,
     waiting,
+    was_let_go,
     was_waited_for,
 )
 from nbdist.engine.tap.ops import OPS, Op, describer, dtype_index, size_bytes
@@ -192,8 +194,8 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
         there = -1 if peer is None else peer
         if is_message:
             # NCCL knows no tags.
-            is_tagged = tag_at is not None and is_gloo(group._get_backend(device))
-            tag = args[tag_at] if is_tagged else 0
+            backend = group._get_backend(device)
+            tag = args[tag_at] if tag_at is not None and is_gloo(backend) else 0
             launch.tag, launch.tag_number = book.next_in_tag(sends, there, tag, seq)
         state.last = launch
         is_main = get_ident() == state.main
@@ -317,7 +319,12 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
         if launch is not None and len(args) == 1 and not kwargs:
             args = (*args, *_limit(launch))
         try:
-            return native(*args, **kwargs)
+            result = native(*args, **kwargs)
+            if was_let_go(launch, result):
+                raise ReleasedError(
+                    "this rank let go of its peers while it waited for a message from any of them"
+                )
+            return result
         finally:
             state.blocked = outer
             if launch is not None:
