@@ -71,6 +71,9 @@ class _Drawing:
         self._kept = 0
         # Models that look alike are what is easily mistaken for one another.
         self._usual = self._random.choice(ARCHITECTURES)
+        # Loaders cut batches as the newest layout says: beside them all cut alike.
+        self._has_loaders = self._random.random() < 0.7
+        self._share = ""
 
     def trial(self) -> Trial:
         acts: list[Act] = []
@@ -112,6 +115,7 @@ class _Drawing:
             case "scale":
                 self._n = self._random.choice([n for n in (2, 3, 4) if n != self._n])
                 self._groups.clear()
+                self._share = "rank"  # what was cut otherwise is made again as "zero3"
                 return [Scale(self._n)]
             case "push":
                 return [Push("pushed", self._random.randint(1, 99))]
@@ -149,7 +153,11 @@ class _Drawing:
 
     def _model(self, data: str | None = None) -> Model:
         def is_out(name: str) -> bool:
-            return name == "DDP on a group" and (self._n == 2 or data is not None)
+            cuts_otherwise = self._share not in ("", LAYOUTS[name].share)
+            is_group = name == "DDP on a group"
+            return (self._has_loaders and cuts_otherwise) or (
+                is_group and (self._n == 2 or data is not None)
+            )
 
         layouts = fitting(self._n, without=is_out)
         layout = self._random.choices(list(layouts), list(layouts.values()))[0]
@@ -159,13 +167,14 @@ class _Drawing:
             architecture = self._random.choice(LAYOUTS[layout].architectures)
         # Adam makes large steps of gradients that are nought but for rounding, as before a norm.
         optimizers = OPTIMIZERS[:2] if architecture == "batchnorm" else OPTIMIZERS
-        kinds = ["index", "loader"]
+        self._share = LAYOUTS[layout].share
+        kinds = ["index", "loader"] if self._has_loaders else ["index"]
         if not LAYOUTS[layout].is_split:
             kinds.append("schedule")
         group = None
         if layout == "DDP on a group":
             group = self._random.choice([*self._groups, f"g{len(self._groups)}"])
-            kinds.remove("loader")
+            kinds = [kind for kind in kinds if kind != "loader"]
         self._count += 1
         return Model(
             f"m{self._count}",
@@ -217,7 +226,8 @@ class _Drawing:
 
     def _train_what_it_makes(self) -> Train:
         style = self._random.choice(STYLES[1:])
-        model = self._model(self._random.choice(("loader", "loader", "index")))
+        kinds = ("loader", "loader", "index") if self._has_loaders else ("index",)
+        model = self._model(self._random.choice(kinds))
         if model.group is not None:
             raise AssertionError("such models need a group, which is made before")
         # As data by its index starts over, so does the count: only made together is it right.
