@@ -120,7 +120,7 @@ class Held:
                 by_rank[rank] = None
         meant = {id(s): s for r in living if (s := by_rank.get(r)) is not None}
         for rank in sorted(set(held) - set(living)):
-            by_rank[rank] = None
+            had, by_rank[rank] = by_rank.get(rank), None
             if held[rank] != "absent":
                 self._void.add((name, rank))
             if not isinstance(held[rank], str):
@@ -136,14 +136,14 @@ class Held:
                 continue
             for shadow in meant.values():
                 is_whole = not (shadow.is_sharded or shadow.is_split or shadow.trouble)
-                if is_whole and rank in shadow.members and not self._is_named(rank, name):
+                if is_whole and had is shadow and not self.is_named(rank, name):
                     what = f"{name} of the new rank {rank} is {held[rank]}, and nothing says so"
                     self._calls.find("silently lost", what)
 
     def _is_torn_now(self, shadows: Iterable[Shadow]) -> bool:
         return any((s.is_split and id(s) in self.allowed) or s.is_torn for s in shadows)
 
-    def _is_named(self, rank: int, name: str) -> bool:
+    def is_named(self, rank: int, name: str) -> bool:
         """Return whether it was told that a new rank is without a name."""
         told = re.findall(
             rf"(?:Not cloned to rank {rank}|Rank {rank} is without|Ranks [^.]*without)[^\n]*",

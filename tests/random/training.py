@@ -101,7 +101,7 @@ def judge(ended: Ended, calls: Calls, held: Held) -> None:
             calls.find("an untold fault", f"{ended.fault} did not fail the cell")
         return
     if ran.is_refusal or "uses what was lost" in ran.text:
-        _judge_refusal(ended, calls, fired=fired)
+        _judge_refusal(ended, calls, held, fired=fired)
         return
     calls.row.outcome = "failed"
     models = [shadow.model for shadow in ended.shadows]
@@ -116,12 +116,14 @@ def judge(ended: Ended, calls: Calls, held: Held) -> None:
             held.forget(models)
 
 
-def _judge_refusal(ended: Ended, calls: Calls, *, fired: bool) -> None:
+def _judge_refusal(ended: Ended, calls: Calls, held: Held, *, fired: bool) -> None:
     calls.row.outcome = "refused"
     told = ended.ran.text
     has_no_snapshot = "no snapshot is common" in calls.text
     gone = any(set(s.members) <= set(ended.newcomers) for s in ended.shadows)
     was_lost = any(s.trouble for s in ended.shadows) or (fired and _has_lost(ended))
+    names = [s.model.name for s in ended.shadows]
+    was_lost |= any(held.is_named(rank, name) for rank in ended.newcomers for name in names)
     if not (was_lost or ended.is_uneven or has_no_snapshot or gone):
         calls.find("refused, though nothing was lost", told)
     is_model_whole = "the model itself" in told and len(ended.shadows) == 1
