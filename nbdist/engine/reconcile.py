@@ -79,7 +79,9 @@ def reconcile(newcomers: Iterable[int]) -> list[Decision]:
             _left_alone.update(unit.modules)
             continue
         unit.settle(decision.parts, decision.steps)
-        if decision.action == "copy" and rank in decision.behind:
+        is_copied = decision.action == "copy" and rank in decision.behind
+        if is_copied or decision.action == "roll back":
+            # The step that parted the ranks was the last cell's, also where it was not made.
             boundary.here().count_copied(unit.optimizers)
     if has_copied:
         resumption.count_copied()

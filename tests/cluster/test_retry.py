@@ -187,3 +187,36 @@ def test_what_a_cell_that_is_run_again_says_is_what_it_does(
     assert "goes on" not in starts_over
     # The attempt that came to nothing is not shown.
     assert [text.count("begun") for text in (goes_on, starts_over)] == [2, 2]
+
+
+SHARDED = """
+bad = {is_struck}
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+layout = nbdist.parallelize(model, "zero3")
+opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+data = torch.randn(64, 4, generator=torch.Generator().manual_seed(5))
+train = nbdist.loader(data, global_batch=8, seed=3)
+"""
+EPOCHS = """
+while train.epoch < {end}:
+    for x in train:
+        model(x).pow(2).mean().backward()
+        if rank == 1 and train.epoch == 2 and bad: bad = False; raise ValueError("once")
+        opt.step(); opt.zero_grad()
+train.epoch, torch.cat([p.to_local().flatten() for p in model.parameters()]).tolist()
+"""
+
+
+def test_a_cell_goes_back_as_far_on_the_rank_that_made_no_step_in_it(session: Session) -> None:
+    ends = []
+    for is_struck in (False, True):
+        session.run(SHARDED.format(is_struck=is_struck))
+        session.run(EPOCHS.format(end=2), track=False)
+        # Rank 0 makes a step that rank 1 does not: all go back to the first step's snapshot.
+        cell = session.run(EPOCHS.format(end=3), retry=1, track=False, timeout_s=60)
+        ends.append(cell.value_list)
+        assert session.run("bad").value_list == [is_struck, False]
+    assert ends[0] == ends[1]
+    assert [epoch for epoch, _ in ends[1]] == [3, 3]
+    session.run("del layout, model, opt, train")  # later tests tell what is lost with a rank
