@@ -108,6 +108,7 @@ def join(
     )
     torch_compat.answer_env_rendezvous(lambda: prepare.answer_env(here, store_host, store_port))
     torch_compat.watch_names()
+    torch_compat.watch_destroy(renewal.end)
     torch_live.watch(_note_made)
     hook_state.watch()
     torch_modules.make_replicate_again()

@@ -1,8 +1,10 @@
-"""New backends for a group whose own have let go; the `ProcessGroup` object stays. Main thread."""
+"""New backends for a group whose own have let go, and the end of old ones. Main thread."""
 
 import logging
 import threading
 from typing import Any
+
+import torch.distributed as dist
 
 from nbdist.engine.compat import torch_compat
 from nbdist.engine.compat.torch_compat import PrefixStore
@@ -39,6 +41,23 @@ def renew(here: Membership, live: torch_compat.LiveGroup) -> None:
     # A group's name and description live in its backends.
     live.group._set_group_name(live.name)  # type: ignore[arg-type]
     live.group._set_group_desc(description)
+
+
+def end(group: dist.ProcessGroup) -> None:
+    """Let the backends of a destroyed group go here, and not with whoever holds the group last.
+
+    That may be a DDP's reducer: freed with Python's lock held, the backend would wait for its
+    threads, and one of these, which tells Python that a collective has ended, for the lock.
+    """
+    gone = [backend for _, backend in torch_compat.backends_of(group)]
+    if torch_compat.can_release():
+        torch_compat.release_backends(group)
+        _bury(gone)
+    else:
+        _kept.append(group)
+
+
+_kept: list[dist.ProcessGroup] = []
 
 
 def _bury(backends: list[Any]) -> None:

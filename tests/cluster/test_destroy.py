@@ -83,3 +83,18 @@ def test_a_layout_with_dp_alone_follows_to_the_new_group(session: Session) -> No
     )
     first, second = session.run("step()", track=False).value_list
     assert first == second
+
+
+def test_a_group_may_go_while_a_collective_is_under_way(session: Session) -> None:
+    """The reducer holds the group last, and is freed with Python's lock held."""
+    session.run(
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "def train():\n"
+        "    ddp = DDP(torch.nn.Linear(4, 1)); ddp(torch.ones(2, 4)).sum().backward()\n"
+        "    work = dist.all_reduce(torch.ones(20_000_000), async_op=True)\n"
+        f"    {DESTROY}\n"
+        "    del work\n"
+        "train()",
+        timeout_s=60,
+    )
+    assert_sums(session)

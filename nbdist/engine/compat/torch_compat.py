@@ -389,6 +389,26 @@ def default_name() -> str:
     return str(c10d._world.pg_names[c10d._get_default_group()])
 
 
+def watch_destroy(ended: Callable[[dist.ProcessGroup], None]) -> None:
+    """Call `ended` with each group that a program has destroyed. On the main thread."""
+
+    @functools.wraps(_native_destroy)
+    def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
+        before = live_groups()
+        _native_destroy(group)
+        left = {live.group for live in live_groups()}
+        for live in before:
+            if live.group not in left:
+                ended(live.group)
+
+    modules: tuple[Any, ...] = (dist, c10d)
+    for module in modules:
+        module.destroy_process_group = destroy_process_group
+
+
+_native_destroy: Callable[..., None] = dist.destroy_process_group
+
+
 def destroy_groups() -> None:
     """Destroy all groups of this process. What somebody still holds keeps its name.
 
