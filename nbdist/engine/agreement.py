@@ -44,6 +44,7 @@ class Report:
         snapshots: The optimizers' steps at each that the rank holds, newest first, and ages in s.
         schedulers: How many of `parts`, the last ones, are schedulers.
         is_alike: Whether options and schedulers are the same on all ranks: not in pipelines.
+        idle_s: Since its optimizers' last step, in s.
     """
 
     kind: Kind
@@ -59,6 +60,7 @@ class Report:
     snapshots: tuple[tuple[Steps, float], ...] = ()
     schedulers: int = 0
     is_alike: bool = True
+    idle_s: float = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ def from_json(text: str | bytes) -> list[Report]:
             snapshots=tuple((tuple(steps), age) for steps, age in item["snapshots"]),
             schedulers=item["schedulers"],
             is_alike=item["is_alike"],
+            idle_s=item["idle_s"],
         )
         for item in json.loads(text)
     ]
@@ -140,7 +143,38 @@ def decide(reports: Mapping[int, Sequence[Report]], newcomers: Iterable[int]) ->
             shared = _shared(of_unit)
             if not _is_equal(shared):
                 decisions.append(_DECIDE[some.kind](places, shared))
-    return decisions
+    return [_tell_who_stays(decision, decisions, reports) for decision in decisions]
+
+
+def _tell_who_stays(
+    decision: Decision, decisions: Sequence[Decision], reports: Mapping[int, Sequence[Report]]
+) -> Decision:
+    """Say what was trained since the snapshot that a unit goes back to, and does not go back."""
+    if decision.action != "roll back":
+        return decision
+    moved = {
+        (rank, place)
+        for other in decisions
+        if other.action in ("roll back", "refuse", "forbid")
+        for rank, place in other.places.items()
+    }
+    rank, own = next(iter(decision.places.items()))
+    age = dict(reports[rank][own].snapshots).get(decision.steps, 0.0)
+    staying = [
+        f"{report.name} at step {_made(report)}"
+        for place, report in enumerate(reports[rank])
+        if (rank, place) not in moved
+        and report.identity
+        and report.idle_s < age
+        and _made(report) != max(decision.steps)  # it stands where this one goes
+    ]
+    if not staying:
+        return decision
+    line = (
+        f"{decision.line} What was trained since then and stays as it is, {', '.join(staying)}, "
+        "is trained on those batches again."
+    )
+    return replace(decision, line=line)
 
 
 def has_unmatched(reports: Mapping[int, Sequence[Report]], newcomers: Iterable[int]) -> bool:

@@ -13,7 +13,9 @@ hook that fails is taken out and logged, and training goes on: a notice says so.
 """
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,6 +50,7 @@ class Steps:
 
     whole: int = 0
     begun: int = 0
+    at: float = -math.inf  # time.monotonic() when the last whole one ended
     versions: tuple[int, ...] | None = None  # of its parameters, when a step with a closure began
 
     def is_torn(self, optimizer: Optimizer) -> bool:
@@ -168,6 +171,7 @@ class Boundary:
         if steps is None:
             return  # made before the hooks were there
         steps.whole = steps.begun
+        steps.at = time.monotonic()
         if self._inside is not optimizer:
             return
         self._inside = None

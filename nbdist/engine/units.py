@@ -9,6 +9,8 @@ that averages models now and then (local SGD): a wrapper of ours, over the defau
 Main thread. Nothing is searched on the heap but pipelines, where they are used.
 """
 
+import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +34,9 @@ from nbdist.engine.wrapper import ApartWrapper
 
 Optimizer = torch.optim.Optimizer
 _Part = tuple[nn.Module, tuple[int, ...]]  # of a pipeline, and the ranks that train it
+
+
+_LONG_AGO_S = 1e9  # an infinity that JSON has
 
 
 @dataclass
@@ -103,6 +108,7 @@ class Unit:
     ) -> Report:
         """Return what the other ranks need to know of it."""
         counts = boundary.here().steps
+        last = max((counts[o].at for o in self.optimizers if o in counts), default=-math.inf)
         return Report(
             kind=self.kind,
             name=self.name,
@@ -117,6 +123,7 @@ class Unit:
             snapshots=tuple(snapshots),
             schedulers=len(self.schedulers),
             is_alike=self.is_alike,
+            idle_s=min(time.monotonic() - last, _LONG_AGO_S),
         )
 
 

@@ -129,3 +129,18 @@ def test_schedulers_stand_after_a_fault_where_training_goes_on(
             torch.testing.assert_close(torch.tensor(model, dtype=torch.float64), expected)
         assert of_plans == planned
     session.run("models = opts = plans = model = opt = plan = layout = None", track=False)
+
+
+def test_of_two_models_of_a_loop_the_one_that_does_not_go_back_is_named(
+    session: Session, tmp_path: Path
+) -> None:
+    """Rank 0 waits in the first optimizer's step: that model is torn, and the other whole."""
+    made = {"layout": "zero1", "plan": PLANS["StepLR"], "place": "backward", "at": 6, "models": 2}
+    session.run(MAKE.format(flag=str(tmp_path / "failed"), **made), track=False)
+
+    with pytest.raises(RankError, match="once") as error:
+        session.run(LOOP, track=False, timeout_s=60)
+
+    told = str(error.value)
+    assert "rolled back" in told
+    assert "stays as it is, the optimizer of Sequential at step 6," in told

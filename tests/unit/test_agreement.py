@@ -237,3 +237,27 @@ def test_reports_travel_as_text() -> None:
     reports = [sharded(3, 3, 1), replicated(1, 2, torn=True)]
 
     assert agreement.from_json(agreement.to_json(reports)) == reports
+
+
+def test_what_stays_where_another_goes_back_is_told() -> None:
+    """Two models of one loop: batches come again for both, and one of them has seen them."""
+    other = replace(sharded(6, identity="o2"), name="Critic", idle_s=0.5)
+    torn = replace(sharded(6, 1), is_torn=True)
+
+    (found,) = decide({0: [torn, other], 1: [sharded(6, 1), other]}, [])
+
+    assert found.action == "roll back"
+    assert found.line.endswith(
+        "What was trained since then and stays as it is, Critic at step 6, is trained on those "
+        "batches again."
+    )
+
+
+def test_what_was_trained_before_or_stands_there_is_not_told() -> None:
+    torn = replace(sharded(6, 1), is_torn=True)
+    for other in (
+        replace(sharded(6, identity="o2"), idle_s=60.0),
+        replace(sharded(1, identity="o2"), idle_s=0.5),
+    ):
+        (found,) = decide({0: [torn, other], 1: [sharded(6, 1), other]}, [])
+        assert "stays as it is" not in found.line
