@@ -176,7 +176,8 @@ class Held:
                     self.unsure.add(shadow.model.name)
                     continue
                 is_told = shadow.trouble or "no snapshot is common" in self._calls.text
-                if shadow.is_split and is_told and id(shadow) in self.allowed:
+                is_in_parts = shadow.is_split or shadow.is_sharded
+                if is_in_parts and is_told and id(shadow) in self.allowed:
                     # Ended within its step, of which each rank makes a part: it must be refused.
                     shadow.trouble = shadow.trouble or "its parts do not fit together"
                     shadow.is_torn = True
