@@ -25,7 +25,7 @@ from nbdist.engine import (
 )
 from nbdist.engine.averaging import async_sgd
 from nbdist.engine.clone import clone
-from nbdist.engine.compat import third_parties, torch_hooks
+from nbdist.engine.compat import third_parties, torch_hooks, torch_sharded
 from nbdist.engine.data import resumption
 from nbdist.engine.layout import meshes
 from nbdist.engine.tap import tap
@@ -89,6 +89,8 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         cloned = None
         if newcomers:
             cloned = clone.clone_each(newcomers, step=training.current_step())
+            # A newcomer remembers none: the groups of older meshes would meet those of newer ones.
+            torch_sharded.forget_results()
         async_sgd.begin_anew()
         # What was sent in between is no cell's.
         tap.reset_counts()

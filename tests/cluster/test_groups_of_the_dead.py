@@ -64,3 +64,27 @@ def test_groups_that_a_scale_has_left_behind_are_not_formed_again(session: Sessi
     total = "t = torch.ones(1); dist.all_reduce(t); t.item()"
     assert session.run(total).value_list == [2.0, 2.0]
     session.run("own = None")
+
+
+SPREAD = """
+torch.manual_seed(1)
+pair = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4))
+model = torch.nn.Sequential(pair, torch.nn.Linear(4, 2))
+layout = nbdist.parallelize(model, {layout!r})
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(2, 4)).sum().backward(); opt.step()
+next(iter(model.parameters())).device_mesh.get_group("tp").group_name
+"""
+
+
+def test_layouts_after_a_killed_rank_use_the_same_groups_on_every_rank(session: Session) -> None:
+    session.scale(4)
+    session.run(SPREAD.format(layout="dp=2 tp=2"), track=False)
+    with pytest.raises(RankError):
+        session.run(DIE)
+
+    # To torch the second mesh of tp equals the first, on which the new process computed nothing.
+    names = session.run(SPREAD.format(layout="fsdp=2 tp=2"), track=False).value_list
+    assert (names[0], names[2]) == (names[1], names[3])
+    session.run("del pair, model, layout, opt")
+    session.scale(2)

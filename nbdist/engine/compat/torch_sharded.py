@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy
+from torch.distributed.tensor import debug
 
 from nbdist.engine.compat import torch_live
 from nbdist.engine.compat.torch_compat import lacking
@@ -26,6 +27,14 @@ def as_own(tensor: torch.Tensor) -> torch.Tensor:
     torch warns.
     """
     return torch.ops.aten._unsafe_view(tensor, tensor.shape)  # type: ignore[no-any-return]
+
+
+def forget_results() -> None:
+    """Forget which result operators on DTensors have: each is remembered with the mesh it had.
+
+    A mesh with the same ranks and names is taken for that one, and the result has its groups.
+    """
+    debug._clear_sharding_prop_cache()
 
 
 def check() -> list[str]:
@@ -48,6 +57,7 @@ def _broken() -> list[str]:
     broken += lacking(_runtime_utils, ["_reshard"], "FullyShardedDataParallel's runtime")
     broken += lacking(DeviceMesh, ["_flatten", "_concatenate"], "DeviceMesh")
     broken += lacking(FlatParamHandle, ["reshard", "post_reshard"], "FlatParamHandle")
+    broken += lacking(debug, ["_clear_sharding_prop_cache"], "operators of DTensors")
     try:
         replicate_sharded_type()
     except (ImportError, AttributeError) as error:
