@@ -306,17 +306,29 @@ class Boundary:
         if chosen is None:
             return False
         if mark is None:
-            for buffer in self._buffers:
-                live = buffer.moved()
-                if live is not None:
-                    with torch.no_grad():
-                        live.copy_(buffer.copy)
-                    buffer.version = live._version
+            self._put_buffers_back()
         if random:
             _set_rng(chosen)
         for (_, restore), value in zip(self._others, chosen.others, strict=False):
             restore(value)
         return True
+
+    def fail_elsewhere(self) -> None:
+        """Go back to the last boundary of a cell that ended well here, and failed on another rank.
+
+        A rank may have left a loop that the others were in: what it drew since, they draw again.
+        """
+        if not self._is_failed and self.last is not None:
+            self._put_buffers_back()
+            _set_rng(self.last)
+
+    def _put_buffers_back(self) -> None:
+        for buffer in self._buffers:
+            live = buffer.moved()
+            if live is not None:
+                with torch.no_grad():
+                    live.copy_(buffer.copy)
+                buffer.version = live._version
 
     def also(self, take: Take, restore: Restore) -> None:
         """Keep something else: `take` returns a value that is never changed, `restore` takes it."""

@@ -220,3 +220,27 @@ def test_a_cell_goes_back_as_far_on_the_rank_that_made_no_step_in_it(session: Se
     assert ends[0] == ends[1]
     assert [epoch for epoch, _ in ends[1]] == [3, 3]
     session.run("del layout, model, opt, train")  # later tests tell what is lost with a rank
+
+
+def test_a_rank_that_left_the_loop_draws_its_random_numbers_again(
+    session: Session, tmp_path: Path
+) -> None:
+    """The cell ended well there, and failed on the rank that waited for it."""
+    session.run(
+        f"import pathlib; FLAG = pathlib.Path({str(tmp_path / 'left')!r}); drawn = []\n"
+        "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n"
+        "sgd = torch.optim.SGD(net.parameters(), lr=0.1); torch.manual_seed(3)"
+    )
+    loop = (
+        "for i in range(3):\n"
+        "    drawn.append(torch.rand(1).item())\n"
+        "    if rank == 0 and i == 1 and not FLAG.exists():\n"
+        "        FLAG.touch(); break\n"
+        "    net(torch.full((1, 1), drawn[-1])).sum().backward(); sgd.step(); sgd.zero_grad()"
+    )
+    assert "rank 0 has finished the cell" in fail(session, loop, track=False)
+    session.retry()
+    first, second = session.run("drawn", track=False).value_list
+    assert first == second
+    assert len(first) == 5
+    assert first[2] == first[1]  # of the step that was lost

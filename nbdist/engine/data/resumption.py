@@ -118,7 +118,10 @@ def begin_cell(
     global _cell, _again
     standing.forget_newest()
     if _again is None or _again.number != failed:
-        _again = _cell.again() if _cell.number == failed else None
+        _again = None
+        if _cell.number == failed:
+            _again = _cell.again()
+            boundary.here().fail_elsewhere()
     again = _again if is_retry else None
     if again is not None and not again.goes_on:
         kept = again.kept or boundary.here().random_numbers()
