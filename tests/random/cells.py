@@ -47,7 +47,12 @@ OPTIMIZER = {
     "momentum": ("torch.optim.SGD", "lr=0.05, momentum=0.9"),
     "adam": ("torch.optim.Adam", "lr=0.02"),
 }
-_SCHEDULERS = ("StepLR({}, 3, 0.5)", "CosineAnnealingLR({}, 10)", "LambdaLR({}, lambda i: 0.9**i)")
+# A rate of nothing would leave steps that cannot be told apart.
+_SCHEDULERS = (
+    "StepLR({}, 3, 0.5)",
+    "CosineAnnealingLR({}, 10, eta_min=1e-3)",
+    "LambdaLR({}, lambda i: 0.9**i)",
+)
 
 
 def make(models: Sequence[Model], members: Sequence[Sequence[int]]) -> str:
