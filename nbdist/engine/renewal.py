@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import deque
 from typing import Any
 
 import torch.distributed as dist
@@ -44,20 +45,25 @@ def renew(here: Membership, live: torch_compat.LiveGroup) -> None:
 
 
 def end(group: dist.ProcessGroup) -> None:
-    """Let the backends of a destroyed group go here, and not with whoever holds the group last.
+    """Take care that a destroyed group's backends do not go with whoever holds the group last.
 
     That may be a DDP's reducer: freed with Python's lock held, the backend would wait for its
-    threads, and one of these, which tells Python that a collective has ended, for the lock.
+    threads, and one of these, which tells Python that a collective has ended, for the lock. A few
+    are kept as they are: peers may still read what was sent, and who uses one is told its name.
     """
-    gone = [backend for _, backend in torch_compat.backends_of(group)]
-    if torch_compat.can_release():
-        torch_compat.release_backends(group)
+    _ended.append(group)
+    while len(_ended) > MOST_ENDED:
+        old = _ended.popleft()
+        gone: list[Any] = [backend for _, backend in torch_compat.backends_of(old)]
+        if torch_compat.can_release():
+            torch_compat.release_backends(old)
+        gone.append(old)
+        del old
         _bury(gone)
-    else:
-        _kept.append(group)
 
 
-_kept: list[dist.ProcessGroup] = []
+MOST_ENDED = 8
+_ended: deque[dist.ProcessGroup] = deque()
 
 
 def _bury(backends: list[Any]) -> None:

@@ -158,7 +158,7 @@ def test_the_caption_says_what_is_seen_and_how_it_ended(outcome: str, sentence: 
 def test_the_caption_of_one_rank_and_one_step_is_singular() -> None:
     view = look(training(1, 1), cell_info(1))
 
-    assert text.caption(view, "finished").endswith("of 1 rank over 1 step.")
+    assert text.caption(view, "finished").endswith("on 1 rank over 1 step.")
 
 
 def test_the_caption_of_a_cell_that_only_logs_counts_its_records() -> None:

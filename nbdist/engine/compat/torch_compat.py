@@ -410,13 +410,13 @@ _native_destroy: Callable[..., None] = dist.destroy_process_group
 
 
 def destroy_groups() -> None:
-    """Destroy all groups of this process. What somebody still holds keeps its name.
+    """Destroy all groups of this idle process. What somebody still holds keeps its name.
 
     A DeviceMesh asks for its groups by name: it must find the one that it was made with, which
     says that it is no more, and not a new one.
     """
     groups = live_groups()
-    dist.destroy_process_group()
+    _native_destroy(None)
     for live in groups:
         # Weakly: it is forgotten when nobody holds it.
         _register_process_group(live.name, live.group)  # type: ignore[arg-type]
