@@ -45,8 +45,6 @@ _WARM_MODULES = (
     "torch._dynamo",
     "torch.distributed.tensor",
     "torch.distributed.fsdp",
-    # It registers operators, once a process: an interrupt in its import would spoil all pipelines.
-    "torch.distributed.pipelining",
     "ipykernel.ipkernel",
     "ipyparallel.engine.app",
     "nbdist.engine.boot",
