@@ -19,7 +19,7 @@ _MINIMUM_PYTHON = (3, 11)
 # Each has a `check()` that names what is gone of the private parts it uses.
 ROOMS = (
     *("kernel", "shell", "tracebacks", "clone.torch_rebuild", "clone.pickler"),
-    *("compat.torch_compat", "compat.torch_hooks", "compat.torch_modules"),
+    *("compat.torch_compat", "compat.torch_init", "compat.torch_hooks", "compat.torch_modules"),
     *(
         "compat.torch_reducers",
         "compat.torch_sharded",

@@ -33,7 +33,7 @@ from nbdist.engine import (
     renewal,
     sockets,
 )
-from nbdist.engine.compat import torch_compat, torch_hooks, torch_live, torch_modules
+from nbdist.engine.compat import torch_compat, torch_hooks, torch_init, torch_live, torch_modules
 from nbdist.engine.compat.torch_compat import TCPStore
 from nbdist.engine.group_spec import Spec
 from nbdist.engine.meeting import FORM_TIMEOUT_S
@@ -106,7 +106,8 @@ def join(
         lambda wanted: min(wanted, here.form_limit or wanted),
         pacing.apply,
     )
-    torch_compat.answer_env_rendezvous(lambda: prepare.answer_env(here, store_host, store_port))
+    torch_init.answer_env_rendezvous(lambda asked: prepare.answer_env(here, asked))
+    torch_init.take_as_done(lambda asked: prepare.agree(here, asked))
     torch_compat.watch_names()
     torch_compat.watch_destroy(renewal.end)
     torch_live.watch(_note_made)

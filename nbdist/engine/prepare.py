@@ -1,4 +1,4 @@
-"""What a process prepares before it joins: its environment, gloo's device, answers to `env://`."""
+"""What a process prepares before it joins: its environment, gloo's device, answers to scripts."""
 
 import os
 from typing import Any
@@ -7,7 +7,9 @@ import psutil
 import torch.distributed as dist
 
 from nbdist.engine import sockets
+from nbdist.engine.compat import torch_init
 from nbdist.engine.compat.torch_compat import PrefixStore, Store
+from nbdist.engine.compat.torch_init import Asked
 from nbdist.engine.membership import Membership
 from nbdist.errors import ClusterError
 
@@ -25,6 +27,8 @@ def environment(store_host: str, store_port: int, interface: str) -> None:
         TORCH_NCCL_ASYNC_ERROR_HANDLING="0",
         TORCH_NCCL_ENABLE_MONITORING="0",
         TORCH_NCCL_DUMP_ON_TIMEOUT="0",
+        # From torch 2.15 "nccl" is another class, which nobody here has seen let go of its peers.
+        TORCH_DIST_USE_NCCL2="0",
     )
     name = _interface_name(interface)
     if name is not None:
@@ -57,12 +61,63 @@ def gloo_device(interface: str) -> tuple[Any, sockets.Address]:
     return device, new.pop()
 
 
-def answer_env(here: Membership, store_host: str, store_port: int) -> tuple[Store, int, int] | None:
-    """Return (store, rank, world size) for `env://`, or None: the program means another store."""
+def agree(here: Membership, asked: Asked) -> None:
+    """Take a program's `init_process_group` as done, and say so; this rank has its group.
+
+    Raises:
+        ClusterError: The program asks for another group than this one.
+    """
+    differing = _differing(here, asked)
+    if differing:
+        raise ClusterError(
+            "init_process_group asks for another group than the one that these ranks have.",
+            why="; ".join(differing),
+            do="leave the line out, or call init_process_group() without these values.",
+        )
+    line = (
+        f"init_process_group: the ranks' own group is used ({here.backend}, {here.world_size} ranks"
+    )
+    if asked.timeout is not None and asked.timeout.total_seconds() != here.timeout_s:
+        line += f", timeout {here.timeout_s:g} s as %dist start set it"
+    if here.rank == 0:
+        print(f"{line}).")
+
+
+def _differing(here: Membership, asked: Asked) -> list[str]:
+    """Return what a program asks for and this rank's group has not, in words. Pure."""
+    had = torch_init.backends_in(here.backend)
+    pairs = [
+        ("backend", asked.backends, had, asked.backends is None or asked.backends <= had),
+        ("rank", asked.rank, here.rank, asked.rank in (None, here.rank)),
+        (
+            "world_size",
+            asked.world_size,
+            here.world_size,
+            asked.world_size in (None, here.world_size),
+        ),
+    ]
+    return [
+        f"it asks for {name} {_told(wanted)}, and the group has {_told(has)}"
+        for name, wanted, has, fits in pairs
+        if not fits
+    ]
+
+
+def _told(value: object) -> str:
+    return " and ".join(sorted(value)) if isinstance(value, frozenset) else str(value)
+
+
+def answer_env(here: Membership, asked: Asked) -> tuple[Store, int, int] | None:
+    """Return (store, rank, world size) for `env://`, or None: the program means another group.
+
+    MASTER_ADDR and MASTER_PORT, which scripts set to any free port, are not asked: all ranks of
+    this cluster meet in its own store.
+    """
     environ = os.environ
-    if (environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")) != (store_host, str(store_port)):
+    rank = int(environ.get("RANK", here.rank)) if asked.rank is None else asked.rank
+    size = asked.world_size
+    size = int(environ.get("WORLD_SIZE", here.world_size)) if size is None else size
+    if (rank, size) != (here.rank, here.world_size):
         return None
     here.env_rendezvous += 1
-    store = PrefixStore(f"env/{here.env_rendezvous}", here.place())
-    rank = int(environ.get("RANK", here.rank))
-    return store, rank, int(environ.get("WORLD_SIZE", here.world_size))
+    return PrefixStore(f"env/{here.env_rendezvous}", here.place()), rank, size

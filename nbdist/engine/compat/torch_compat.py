@@ -7,7 +7,7 @@ says what broke when a version moves. Tried with torch 2.13.0 (CPU): tests/group
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,6 @@ from torch._C._distributed_c10d import Store as Store
 from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch._C._distributed_c10d import _ProcessGroupWrapper, _register_process_group
 from torch.distributed import c10d_logger
-from torch.distributed.rendezvous import _rendezvous_handlers
 
 from nbdist.engine.group_spec import Spec
 
@@ -465,34 +464,6 @@ def set_group_count(count: int) -> None:
     global _highest
     _highest = max(_highest, count - 1)
     c10d._world.group_count = count
-
-
-EnvRendezvous = Callable[[], tuple[Store, int, int] | None]
-
-
-def answer_env_rendezvous(answer: EnvRendezvous) -> None:
-    """Take over `env://`: who destroys the default group may initialise it again.
-
-    torch's own answer would reuse the keys of the group that was destroyed, and connect to
-    sockets that no longer exist.
-
-    Args:
-        answer: Returns (store, rank, world size), or None to leave it to torch: the program has
-            set MASTER_ADDR or MASTER_PORT to a place of its own.
-    """
-    native = _native_env_rendezvous
-
-    def handler(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
-        ours = answer()
-        if ours is None:
-            yield from native(url, *args, **kwargs)
-        else:
-            yield ours
-
-    _rendezvous_handlers["env"] = handler
-
-
-_native_env_rendezvous = _rendezvous_handlers["env"]
 
 
 def _broken() -> list[str]:

@@ -335,6 +335,8 @@ OPS: dict[str, Op] = {
     "monitored_barrier_": Op(
         "timed", "monitored_barrier", _monitored_barrier, "nothing", payload_at=None
     ),
+    # Of torch 2.15, whose gather of one tensor has not been tried here.
+    "gather_into_tensor_": Op("unseen", "gather", None, "nothing"),
     # No collective: looks for NaN in a tensor before one, on CUDA.
     "check_for_nan": Op("unseen", "check_for_nan", None, "nothing"),
 }
