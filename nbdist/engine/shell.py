@@ -4,11 +4,14 @@ A compat room, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What i
 
 - `shell.compile.get_code_name`, which names a cell's file;
 - `display_pub` and `displayhook`: their hooks;
-- `raw_input` and `getpass` of the kernel, `shell.ask_exit`, which `exit()` calls;
+- `raw_input` and `getpass` of the kernel, `sys.breakpointhook`, which ipykernel may have taken,
+  `shell.ask_exit`, which `exit()` calls;
 - `InteractiveTB.structured_traceback` and its `get_records`, which makes a traceback's frames:
   seconds for a deep recursion, half a second for the first one through torch;
 - its `format_exception`, `shell._showtraceback` and `_format_exception_for_storage`, and a result's
   error: they take an exception's text;
+- `safe_execfile` and `safe_run_module`, which run the scripts of `%run`, and `run_code`: what is
+  shown while it runs does not end the cell;
 - `display_pub._flush_streams`, `displayhook.finish_displayhook` and again `shell._showtraceback`,
   which flush `sys.stdout` and `sys.stderr` without asking whether they are there;
 - `sys.ps1`, which IPython sets and by which Lightning refuses to run.
@@ -18,6 +21,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import runpy
 import sys
 import tempfile
 import threading
@@ -56,7 +60,9 @@ def install(
         was_freed: Returns whether an error only says that this rank was freed from a collective.
     """
     _flush_before_display(kernel, flush)
+    _raise_from_scripts(kernel)
     _read_errors_once(kernel)
+    _show_errors_that_end_no_cell(kernel)
     _lend_streams(kernel, lent)
     _hide_interactive_prompt()
     _name_cells_alike(kernel)
@@ -158,8 +164,71 @@ def _read_errors_once(kernel: Any) -> None:
     shell.events.register("post_run_cell", reply_with_told)
 
 
+def _raise_from_scripts(kernel: Any) -> None:
+    """Let what a script of `%run` raises end the cell, as if the script's lines stood in it.
+
+    IPython shows it and calls the cell a success: a rank whose script has failed would leave the
+    others waiting, and nobody would hear why. The script's names are kept all the same.
+    """
+    shell = kernel.shell
+    execute_file = shell.safe_execfile
+
+    def execute(
+        file: Any, namespace: dict[str, Any], *more: Any, exit_ignore: bool = False, **options: Any
+    ) -> None:
+        try:
+            execute_file(file, namespace, *more, **options | {"raise_exceptions": True})
+        except SystemExit:
+            _keep_names(shell, namespace)
+            if not exit_ignore:
+                raise
+        except BaseException:
+            _keep_names(shell, namespace)
+            raise
+
+    def run_module(name: str, namespace: dict[str, Any]) -> None:
+        try:
+            namespace.update(runpy.run_module(str(name), run_name="__main__", alter_sys=True))
+        except SystemExit as status:
+            if status.code:
+                raise
+
+    shell.safe_execfile, shell.safe_run_module = execute, run_module
+
+
+def _keep_names(shell: Any, namespace: dict[str, Any]) -> None:
+    if namespace is not shell.user_ns:
+        kept = {name: value for name, value in namespace.items() if not name.startswith("__")}
+        shell.user_ns.update(kept)
+
+
+def _show_errors_that_end_no_cell(kernel: Any) -> None:
+    """Print what is shown as an error while a cell goes on, such as by `showtraceback()`.
+
+    The notebook takes a cell's error from its reply, and this one is in none.
+    """
+    shell = kernel.shell
+    run_code, show = shell.run_code, shell._showtraceback
+    running: list[Any] = []  # results, the cell's own first
+
+    async def run_and_know(code: Any, result: Any = None, **options: Any) -> Any:
+        running.append(result)
+        try:
+            return await run_code(code, result, **options)
+        finally:
+            running.pop()
+
+    def show_or_print(kind: Any, error: Any, traceback: list[str]) -> None:
+        if not running or getattr(running[0], "error_in_exec", None) is error:
+            show(kind, error, traceback)
+        else:
+            print(*traceback, sep="\n", file=sys.stderr)
+
+    shell.run_code, shell._showtraceback = run_and_know, show_or_print
+
+
 def _refuse_input(kernel: Any) -> None:
-    """Make `input()` and `getpass()` on a rank say what to do instead."""
+    """Make `input()`, `getpass()` and `breakpoint()` on a rank say what to do instead."""
 
     def refuse(prompt: str = "", *_: Any, **__: Any) -> str:
         raise RuntimeError(
@@ -167,8 +236,17 @@ def _refuse_input(kernel: Any) -> None:
             "cell of the notebook, then send the answer with %dist push NAME."
         )
 
+    def refuse_debugger(*_: Any, **__: Any) -> None:
+        if os.environ.get("PYTHONBREAKPOINT") != "0":
+            raise RuntimeError(
+                "breakpoint() cannot ask from a rank: several ranks would ask at once. Print what "
+                "you want to see, or let the cell raise there: variables are kept, and "
+                "%%distributed -r RANK looks at those of one rank."
+            )
+
     kernel.raw_input = refuse
     kernel.getpass = refuse
+    sys.breakpointhook = refuse_debugger
 
 
 def _refuse_exit(kernel: Any) -> None:
@@ -280,6 +358,7 @@ def check() -> list[str]:
         (ZMQInteractiveShell, ("ask_exit",)),
         (VerboseTB, ("get_records", "structured_traceback", "format_exception")),
         (ZMQInteractiveShell, ("_showtraceback", "_format_exception_for_storage")),
+        (ZMQInteractiveShell, ("safe_execfile", "safe_run_module", "run_code")),
         (ZMQDisplayPublisher, ("register_hook", "_flush_streams")),
         (ZMQShellDisplayHook, ("register_hook", "finish_displayhook")),
     ]

@@ -1,0 +1,180 @@
+"""Scripts as they are, in cells: their own `init_process_group`, `%run`, twice in one session."""
+
+from pathlib import Path
+
+import pytest
+
+from nbdist import Session
+from tests.cluster.test_faults import fail
+
+SUM = "_s = torch.ones(1); dist.all_reduce(_s); _s.item()"
+SETUP = """
+import os
+os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+dist.init_process_group("gloo", rank=rank, world_size=2)
+"""
+TENSOR_PARALLEL = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module)
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+mesh = init_device_mesh("cpu", (2,))
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+alone = net(torch.ones(3, 4)).sum().item()
+net = parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+opt = torch.optim.AdamW(net.parameters(), lr=0.1, foreach=True)
+out = net(torch.ones(3, 4)).sum()
+out.backward(); opt.step()
+cut = distribute_tensor(torch.arange(8.0).view(4, 2), mesh, [Shard(0)])
+moved = (cut @ cut.t()).redistribute(placements=[Replicate()]).to_local().sum().item()
+"""
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+for layer in model: fully_shard(layer)
+fully_shard(model)
+sgd = torch.optim.AdamW(model.parameters(), lr=0.1)
+for _ in range(3):
+    loss = model(torch.ones(2, 4)).sum(); loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    sgd.step(); sgd.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dist.init_process_group()",
+        "torch.distributed.init_process_group(backend='gloo')",
+        "from torch.distributed import init_process_group; init_process_group('cpu:gloo')",
+        "dist.init_process_group('gloo', 'env://', rank=rank, world_size=world_size)",
+        "dist.init_process_group('GLOO', init_method='tcp://localhost:9', rank=rank, world_size=2)",
+    ],
+)
+def test_a_script_that_makes_the_group_gets_the_one_there_is(session: Session, call: str) -> None:
+    result = session.run(call)
+    assert result[0].text.strip() == (
+        "init_process_group: the ranks' own group is used (gloo, 2 ranks)."
+    )
+    assert result[1].text == ""
+    assert session.run(SUM).value_list == [2.0, 2.0]
+
+
+def test_a_timeout_of_its_own_is_said_not_to_be_taken(session: Session) -> None:
+    said = session.run(
+        "import datetime; dist.init_process_group(timeout=datetime.timedelta(seconds=7))"
+    )[0].text
+    assert "timeout 1800 s as %dist start set it" in said
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ("dist.init_process_group('nccl')", "backend nccl, and the group has gloo"),
+        ("dist.init_process_group(world_size=4, rank=rank)", "world_size 4, and the group has 2"),
+        ("dist.init_process_group(rank=0, world_size=2)", "rank 0, and the group has 1"),
+    ],
+)
+def test_a_script_that_asks_for_another_group_is_told_what_differs(
+    session: Session, call: str, why: str
+) -> None:
+    told = fail(session, call)
+    assert "init_process_group asks for another group than the one that these ranks have." in told
+    assert f"it asks for {why}" in told
+    assert session.run(SUM).value_list == [2.0, 2.0]
+
+
+def test_a_script_may_set_up_and_clean_up_in_a_loop(session: Session) -> None:
+    body = "\n".join(f"    {line}" for line in SETUP.strip().split("\n"))
+    session.run(f"for _ in range(3):\n{body}\n    {SUM}\n    dist.destroy_process_group()")
+    assert session.run(SUM).value_list == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("program", [TENSOR_PARALLEL, SHARDED], ids=["tp", "fsdp2"])
+def test_dtensors_work_again_after_the_group_was_destroyed_and_scaled(
+    session: Session, program: str
+) -> None:
+    for _ in range(2):
+        session.run(f"{SETUP}{program}dist.destroy_process_group()", track=False)
+    if program == TENSOR_PARALLEL:
+        values = session.run("abs(out.item() - alone) < 1e-5, moved").value_list
+        assert values == [(True, 400.0)] * 2
+    session.scale(3)
+    session.scale(2)
+    session.run(program, track=False)
+
+
+SCRIPT = """
+import argparse, os, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+parser = argparse.ArgumentParser(); parser.add_argument("--steps", type=int, default=3)
+parser.add_argument("--fail-at", type=int, default=-1); parser.add_argument("--exit", type=int)
+def main(args):
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(torch.nn.Linear(4, 1)); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(args.steps):
+        if step == args.fail_at and dist.get_rank() == 1: raise ValueError("a broken sample")
+        model(torch.ones(2, 4)).sum().backward(); opt.step(); opt.zero_grad()
+        print("step", step)
+    dist.destroy_process_group()
+    if args.exit is not None: sys.exit(args.exit)
+    return model.module.weight.sum().item()
+if __name__ == "__main__":
+    seen = "before"
+    weight = main(parser.parse_args())
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A training script, as people have one before they have a notebook."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_training_script_runs_twice_and_leaves_its_names(session: Session, script: Path) -> None:
+    for _ in range(2):
+        said = session.run(f"%run {script} --steps 2", track=False)[1].text
+        assert said.split() == ["step", "0", "step", "1"]
+    first, second = session.run("weight").value_list
+    assert first == second
+
+
+def test_what_a_script_raises_ends_the_cell_and_frees_the_others(
+    session: Session, script: Path
+) -> None:
+    told = fail(session, f"%run {script} --fail-at 1")
+    assert "rank 1 (step 1)" in told or "rank 1" in told
+    assert "ValueError: a broken sample" in told
+    assert "train.py, line 12" in told
+    assert session.run("seen").value_list == ["before"] * 2
+    assert session.run(SUM).value_list == [2.0, 2.0]
+
+
+def test_a_script_that_exits_with_an_error_fails_the_cell(session: Session, script: Path) -> None:
+    assert "sys.exit(3)" in fail(session, f"%run {script} --exit 3")
+    session.run(f"%run {script} --exit 0", track=False)
+    session.run(f"%run -e {script} --exit 3", track=False)
+
+
+def test_a_module_that_raises_fails_the_cell(session: Session, script: Path) -> None:
+    where = f"import sys; sys.path.insert(0, {str(script.parent)!r})\n"
+    told = fail(session, where + "%run -m train -- --fail-at 0")
+    assert "ValueError: a broken sample" in told
+
+
+def test_an_error_that_is_shown_and_ends_no_cell_is_seen(session: Session) -> None:
+    shown = session.run(
+        "try: 1 / 0\nexcept ZeroDivisionError: get_ipython().showtraceback()\nprint('went on')"
+    )[0].text
+    assert "ZeroDivisionError" in shown
+    assert shown.index("ZeroDivisionError") < shown.index("went on")
+    nested = session.run("get_ipython().run_cell('[][1]'); print('went on')")[1].text
+    assert "IndexError" in nested
+    told = fail(session, "1 / 0")
+    assert told.count("ZeroDivisionError: division by zero") == 2  # heading and traceback
