@@ -81,6 +81,62 @@ def right_programs(cases: list[tuple[Any, ...]]) -> list[Proof]:
     return [proof_of(*case) for case in cases]
 
 
+class Chaotic(nn.Module):
+    """Batch norms of two samples, one after the other: round-off grows a hundredfold a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(
+                nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU())
+                for _ in range(12)
+            )
+        )
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.layers(x))
+
+
+def small_resnet() -> nn.Module:
+    """Return resnet18, as transformers has it, of a quarter of its width."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(
+        embedding_size=16,
+        hidden_sizes=[16, 32, 64, 128],
+        depths=[2, 2, 2, 2],
+        layer_type="basic",
+        num_labels=10,
+    )
+    return ResNetForImageClassification(config)
+
+
+def drifting(name: str, layout: str, scale: float = 1.0) -> Proof:
+    """Return the proof of a deterministic model in which round-off grows.
+
+    Args:
+        name: "resnet" or "chaotic".
+        layout: Its layout.
+        scale: Of one gradient, a planted mistake.
+    """
+    torch.manual_seed(0)
+    model = small_resnet() if name == "resnet" else Chaotic()
+    torch.manual_seed(1)
+    x = torch.randn(8, 3, 64, 64) if name == "resnet" else torch.randn(8, 8)
+    y = torch.randint(0, 10, (8,)) if name == "resnet" else torch.randn(8, 1)
+    part = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
+    spread = parallelize(model, layout)
+    if scale != 1:
+        last = list(spread.model.parameters())[-2]
+        last.register_hook(lambda gradient: gradient * scale)
+
+    def loss_fn(out: Any, y: Tensor) -> Tensor:
+        return F.cross_entropy(out.logits, y) if name == "resnet" else F.mse_loss(out, y)
+
+    return spread.verify((x[part], y[part]), loss_fn, steps=5)
+
+
 # ---- Planted bugs -------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from nbdist.engine.layout.proof.lowered import Lowered
 from nbdist.engine.layout.proof.midway import checked
 from nbdist.engine.layout.proof.provable import SOURCE, Provable, Task
 from nbdist.engine.layout.proof.reference import Part, Reference
-from nbdist.engine.layout.proof.verdict import Noise
+from nbdist.engine.layout.proof.verdict import Noise, Spread
 from nbdist.engine.layout.saving.savings import FULL
 from nbdist.engine.layout.state import skeleton, whole
 from nbdist.engine.layout.state.whole import Place
@@ -34,12 +34,14 @@ class Told:
         losses: By part.
         rate: Of the steps of SGD.
         scale: Of the loss.
+        spread: Of the losses, computed several times.
     """
 
     noise: Mapping[str, Noise] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     rate: float = 0.0
     scale: float = 1.0
+    spread: Spread = Spread.ROUND_OFF
 
 
 class Alone:
@@ -149,7 +151,8 @@ class Alone:
         scaler = self._layout.scaler
         noise = self._reference.step(step, scaler.get_scale() if scaler.is_enabled() else 1.0)
         rate = self._told.rate or self._reference.pace()
-        return Told(noise, self._reference.losses, rate, self._reference.scale)
+        reference = self._reference
+        return Told(noise, reference.losses, rate, reference.scale, reference.spread)
 
     def _lower(self, plain: nn.Module) -> Lowered:
         layout = self._layout

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.layout.proof.lowered import Lowered
-from nbdist.engine.layout.proof.verdict import Noise
+from nbdist.engine.layout.proof.verdict import Noise, Spread, spread_of
 from nbdist.engine.layout.random_numbers import seed_part
 from nbdist.errors import LayoutError
 
@@ -67,6 +67,7 @@ class Reference:
         self.gradients: dict[str, torch.Tensor] = {}
         self.errors: dict[str, torch.Tensor] = {}  # of gradients in low precision, by element
         self.float64_failed = ""
+        self.spread = Spread.ROUND_OFF  # of the losses of the last step
         self._loss_of = loss_of
         self._parts = parts
         self._double = self._in_float64()
@@ -92,6 +93,8 @@ class Reference:
         for _ in range(samples - (self._double is not None)):
             with self._moved():
                 others.append(self._run(self.model, self._parts, step))
+        buffers = list(self.model.buffers())
+        before = [buffer.clone() for buffer in buffers]
         mine = self._run(self.model, self._parts, step)
         _refuse_infinite(mine)
         self.losses = [float(mine[f"loss {i}"]) for i in range(len(self._parts))]
@@ -100,14 +103,22 @@ class Reference:
         }
         if self._lowered is not None:
             self.errors = {name: _errors(g, name, others) for name, g in self.gradients.items()}
-        return {
-            name: Noise(
-                max(_distance(value, other[name]) for other in others if name in other),
-                _largest(value),
-            )
-            for name, value in mine.items()
-            if any(name in other for other in others)
-        }
+        noise = _noise(mine, others)
+        losses = [noise[f"loss {part}"] for part in range(len(self._parts))]
+        self.spread = spread_of(losses, self._epsilon)
+        if self.spread is not Spread.ROUND_OFF:
+            # The twins have moved on by gradients of their own: ask the same weights once more.
+            _set(buffers, before)
+            again = _noise(mine, [self._run(self.model, self._parts, step)])
+            repeated = [again[f"loss {part}"] for part in range(len(self._parts))]
+            if spread_of(repeated, self._epsilon) is not Spread.ROUND_OFF:
+                self.spread = Spread.CHANCE
+        return noise
+
+    @property
+    def _epsilon(self) -> float:
+        own = max(float(torch.finfo(p.dtype).eps) for p in self.model.parameters())
+        return own if self._lowered is None else max(own, self._lowered.epsilon)
 
     @property
     def scale(self) -> float:
@@ -246,6 +257,20 @@ def _set(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Non
 
 def _as_double(inputs: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, inputs)
+
+
+def _noise(
+    mine: Mapping[str, torch.Tensor], others: Sequence[Mapping[str, torch.Tensor]]
+) -> dict[str, Noise]:
+    """Return how far the others are from what was computed, by tensor."""
+    return {
+        name: Noise(
+            max(_distance(value, other[name]) for other in others if name in other),
+            _largest(value),
+        )
+        for name, value in mine.items()
+        if any(name in other for other in others)
+    }
 
 
 def _errors(

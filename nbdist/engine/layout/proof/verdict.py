@@ -24,6 +24,7 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from nbdist.errors import LayoutError
 from nbdist.ranks import name_ranks
@@ -225,9 +226,23 @@ def norm_allowances(
     }
 
 
-def is_round_off(losses: Iterable[Noise], epsilon: float) -> bool:
-    """Return whether the distances of one process's losses can be those of two orders of adding."""
-    return all(noise.floor <= math.sqrt(epsilon) * noise.scale for noise in losses)
+class Spread(Enum):
+    """What the distances of one process's losses can be.
+
+    ROUND_OFF: Those of two orders of adding.
+    DRIFT: More, though the same weights give the same losses: round-off has grown.
+    CHANCE: The same weights give other losses each time.
+    """
+
+    ROUND_OFF = auto()
+    DRIFT = auto()
+    CHANCE = auto()
+
+
+def spread_of(losses: Iterable[Noise], epsilon: float) -> Spread:
+    """Return what the distances of losses can be; DRIFT may be CHANCE."""
+    is_small = all(noise.floor <= math.sqrt(epsilon) * noise.scale for noise in losses)
+    return Spread.ROUND_OFF if is_small else Spread.DRIFT
 
 
 def judge(

@@ -37,8 +37,8 @@ from nbdist.engine.layout.proof.verdict import (
     MULTIPLE,
     Noise,
     Proof,
+    Spread,
     allowances,
-    is_round_off,
     some_of,
 )
 from nbdist.engine.layout.saving import compress
@@ -67,7 +67,7 @@ def verify(layout: Provable, task: Task, steps: int) -> Proof:
         with suppress(UnlikeError), unharmed(model):
             run = _Run(layout, task)
             run.make(bare, steps)
-        return run.conclude(steps)
+        return run.conclude()
     finally:
         modes = set(was_training)
         for module in model.modules():
@@ -92,6 +92,7 @@ class _Run:
         self._terms = [low.words] if self._is_low else []
         self._notes: list[str] = []
         self._unreached: list[str] = []
+        self._made = 0  # steps
 
     def make(self, bare: nn.Module, steps: int) -> None:
         """Make the steps and keep what is found. Collective."""
@@ -109,7 +110,16 @@ class _Run:
         with without_dropout(*models), NoDropout(), self._uncompressed() as is_compressed:
             for step in range(1, steps + 1):
                 told = alone.step(step)
-                self._refuse_chance(told)
+                self._refuse_chance(told, step)
+                if told.spread is Spread.DRIFT:
+                    self._notes.append(
+                        "Round-off grows fast in this model, as it does where batch norm sees few "
+                        f"samples: after {_steps(self._made)} one process in float64 is too far "
+                        "away to compare with."
+                    )
+                    self._terms += ["without compression"] if is_compressed else []
+                    break
+                self._made = step
                 self._refuse_unreached(told)
                 try:
                     loss = self._live.step(step, told.scale)
@@ -132,14 +142,14 @@ class _Run:
                 f"unit of their last place: {alone.float64_failed}"
             )
 
-    def conclude(self, steps: int) -> Proof:
+    def conclude(self) -> Proof:
         """Put together what all ranks have found. Collective."""
         if self._is_low and not self._findings.is_bit_equal:
             self._notes.append(
                 "Norms of gradients are compared: in low precision single numbers err by more."
             )
         return self._findings.conclude(
-            self._layout.name, steps, self._losses, self._notes, self._terms, self._unreached
+            self._layout.name, self._made, self._losses, self._notes, self._terms, self._unreached
         )
 
     # -- before the first step
@@ -160,14 +170,21 @@ class _Run:
 
     # -- a step
 
-    def _refuse_chance(self, told: Told) -> None:
-        of_losses = [told.noise[f"loss {part}"] for part in range(len(told.losses))]
-        if not is_round_off(of_losses, self._epsilon):
+    def _refuse_chance(self, told: Told, step: int) -> None:
+        if told.spread is Spread.CHANCE:
             raise LayoutError(
                 "The model does not compute the same twice in one process: nothing can be proven.",
                 why="its losses differ by more than round-off; forward changes what is no buffer, "
                 "such as a counter in Python, or draws random numbers outside of dropout",
                 do="make what changes a buffer, or leave it out for the proof",
+            )
+        if told.spread is Spread.DRIFT and step == 1:
+            raise LayoutError(
+                "Round-off grows too far in this model to prove anything with this batch.",
+                why="one process computes another loss from weights that are moved by half a unit "
+                "of their last place, or in float64",
+                do="layout.verify(...) with more samples or larger inputs, or with the model in "
+                "float64",
             )
 
     def _refuse_unreached(self, told: Told) -> None:
@@ -261,6 +278,10 @@ class _Run:
                 self._findings.compare(
                     "buffer", name, step, held[name], full, noise[name], allowed[name]
                 )
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'' if count == 1 else 's'}"
 
 
 def _epsilon(dtype: torch.dtype) -> float:
