@@ -419,3 +419,55 @@ def trains_after_a_stale_optimizer() -> str:
 
 def self_test() -> list[str]:
     return torch_modules.check()
+
+
+class Borrowing(nn.Module):
+    """Ends, or begins, with a part of its first block, as diffusers' DiT does."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(3)
+        )
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first:
+            x = self.blocks[0][0](x)
+        for block in self.blocks:
+            x = block(x)
+        return x if self.first else self.blocks[0][0](x)
+
+
+def parts_called_outside(layout: str) -> tuple[float, float, list[str]]:
+    """Train a model that calls a part of a block after it; return the loss of one process too."""
+    torch.manual_seed(0)
+    model = Borrowing(first=False).double()
+    alone = copy.deepcopy(model)
+    x = torch.randn(4, 8, dtype=torch.float64)
+    parallelize(model, layout)
+    losses = []
+    for trained in (model, alone):
+        opt = torch.optim.SGD(trained.parameters(), lr=0.5)
+        for _ in range(4):
+            loss = trained(x).square().mean()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+        losses.append(loss.item())
+    hooks = [
+        name
+        for name, module in model.named_modules()
+        if any("outside_calls" in str(hook) for hook in module._forward_pre_hooks.values())
+    ]
+    return losses[0], losses[1], hooks
+
+
+def part_called_before_its_block() -> str:
+    model = Borrowing(first=True)
+    parallelize(model, "zero3")
+    try:
+        model(torch.randn(4, 8))
+    except LayoutError as error:
+        return str(error)
+    return ""

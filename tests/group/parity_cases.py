@@ -64,7 +64,9 @@ class Case:
     @property
     def microbatches(self) -> int:
         """Of a pipeline; 1 without one."""
-        found = (policy.microbatches for policy in policies_of(self) if hasattr(policy, "schedule"))
+        found = (
+            policy.microbatches or 8 for policy in policies_of(self) if hasattr(policy, "schedule")
+        )
         return next(found, 1)
 
     @property

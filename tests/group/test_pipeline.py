@@ -343,7 +343,7 @@ def refusals() -> list[dict[str, str]]:
         ("schedule", ["'2f2b' is no schedule", "1f1b, gpipe, interleaved"]),
         ("halves", ['selective=True) does not go with Pipeline("zero-bubble")', "two halves"]),
         ("split", ["'size' is no way to split"]),
-        ("example", ["does not run with the example", "Pipeline(example=(x,))"]),
+        ("example", ["does not run with the example", "Pipeline(example=batch)"]),
         ("old optimizer", ["An optimizer (SGD) already holds", "pp replaces"]),
     ],
 )

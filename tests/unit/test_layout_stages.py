@@ -9,8 +9,8 @@ from nbdist.engine.layout.policies import Pipeline
 from nbdist.engine.layout.pp.stages import (
     balanced,
     bubble,
-    check_batch,
     check_microbatches,
+    count_for,
     crossings,
     first_blocks,
     rank_of,
@@ -74,9 +74,9 @@ def test_micro_batches_that_cannot_be_ordered_are_refused_with_the_nearest(
 
 
 def test_a_share_smaller_than_the_micro_batches_is_refused() -> None:
-    check_batch(16, Pipeline("1f1b", 8), 2)
+    count_for(16, Pipeline("1f1b", 8), 2)
     with pytest.raises(LayoutError, match=r"give 8 samples, or Pipeline\(microbatches=5\)"):
-        check_batch(5, Pipeline("1f1b", 8), 2)
+        count_for(5, Pipeline("1f1b", 8), 2)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"])
@@ -86,23 +86,53 @@ def test_no_advice_leads_to_the_next_refusal(schedule: str, pp: int) -> None:
         policy = Pipeline(schedule, microbatches)
         try:
             check_microbatches(policy, pp)
-            check_batch(samples, policy, pp)
+            count_for(samples, policy, pp)
         except LayoutError as error:
             offered = re.search(r"or Pipeline\(microbatches=(\d+)\)", error.do)
             if offered:
                 other = Pipeline(schedule, int(offered[1]))
                 check_microbatches(other, pp)
-                check_batch(samples, other, pp)
+                count_for(samples, other, pp)
 
 
 def test_of_numbers_that_divide_a_share_one_is_offered_that_the_schedule_can_order() -> None:
     with pytest.raises(LayoutError, match=r"give 3 or 6 samples, or Pipeline\(microbatches=4\)"):
-        check_batch(4, Pipeline("zbv", 3), 2)
+        count_for(4, Pipeline("zbv", 3), 2)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"])
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_without_a_number_a_share_is_cut_into_one_that_divides_it(schedule: str, pp: int) -> None:
+    policy = Pipeline(schedule)
+    for samples in range(1, 40):
+        try:
+            count = count_for(samples, policy, pp)
+        except LayoutError as error:
+            offered = re.search(r"give (\d+) samples", error.do)
+            assert offered is not None
+            count_for(int(offered[1]), policy, pp)
+        else:
+            assert samples % count == 0
+            check_microbatches(Pipeline(schedule, count), pp)
+    assert count_for(48, policy, 2) == 8
+
+
+def test_batch_norm_gets_no_micro_batches_of_one_sample() -> None:
+    assert count_for(8, Pipeline(), 2) == 8
+    assert count_for(8, Pipeline(), 2, least=2) == 4
+    with pytest.raises(LayoutError, match=r"of 2 samples, which batch norm needs"):
+        count_for(3, Pipeline(), 2, least=2)
+    with pytest.raises(LayoutError) as refused:
+        count_for(10, Pipeline("1f1b", 4), 2, least=2)
+    assert "microbatches=5" in refused.value.do
+    with pytest.raises(LayoutError) as refused:
+        count_for(6, Pipeline("1f1b", 4), 2, least=2)
+    assert "microbatches=3" in refused.value.do
 
 
 def test_a_smaller_last_batch_is_to_be_left_out_before_anything_else() -> None:
     with pytest.raises(LayoutError) as refused:
-        check_batch(6, Pipeline("1f1b", 4), 2, before=16)
+        count_for(6, Pipeline("1f1b", 4), 2, before=16)
     assert refused.value.do == (
         "leave a smaller last batch out, with drop_last=True in the loader: shares of 16 went "
         "before, or Pipeline(microbatches=2)"

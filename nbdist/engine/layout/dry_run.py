@@ -26,6 +26,11 @@ from nbdist.errors import LayoutError
 
 _TOKENS, _FEW_TOKENS = 16, 4  # of a guessed sequence
 _PIXELS = (32, 64, 224)  # of the side of a guessed image
+# What `example` of a policy takes, for people.
+BATCH = (
+    "a small batch as the model is called with: a tensor, a tuple of arguments or a dict of "
+    "keywords"
+)
 _FIRST_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -73,7 +78,7 @@ def find_inputs(
         why=f"{type(first).__name__}: {first_line(first)}"
         if first
         else "it has no layer that tells what it takes",
-        do=f"give a small batch, parallelize(model, layout, {policy}(example=(x,)))" + plan,
+        do=f"parallelize(model, layout, {policy}(example=batch)), {BATCH}" + plan,
     ) from first
 
 

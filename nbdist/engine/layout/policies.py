@@ -61,7 +61,8 @@ class Pipeline:
         schedule: "1f1b"; "gpipe" (all forwards, then all backwards); "interleaved" and
             "zero-bubble" (two stages a rank, so less waiting and more messages), "zbv" (zero-bubble
             where a rank has the first and the last of them).
-        microbatches: Equal parts that a rank's share of a batch is cut into.
+        microbatches: Equal parts that a rank's share of a batch is cut into. None, the default,
+            takes the number nearest to 8 that divides the share and that the schedule can order.
         split: What the stages are balanced by: "parameters", which is the default, or "time", of a
             forward and backward of each block; or the first block of each stage, by name or number.
         example: One small batch to look at the forward with: a tensor, a tuple of arguments or a
@@ -72,7 +73,7 @@ class Pipeline:
     """
 
     schedule: str = "1f1b"
-    microbatches: int = 8
+    microbatches: int | None = None
     split: str | Sequence[str | int] | None = None
     example: Any = field(default=None, compare=False)
 
@@ -82,10 +83,9 @@ class Pipeline:
                 f"{self.schedule!r} is no schedule of a pipeline.",
                 do=f"schedules are {', '.join(SCHEDULES)}",
             )
-        if not isinstance(self.microbatches, int) or self.microbatches < 1:
-            raise LayoutError(
-                f"A step of {self.microbatches!r} micro-batches is none.", do="use 1 or more"
-            )
+        count = self.microbatches
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise LayoutError(f"A step of {count!r} micro-batches is none.", do="use 1 or more")
         if isinstance(self.split, str) and self.split not in SPLITS:
             raise LayoutError(
                 f"{self.split!r} is no way to split a model into stages.",

@@ -253,7 +253,7 @@ def _check_blocks(model: nn.Module, blocks: dict[str, nn.Module]) -> None:
         raise LayoutError(
             f"cp needs one list of equal blocks, and found {found} in {type(model).__name__}.",
             why="the sequence is cut before the first and put together after the last",
-            do='leave cp out; "zero3" and tp know other models',
+            do='leave cp out; "zero3" takes any model',
         )
 
 
@@ -264,6 +264,7 @@ def _inputs(model: nn.Module, policy: ContextParallel, cp: int) -> Inputs:
     if policy.example is None:
         # So that sizes of a batch and of its sequences are not taken for those of one sequence.
         inputs = inputs.map(lambda x: torch.cat([x, x.flip(0, 1)]))
+    follow.check_sequences(inputs)
     length = follow.length_of(inputs)
     if length // cp < _FEWEST:
         check_length(length, cp)
@@ -284,7 +285,7 @@ def _runs(
         raise LayoutError(
             f"{type(model).__name__} does not run with sequences of {follow.length_of(inputs)} "
             f"tokens: {str(error).strip().splitlines()[0]}",
-            do="give ContextParallel(example=(x,)), a small batch that cp divides",
+            do=f"give ContextParallel(example=batch), {dry_run.BATCH}, whose sequences cp divides",
         ) from error
     try:
         shorter = follow.shortened(inputs, first.length - 1)

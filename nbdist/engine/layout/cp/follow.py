@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from nbdist.engine.layout import dry_run
 from nbdist.engine.layout.cp.attention import CALL
 from nbdist.engine.layout.inputs import Inputs
+from nbdist.errors import LayoutError
 
 Tensors = dict[str, Tensor]  # by where they stand in args and keywords: "[0][1]", "[1]['cos']"
 
@@ -106,6 +107,22 @@ def length_of(inputs: Inputs) -> int:
     """Return the tokens of a sequence: dim 1 of the first tensor that has one, else 0."""
     tensors = tensors_of((inputs.args, inputs.keywords)).values()
     return next((tensor.shape[1] for tensor in tensors if tensor.dim() > 1), 0)
+
+
+def check_sequences(inputs: Inputs) -> None:
+    """Refuse inputs of which dim 1 is no sequence.
+
+    Raises:
+        LayoutError: They are images.
+    """
+    tensors = tensors_of((inputs.args, inputs.keywords)).values()
+    first = next((tensor for tensor in tensors if tensor.dim() > 1), None)
+    if first is not None and first.dim() > 3 and first.is_floating_point():
+        raise LayoutError(
+            f"The model takes images, of shape {tuple(first.shape)}, and cp cuts sequences.",
+            why="a sequence is dim 1 of what the model is called with, which are channels here",
+            do='leave cp out; "zero3" takes any model',
+        )
 
 
 def shortened(inputs: Inputs, length: int) -> Inputs:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from nbdist.engine.compat import torch_pipeline
 from nbdist.engine.layout.cp.context import check_length
@@ -112,6 +113,8 @@ class Pipe:
         self._schedules: dict[Any, tuple[Any, Trunk]] = {}
         self._work: _Work | None = None
         self._largest = 0  # share that a step has taken, in samples
+        has_batch_norm = any(isinstance(m, _BatchNorm) for m in skeleton.modules())
+        self._least = 2 if has_batch_norm else 1  # samples of a micro-batch
 
     @property
     def model(self) -> nn.Module:
@@ -170,9 +173,9 @@ class Pipe:
         """Return the number of micro-batches; alone forwards take any batch."""
         policy, pp = self.plan.policy, self.plan.pp
         if trains:
-            stages.check_batch(samples, policy, pp, self._largest)
+            count = stages.count_for(samples, policy, pp, self._largest, self._least)
             self._largest = max(self._largest, samples)
-            return policy.microbatches
+            return count
         return stages.forward_microbatches(pp, policy.microbatches, samples)
 
     def _schedule(self, inputs: Inputs, count: int, trains: bool) -> tuple[Any, Trunk]:
@@ -288,7 +291,7 @@ def _as_told(hidden: Any, spec: Spec | None, stage: Stage) -> torch.Tensor:
         raise LayoutError(
             f"Stage {stage.index} made {found} where {tuple(spec.shape)} was expected.",
             why="the shape depends on more than the shapes of the inputs",
-            do='use "zero3" or tp for such a model',
+            do='use "zero3" for such a model',
         )
     told = hidden.to(spec.dtype).contiguous()
     if told._is_view():

@@ -87,9 +87,11 @@ class Plan:
 
     def __str__(self) -> str:
         policy = self.policy
-        wait = stages.bubble(policy.schedule, self.pp, policy.microbatches)
+        count = policy.microbatches or stages.USUAL
+        wait = stages.bubble(policy.schedule, self.pp, count)
         cut = f"pp: {len(self.stages)} stages on {self.pp} ranks, {policy.schedule}, "
-        cut += f"{policy.microbatches} micro-batches a step; a rank waits {wait:.0%} of a step "
+        about = "" if policy.microbatches else "about "
+        cut += f"{about}{count} micro-batches a step; a rank waits {wait:.0%} of a step "
         lines = [
             cut + "where all blocks take the same time",
             f"stages, balanced by {self.balance}:",
@@ -267,5 +269,5 @@ def _not_a_chain(plan: Plan, model: nn.Module, stage: Stage, what: str) -> Layou
         else f"something besides the first argument of {first} comes from earlier stages ({what})",
         do="add inside of the block: its forward returns h + ..., the model calls h = block(h)"
         if is_taken_again
-        else 'move what blocks share into the hidden state, or use "zero3" or tp',
+        else 'move what blocks share into the hidden state, or use "zero3"',
     )

@@ -11,6 +11,7 @@ Pure: counts and names, no model. Sources: Huang et al., "GPipe", 2019; Narayana
 Parallelism", 2023.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,28 +82,32 @@ def bubble(schedule: str, pp: int, microbatches: int) -> float:
     return (pp - 1) / (work + pp - 1)
 
 
+USUAL = 8  # micro-batches, where no number is asked for: a rank of two waits a ninth of a step
+
+
 def check_microbatches(policy: Pipeline, pp: int) -> None:
     """Refuse a number of micro-batches that the schedule cannot order.
 
     Raises:
         LayoutError: With the nearest number that works.
     """
-    if _is_orderly(policy.schedule, pp, policy.microbatches):
+    wanted = policy.microbatches
+    if wanted is None or _is_orderly(policy.schedule, pp, wanted):
         return
-    near = sorted(range(1, 2 * (policy.microbatches + pp)), key=lambda n: _far(n, policy))
+    near = sorted(range(1, 2 * (wanted + pp)), key=lambda n: _far(n, wanted))
     works = next(n for n in near if _is_orderly(policy.schedule, pp, n))
     raise LayoutError(
-        f'{policy.microbatches} micro-batches do not go through {pp} ranks by "{policy.schedule}".',
+        f'{wanted} micro-batches do not go through {pp} ranks by "{policy.schedule}".',
         why="it needs one a rank at least"
-        if policy.microbatches < pp
+        if wanted < pp
         else "it works in rounds of as many micro-batches, one or more a rank",
         do=f"Pipeline(microbatches={works}) is the nearest that works, with a rank's share of "
         "samples that is a multiple of it",
     )
 
 
-def _far(count: int, policy: Pipeline) -> tuple[int, int]:
-    return abs(count - policy.microbatches), -count
+def _far(count: int, wanted: int) -> tuple[int, int]:
+    return abs(count - wanted), -count
 
 
 def _is_orderly(schedule: str, pp: int, microbatches: int) -> bool:
@@ -114,37 +119,52 @@ def _is_orderly(schedule: str, pp: int, microbatches: int) -> bool:
     return microbatches >= pp and (schedule == "1f1b" or in_rounds)
 
 
-def forward_microbatches(pp: int, wanted: int, samples: int) -> int:
+def forward_microbatches(pp: int, wanted: int | None, samples: int) -> int:
     """Return into how many equal parts a batch is cut that makes no backward: any batch can be."""
+    most = USUAL if wanted is None else wanted
     return next(
         n
-        for n in range(max(1, min(wanted, samples)), 0, -1)
+        for n in range(max(1, min(most, samples)), 0, -1)
         if samples % n == 0 and n % max(1, n // pp) == 0
     )
 
 
-def check_batch(samples: int, policy: Pipeline, pp: int, before: int = 0) -> None:
-    """Refuse a batch that cannot be cut into equal micro-batches.
+def count_for(samples: int, policy: Pipeline, pp: int, before: int = 0, least: int = 1) -> int:
+    """Return into how many equal micro-batches a batch is cut.
 
     Args:
         samples: A rank's share.
-        policy: The schedule, and how many micro-batches.
+        policy: The schedule, and how many micro-batches; None takes what the share allows.
         pp: Ranks of a pipeline.
         before: The largest share that a step has taken; 0 before the first.
+        least: Samples that a micro-batch needs: batch norm has no statistics of one.
 
     Raises:
-        LayoutError: With the nearest numbers that work.
+        LayoutError: It cannot be cut so; with the nearest numbers that work.
     """
     wanted = policy.microbatches
-    if samples and samples % wanted == 0:
-        return
+    if wanted is not None and samples and samples % wanted == 0:
+        return wanted
     # What works for a smaller batch must work for those before it, too.
-    shares = math.gcd(samples, before)
+    shares = samples if wanted is None else math.gcd(samples, before)
     fits = [
-        n for n in range(2, shares + 1) if shares % n == 0 and _is_orderly(policy.schedule, pp, n)
+        n
+        for n in range(1 if policy.schedule == "gpipe" else 2, shares // least + 1)
+        if shares % n == 0 and _is_orderly(policy.schedule, pp, n)
     ]
-    nearest = min(fits, key=lambda n: _far(n, policy), default=0)
-    other = f", or Pipeline(microbatches={nearest})" if nearest else ""
+    near = min(fits, key=lambda n: _far(n, USUAL if wanted is None else wanted), default=0)
+    if wanted is None:
+        if near:
+            return near
+        count = next(n for n in itertools.count(1) if _is_orderly(policy.schedule, pp, n))
+        at_least = f" of {least} samples, which batch norm needs," if least > 1 else ""
+        raise LayoutError(
+            f"A share of {samples} samples is too few for a pipeline of {pp} ranks.",
+            why=f'"{policy.schedule}" needs {count} equal micro-batches{at_least} or more',
+            do=f"give {count * least} samples or a multiple of it; loaders drop a smaller last "
+            "batch with drop_last=True",
+        )
+    other = f", or Pipeline(microbatches={near})" if near > 1 else ""
     below, above = samples // wanted * wanted, -(-samples // wanted) * wanted
     sizes = " or ".join(str(n) for n in dict.fromkeys((below, above)) if n)
     raise LayoutError(
@@ -274,7 +294,7 @@ def stages(
             raise LayoutError(
                 f"{name} is used by stages {used[0]} and {used[-1]}, which lie on different ranks.",
                 why="a parameter that parts of a model share would be trained in each alone",
-                do="give each its own (untie the embedding and the head), or use fsdp or tp",
+                do='give each its own (untie the embedding and the head), or use "zero3"',
             )
         # One that the forward does not use stays with those it was written beside.
         last = used[0] if used else last

@@ -85,7 +85,7 @@ def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Trun
         why=f"{type(first).__name__}: {dry_run.first_line(first)}"
         if first
         else "it has no layer that tells what it takes",
-        do="give a small batch: parallelize(model, layout, Pipeline(example=(x,)))",
+        do=f"parallelize(model, layout, Pipeline(example=batch)), {dry_run.BATCH}",
     ) from first
 
 
