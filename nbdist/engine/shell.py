@@ -28,7 +28,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from ipykernel.displayhook import ZMQShellDisplayHook
@@ -219,12 +219,23 @@ def _show_errors_that_end_no_cell(kernel: Any) -> None:
             running.pop()
 
     def show_or_print(kind: Any, error: Any, traceback: list[str]) -> None:
-        if not running or getattr(running[0], "error_in_exec", None) is error:
+        ends = not running or getattr(running[0], "error_in_exec", None) is error
+        if ends or _is_within(shell.displayhook):  # of a value whose repr fails: it fails the cell
             show(kind, error, traceback)
         else:
             print(*traceback, sep="\n", file=sys.stderr)
 
     shell.run_code, shell._showtraceback = run_and_know, show_or_print
+
+
+def _is_within(owner: object) -> bool:
+    """Return whether a method of `owner` runs, further out."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_locals.get("self") is owner:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _refuse_input(kernel: Any) -> None:
