@@ -30,7 +30,7 @@ help:
 	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
 	@echo 'make demo      train on two ranks, headless: 02_train_with_ddp.ipynb'
 	@echo 'make lab       JupyterLab on the notebooks'
-	@echo 'make test      all tests once, in under 25 minutes on two cores'
+	@echo 'make test      all tests once, in two workers; about 15 minutes on two cores'
 	@echo 'make test-all  the same with the slow tests and, where there is a GPU, its test'
 	@echo 'make check     linters, types, who may import whom, and the cells of the notebooks'
 	@echo 'make trials    500 random trials of cells, models and faults, resumable; about an hour'

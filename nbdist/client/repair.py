@@ -182,7 +182,7 @@ def describe(
         )
     clones = [answers[rank].get("cloned") for rank in pids]
     is_cloned = all(clone is not None for clone in clones)
-    is_whole = is_cloned and not any(c["lost"] or c.get("missed") for c in clones if c)
+    is_whole = is_cloned and not any(c["lost"] for c in clones if c)
     return Repaired(tuple(lines), tuple(sorted(pids)), is_whole, is_cloned)
 
 

@@ -14,6 +14,7 @@ A compat room, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What i
   shown while it runs does not end the cell;
 - `display_pub._flush_streams`, `displayhook.finish_displayhook` and again `shell._showtraceback`,
   which flush `sys.stdout` and `sys.stderr` without asking whether they are there;
+- `interactiveshell.warn`, which tells to use `exit` after `sys.exit()`;
 - `sys.ps1`, which IPython sets and by which Lightning refuses to run.
 """
 
@@ -25,7 +26,6 @@ import runpy
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from types import FrameType, TracebackType
@@ -34,6 +34,7 @@ from typing import Any
 from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.zmqshell import ZMQDisplayPublisher, ZMQInteractiveShell
+from IPython.core import interactiveshell
 from IPython.core.ultratb import VerboseTB
 
 from nbdist import origins
@@ -262,8 +263,16 @@ def _refuse_input(kernel: Any) -> None:
 
 def _refuse_exit(kernel: Any) -> None:
     """Make `exit()` and `quit()` say what to do instead of stopping the engine's event loop."""
-    # After sys.exit() IPython tells to use exit(), which is refused here.
-    warnings.filterwarnings("ignore", message="To exit: use", category=UserWarning)
+    # After sys.exit() IPython tells to use exit(), which is refused here. Not by a filter: what
+    # cells run may set others.
+    of_shell: Any = interactiveshell
+    warn = of_shell.warn
+
+    def warn_of_else(message: Any, *args: Any, stacklevel: int = 1, **more: Any) -> None:
+        if not str(message).startswith("To exit: use"):
+            warn(message, *args, stacklevel=stacklevel + 1, **more)
+
+    of_shell.warn = warn_of_else
 
     def refuse() -> None:
         raise RuntimeError(
@@ -367,6 +376,7 @@ def check() -> list[str]:
     wanted: list[tuple[Any, tuple[str, ...]]] = [
         (IPythonKernel, ("raw_input", "getpass")),
         (ZMQInteractiveShell, ("ask_exit",)),
+        (interactiveshell, ("warn",)),
         (VerboseTB, ("get_records", "structured_traceback", "format_exception")),
         (ZMQInteractiveShell, ("_showtraceback", "_format_exception_for_storage")),
         (ZMQInteractiveShell, ("safe_execfile", "safe_run_module", "run_code")),

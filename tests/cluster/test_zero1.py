@@ -1,5 +1,7 @@
 """`"zero1"` in a session: the wrong optimizer, and a dead rank."""
 
+import re
+
 import pytest
 
 from nbdist import RankError, Session
@@ -47,7 +49,7 @@ def test_states_that_died_with_a_rank_are_named_and_an_optimizer_made_anew_train
     with pytest.raises(RankError) as killed:
         session.run("import os\nif rank: os.kill(os.getpid(), 9)\ndist.barrier()")
     told = str(killed.value)
-    assert "The shards of opt that rank 1 held are lost: build it again" in told
+    assert re.search(r"The shards of .*\bopt\b.* that rank 1 held are lost: build", told)
     assert "Rank 1 died with a part of the optimizer of Sequential" in told
     with pytest.raises(RankError, match="The optimizer of Sequential cannot step"):
         session.run("train(opt)", track=False)

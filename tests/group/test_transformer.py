@@ -31,7 +31,7 @@ def test_they_train_and_evaluate_as_in_one_process(
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("Both pp=2", ["no chain of blocks", "both.decoder.layers.0", '"zero3" or tp']),
+        ("Both pp=2", ["no chain of blocks", "both.decoder.layers.0", 'or use "zero3"']),
         ("Masked cp=2", ["encoder.layers.0.self_attn: an nn.MultiheadAttention", '"zero3"']),
         ("Deciding tp=2", ["decides by the numbers", "if x_BT.sum() > 3", '"zero3"']),
         ("Deciding pp=2", ["decides by the numbers", "if x_BT.sum() > 3", '"zero3"']),

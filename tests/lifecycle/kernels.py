@@ -163,7 +163,7 @@ class Family:
         joined = {p.pid: p for p in psutil.process_iter() if _session(p.pid) in self._sessions}
         return [line for p in {**known, **joined}.values() if (line := _describe(p))]
 
-    def assert_gone(self, timeout_s: float = 5.0) -> None:
+    def assert_gone(self, timeout_s: float = 20.0) -> None:
         """Wait until none is left; what is left after `timeout_s` is ended, and an error."""
         try:
             wait_for(lambda: not self.living(), "every process to end", timeout_s)
