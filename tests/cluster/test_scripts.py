@@ -178,3 +178,9 @@ def test_an_error_that_is_shown_and_ends_no_cell_is_seen(session: Session) -> No
     assert "IndexError" in nested
     told = fail(session, "1 / 0")
     assert told.count("ZeroDivisionError: division by zero") == 2  # heading and traceback
+
+
+def test_a_breakpoint_says_what_to_do_instead(session: Session) -> None:
+    assert "breakpoint() cannot ask from a rank" in fail(session, "breakpoint()")
+    session.run("import os; os.environ['PYTHONBREAKPOINT'] = '0'; breakpoint()")
+    session.run("del os.environ['PYTHONBREAKPOINT']")
