@@ -107,7 +107,7 @@ def clone_each(
         answer = clone(source, newcomer, dead=newcomers, namespace=namespace, step=step)
         if here == newcomer:
             missed = _name_missed(_Place.of(namespace).namespace, ties, source)
-            answer |= {"inexact": [*answer["inexact"], *missed], "missed": bool(missed)}
+            answer["inexact"] += missed
         if told is None or here == newcomer:
             if here == newcomer:
                 _name_groups(_Place.of(namespace).namespace, own, names, answer["placeholders"])
