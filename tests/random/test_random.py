@@ -1,6 +1,5 @@
 """Trials of random cells, models and faults: a few here, more slow ones, 500 by `make trials`."""
 
-import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,8 +59,6 @@ def test_five_hundred_trials_have_every_fault_and_every_layout() -> None:
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with contextlib.suppress(nbdist.ClusterError):
-        nbdist.current().stop()  # that of tests which this worker has run before
     with nbdist.start(n=2, device="cpu", threads=1) as session:
         yield session
 
