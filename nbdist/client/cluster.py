@@ -95,11 +95,14 @@ class Cluster:
         self.options = options
         self.events.note("start", **asdict(options), **_surroundings())
         try:
-            store = self._launch("store", "store", {"address": options.address})
-            self._connect()
-            store_port = store.result(_START_TIMEOUT_S).port or 0
-            self._start_ranks(range(options.n))
-            self._learn(self.group.begin(options, store_port))
+            try:
+                self._bring_up(options)
+            except Exception:
+                if not self._lost_a_port():
+                    raise
+                self._clear()
+                self.prepare(options.address)
+                self._bring_up(options)
         except BaseException as error:
             cause = self._why_not_started(error)
             self.events.note("start failed", type(cause).__name__)
@@ -107,6 +110,27 @@ class Cluster:
             if cause is error:
                 raise
             raise cause from error
+
+    def _bring_up(self, options: Options) -> None:
+        store = self._launch("store", "store", {"address": options.address})
+        self._connect()
+        store_port = store.result(_START_TIMEOUT_S).port or 0
+        self._start_ranks(range(options.n))
+        self._learn(self.group.begin(options, store_port))
+
+    def _lost_a_port(self) -> bool:
+        """Whether the controller ended because another process was faster.
+
+        It looks for free ports, and takes them a moment later.
+        """
+        log = self.logs / "controller.log"
+        if self.reachable or not log.exists():
+            return False
+        return _PORT_TAKEN in log.read_text(errors="replace")
+
+    def _clear(self) -> None:
+        self.stop()
+        self._roster.remove(list(self.ranks))
 
     def _why_not_started(self, error: BaseException) -> BaseException:
         """Return the error that tells a person most: what merely followed is not it."""
@@ -150,8 +174,7 @@ class Cluster:
         assert options is not None
         require_files_to_start()
         self.events.note("made anew")
-        self.stop()
-        self._roster.remove(list(self.ranks))
+        self._clear()
         self.prepare(options.address)
         self.start(options)
 
@@ -222,6 +245,7 @@ class Cluster:
                 why=f"See the logs in {self.logs}.",
                 do="%dist doctor",
             )
+        self.requests.reach(chosen, _START_TIMEOUT_S, lambda: self._check_alive(chosen))
 
     def _find_logs(self) -> None:
         """See to it that new processes have a folder for their logs: a person may delete it."""
@@ -258,14 +282,7 @@ class Cluster:
 
     def _connect(self) -> None:
         assert self.options is not None
-        try:
-            facts = self._controller_facts()
-        except StartError as error:
-            # It looks for free ports, and takes them a moment later: another may be faster.
-            if self.reachable or _PORT_TAKEN not in str(error):
-                raise
-            self._start_controller(self.options.address)
-            facts = self._controller_facts()
+        facts = self._controller_facts()
         check_connection(facts, self.options.address)
         # ipyparallel takes a quarter of a second to import: here, beside the parent's imports.
         from nbdist.client.ipp import Connection

@@ -5,7 +5,8 @@ the caller's.
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, InvalidStateError, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from nbdist.ranks import begin_with_ranks
 
 if TYPE_CHECKING:
     from nbdist.client.ipp import Connection, Handler, Message
+
+_ASK_AGAIN_S = 0.25
 
 
 class RankDiedError(ClusterError):
@@ -147,6 +150,38 @@ class Requests:
         """
         pending = {rank: self.ask(rank, call, busy=busy, **kwargs) for rank in ranks}
         return gather(pending, call, timeout_s)
+
+    def reach(self, ranks: Iterable[int], timeout_s: float, check: Callable[[], None]) -> None:
+        """Wait until ranks answer on both channels.
+
+        The controller drops what is for an engine whose sockets have not connected yet, though its
+        heart beats already and it is registered: on a loaded machine a call was lost so.
+
+        Args:
+            ranks: Which.
+            timeout_s: Longest wait.
+            check: Called again and again; raises to give up (a process that died).
+
+        Raises:
+            ClusterError: A rank did not answer.
+        """
+        left = [(rank, busy) for rank in ranks for busy in (False, True)]
+        deadline = time.monotonic() + timeout_s
+        while left:
+            asked = {(rank, busy): self._ask_for_life(rank, busy) for rank, busy in left}
+            wait(asked.values(), _ASK_AGAIN_S)
+            check()
+            left = [key for key, future in asked.items() if future.cancel()]
+            for key in asked.keys() - left:
+                asked[key].result()
+            if left and time.monotonic() > deadline:
+                late = sorted({rank for rank, _ in left})
+                raise ClusterError(
+                    f"{begin_with_ranks(late)} did not answer within {timeout_s:.0f} s."
+                )
+
+    def _ask_for_life(self, rank: int, busy: bool) -> Asked:
+        return self.ask(rank, "clock.read", busy=True) if busy else self.ask(rank, "boot.answer")
 
     def execute(self, rank: int, code: str, options: Mapping[str, Any], handler: "Handler") -> str:
         """Send a cell to a rank; `handler` gets its output and its reply.

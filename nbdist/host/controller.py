@@ -4,10 +4,13 @@ No task scheduler and no payload database: nbdist never balances load, and a dat
 keep every pushed array in memory (more than 1 GB after a few pushes).
 """
 
+import multiprocessing.connection
 import os
 import secrets
 import shutil
 import sys
+import threading
+import time
 from typing import Any
 
 from nbdist import lifeline
@@ -47,7 +50,25 @@ def run(spec: dict[str, Any]) -> None:
     lifeline.watch(spec["kernel_pid"], lambda: _end(spec["profile_dir"]))
     argv = arguments(spec["profile_dir"], spec["cluster_id"], spec["address"], spec["ping_ms"])
     sys.argv = ["ipcontroller", *argv]
-    IPController.launch_instance(argv, config=_security(encrypt=spec["encrypt"]))
+    controller = IPController.instance(config=_security(encrypt=spec["encrypt"]))
+    controller.initialize(argv)
+    threading.Thread(target=_watch, args=(controller,), name="nbdist-children", daemon=True).start()
+    controller.start()
+
+
+def _watch(controller: Any) -> None:
+    """End with the first of the controller's own processes that ends.
+
+    Where one could not bind its port, no rank would ever be registered, and nobody would say why.
+    """
+    while controller.heartmonitor_process.ident is None:  # it is started last
+        time.sleep(0.01)
+    queues = [getattr(part, "launcher", part) for part in controller.children]
+    processes = [*queues, controller.heartmonitor_process]
+    ended = multiprocessing.connection.wait([child.sentinel for child in processes])
+    names = [child.name for child in processes if child.sentinel in ended]
+    print(f"{names} of the controller ended by itself", file=sys.stderr, flush=True)
+    lifeline.end_own_session()
 
 
 def _security(*, encrypt: bool) -> Any:

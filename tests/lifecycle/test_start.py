@@ -82,6 +82,7 @@ def test_an_interrupt_while_starting_leaves_nothing_and_the_next_start_works(
         notebook.manager.interrupt_kernel()
         said = notebook.run("%dist status")
         assert "No ranks are running" in said
+        assert notebook.run("%dist stop").strip() == "No ranks are running."
         assert_only_parent_left(notebook)
         assert "Started" in notebook.run("%dist start -n 2 --device cpu")
         assert "3.0" in notebook.on_ranks(SUM)

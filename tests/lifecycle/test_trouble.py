@@ -275,13 +275,30 @@ if "nbdist.host.parent" in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize("times", [1, 100])
+LATE_HEART = """
+import pathlib, sys
+if "nbdist.host.parent" in sys.orig_argv:
+    import ipyparallel.controller.heartmonitor as heart
+    real, often = heart.bind, pathlib.Path({often!r})
+
+    def taken_meanwhile(socket, url, **keys):
+        left = int(often.read_text())
+        often.write_text(str(left - 1))
+        return real(socket, "tcp://127.0.0.1:{port}" if left > 0 else url, **keys)
+
+    heart.bind = taken_meanwhile
+"""
+
+
+@pytest.mark.parametrize(
+    ("late", "times"), [(LATE, 1), (LATE, 100), (LATE_HEART, 1)], ids=["once", "always", "heart's"]
+)
 def test_a_port_that_another_takes_meanwhile_is_tried_again_and_then_named(
-    unstarted: Notebook, taken: int, times: int
+    unstarted: Notebook, taken: int, late: str, times: int
 ) -> None:
-    often = unstarted.folder / f"often-{times}"
+    often = unstarted.folder / f"often-{times}-{len(late)}"
     often.write_text(str(times))
-    source = LATE.format(often=str(often), port=taken)
+    source = late.format(often=str(often), port=taken)
     folder = module_folder(unstarted, "sitecustomize", source)
     unstarted.run(f"sys.path.insert(0, {str(folder)!r})")
     said = start(unstarted)
