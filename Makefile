@@ -2,11 +2,14 @@
 #
 #   PYTHON=python3.12                     another Python for .venv
 #   VENV_ARGS=--system-site-packages      use a torch >= 2.11 that this Python already has
+#   TORCH=2.15.0                          another torch, in a .venv-torch-2.15.0 beside .venv: with
+#                                         CUDA, several GB; `make test TORCH=2.15.0` then tests there
 #   PIP_INDEX_URL=..., pip.conf           pip's own settings hold everywhere
 #   ARGS="-k ddp"                         more words for pytest, the demo, JupyterLab, the benchmarks
 
 PYTHON ?= python3
-VENV ?= .venv
+TORCH ?=
+VENV ?= .venv$(addprefix -torch-,$(TORCH))
 VENV_ARGS ?=
 ARGS ?=
 
@@ -77,23 +80,25 @@ clean:
 
 # --- The environment -----------------------------------------------------------------------------
 
-# Writes the pin of torch that holds here: that of a torch outside .venv, where one is visible and
-# new enough (so that pip neither replaces nor downloads it), else constraints-torch.txt.
+# Writes the pin of torch that holds here: the one asked for by TORCH; that of a torch outside .venv,
+# where one is visible and new enough (so that pip neither replaces nor downloads it); else
+# constraints-torch.txt.
 define choose_torch
-import importlib.metadata, pathlib, sys
-pin = pathlib.Path("constraints-torch.txt").read_text()
+import importlib.metadata, os, pathlib, sys
+asked = os.environ.get("TORCH")
+pin = f"torch=={asked}\n" if asked else pathlib.Path("constraints-torch.txt").read_text()
 try:
     torch = importlib.metadata.distribution("torch")
     outside = not pathlib.Path(torch.locate_file("")).resolve().is_relative_to(sys.prefix)
     new_enough = tuple(int(part) for part in torch.version.split(".")[:2]) >= (2, 11)
-    if outside and new_enough:
+    if outside and new_enough and not asked:
         print(f"Using torch {torch.version} from {torch.locate_file('')}")
         pin = f"torch=={torch.version}\n"
 except importlib.metadata.PackageNotFoundError:
     pass
 pathlib.Path(sys.prefix, "torch-pin.txt").write_text(pin)
 endef
-export choose_torch
+export choose_torch TORCH
 
 # The build back end is installed first and used as it is, so that it is pinned like all the rest.
 define pip_install

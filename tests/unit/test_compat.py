@@ -1,10 +1,13 @@
 """The rooms for private parts of others fit the versions that are installed."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import ipyparallel
 import pytest
+import torch
 
 from nbdist.client import ipp
 from nbdist.doctor import software
@@ -32,6 +35,26 @@ def test_a_private_part_that_is_gone_is_named_with_the_version(
 def test_the_engines_rooms_have_every_private_part_that_we_use() -> None:
     # In a process of its own: the modules belong on a rank.
     assert software.look_at_torch(timeout_s=60).broken == ()
+
+
+@pytest.mark.skipif(
+    torch.__version__ < (2, 15) or not torch.distributed.is_nccl_available(),
+    reason="torch has one class of NCCL, or none",
+)
+def test_of_torchs_two_classes_of_nccl_ranks_get_the_one_that_recovery_knows() -> None:
+    made = """
+import torch.distributed as dist, torch.distributed.distributed_c10d as c10d
+from nbdist.engine import prepare
+prepare.environment("127.0.0.1", 29500, "127.0.0.1")
+dist.Backend("nccl")
+try:
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+except Exception as error:
+    print(type(error).__name__)
+print(c10d.Backend._plugins["NCCL"].creator_fn.__name__)
+"""
+    told = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, timeout=60)
+    assert told.stdout.split()[-1] == "_create_nccl_process_group", told.stderr
 
 
 def test_the_doctor_asks_every_room_of_the_engine_that_has_a_check() -> None:

@@ -2,7 +2,7 @@
 
 One of three files that make the room for torch's private parts; `torch_modules.py` has what
 belongs to wrapped modules, `torch_hooks.py` the places where tap and training look on. `check()`
-says what broke when a version moves. Tried with torch 2.13.0 (CPU): tests/group.
+says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU): tests/group.
 """
 
 import ctypes
@@ -313,9 +313,13 @@ def use_gloo_device(
             rank: int,
             size: int,
             timeout: timedelta = c10d.default_pg_timeout,
+            **asked: Any,  # of torch 2.15 `enable_reconfigure`
         ) -> None:
             limit = making_timeout(timeout)
-            super().__init__(store, rank, size, _gloo_options(limit, device, threads))
+            options = _gloo_options(limit, device, threads)
+            for name, value in asked.items():
+                setattr(options, name, value)
+            super().__init__(store, rank, size, options)
             if limit != timeout:
                 self._set_default_timeout(timeout)
             made()
@@ -364,7 +368,8 @@ def remake_backend(
         raise NotImplementedError(f"the {old.name()} backend cannot be made again")
     new.options.global_ranks_in_group = list(group.ranks)
     new.options.group_name = group.name
-    new._set_sequence_number_for_group()
+    if not torch.__version__ >= "2.15":  # from then on it does nothing, and warns
+        new._set_sequence_number_for_group()
     return new
 
 

@@ -1,7 +1,7 @@
 """How the default process group comes to be: `init_process_group`, `env://`, and what torch keeps.
 
 A rank has its group before any cell runs, and scripts begin by making one. A private part of torch
-is touched: `_rendezvous_handlers`. Tried with torch 2.13.0 (CPU):
+is touched: `_rendezvous_handlers`. Tried with torch 2.13.0 and 2.15.0 (CPU):
 tests/cluster/test_scripts.py. Main thread only.
 """
 

@@ -1,7 +1,7 @@
 """Private parts of torch around replicated modules: `replicate`, comm hooks, GradScaler.
 
 One of the files that make the room for torch's private parts; see `torch_compat.py`. `check()`
-says what broke when a version moves. Tried with torch 2.13.0 (CPU).
+says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU).
 """
 
 import functools
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nbdist.engine.compat import torch_live
 from nbdist.engine.compat.torch_compat import lacking
@@ -120,14 +121,17 @@ def replicate(
 
     torch builds the reducer at the first forward; we build it now, so that what is wrong shows
     here, and so that a first forward on one rank alone (a look at an output) waits for nobody.
-    With one bucket, all gradients are sent at once, when the last one is there.
+    With one bucket, all gradients are sent at once, when the last one is there. The weights must be
+    equal on all ranks.
     """
     composable = composable_replicate()
     device = torch.device(device_type)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    options = {"bucket_cap_mb": size / 2**20 + 1} if one_bucket else {}
+    options: dict[str, Any] = {"bucket_cap_mb": size / 2**20 + 1} if one_bucket else {}
+    if any(map(is_traceable_wrapper_subclass, module.parameters())):
+        options["init_sync"] = False  # of weights that are equal; it cannot view quantized ones
     composable(module, process_group=group, device_id=device, **options)
     composable.state(module).lazy_init()
     # torch's own method keeps the hook for a reducer that is yet to come; here it has come. The

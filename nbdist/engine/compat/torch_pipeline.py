@@ -1,7 +1,7 @@
 """Private parts of torch inside pipelines: what stages and schedules keep of a step.
 
 One of the files that make the room for torch's private parts; see `torch_compat.py`. `check()`
-says what broke when a version moves. Tried with torch 2.13.0 and 2.11.0 (CPU).
+says what broke when a version moves. Tried with torch 2.11.0, 2.13.0 and 2.15.0 (CPU).
 """
 
 import gc
@@ -25,7 +25,15 @@ _READY_FLAGS = (
     "_stages_backward_initialized",
 )
 # What a schedule of several stages a rank holds of the step that runs.
-_UNDER_WAY = ("fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages", "backward_counter")
+_UNDER_WAY = (
+    "fwd_recv_ops",
+    "bwd_recv_ops",
+    "unshard_ops",
+    "unsharded_stages",
+    "backward_counter",
+    "_deferred_stages",  # of torch 2.15, as the next
+    "_finalized_stages",
+)
 
 
 def check() -> list[str]:
@@ -77,6 +85,10 @@ def reset_stage(stage: Any) -> nn.Module:
     stage.clear_runtime_states()
     for name in ("bwd_cache", "backward_state", "dw_runner"):
         getattr(stage, name, {}).clear()
+    for parts in (stage.args_recv_info, stage.grad_recv_info):
+        for received in (one for of_part in parts.values() for one in of_part or ()):
+            if hasattr(received, "take_buffer"):  # torch 2.15: each step allocates what it receives
+                received.buffer = None
     module: nn.Module = stage.submod
     return module
 
@@ -136,7 +148,7 @@ _SCHEDULES = {
     "zbv": "ScheduleZBVZeroBubble",
 }
 
-_FORWARDS = ("F", "SEND_F", "RECV_F")
+_FORWARDS = ("F", "SEND_F", "RECV_F", "WAIT_SEND_F")
 
 
 def make_stage(

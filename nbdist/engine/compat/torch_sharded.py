@@ -1,8 +1,8 @@
 """Private parts of torch inside sharded modules: `fully_shard` and FullyShardedDataParallel.
 
 One of the files that make the room for torch's private parts; see `torch_compat.py`. `check()`
-says what broke when a version moves. Tried with torch 2.13.0 (CPU); `fully_shard` with its own
-`_reset_iter_state`, and with ours for 2.11, which lacks it.
+says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU); `fully_shard` with
+its own `_reset_iter_state`, and with ours for 2.11, which lacks it.
 """
 
 import sys
@@ -184,7 +184,8 @@ def reset_fsdp2(state: Any) -> None:
         for param in group.fsdp_params:
             # A gradient that autograd had written and no reduction had taken away: the next
             # backward would add to it.
-            param.unsharded_accumulated_grad = None
+            if "unsharded_accumulated_grad" in vars(param):  # in torch 2.15 the leaf's own, below
+                param.unsharded_accumulated_grad = None
             if hasattr(param, "_unsharded_param"):
                 param._unsharded_param.grad = None
 

@@ -2,7 +2,7 @@
 
 One of the files that make the room for torch's private parts; see `torch_compat.py`. Constructors
 and `FSDPState.init` are replaced, and not `fully_shard` itself: a program has imported that by its
-name long before. Tried with torch 2.13.0 (CPU).
+name long before. Tried with torch 2.13.0 and 2.15.0 (CPU).
 """
 
 import functools
