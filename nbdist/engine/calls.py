@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 MAIN = {
+    "boot.answer": "nbdist.engine.boot:answer",
     "boot.join": "nbdist.engine.boot:join",
     "group.leave": "nbdist.engine.boot:leave",
     "group.recover": "nbdist.engine.boot:recover",

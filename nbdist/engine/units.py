@@ -108,7 +108,8 @@ class Unit:
     ) -> Report:
         """Return what the other ranks need to know of it."""
         counts = boundary.here().steps
-        last = max((counts[o].at for o in self.optimizers if o in counts), default=-math.inf)
+        active = [o for o in self.optimizers if o in counts and not boundary.here().is_idle(o)]
+        last = max((counts[o].at for o in active), default=-math.inf)
         return Report(
             kind=self.kind,
             name=self.name,

@@ -237,6 +237,9 @@ def uses() -> dict[str, Any]:
     with torch.no_grad():
         evaluated = float((model.eval()(x) - plain(x)).abs().max())
     model.train()
+    stream = torch.get_rng_state()
+    model(x)
+    moves = not torch.equal(torch.get_rng_state(), stream)
     with torch.autocast("cpu", torch.bfloat16):
         mixed, alone = model(x), plain(x)
         loss_of(mixed, y).backward()
@@ -247,6 +250,7 @@ def uses() -> dict[str, Any]:
     loss_of(plain(x), y).backward()
     return {
         "evaluated": evaluated,
+        "moves the stream": moves,
         "autocast": float((mixed - alone).detach().float().abs().max()),
         "autocast gradients": in_autocast,
         "accumulated": difference(gradients(model), gradients(plain)),

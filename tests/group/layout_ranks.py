@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -419,3 +419,115 @@ def trains_after_a_stale_optimizer() -> str:
 
 def self_test() -> list[str]:
     return torch_modules.check()
+
+
+class Borrowing(nn.Module):
+    """Ends, or begins, with a part of its first block, as diffusers' DiT does."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(3)
+        )
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first:
+            x = self.blocks[0][0](x)
+        for block in self.blocks:
+            x = block(x)
+        return x if self.first else self.blocks[0][0](x)
+
+
+def parts_called_outside(layout: str) -> tuple[float, float, list[str]]:
+    """Train a model that calls a part of a block after it; return the loss of one process too."""
+    torch.manual_seed(0)
+    model = Borrowing(first=False).double()
+    alone = copy.deepcopy(model)
+    x = torch.randn(4, 8, dtype=torch.float64)
+    parallelize(model, layout)
+    losses = []
+    for trained in (model, alone):
+        opt = torch.optim.SGD(trained.parameters(), lr=0.5)
+        for _ in range(4):
+            loss = trained(x).square().mean()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+        losses.append(loss.item())
+    hooks = [
+        name
+        for name, module in model.named_modules()
+        if any("outside_calls" in str(hook) for hook in module._forward_pre_hooks.values())
+    ]
+    return losses[0], losses[1], hooks
+
+
+def part_called_before_its_block() -> str:
+    model = Borrowing(first=True)
+    parallelize(model, "zero3")
+    try:
+        model(torch.randn(4, 8))
+    except LayoutError as error:
+        return str(error)
+    return ""
+
+
+class Int8Tensor(Tensor):
+    """Int8 numbers with a scale, of which a library has written little: as torchao's."""
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor, scale: Tensor) -> Self:
+        return Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=scale.dtype)
+
+    def __init__(self, numbers: Tensor, scale: Tensor) -> None:
+        self.numbers, self.scale = numbers, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["numbers", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts: dict[str, Tensor], *_: object) -> "Int8Tensor":
+        return cls(parts["numbers"], parts["scale"])
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, operator: Any, _types: Any, args: Any = (), _keywords: Any = None
+    ) -> Any:
+        if operator is torch.ops.aten.detach.default:
+            return cls(args[0].numbers, args[0].scale)
+        raise NotImplementedError(f"{cls.__name__} has no {operator}")
+
+
+class Adapted(nn.Module):
+    """A quantized weight that stays as it is, and a small one beside it that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        numbers = torch.randint(-100, 100, (8, 8), dtype=torch.int8)
+        self.weight = nn.Parameter(Int8Tensor(numbers, torch.rand(8)), requires_grad=False)
+        self.adapter = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight: Any = self.weight
+        return x @ (weight.numbers * weight.scale) / 100 + self.adapter(x)
+
+
+def quantized(layout: str) -> tuple[float, bool] | str:
+    """Train beside a quantized weight; return how the loss changed, and if the weight did not."""
+    torch.manual_seed(dist.get_rank())
+    model = Adapted()
+    before = model.weight.numbers.clone()
+    try:
+        spread = parallelize(model, layout)
+    except LayoutError as error:
+        return str(error)
+    optimizer = spread.optimizer(torch.optim.SGD, lr=0.1)
+    losses = []
+    for _ in range(3):
+        loss = model(torch.ones(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses[-1] - losses[0], torch.equal(before, model.weight.numbers)

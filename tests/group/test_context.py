@@ -159,6 +159,12 @@ def test_a_restored_stream_of_random_numbers_drops_the_same_again(
         assert seen["dropped"]["again"] == seen["dropped"]["first"]
 
 
+def test_a_model_that_drops_nothing_leaves_random_numbers_where_they_stood(
+    ranks: list[dict[str, Any]],
+) -> None:
+    assert [seen["uses"]["moves the stream"] for seen in ranks] == [False, False]
+
+
 def test_evaluation_autocast_and_accumulation_are_those_of_one_process(
     ranks: list[dict[str, Any]],
 ) -> None:

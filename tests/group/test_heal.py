@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.group import heal_ranks
 from tests.group.engines import Cluster, cluster
@@ -17,12 +18,13 @@ def ranks() -> Iterator[Cluster]:
 def test_healing_names_each_object_and_drops_the_gradients_that_it_holds(ranks: Cluster) -> None:
     lines = ranks.run(heal_ranks.heal_half_made_step)
 
+    theirs = 0 if torch.__version__ >= (2, 15) else 2  # torch's own reset drops them first
     assert lines[0] == lines[1]
     assert sorted(lines[0]) == [
         "DDP(Linear): reducer reset, 2 gradients dropped",
         "GradScaler: 1 reset, their scale kept",
         "SGD: 2 gradients dropped",
-        "fully_shard(Linear): iteration reset, 2 gradients dropped",
+        f"fully_shard(Linear): iteration reset, {theirs} gradients dropped",
     ]
 
 

@@ -169,6 +169,19 @@ def test_wrong_use_is_refused_in_words_on_every_rank(
         assert [word for word in words if word not in texts[case]] == []
 
 
+@pytest.mark.parametrize("layout", ["zero2", "zero3"])
+def test_a_part_of_a_block_may_be_called_after_it(layout: str) -> None:
+    for live, alone, hooks in run_ranks(2, RANKS + "parts_called_outside", layout):
+        assert live == pytest.approx(alone, rel=1e-12)
+        assert hooks == []
+
+
+def test_a_part_of_a_block_that_is_called_before_it_is_refused_in_words() -> None:
+    for told in run_ranks(2, RANKS + "part_called_before_its_block"):
+        assert "blocks.0.0 is called before blocks.0, of which it is a part" in told
+        assert 'parallelize(model, "zero1")' in told
+
+
 def test_an_output_that_is_a_view_is_nothing_to_warn_of() -> None:
     assert run_ranks(2, RANKS + "warnings_of_a_step", "zero3") == [[], []]
 
@@ -183,3 +196,16 @@ def test_an_optimizer_that_only_a_cycle_keeps_does_not_refuse_fsdp() -> None:
 
 def test_this_torch_has_what_layouts_need() -> None:
     assert run_ranks(1, RANKS + "self_test") == [[]]
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero1"])
+def test_a_quantized_weight_comes_from_rank_0_and_what_is_beside_it_is_trained(layout: str) -> None:
+    first, second = run_ranks(2, RANKS + "quantized", layout)
+    assert first[0] == second[0] < 0
+    assert (first[1], second[1]) == (True, False)
+
+
+def test_a_quantized_weight_that_cannot_be_cut_is_refused_in_words() -> None:
+    for told in run_ranks(2, RANKS + "quantized", "zero3"):
+        assert "Parameter weight is a Int8Tensor, which fsdp cannot cut into shards." in told
+        assert 'use "ddp"' in told

@@ -150,7 +150,7 @@ def test_a_rank_whose_packets_arrive_late_is_named_with_its_round_trip() -> None
     assert slow is not None
     print(slow)
     assert slow.rank == 2
-    assert slow.rtt_s > 0.01
+    assert slow.rtt_s > 0.005  # TCP's smoothed one comes near the delay from below
 
 
 def test_received_bytes_are_what_the_collectives_between_two_calls_have_brought(

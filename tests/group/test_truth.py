@@ -78,5 +78,6 @@ def test_the_skew_of_a_late_rank_is_the_delay_that_was_injected(late: int, delay
         (moments[late] - min(moments[rank] for rank in others)) / 1e6
         for moments in zip(*launches, strict=True)
     )
-    # The middle: ranks leave a barrier, and wake from sleep, some time apart.
-    assert _is_close((skews[4] + skews[5]) / 2, delay_s * 1e3, at_least=1.0), skews
+    # The middle: ranks leave a barrier, and wake from sleep, some time apart; by a millisecond and
+    # more where other programs run.
+    assert _is_close((skews[4] + skews[5]) / 2, delay_s * 1e3, at_least=3.0), skews

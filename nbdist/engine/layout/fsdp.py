@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_sharded
@@ -25,8 +26,8 @@ def check(model: nn.Module) -> None:
     """Refuse, before anything is changed, what FSDP cannot do or would do silently wrong.
 
     Raises:
-        LayoutError: The model is a bare list, has a scalar parameter, or an optimizer already
-            holds its parameters.
+        LayoutError: The model is a bare list, has a parameter that is a scalar or cannot be cut, or
+            an optimizer already holds its parameters.
     """
     if isinstance(model, nn.ModuleList | nn.ModuleDict):
         raise LayoutError(
@@ -39,7 +40,22 @@ def check(model: nn.Module) -> None:
             f"Parameter {scalars[0]} is a scalar, which fsdp cannot cut into shards.",
             do="make it a tensor of one element, torch.zeros(1), or use ddp",
         )
+    for name, parameter in model.named_parameters():
+        if is_traceable_wrapper_subclass(parameter) and not isinstance(parameter, DTensor):
+            _check_cuts(name, parameter.detach())
     refuse_old_optimizers(model, "fsdp")
+
+
+def _check_cuts(name: str, quantized: torch.Tensor) -> None:
+    """Refuse a tensor of a library's own class (torchao's) that does not let itself be cut."""
+    try:
+        torch.chunk(quantized, 2)
+    except NotImplementedError as error:
+        raise LayoutError(
+            f"Parameter {name} is a {type(quantized).__name__}, which fsdp cannot cut into shards.",
+            why=f"{str(error).splitlines()[0][:160]}",
+            do='use "ddp", where each rank holds all of it',
+        ) from error
 
 
 def refuse_old_optimizers(model: nn.Module, axis: str) -> None:

@@ -120,7 +120,11 @@ def parse(text: str, world_size: int, ranks_on_host: int | None = None) -> MeshS
         LayoutError: An unknown or repeated word, a size that is no number, or a product that
             is not `world_size`; the text names what would work.
     """
-    words = [word for word in re.split(r"[\s,]+", text.strip().lower()) if word]
+    if not isinstance(text, str):
+        raise LayoutError(
+            f"A layout is a string, not {text!r}.", do='give one, such as "ddp" or "fsdp=-1"'
+        )
+    words = [word for word in re.split(r"[\s,]+", re.sub(r"\s*=\s*", "=", text.lower())) if word]
     if not words:
         raise LayoutError("The layout is empty.", do='give one, such as "ddp" or "fsdp=-1"')
     sizes: dict[str, int] = {}

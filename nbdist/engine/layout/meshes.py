@@ -21,14 +21,17 @@ _meshes: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, DeviceMesh]]" =
 
 
 def device_mesh(device_type: str, shape: MeshShape) -> DeviceMesh:
-    """Return the mesh, one a shape and process group: each new one would make new groups."""
+    """Return the mesh, one a shape and process group: each new one would make new groups.
+
+    Collective.
+    """
     return _mesh_of(device_type, shape.axes)
 
 
 def two_levels(device_type: str, inside: int) -> DeviceMesh:
     """Return the mesh of all ranks in groups of so many neighbours: `between` x `inside`.
 
-    Collective, the first time.
+    Collective.
     """
     groups = dist.get_world_size() // inside
     return _mesh_of(device_type, {"between": groups, "inside": inside})
@@ -37,7 +40,11 @@ def two_levels(device_type: str, inside: int) -> DeviceMesh:
 def _mesh_of(device_type: str, dims: Mapping[str, int]) -> DeviceMesh:
     made = _meshes.setdefault(_world(), {})
     key = (device_type, tuple(dims.items()))
-    if key not in made:
+    # A newcomer may have come without it: nobody can tell it of a dim whose ranks all died in the
+    # cell that made the mesh. Then all ranks make it anew.
+    held = [False] * dist.get_world_size()
+    dist.all_gather_object(held, key in made)
+    if not all(held):
         made[key] = init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
     return made[key]
 

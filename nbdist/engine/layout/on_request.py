@@ -23,6 +23,7 @@ from nbdist.engine.layout.layout import Layout, layout_of
 from nbdist.engine.layout.proof.verdict import Proof, in_lines, some_of
 from nbdist.engine.layout.state import skeleton
 from nbdist.errors import LayoutError
+from nbdist.ranks import begin_with_ranks
 
 _SAMPLES = 8  # guessed ones, on each rank
 _DO = "layout.verify((x, y), loss_fn) in a cell, or prove after a layout.step"
@@ -36,11 +37,39 @@ def verify(handle: str | None, names: dict[str, Any]) -> dict[str, Any]:
         names: Those of the rank's cells.
     """
     try:
-        layout = _find(handle, names)
-        proof, how = _prove(layout)
+        proof, how = _prove(_find_on_all(handle, names))
     except LayoutError as error:
         return {"error": [error.what, error.why, error.do]}
     return {"ok": proof.ok, "text": f"{proof!r}\n{in_lines(how)}"}
+
+
+def _find_on_all(handle: str | None, names: dict[str, Any]) -> Layout:
+    """Return the layout, which all ranks have. Collective.
+
+    Raises:
+        LayoutError: A rank has none, such as one whose process is new; on all ranks.
+    """
+    found: Layout | LayoutError
+    try:
+        found = _find(handle, names)
+    except LayoutError as error:
+        found = error
+    mine = (found.name, found.size.parameters) if isinstance(found, Layout) else None
+    held: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(held, mine)
+    # A new process may have another one, of an earlier model.
+    first = next((one for one in held if one is not None), None)
+    without = [rank for rank, one in enumerate(held) if one is None or one != first]
+    if isinstance(found, LayoutError) and len(without) == len(held):
+        raise found
+    if without:
+        raise LayoutError(
+            f"{begin_with_ranks(without)} {'has' if len(without) == 1 else 'have'} no such layout.",
+            why="a proof needs all ranks, and a process that is new has no shards or stages",
+            do="build the model again and parallelize it, or load a checkpoint, on all ranks",
+        )
+    assert isinstance(found, Layout)
+    return found
 
 
 def _find(handle: str | None, names: dict[str, Any]) -> Layout:

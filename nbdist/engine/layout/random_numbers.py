@@ -31,26 +31,23 @@ def align(mesh: DeviceMesh, group: int) -> None:
         group: This rank's group, from 0. The first keeps its state; others start a stream that
             follows from the seed and their number.
     """
-    device = mesh.device_type
-    states = [torch.get_rng_state()]
-    if device == "cuda":
-        states.append(torch.cuda.get_rng_state())
+    states = _states(mesh.device_type == "cuda")
     seed = torch.tensor([torch.initial_seed()], dtype=torch.uint64)
     shared = [_of_first(tensor, mesh) for tensor in (seed.view(torch.uint8), *states)]
     if group:
         torch.manual_seed(mix(int(shared[0].view(torch.uint64)), group))
         return
-    torch.set_rng_state(shared[1])
-    if device == "cuda":
-        torch.cuda.set_rng_state(shared[2])
+    _restore(shared[1:])
 
 
 @contextmanager
 def apart(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
     """Have each rank of the mesh draw other random numbers, and go on alike after it.
 
-    All of it follows from the stream that the ranks share, which moves on by one number: so nothing
-    else has to be saved, and what is computed again from there draws the same.
+    All of it follows from the stream that the ranks share, so nothing else has to be saved, and
+    what is computed again from there draws the same. Where something was drawn that stream moves on
+    by one number, else it stays where it is: what a loop draws beside a model without dropout (a
+    shuffle, noise) is what it would be in one process.
 
     Args:
         mesh: Ranks that share a stream, and work on different parts of the same samples.
@@ -61,16 +58,28 @@ def apart(mesh: DeviceMesh, *, is_on: bool) -> Iterator[None]:
         return
     # A compiler breaks its graph here in any case; left alone, it says nothing about it.
     draw = _draw_uncompiled if torch.compiler.is_compiling() else _draw
-    seed = mix(draw(), mesh.get_local_rank())
     on_gpu = mesh.device_type == "cuda"
-    shared = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
+    shared = _states(on_gpu)
+    seed = mix(draw(), mesh.get_local_rank())
+    moved = _states(on_gpu)
     torch.manual_seed(seed)
+    begun = _states(on_gpu)
     try:
         yield
     finally:
-        torch.set_rng_state(shared[0])
-        if shared[1] is not None:
-            torch.cuda.set_rng_state(shared[1])
+        has_drawn = not all(map(torch.equal, _states(on_gpu), begun))
+        _restore(moved if has_drawn else shared)
+
+
+def _states(on_gpu: bool) -> list[torch.Tensor]:
+    """Return where the generators stand: the CPU's, and that of this rank's GPU."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
+
+
+def _restore(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1])
 
 
 def _draw() -> int:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout import cost, ddp, fsdp, meshes, random_numbers
+from nbdist.engine.layout import cost, ddp, fsdp, meshes, outside_calls, random_numbers
 from nbdist.engine.layout.blocks import find_blocks
 from nbdist.engine.layout.cp import context as cp
 from nbdist.engine.layout.layout import Layout
@@ -227,6 +227,8 @@ def _share_batches(
             in_precision=chosen,
             offloaded=offload.for_units(policies.offload),
         )
+        if shape.pp == 1:
+            outside_calls.watch(model, blocks)
     elif shape.pp > 1:
         return  # a step averages its gradients once, behind the last micro-batch
     elif shape.tp == 1:

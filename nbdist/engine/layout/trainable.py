@@ -186,6 +186,8 @@ class Trainable:
         """
         chosen = list(self.model.parameters() if params is None else params)
         if self.shape.shards_states:
+            if params is None:
+                chosen = [p for p in chosen if p.requires_grad or not zero1.is_quantized(p)]
             return zero1.make(kind, chosen, self.mesh.get_group("dp"), **options)
         if self.piped is not None and not chosen:
             chosen = [{"params": []}]

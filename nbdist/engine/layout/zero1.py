@@ -9,10 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 from weakref import WeakSet
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nbdist.errors import LayoutError
 
@@ -24,11 +26,29 @@ _checked: "WeakSet[Optimizer]" = WeakSet()
 def make(
     kind: type[Optimizer], params: Iterable[Any], group: dist.ProcessGroup, **options: Any
 ) -> Optimizer:
-    """Return an optimizer of class `kind` whose states are cut over `group`."""
+    """Return an optimizer of class `kind` whose states are cut over `group`.
+
+    Raises:
+        LayoutError: It would train a quantized parameter.
+    """
+    params = list(params)
+    tensors = [t for p in params for t in (p["params"] if isinstance(p, dict) else [p])]
+    if any(isinstance(t, torch.Tensor) and is_quantized(t) for t in tensors):
+        raise LayoutError(
+            "zero1 cannot train quantized parameters.",
+            why="after a step each rank sends the others what it has updated, as plain numbers",
+            do='use "zero2", which cuts them, or "ddp"',
+        )
     # Here, for it brings in RPC and the compiler of scripts.
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(params, kind, process_group=group, **options)
+
+
+def is_quantized(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter is of whole numbers, or of a library's own class (torchao's)."""
+    is_plain = parameter.is_floating_point() or parameter.is_complex()
+    return not is_plain or is_traceable_wrapper_subclass(parameter)
 
 
 def watch(model: nn.Module) -> None:

@@ -183,8 +183,8 @@ class _Run:
                 "Round-off grows too far in this model to prove anything with this batch.",
                 why="one process computes another loss from weights that are moved by half a unit "
                 "of their last place, or in float64",
-                do="layout.verify(...) with more samples or larger inputs, or with the model in "
-                "float64",
+                do="layout.verify((x, y), loss_fn) with a batch and a loss as you train with, of "
+                "more samples, or with the model in float64",
             )
 
     def _refuse_unreached(self, told: Told) -> None:

@@ -1,0 +1,57 @@
+"""What the store keeps of the names that each rank's cells have made, for whoever takes its place.
+
+A newcomer gets the names of a living rank. What only its predecessor held (`if rank == 1: best =
+model`) died with it; nobody would miss it but the cell that uses it next, perhaps hours later, by a
+NameError, or by `"best" in globals()` that is False. So at a cell's end each rank writes its names
+down where they have changed, and what the newcomer is without is said. Main thread only.
+"""
+
+import json
+from collections.abc import Collection, Iterable
+
+from nbdist.engine import membership
+from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat.torch_compat import TCPStore
+
+_MOST = 10_000  # names; a rank with more writes none down
+
+_written: tuple[str, list[str]] = ("", [])
+
+
+def write(names: Iterable[str]) -> None:
+    """Write down this rank's names, where they have changed since the last cell."""
+    global _written
+    here, listed = membership.here(), sorted(names)
+    if here is None or len(listed) > _MOST:
+        return
+    # A rank that another number of ranks has taken away, and that comes back, has other names.
+    new = torch_compat.default_name(), listed
+    if new != _written:
+        here.client.set(_key(here.rank), json.dumps([*new, _written[1]]))
+        _written = new
+
+
+def read(client: TCPStore, rank: int) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names that a process of this rank had at the end of its last cell, and before."""
+    if not client.check([_key(rank)]):
+        return frozenset(), frozenset()
+    default, names, earlier = json.loads(bytes(client.get(_key(rank))))
+    if default != torch_compat.default_name():
+        return frozenset(), frozenset()
+    return frozenset(names), frozenset(earlier)
+
+
+def missed(before: Collection[str], here: Collection[str], of_source: Collection[str]) -> list[str]:
+    """Return the names that a newcomer is without, and that nothing has taken away. Pure.
+
+    Args:
+        before: Those of its predecessor.
+        here: Those that it has.
+        of_source: Those that the rank it was cloned from had before the last cell, or has: what
+            the newcomer did not get of them that cell has deleted.
+    """
+    return sorted(set(before) - set(here) - set(of_source))
+
+
+def _key(rank: int) -> str:
+    return f"nbdist/names of rank {rank}"
