@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nbdist.client import verdict
 from nbdist.client.cells import CellRequest, CellRun, Outcome
 from nbdist.client.cluster import Cluster
 from nbdist.client.failures import should_go_on, uses_what_is_lost
@@ -80,11 +81,14 @@ class Attempts:
         self._profiled_cells: Counter[int] = Counter()  # by their prompt, whose folders bear it
         self._profile_folder: Path | None = None  # of the newest
         self._failed: tuple[Asked, _Before] | None = None
+        # The newest of those whose loops have trained, which ranks remember: a typo in a cell that
+        # looks around does not take its place.
+        self._stood: tuple[Asked, _Before] | None = None
 
     def run(self, asked: Asked, retries: int = 0, *, go_on: bool = False) -> CellResult:
         """Run a cell; after a RankError again, `retries` times at most.
 
-        With `go_on` it is the cell that failed last, mended.
+        With `go_on` it is the cell that failed last in its loops, mended.
 
         Raises:
             ClusterError: No cell has failed that it could go on with, or a rank had died before the
@@ -94,7 +98,8 @@ class Attempts:
         """
         if asked.prompt is None:
             asked = replace(asked, prompt=self._count + 1)  # the same in every attempt
-        return self._run(asked, self._last_failed()[1] if go_on else None, retries)
+        before = (self._stood or self._last_failed())[1] if go_on else None
+        return self._run(asked, before, retries)
 
     def retry(self) -> CellResult:
         """Run the cell again that failed or was interrupted last.
@@ -103,6 +108,8 @@ class Attempts:
             ClusterError: No cell has; else as `run`.
         """
         asked, before = self._last_failed()
+        if self._failed is not self._stood:
+            self._stood = None  # ranks remember one cell
         return self._run(replace(asked, above=()), before, 0)  # in another cell of the notebook
 
     def _last_failed(self) -> tuple[Asked, _Before]:
@@ -120,11 +127,10 @@ class Attempts:
             done = self._attempt(asked, before, notice, follows=attempt > 1)
             error = done.outcome.error
             if error is None:
-                if before is not None or (self._failed and self._failed[0].code == asked.code):
-                    self._failed = None
+                self._went_well(asked, before)
                 assert self.last is not None, "an attempt leaves its result"
                 return self.last
-            self._failed = asked, done
+            self._has_failed(asked, done, before)
             if not isinstance(error, RankError) or retries == 0:
                 raise error
             error.why = _why_not_again(done, before if attempt > 1 else None, attempt, retries)
@@ -133,6 +139,20 @@ class Attempts:
             notice = announcement(attempt + 1, retries + 1, error, done.outcome.repaired.lines)
             before = done
         raise AssertionError("the last attempt returns or raises")
+
+    def _has_failed(self, asked: Asked, done: _Before, before: _Before | None) -> None:
+        """Note the cell that failed, and whether it is the one whose loops can go on."""
+        self._failed = asked, done
+        repeats = self._stood is not None and before is self._stood[1]
+        if repeats or verdict.in_loops(done.outcome.collectors):
+            self._stood = self._failed
+
+    def _went_well(self, asked: Asked, before: _Before | None) -> None:
+        """Forget the cell that failed, where this was it."""
+        if before is not None or (self._failed and self._failed[0].code == asked.code):
+            self._failed = None
+        if self._stood and (before is self._stood[1] or self._stood[0].code == asked.code):
+            self._stood = None
 
     def _mend(self) -> str:
         """Replace ranks that have died since the last cell; return what there is to say of it."""
@@ -169,8 +189,15 @@ class Attempts:
         done = self._send(asked, before, notice, follows=follows)
         if before is None or not should_go_on(done.outcome.error):
             return done
-        self._failed = asked, done
+        self._has_failed(asked, done, before)
         return self._send(asked, done, _lines_after(done), follows=True, goes_on=True)
+
+    def _remembered(self, before: _Before | None) -> int | None:
+        """Return the number of the failed cell that ranks are to remember, or to go on with."""
+        if before is not None:
+            return before.number
+        newest = self._stood or self._failed
+        return newest[1].number if newest else None
 
     def _send(
         self,
@@ -190,7 +217,7 @@ class Attempts:
             asked.prompt or self._count,
             asked.timeout_s,
             asked.params,
-            failed=self._failed[1].number if self._failed else None,
+            failed=self._remembered(before),
             is_retry=before is not None,
             goes_on=goes_on,
             profile=self._to_profile(asked.profile, asked.prompt or self._count),

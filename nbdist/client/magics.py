@@ -158,10 +158,12 @@ class NBDist(Magics):
         print(status())
 
     def _stop(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import current
+        from nbdist.client.kernel import current, is_running
 
-        session = current()
-        session.stop()
+        if not is_running():
+            print("No ranks are running.")
+            return
+        current().stop()
         print("Stopped.")
 
     def _restart(self, asked: Any, names: dict[str, Any]) -> None:

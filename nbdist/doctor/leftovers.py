@@ -134,7 +134,8 @@ def look_at_folders(temp: Path) -> list[Path]:
         with contextlib.suppress(OSError):
             stat = folder.stat()
             young = time.time() - stat.st_mtime < _YOUNG_S
-            if stat.st_uid == os.getuid() and not young and not _answers(folder):
+            is_own = folder.is_dir() and stat.st_uid == os.getuid()
+            if is_own and not young and not _answers(folder):
                 found.append(folder)
     return sorted(found)
 

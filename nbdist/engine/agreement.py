@@ -44,7 +44,7 @@ class Report:
         snapshots: The optimizers' steps at each that the rank holds, newest first, and ages in s.
         schedulers: How many of `parts`, the last ones, are schedulers.
         is_alike: Whether options and schedulers are the same on all ranks: not in pipelines.
-        idle_s: Since its optimizers' last step, in s.
+        idle_s: Since its optimizers' last step in the cell that ended, in s.
     """
 
     kind: Kind
@@ -134,6 +134,8 @@ def decide(reports: Mapping[int, Sequence[Report]], newcomers: Iterable[int]) ->
         lost = sorted(new & set(some.ranks))
         if any(report.is_settled for report in of_unit.values()):
             continue
+        if not reports.keys() >= set(some.ranks):
+            continue  # made for ranks that there are no more: the scale has said so
         if some.kind == "sharded" and lost:
             decisions.append(_refuse_lost(places, of_unit, lost))
         elif missing := sorted(set(some.ranks) - new - set(of_unit)):

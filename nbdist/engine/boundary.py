@@ -237,6 +237,10 @@ class Boundary:
         """Return whether an optimizer has stepped in the last cell."""
         return self._has_stepped
 
+    def is_idle(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer has not stepped in the last cell."""
+        return optimizer not in self._stepped
+
     def goes_on(self) -> bool:
         """Return whether the optimizers that stepped in the last cell were there before it."""
         return self._goes_on

@@ -38,7 +38,9 @@ def given(namespace: Mapping[str, Any]) -> Names:
     return names
 
 
-def restore(namespace: dict[str, Any], own: Names, told: Iterable[Names]) -> dict[str, bool]:
+def restore(
+    namespace: dict[str, Any], own: Names, told: Iterable[Names]
+) -> tuple[set[str], set[str]]:
     """Put this rank's groups where it had them, and torch's mark where it was no member.
 
     Args:
@@ -47,7 +49,8 @@ def restore(namespace: dict[str, Any], own: Names, told: Iterable[Names]) -> dic
         told: What `given` returned on the living ranks.
 
     Returns:
-        For each name whose value was looked at whether all groups in it are known.
+        The names of which every group and placeholder was found, and those in which a group was
+        not. What is a placeholder for something else is in neither.
     """
     mine = {(live.name, live.ranks): live.group for live in torch_compat.live_groups()}
     meant: dict[str, set[dist.ProcessGroup]] = {}
@@ -55,7 +58,8 @@ def restore(namespace: dict[str, Any], own: Names, told: Iterable[Names]) -> dic
         for path, key in names.items():
             if key is not None and (group := mine.get((key[0], tuple(key[1])))) is not None:
                 meant.setdefault(path, set()).add(group)
-    is_known: dict[str, bool] = {}
+    found_whole: dict[str, bool] = {}
+    unknown: set[str] = set()
     for path, holder, key, value in list(_places(namespace)):
         came = isinstance(value, dist.ProcessGroup) or is_mark(value)
         if not came and type(value) is not Placeholder:
@@ -66,13 +70,14 @@ def restore(namespace: dict[str, Any], own: Names, told: Iterable[Names]) -> dic
             found = next(iter(meant[path])) if len(meant[path]) == 1 else None
         else:
             found = value if came else None  # such as `dist.group.WORLD`, or a number
+        name = path.partition("[")[0]
         if found is not None:
             holder[key] = found
         elif came:
             holder[key] = _UNKNOWN
-        name = path.partition("[")[0]
-        is_known[name] = is_known.get(name, True) and found is not None
-    return is_known
+            unknown.add(name)
+        found_whole[name] = found_whole.get(name, True) and found is not None
+    return {name for name, is_whole in found_whole.items() if is_whole}, unknown
 
 
 def _own(

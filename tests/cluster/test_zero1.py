@@ -59,3 +59,29 @@ def test_states_that_died_with_a_rank_are_named_and_an_optimizer_made_anew_train
         session.run("train(torch.optim.SGD(model.parameters(), lr=0.1))", track=False)
     session.run(f"model.zero_grad()\n{MAKE}\ntrain(opt)", track=False)
     assert alike(session) != before
+
+
+def test_what_another_cell_trained_keeps_its_loader_where_one_goes_back(session: Session) -> None:
+    data = "data = nbdist.loader(torch.ones(20, 3), global_batch=4)"
+    session.run(f"{BEGIN}{MAKE}\n{data}\ntrain(opt)", track=False)
+    session.run(
+        """
+other = torch.nn.Linear(3, 2)
+nbdist.parallelize(other, "ddp")
+other_opt = torch.optim.SGD(other.parameters(), lr=0.1)
+for x in data:
+    other(x).sum().backward(); other_opt.step(); other_opt.zero_grad()
+""",
+        track=False,
+    )
+    # Rank 1 waits in the midst of its step: back to the snapshot of the first cell.
+    with pytest.raises(RankError, match="rolled back 0 steps, to step 1") as failed:
+        session.run(
+            "model(torch.ones(2, 3)).sum().backward()\n"
+            "if not rank: raise ValueError('once')\n"
+            "opt.step()",
+            track=False,
+        )
+
+    assert "stays as it is" not in str(failed.value)
+    assert session.run("data.epoch, data.consumed").value_list == [(1, 0), (1, 0)]

@@ -85,7 +85,11 @@ def _work(seeds: list[int], path: Path) -> None:
             if os.getppid() != runner:
                 return  # it was ended
             began = time.monotonic()
-            driven, n = run(seed, Path(folder))
+            try:
+                driven, n = run(seed, Path(folder))
+            except Exception:
+                _print_logs(Path(folder))
+                raise
             took = time.monotonic() - began
             found = ", ".join(finding.kind for finding in driven.findings)
             print(f"seed {seed}: n={n}, {len(driven.rows)} acts, {took:.1f} s  {found}", flush=True)
@@ -95,6 +99,14 @@ def _work(seeds: list[int], path: Path) -> None:
             if findings:
                 trial["story"] = driven.story
             _append(path, trial)
+
+
+def _print_logs(folder: Path) -> None:
+    """Print the ends of the newest session's logs, which go with the folder."""
+    newest = max(folder.glob(".nbdist/logs/*"), key=os.path.getmtime, default=folder)
+    for log in sorted(newest.glob("*")):
+        if log.is_file():
+            print(f"--- {log.name}", log.read_text(errors="replace")[-3000:], sep="\n", flush=True)
 
 
 def _append(path: Path, trial: dict[str, object]) -> None:

@@ -113,7 +113,8 @@ class Held:
         for rank in living:
             if (name, rank) in self._void:
                 continue
-            if by_rank.get(rank) is None and held[rank] != "absent":
+            # What a newcomer could not be given is a placeholder also where it had no such name.
+            if by_rank.get(rank) is None and not isinstance(held[rank], str):
                 self._calls.find("a wrong value", f"{name} was not on rank {rank}, and is now")
             if by_rank.get(rank) is not None and isinstance(held[rank], str):
                 self._calls.find("a lost variable", f"{name} of rank {rank} is {held[rank]}")
@@ -146,7 +147,8 @@ class Held:
     def is_named(self, rank: int, name: str) -> bool:
         """Return whether it was told that a new rank is without a name."""
         told = re.findall(
-            rf"(?:Not cloned to rank {rank}|Rank {rank} is without|Ranks [^.]*without)[^\n]*",
+            rf"(?:Not cloned to rank {rank}|Rank {rank} is without|Ranks [^.]*without"
+            rf"|The \w+ of [^.]* that ranks? [^.]*{rank}[^.]* held)[^\n]*",
             self._calls.text,
         )
         return any(re.search(rf"\b{name}\b", line) for line in told)

@@ -7,6 +7,7 @@ from tests.random.acts import GLOBAL_BATCH, STEPS_OF_EPOCH, Fault
 
 _LOST = re.compile(r"Ranks? [\d, -]+(?:and \d+ )?had lost step (\d+)[^\n]*?copied the model[^.]*")
 _OURS = re.compile(r"[^\n]*nbdist[/\\](?:client|engine|host)[/\\]\w+\.py[^\n]*")
+_AT_STEP = re.compile(r"at step (\d+)")
 _PLACE = re.compile(r"The cell goes on: its loader stands at sample ([\d,]+) of epoch (\d+)[^\n]*")
 _START_OVER = "it makes its optimizer anew"
 _SIGNALS = {
@@ -39,8 +40,10 @@ def false_loss(text: str, steps: Collection[int]) -> list[str]:
 
 
 def rolled_back_to(text: str) -> set[int]:
-    """Return the steps to which models are told to have gone back."""
-    return {int(step) for step in re.findall(r"rolled back \d+ steps?, to step (\d+)", text)}
+    """Return the steps to which models are told to have gone back, or at which they are to stay."""
+    back = re.findall(r"rolled back \d+ steps?, to step (\d+)", text)
+    stay = [_AT_STEP.findall(line) for line in re.findall(r"stays as it is, ([^\n]*?),? is ", text)]
+    return {int(step) for step in [*back, *(step for steps in stay for step in steps)]}
 
 
 def false_start_over(text: str, *, is_made: bool) -> list[str]:

@@ -78,6 +78,8 @@ def follow(ended: Ended, calls: Calls, held: Held) -> None:
             allowed = [*(lost or states[:1]), *(state for made in again for state in made)]
             if ended.attempts > 1:
                 allowed += states
+            if any(other.trouble for other in ended.shadows):
+                allowed += states[:2]  # of two models one is refused where the other has stepped
         held.allowed[id(shadow)] = allowed
         shadow.history |= {state.made: state for state in states}
     for text in sentences.false_loss(calls.text, apart_at if fired else set()):

@@ -233,6 +233,11 @@ def test_an_optimizer_of_shards_that_one_rank_alone_holds_steps_no_more() -> Non
     assert decide({0: [sharded(0)], 1: []}, []) == []
 
 
+def test_what_was_made_for_ranks_that_are_no_more_is_left_alone() -> None:
+    before_the_scale = replace(sharded(2), ranks=(0, 1, 2))
+    assert decide({0: [before_the_scale], 1: [before_the_scale]}, []) == []
+
+
 def test_reports_travel_as_text() -> None:
     reports = [sharded(3, 3, 1), replicated(1, 2, torn=True)]
 

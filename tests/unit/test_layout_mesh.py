@@ -29,6 +29,7 @@ def refusal(text: str, world_size: int) -> str:
         ("dp=2 zero3", 8, MeshShape(dp=2, fsdp=4)),
         ("pp=2 fsdp=2 tp=2", 8, MeshShape(pp=2, fsdp=2, tp=2)),
         (" DP=2,  tp=-1 ", 4, MeshShape(dp=2, tp=2)),
+        ("dp = 2 tp= 2", 4, MeshShape(dp=2, tp=2)),
         ("ddp", 1, MeshShape()),
         ("zero1", 4, MeshShape(dp=4, shards_states=True)),
         ("dp=2 zero1", 2, MeshShape(dp=2, shards_states=True)),

@@ -99,6 +99,20 @@ def test_after_going_back_beyond_the_cell_the_first_loop_begins_at_that_place() 
     assert loops.trail.plan() == [Position(0, 20)]
 
 
+def test_a_loader_that_a_cell_took_nothing_from_does_not_go_back_beyond_it() -> None:
+    loops = Loops()
+    loops.begin()
+    loops.train(2)
+    earlier = loops.trail.committed
+    loops.train(3)
+    loops.trail.begin_cell(Position(0, 50), 5, False, 2)
+
+    assert not loops.trail.goes_back_to(earlier)
+    assert loops.trail.goes_back_to(loops.trail.committed)
+    loops.begin()
+    assert loops.trail.goes_back_to(earlier)
+
+
 def test_a_trail_travels_without_its_loop() -> None:
     loops = Loops()
     loops.begin()

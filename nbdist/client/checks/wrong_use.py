@@ -190,8 +190,9 @@ def feeds_the_same(seen: Seen) -> str:
         return ""
     return (
         f"All ranks learn from the same samples: in {alike} steps that were looked at, their "
-        "inputs were equal. nbdist.loader(dataset, global_batch=...) gives each its own part; "
-        "torch's DataLoader needs a DistributedSampler."
+        "inputs were equal. nbdist.loader(dataset, global_batch=...) gives each its own part, as "
+        "the layout of the newest model says: `del` a newer one whose ranks share samples (tp, pp, "
+        "cp). torch's DataLoader needs a DistributedSampler."
     )
 
 
@@ -209,7 +210,8 @@ def feeds_parts_of_a_group_different(seen: Seen) -> str:
         return ""
     return (
         "Ranks that hold parts of the same weights get different samples, so what they compute "
-        "together belongs to none. nbdist.loader gives them the same; a DistributedSampler takes "
+        "together belongs to none. nbdist.loader gives them the same, as the layout of the newest "
+        "model says: `del` a newer one with another layout. A DistributedSampler takes "
         "num_replicas and rank from layout.shape.data_part(rank)."
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.state.buffers import buffers_alike
 
@@ -18,7 +19,11 @@ def held_alike(layout: Layout) -> Iterator[tuple[str, Tensor]]:
 
     Left out are tensors of which no other rank has the same part: nothing compares them.
     """
-    for name, parameter in layout.model.named_parameters():
+    # A forward without a backward (of a GAN) leaves a model of fsdp gathered: what its modules have
+    # then are not the shards, and their memory may be given back at any moment.
+    shards = {id(whole): shard for shard, whole in torch_sharded.gathered(layout.model)}
+    for name, held in layout.model.named_parameters():
+        parameter = shards.get(id(held), held)
         if isinstance(parameter, DTensor):
             part, copies = _part_of(parameter)
             if copies > 1:

@@ -30,6 +30,7 @@ from nbdist.engine import (
     hook_state,
     meeting,
     membership,
+    name_record,
     refusals,
 )
 from nbdist.engine.clone import fingerprint, pickler, sources, torch_rebuild, unpickler
@@ -108,6 +109,7 @@ def clone_each(
         if here == newcomer:
             missed = _name_missed(_Place.of(namespace).namespace, ties, source)
             answer["inexact"] += missed
+            answer["inexact"] += _name_own(_Place.of(namespace), source)
         if told is None or here == newcomer:
             if here == newcomer:
                 _name_groups(_Place.of(namespace).namespace, own, names, answer["placeholders"])
@@ -140,6 +142,30 @@ def _name_missed(
     return lines
 
 
+def _name_own(place: "_Place", source: int) -> list[str]:
+    """Put placeholders for what only this rank's predecessor held; return what is said of it."""
+    here, client = dist.get_rank(), membership.member().client
+    before, _ = name_record.read(client, here)
+    names = name_record.missed(
+        before, place.namespace, frozenset().union(*name_record.read(client, source))
+    )
+    if not names:
+        return []
+    why = f"rank {source}, from which rank {here} was cloned, does not hold it"
+    for name in names:
+        place.namespace[name] = Placeholder("what the process before held", why)
+    line = (
+        f"Rank {here} is without {', '.join(names)}: rank {source}, from which it was cloned, does "
+        "not hold what the process before did. Make it again there."
+    )
+    return [line]
+
+
+def written_names(namespace: dict[str, Any]) -> Iterable[str]:
+    """Return the names that a rank writes down at a cell's end (`name_record`)."""
+    return _Place(namespace, {}).names()
+
+
 def _group_names(
     newcomers: list[int], namespace: dict[str, Any] | None
 ) -> tuple[list[group_names.Names], group_names.Names]:
@@ -165,11 +191,11 @@ def _name_groups(
     placeholders: dict[str, str],
 ) -> None:
     """Give a newcomer's groups their names; `placeholders` are the names that did not come."""
-    for name, is_known in group_names.restore(namespace, own, names).items():
-        if is_known:
-            placeholders.pop(name, None)
-        elif name not in placeholders:
-            placeholders[name] = "nobody can tell which process group this rank had here"
+    found, unknown = group_names.restore(namespace, own, names)
+    for name in found:
+        placeholders.pop(name, None)
+    for name in unknown:
+        placeholders.setdefault(name, "nobody can tell which process group this rank had here")
 
 
 def clone(

@@ -256,7 +256,7 @@ def _restore(mark: _Mark) -> None:
     commits = {id(trail): commit for trail, commit in mark}
     for live in standing.live():
         commit = commits.get(id(live.trail))
-        if commit is not None:
+        if commit is not None and live.trail.goes_back_to(commit):
             live.go_back(commit)
 
 

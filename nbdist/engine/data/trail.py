@@ -137,6 +137,14 @@ class Trail:
             self.committed = Commit(*here, Draws())
         return self.committed
 
+    def goes_back_to(self, commit: Commit) -> bool:
+        """Return whether a fault takes the loader back to `commit`.
+
+        Not beyond the begin of a cell that took nothing from it: what has been trained on it since
+        is another cell's, and whole.
+        """
+        return commit.cell == self._cell or bool(self._passes)
+
     def plan(self) -> list[Position | None]:
         """Return where the passes of this cell begin when it is run again; None: it is done.
 
