@@ -97,6 +97,24 @@ def send_badly(kind: str, seed: int) -> dict[str, Any]:
     return outcome(_MESSAGES[kind][rank])
 
 
+def send_to_last() -> None:
+    """Send what can meet from rank 1 to rank 2; rank 0 has used the group for nothing then."""
+    rank = dist.get_rank()
+    if rank == 1:
+        dist.send(_f32(3), 2)
+    elif rank == 2:
+        dist.recv(_f32(3), 1)
+
+
+def begin_anew(way: str) -> None:
+    """Let all counts begin anew, as after a fault, or destroy the group and make it again."""
+    if way == "counts":
+        tap.reset_counts()
+    else:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+
+
 def exchange(rounds: int) -> str:
     """Send all that can meet around a ring, by every way there is; tags in the reverse order."""
     rank, n = dist.get_rank(), dist.get_world_size()

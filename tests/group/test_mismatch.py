@@ -174,6 +174,19 @@ def test_a_message_whose_ends_differ_is_an_exception_every_time(kind: str) -> No
     send_badly_often(kind, 20, n=3)
 
 
+@pytest.mark.parametrize("way", ["counts", "group"])
+@pytest.mark.parametrize("check", ["shared", "store"])
+def test_ranks_that_have_not_all_used_a_group_meet_after_it_began_anew(
+    way: str, check: str
+) -> None:
+    with cluster(3, check=check) as ranks:
+        ranks.run(mismatches.watch)
+        ranks.run(mismatches.send_to_last)
+        ranks.run(mismatches.begin_anew, way)
+        ranks.post(mismatches.send_badly, "smaller", 1)
+        assert_refused(free_all(ranks))
+
+
 def test_messages_that_meet_are_never_refused() -> None:
     with cluster(3) as ranks:
         ranks.run(mismatches.watch, "counts")

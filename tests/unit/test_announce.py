@@ -25,7 +25,7 @@ def channels(world_size: int, *, members: tuple[int, ...] | None = None) -> list
     """Return every member's channel of one group over the same memory."""
     memory = memoryview(bytearray(size_bytes(world_size)))
     members = members or tuple(range(world_size))
-    found = [Table(memory, rank).channel("0", "group dp", members, 1) for rank in members]
+    found = [Table(memory, rank).channel("0", "group dp", members, "1") for rank in members]
     return [channel for channel in found if channel is not None]
 
 
@@ -98,10 +98,10 @@ def test_other_numbers_other_groups_and_other_ranks_are_not_compared() -> None:
     memory = memoryview(bytearray(size_bytes(3)))
     tables = [Table(memory, rank) for rank in range(3)]
     groups = [
-        ("0", (0, 1, 2), 1),
-        ("1", (0, 1, 2), 1),
-        ("1", (0, 1), 1),
-        ("1", (0, 1), 2),
+        ("0", (0, 1, 2), "1"),
+        ("1", (0, 1, 2), "1"),
+        ("1", (0, 1), "1"),
+        ("1", (0, 1), "2"),
     ]
     for size, (name, members, made) in enumerate(groups, start=1):
         for rank in members:
@@ -120,8 +120,8 @@ def test_a_peer_that_is_far_ahead_is_not_compared() -> None:
 
 def test_a_rank_outside_the_group_or_alone_in_it_announces_nothing() -> None:
     table = Table(memoryview(bytearray(size_bytes(2))), 0)
-    assert table.channel("1", "group 1", (1,), 1) is None
-    assert table.channel("1", "group 1", (0,), 1) is None
+    assert table.channel("1", "group 1", (1,), "1") is None
+    assert table.channel("1", "group 1", (0,), "1") is None
 
 
 def test_ranks_that_call_alike_are_named_together_and_roots_by_their_global_rank() -> None:

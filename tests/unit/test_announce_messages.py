@@ -15,7 +15,7 @@ HERE = 7 << 32 | 5
 def group_of(n: int) -> list[Messages]:
     """Return every member's way to announce messages in one group over the same memory."""
     memory = memoryview(bytearray(size_bytes(n)))
-    found = [messages(Table(memory, r), "0", "group dp", tuple(range(n)), 1) for r in range(n)]
+    found = [messages(Table(memory, r), "0", "group dp", tuple(range(n)), "1") for r in range(n)]
     return [each for each in found if each is not None]
 
 
@@ -157,8 +157,8 @@ def test_a_sender_that_is_far_ahead_is_not_compared() -> None:
 def test_messages_leave_what_is_announced_of_collectives_alone() -> None:
     memory = memoryview(bytearray(size_bytes(2)))
     tables = [Table(memory, rank) for rank in range(2)]
-    channels = [table.channel("0", "group dp", (0, 1), 1) for table in tables]
-    ends = [messages(table, "0", "group dp", (0, 1), 1) for table in tables]
+    channels = [table.channel("0", "group dp", (0, 1), "1") for table in tables]
+    ends = [messages(table, "0", "group dp", (0, 1), "1") for table in tables]
     assert channels[0] is not None
     assert channels[1] is not None
     assert ends[0] is not None
@@ -173,5 +173,5 @@ def test_messages_leave_what_is_announced_of_collectives_alone() -> None:
 
 def test_a_rank_outside_the_group_or_alone_in_it_announces_nothing() -> None:
     table = Table(memoryview(bytearray(size_bytes(2))), 0)
-    assert messages(table, "1", "group 1", (1,), 1) is None
-    assert messages(table, "1", "group 1", (0,), 1) is None
+    assert messages(table, "1", "group 1", (1,), "1") is None
+    assert messages(table, "1", "group 1", (0,), "1") is None

@@ -188,7 +188,7 @@ class Table:
         self.messages_at = ranks * ENTRIES * WORDS  # where those of rank 0 begin
 
     def channel(
-        self, name: str, title: str, members: Sequence[int], incarnation: int
+        self, name: str, title: str, members: Sequence[int], incarnation: str
     ) -> "Channel | None":
         """Return this rank's way to announce collectives of a group, None where it is alone.
 
@@ -196,7 +196,7 @@ class Table:
             name: The group's, as torch names it.
             title: The group's, for people.
             members: Its global ranks, in its order.
-            incarnation: How many groups of this name and these members there have been.
+            incarnation: Tells apart groups of this name and these members, alike on all ranks.
         """
         if len(members) < 2 or self.rank not in members:
             return None

@@ -234,7 +234,7 @@ class Messages:
 
 
 def messages(
-    table: Table | StoreTable, name: str, title: str, members: tuple[int, ...], incarnation: int
+    table: Table | StoreTable, name: str, title: str, members: tuple[int, ...], incarnation: str
 ) -> Messages | None:
     """Return this rank's way to announce messages in a group; arguments as `Table.channel`'s."""
     if len(members) < 2 or table.rank not in members:

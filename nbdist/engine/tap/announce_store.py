@@ -30,7 +30,7 @@ class StoreTable:
         self.timeout = timeout
 
     def channel(
-        self, name: str, title: str, members: Sequence[int], incarnation: int
+        self, name: str, title: str, members: Sequence[int], incarnation: str
     ) -> "StoreChannel | None":
         """Return this rank's way to announce; as `announce.Table.channel`."""
         if len(members) < 2 or self.rank not in members:

@@ -9,6 +9,7 @@ Threads: a book is written by the thread that launches; counts may be read on an
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from weakref import WeakSet, ref
 
@@ -81,7 +82,10 @@ class Book:
 class _Books:
     def __init__(self) -> None:
         self.by_name: dict[str, Book] = {}
-        self.made: dict[tuple[str, tuple[int, ...]], int] = {}
+        # What all ranks of a group count alike, also those that have not used it: how often the
+        # counts began anew in this generation, and how many groups of its name were destroyed.
+        self.period = 0
+        self.destroyed: Counter[str] = Counter()
         self.table: AnyTable | None = None
         self.generation = 0
         self.closed: WeakSet[dist.ProcessGroup] = WeakSet()
@@ -112,13 +116,11 @@ def _open(group: dist.ProcessGroup) -> Book:
             do="make it, and what was made with it, again.",
         )
     ranks = torch_compat.ranks_of(group)
-    # A program may destroy a group and make it again: the number tells both apart, alike on all
-    # ranks, for all have made as many.
-    made = _books.made[name, ranks] = _books.made.get((name, ranks), 0) + 1
+    incarnation = f"{_books.period}.{_books.destroyed[name]}"
     table, channel, announced = _books.table, None, None
     if table is not None:
-        channel = table.channel(name, _title(group, name), ranks, made)
-        announced = messages(table, name, _title(group, name), ranks, made)
+        channel = table.channel(name, _title(group, name), ranks, incarnation)
+        announced = messages(table, name, _title(group, name), ranks, incarnation)
     if len(_books.by_name) > MAX_BOOKS:
         _books.by_name = {n: b for n, b in _books.by_name.items() if b.group() is not None}
     book = _books.by_name[name] = Book(name, group, ranks, channel, announced)
@@ -139,13 +141,19 @@ def close(groups: Iterable[dist.ProcessGroup]) -> None:
     _books.closed.update(groups)
 
 
+def end(group: dist.ProcessGroup) -> None:
+    """Note that the program has destroyed a group: the next of its name is another."""
+    _books.destroyed[group.group_name] += 1
+
+
 def begin_generation(table: AnyTable | None, generation: int = 0) -> None:
     """Begin to count at zero, and announce in `table`: the groups are formed anew."""
     for book in _books.by_name.values():
         # Lets the old memory go, whoever still holds the book.
         book.channel = book.messages = None
-    _books.by_name, _books.made, _books.table = {}, {}, table
-    _books.generation = generation
+    _books.by_name, _books.table = {}, table
+    _books.generation, _books.period = generation, 0
+    _books.destroyed.clear()
 
 
 def moment(group: dist.ProcessGroup) -> tuple[int, int]:
@@ -161,8 +169,9 @@ def moment(group: dist.ProcessGroup) -> tuple[int, int]:
 
 
 def reset() -> None:
-    """Begin to count at zero."""
+    """Begin to count at zero. On all ranks, between two of their collectives."""
     _books.by_name = {}
+    _books.period += 1
 
 
 def counts() -> dict[str, int]:
