@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from nbdist.client.board.names import VIEWS
 from nbdist.client.params import read_param, split_line
 from nbdist.errors import UsageError
 
@@ -27,16 +28,6 @@ COMMANDS = {
     "runs": "this notebook's runs, newest first; with names or numbers, these beside each other",
     "ui": "start the MLflow UI and show its link",
     "doctor": "what is wrong with this machine, and the mend",
-}
-
-# What `%dist board` can show.
-VIEWS = {
-    "overview": "loss, communication, and what a step is made of",
-    "loss": "of each rank, and their mean",
-    "step": "where a step's time goes on each rank, and who waits for whom",
-    "collectives": "a table of them, and a time line of the last steps",
-    "ranks": "each rank's state, speed and memory",
-    "verdicts": "who makes the others slow, and why",
 }
 
 # What `%dist chaos` can do to a rank.

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
-from nbdist.client import arguments, transcript
+from nbdist.client import transcript
 from nbdist.client.board import Board, Past, caption, show_past
+from nbdist.client.board.names import VIEWS
 from nbdist.client.cells import CellRequest, Outcome
 from nbdist.client.checks import Checks, Trained
 from nbdist.client.cluster import Cluster
@@ -92,7 +93,7 @@ class Showing:
         if view is not None:
             self._view = view
         if self._last_board is None and view is not None:
-            print(f"The boards of cells from now on show {view}: {arguments.VIEWS[view]}.")
+            print(f"The boards of cells from now on show {view}: {VIEWS[view]}.")
         elif self._last_board is None:
             raise ClusterError(
                 "There is no board yet.",

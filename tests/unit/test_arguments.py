@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.arguments import COMMANDS, VIEWS, complete, parse_dist, parse_distributed
+from nbdist.client.arguments import COMMANDS, complete, parse_dist, parse_distributed
+from nbdist.client.board.names import VIEWS
 from nbdist.errors import UsageError
 
 

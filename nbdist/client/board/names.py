@@ -1,0 +1,10 @@
+"""The board's views by name, in the order of its buttons. Importing this loads nothing else."""
+
+VIEWS = {
+    "overview": "loss, communication, and what a step is made of",
+    "loss": "of each rank, and their mean",
+    "step": "where a step's time goes on each rank, and who waits for whom",
+    "collectives": "a table of them, and a time line of the last steps",
+    "ranks": "each rank's state, speed and memory",
+    "verdicts": "who makes the others slow, and why",
+}
