@@ -15,29 +15,29 @@ __version__ = "0.1.0"
 
 _PLACES = {
     # in the notebook
-    "start": "nbdist.client.kernel",
-    "current": "nbdist.client.kernel",
-    "Session": "nbdist.client.session",
-    "CellResult": "nbdist.client.result",
+    "start": "nbdist.client.notebook.current",
+    "current": "nbdist.client.notebook.current",
+    "Session": "nbdist.client.session.session",
+    "CellResult": "nbdist.client.output.result",
     # on a rank
     "parallelize": "nbdist.engine.layout.parallelize",
     "Layout": "nbdist.engine.layout.layout",
-    "TensorParallel": "nbdist.engine.layout.policies",
+    "TensorParallel": "nbdist.engine.layout.policies.policies",
     "LocalSGD": "nbdist.engine.averaging.local_sgd",
     "DiLoCo": "nbdist.engine.averaging.diloco",
-    "Pipeline": "nbdist.engine.layout.policies",
+    "Pipeline": "nbdist.engine.layout.policies.policies",
     "AsyncSGD": "nbdist.engine.averaging.async_sgd",
-    "ContextParallel": "nbdist.engine.layout.policies",
-    "Precision": "nbdist.engine.layout.saving.savings",
-    "ActivationCheckpoint": "nbdist.engine.layout.saving.savings",
-    "Compress": "nbdist.engine.layout.saving.savings",
-    "Offload": "nbdist.engine.layout.saving.savings",
+    "ContextParallel": "nbdist.engine.layout.policies.policies",
+    "Precision": "nbdist.engine.layout.policies.efficiency",
+    "ActivationCheckpoint": "nbdist.engine.layout.policies.efficiency",
+    "Compress": "nbdist.engine.layout.policies.efficiency",
+    "Offload": "nbdist.engine.layout.policies.efficiency",
     "loader": "nbdist.engine.data.make",
     "log": "nbdist.engine.training.training",
-    "scale_lr": "nbdist.engine.learning_rate",
-    "keep": "nbdist.engine.keep",
-    "emulate_link": "nbdist.engine.pacing",
-    "received_bytes": "nbdist.engine.links",
+    "scale_lr": "nbdist.engine.data.lr_scaling",
+    "keep": "nbdist.engine.steps.keep",
+    "emulate_link": "nbdist.engine.group.throttle",
+    "received_bytes": "nbdist.engine.group.link_stats",
     # on both sides
     "NBDistError": "nbdist.errors",
     "ClusterError": "nbdist.errors",
@@ -67,6 +67,6 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Register `%dist` and `%%distributed`; called by `%load_ext nbdist`. Starts nothing."""
-    from nbdist.client.magics import register
+    from nbdist.client.notebook.magics import register
 
     register(shell)

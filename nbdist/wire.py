@@ -13,7 +13,7 @@ from nbdist.packed import Calls
 VERSION = 4  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
-OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/output.py`
+OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/stdio.py`
 REQUEST = "nbdist_request"  # shell (main thread) and control (any time) message types
 REPLY = "nbdist_reply"
 SUMMARY_KEY = "nbdist"  # where a cell's reply carries its Summary
@@ -41,8 +41,8 @@ class Record:
 
     `kind` is "step" (one optimizer step, seen by the hooks), "log" (`nbdist.log`), "calls" (a
     step's collectives, in `detail`), "links" (what the sockets to other ranks tell, see
-    `engine/links.py`), "optimizer" (one makes its first step in the cell), "alike" or "use"
-    (now and then: what ranks must hold alike, and how a model is used, see `engine/checks`).
+    `engine/group/link_stats.py`), "optimizer" (one makes its first step in the cell), "alike" or
+    "use" (now and then: what ranks must hold alike, and how a model is used, see `engine/checks`).
     `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
     `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
     `values` holds plain floats. A step row has, where known: `loss`; `step_s`, and what it is made

@@ -17,8 +17,9 @@ TORCH_TIMEOUT_S = 180.0  # the first import after an installation compiles and r
 _MINIMUM_PYTHON = (3, 11)
 
 # Each has a `check()` that names what is gone of the private parts it uses.
-ROOMS = (
-    *("kernel", "shell", "tracebacks", "clone.torch_rebuild", "clone.pickler"),
+MODULES = (
+    *("kernel.kernel", "kernel.shell", "kernel.tracebacks"),
+    *("recovery.clone.torch_rebuild", "recovery.clone.pickler"),
     *("compat.torch_compat", "compat.torch_init", "compat.torch_hooks", "compat.torch_modules"),
     *(
         "compat.torch_reducers",
@@ -43,8 +44,8 @@ facts = {{
     "nccl": dist.is_available() and dist.is_nccl_available(),
 }}
 try:
-    rooms = [import_module("nbdist.engine." + name) for name in {ROOMS}]
-    facts["broken"] = [line for room in rooms for line in room.check()]
+    modules = [import_module("nbdist.engine." + name) for name in {MODULES}]
+    facts["broken"] = [line for module in modules for line in module.check()]
 except Exception as error:
     facts["broken"] = [type(error).__name__ + ": " + str(error)]
 print(json.dumps(facts))
@@ -178,9 +179,9 @@ def judge_torch(torch: Torch | str, *, has_gpu: bool) -> list[Finding]:
 def look_at_client() -> list[str]:
     """Return the private parts of ipyparallel's client that are not there."""
     try:
-        from nbdist.client import ipp
+        from nbdist.client.cluster import connection
 
-        return ipp.check()
+        return connection.check()
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
 

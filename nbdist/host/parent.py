@@ -47,8 +47,8 @@ _WARM_MODULES = (
     "torch.distributed.fsdp",
     "ipykernel.ipkernel",
     "ipyparallel.engine.app",
-    "nbdist.engine.boot",
-    "nbdist.engine.group",
+    "nbdist.engine.rank.boot",
+    "nbdist.engine.group.group",
     "nbdist.engine.training.training",
     "nbdist.host.store",
     # The first traceback's: a rank that is interrupted cannot end its cell before it is made.
@@ -60,7 +60,7 @@ _WARM_MODULES = (
 _CHILD_MODULES = {
     "controller": "nbdist.host.controller",
     "store": "nbdist.host.store",
-    "engine": "nbdist.engine.boot",
+    "engine": "nbdist.engine.rank.boot",
 }
 
 
@@ -261,7 +261,7 @@ def _run_role(role: str, spec: dict[str, Any], listener: socket.socket | None) -
         assert listener is not None
         store.run(listener, spec["kernel_pid"])
     else:
-        from nbdist.engine import boot
+        from nbdist.engine.rank import boot
 
         boot.run(spec)
 

@@ -27,14 +27,14 @@ def measure() -> dict[str, dict[str, float]]:
     import torch
     import torch.distributed as dist
 
-    from nbdist.engine.tap import announce, books, ledger, tap
+    from nbdist.engine.tap import collective_check, counters, in_flight, tap
 
     _share_one_core()
-    memory = memoryview(bytearray(announce.size_bytes(4)))
+    memory = memoryview(bytearray(collective_check.size_bytes(4)))
     world = dist.group.WORLD
     assert world is not None
-    channel = announce.Table(memory, 0).channel("0", "the default group", range(4), 1)
-    books.book_of(world).channel = channel
+    channel = collective_check.Table(memory, 0).channel("0", "the default group", range(4), 1)
+    counters.book_of(world).channel = channel
     x = torch.ones(1)
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(x),
@@ -48,7 +48,7 @@ def measure() -> dict[str, dict[str, float]]:
             for level in times:
                 # Bare and off are the same code on purpose: their difference is the noise.
                 tap.set_level({"bare": "off", TOLD: "full"}.get(level, level))
-                ledger.state.is_telling = level == TOLD
+                in_flight.state.is_telling = level == TOLD
                 call()
                 began = time.process_time_ns()
                 for _ in range(CALLS):

@@ -27,16 +27,16 @@ def measure(width: int) -> dict[str, list[float]]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from nbdist.engine import boundary
-    from nbdist.engine.records import Recorder
-    from nbdist.engine.tap import announce, books, ledger, tap
+    from nbdist.engine.kernel.records import Recorder
+    from nbdist.engine.steps import step_state
+    from nbdist.engine.tap import collective_check, counters, in_flight, tap
     from nbdist.engine.training import training
     from tests.group.truth import Stride, go_first, more_workers
 
     go_first()
     more_workers()  # they inherit the priority
-    memory = memoryview(bytearray(announce.size_bytes(2)))
-    books.begin_generation(announce.Table(memory, dist.get_rank()))
+    memory = memoryview(bytearray(collective_check.size_bytes(2)))
+    counters.begin_generation(collective_check.Table(memory, dist.get_rank()))
     ddp = DistributedDataParallel(
         torch.nn.Sequential(
             torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 8)
@@ -63,14 +63,14 @@ def measure(width: int) -> dict[str, list[float]]:
         is_all = way.startswith("all")
         tap.set_level("full" if is_all or "full" in way else "counts" if "counts" in way else "off")
         training.set_enabled(is_all or way == "hooks")
-        boundary.here().remove()
+        step_state.here().remove()
         if is_all or way == "boundary":
-            boundary.install(lambda optimizer: (), lambda optimizer, steps: None)
-        boundary.begin_cell()
+            step_state.install(lambda optimizer: (), lambda optimizer, steps: None)
+        step_state.begin_cell()
         training.begin_cell()
         tap.begin_cell()
-        ledger.state.is_telling = not way.endswith("untold")
-        ledger.state.stride = Fixed(ledger.state.is_telling)
+        in_flight.state.is_telling = not way.endswith("untold")
+        in_flight.state.stride = Fixed(in_flight.state.is_telling)
 
     steps = 100 if width < 512 else 20
     times: dict[str, list[float]] = {way: [] for way in WAYS}

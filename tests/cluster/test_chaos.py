@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist import RankError, Session
-from nbdist.client.chaos import Plan
+from nbdist.client.session.chaos import Plan
 from tests.cluster.conftest import Kernel
 
 # Lasts longer than any fault here needs to come, and alike on both ranks.

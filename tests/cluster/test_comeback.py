@@ -184,7 +184,7 @@ def test_the_lost_states_of_zero_are_said_and_its_step_is_refused_on_every_rank(
     session.run("opt = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)\ntrain()")
     first, second = session.run("[p.tolist() for p in model.parameters()]").value_list
     assert first == second
-    counts = "from nbdist.engine import boundary\nboundary.here().steps[plain].whole"
+    counts = "from nbdist.engine.steps import step_state\nstep_state.here().steps[plain].whole"
     assert session.run(counts).value_list == [1, 1]
 
 

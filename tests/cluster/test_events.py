@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist import RankError, Session
-from nbdist.client.events import read_events
+from nbdist.client.cluster.events import read_events
 
 
 def test_a_fault_can_be_followed_line_by_line(session: Session) -> None:

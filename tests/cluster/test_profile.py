@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nbdist import ClusterError, RankError, Session
-from nbdist.client.profile.gather import fetch, folder_of
+from nbdist.client.metrics.profile.gather import fetch, folder_of
 from tests.cluster.conftest import Kernel
 from tests.lifecycle.kernels import wait_for
 
@@ -168,7 +168,7 @@ def test_a_cell_without_a_step_is_recorded_whole(session: Session) -> None:
 
 def test_a_long_cell_without_a_step_is_recorded_at_its_beginning_only(session: Session) -> None:
     code = """
-import nbdist.engine.profile as _p
+import nbdist.engine.training.torch_profile as _p
 x = torch.randn(300, 300)
 while not _p._current.file.exists():
     x @ x
@@ -180,7 +180,7 @@ while not _p._current.file.exists():
 
 
 def test_steps_that_take_too_much_memory_to_record_are_the_last(session: Session) -> None:
-    bound = "import nbdist.engine.profile as _p\n_p.MOST_GROWTH_BYTES"
+    bound = "import nbdist.engine.training.torch_profile as _p\n_p.MOST_GROWTH_BYTES"
     session.run(f"{bound}, before = -(2**40), {bound.splitlines()[1]}")
     session.run(TRAIN, profile="3-6", track=False)
     session.run("_p.MOST_GROWTH_BYTES = before")
@@ -275,7 +275,7 @@ def test_a_trace_is_fetched_in_pieces_from_a_rank_that_runs_elsewhere(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session.run(
-        "import nbdist.engine.profile as _p\n_p.CHUNK_BYTES = 1000\n" + TRAIN,
+        "import nbdist.engine.training.torch_profile as _p\n_p.CHUNK_BYTES = 1000\n" + TRAIN,
         profile="3-6",
         track=False,
     )

@@ -179,8 +179,8 @@ COUNT = "tries = globals().get('tries', 0) + 1\n"
 def test_why_a_rank_died_in_the_midst_of_a_repair_is_told(session: Session) -> None:
     told = fail(
         session,
-        "import ctypes\nfrom nbdist.engine import heal\n"
-        "if rank: heal.heal = lambda: ctypes.string_at(0)\n"
+        "import ctypes\nfrom nbdist.engine.recovery import reset\n"
+        "if rank: reset.heal = lambda: ctypes.string_at(0)\n"
         "dist.barrier()\nif not rank: raise ValueError('no')",
     )
     assert "Rank 1 died before the repair was over: killed by SIGSEGV." in told

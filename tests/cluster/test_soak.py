@@ -15,10 +15,10 @@ import pytest
 
 import nbdist
 from nbdist import Session
-from nbdist.client import chaos_report
-from nbdist.client.arguments import FAULTS
-from nbdist.client.chaos import Plan
-from nbdist.client.events import read_events
+from nbdist.client.cluster.events import read_events
+from nbdist.client.notebook.arguments import FAULTS
+from nbdist.client.session import chaos_report
+from nbdist.client.session.chaos import Plan
 from tests.cluster.conftest import ROOT
 
 SECONDS = float(os.environ.get("NBDIST_SOAK_S", "600"))

@@ -11,7 +11,7 @@ def test_rows_of_a_rank_are_those_of_the_whole(dtype: str, bound: float, key_hea
     import torch
     from torch.nn import functional as F
 
-    from nbdist.engine.layout.cp.attention import attend_rows
+    from nbdist.engine.layout.axes.cp.attention import attend_rows
 
     torch.manual_seed(0)
     kind = getattr(torch, dtype)

@@ -31,7 +31,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 def test_activations_in_the_hosts_memory_leave_room_and_give_the_same_gradients() -> None:
     import torch
 
-    from nbdist.engine.layout.saving import offload
+    from nbdist.engine.layout.policies import offload
 
     x = torch.randn(4096, 256, device="cuda")
     kept, gradients = [], []
@@ -54,9 +54,9 @@ def test_shards_lie_in_the_hosts_memory_and_learn_as_those_on_the_gpu() -> None:
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
-    from nbdist.engine.layout import fsdp
-    from nbdist.engine.layout.saving import offload
-    from nbdist.engine.layout.saving.savings import FULL, Offload
+    from nbdist.engine.layout.axes import fsdp
+    from nbdist.engine.layout.policies import offload
+    from nbdist.engine.layout.policies.efficiency import FULL, Offload
 
     mesh = init_device_mesh("cuda", (1,), mesh_dim_names=("fsdp",))
     losses = []

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from nbdist.engine.averaging.diloco import DiLoCo
 from nbdist.engine.averaging.local_sgd import LocalSGD
-from nbdist.engine.records import Recorder
+from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
 from nbdist.errors import LayoutError

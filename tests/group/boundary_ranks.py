@@ -21,11 +21,14 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from nbdist.engine import boundary, data, group, keep, parcel, recovery, snapshot, units
+from nbdist.engine import data
 from nbdist.engine.averaging.diloco import DiLoCo
 from nbdist.engine.averaging.local_sgd import LocalSGD
-from nbdist.engine.data import resumption
+from nbdist.engine.data import resume
+from nbdist.engine.group import group
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.recovery import recovery, send_tensors, snapshot, wrapped_models
+from nbdist.engine.steps import keep, step_state
 
 WIDTH, BATCH = 16, 8
 
@@ -45,7 +48,7 @@ def build(kind: str) -> None:
     names.update(_KINDS[kind]())
     names["step"] = 0
     torch.manual_seed(100 + dist.get_rank())
-    boundary.begin_cell()
+    step_state.begin_cell()
 
 
 def _net() -> nn.Sequential:
@@ -173,7 +176,7 @@ def _forward_and_backward(x: Tensor, y: Tensor) -> None:
 
 def steps() -> int:
     """Return how many steps the optimizer has made, by our count."""
-    return boundary.here().steps[names["optimizer"]].whole
+    return step_state.here().steps[names["optimizer"]].whole
 
 
 def recover(generation: int, newcomers: list[int] | None = None) -> list[str]:
@@ -233,7 +236,7 @@ def schedule_snapshots(interval_s: float) -> None:
 
 def snapshots_held() -> list[int]:
     """Return the steps of the snapshots that this rank holds, newest first."""
-    (unit,) = units.find()
+    (unit,) = wrapped_models.find()
     return [of_optimizer for (of_optimizer, *_), _ in snapshot.held(unit)]
 
 
@@ -252,14 +255,14 @@ def interrupt_in_a_step(times: int, seconds: float = 0.0) -> dict[str, Any]:
     recovery.install()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     optimizer = Halves([nn.Parameter(torch.zeros(1)) for _ in range(2)], lr=1.0)
-    boundary.begin_cell()
+    step_state.begin_cell()
     ended = "well"
     try:
         optimizer.step()
         time.sleep(5)
     except KeyboardInterrupt:
         ended = "interrupted"
-    steps = boundary.here().steps[optimizer]
+    steps = step_state.here().steps[optimizer]
     return {
         "ended": ended,
         "parameters": [p.item() for p in optimizer.param_groups[0]["params"]],
@@ -283,14 +286,14 @@ def fingerprint_of_model() -> str:
 
 def break_the_next_copy() -> None:
     """Let rank 1 fail as it begins to copy."""
-    native = parcel.receive
+    native = send_tensors.receive
 
     def receive(rank: int) -> Any:
-        parcel.receive = native
+        send_tensors.receive = native
         raise Boom
 
     if dist.get_rank() == 1:
-        parcel.receive = receive
+        send_tensors.receive = receive
 
 
 def recover_or_not(generation: int) -> str:
@@ -311,14 +314,14 @@ def recover_or_not(generation: int) -> str:
 
 def begin_cell(number: int, failed: int | None = None, again: bool = False) -> None:
     """Begin a cell, as the rank's program does; it may be empty."""
-    resumption.begin_cell(number, failed=failed, is_retry=again)
-    boundary.begin_cell()
+    resume.begin_cell(number, failed=failed, is_retry=again)
+    step_state.begin_cell()
 
 
 def run_empty_cell(number: int, failed: int | None) -> None:
     """Run a cell that does nothing."""
     begin_cell(number, failed)
-    boundary.end_cell(is_failed=False)
+    step_state.end_cell(is_failed=False)
 
 
 def run_loader_cell(
@@ -361,7 +364,7 @@ def run_loader_cell(
                 trained.append(samples.tolist())
         if len(trained) == break_at and dist.get_rank() == 1:
             raise ValueError("after all steps")
-        boundary.end_cell(is_failed=False)
+        step_state.end_cell(is_failed=False)
     except Boom:
         group.abort()
     except ValueError:

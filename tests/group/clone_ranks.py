@@ -9,10 +9,11 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import nbdist
-from nbdist.engine import group, group_record, heal, hook_state
-from nbdist.engine.clone import clone as clone_module
-from nbdist.engine.clone import pickler, torch_rebuild
 from nbdist.engine.compat import torch_compat
+from nbdist.engine.group import ddp_hook_state, group, group_record
+from nbdist.engine.recovery import reset
+from nbdist.engine.recovery.clone import clone as clone_module
+from nbdist.engine.recovery.clone import pickler, torch_rebuild
 from nbdist.engine.tap import tap
 
 namespace: dict[str, Any] = {"__name__": "__main__", "torch": torch, "dist": dist, "nbdist": nbdist}
@@ -164,7 +165,7 @@ _boundaries: list[Any] = []
 def cell(source: str) -> None:
     """Run a cell in this rank's namespace; each step of it ends at a boundary."""
     if not _boundaries:
-        _boundaries.append(register_optimizer_step_post_hook(lambda *_: hook_state.snapshot()))
+        _boundaries.append(register_optimizer_step_post_hook(lambda *_: ddp_hook_state.snapshot()))
     try:
         exec(compile(source, "cell", "exec"), namespace)
     finally:
@@ -218,7 +219,7 @@ def recover(
     namespace["rank"] = rank
     if rank not in newcomers:
         group.reform(generation)
-    healed = heal.heal()
+    healed = reset.heal()
     tap.reset_counts()
     began = time.monotonic()
     if source is None:

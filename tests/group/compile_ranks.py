@@ -10,8 +10,8 @@ from torch._dynamo.utils import counters
 from nbdist.engine.checks.checks import Checks
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies import ActivationCheckpoint, Pipeline
-from nbdist.engine.layout.state import whole
+from nbdist.engine.layout.policies.policies import ActivationCheckpoint, Pipeline
+from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training as hooks
 from nbdist.errors import LayoutError
@@ -152,7 +152,7 @@ def trained(layout: str, when: str, backend: str, *policies: Any) -> dict[str, A
     collectives = sum(tap.counts().values())
     steps = hooks.end_cell()
     expected = alone(layout)
-    found = {name: t.detach().clone() for name, t in whole.tensors(spread)}
+    found = {name: t.detach().clone() for name, t in full_tensors.tensors(spread)}
     return {
         "steps": steps,
         "collectives": collectives,

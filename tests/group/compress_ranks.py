@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nbdist.client.insight import traffic
-from nbdist.engine import hook_state
+from nbdist.client.metrics.analysis import traffic
 from nbdist.engine.compat import torch_live, torch_modules
+from nbdist.engine.group import ddp_hook_state
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.saving.savings import Compress, Precision
+from nbdist.engine.layout.policies.efficiency import Compress, Precision
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group.layout_ranks import GLOBAL_BATCH, calls_of
@@ -42,9 +42,9 @@ def through_a_fault(model: torch.nn.Module, steps: int) -> Iterator[Tensor]:
             gradients(model, 7, rank, world)
             reducer = torch_modules.reducer_of(model)
             assert reducer is not None
-            hook_state.restore(reducer)
+            ddp_hook_state.restore(reducer)
         gradients(model, step, rank, world)
-        hook_state.snapshot()
+        ddp_hook_state.snapshot()
         yield flat(model)
 
 
@@ -135,7 +135,7 @@ def refusals() -> dict[str, str]:
 def on_two_ranks() -> dict[str, Any]:
     """Everything that two ranks show, in one process group."""
     torch_live.watch()
-    hook_state.watch()
+    ddp_hook_state.watch()
     return {
         "bf16": rounding("bf16", feedback=True),
         "fp16": rounding("fp16", feedback=True),

@@ -15,11 +15,11 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from nbdist.client.insight import traffic
+from nbdist.client.metrics.analysis import traffic
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies import ContextParallel, Pipeline
+from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline
 from nbdist.errors import LayoutError
 from tests.group import tensor_parallel_ranks
 from tests.group.layout_ranks import calls_of, difference, state_of

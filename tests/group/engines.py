@@ -149,7 +149,7 @@ def cluster(n: int, *, timeout_s: float = 60.0, check: str = "shared") -> Iterat
 def join_group(
     rank: int, n: int, port: int, timeout_s: float, generation: int, check: str = "shared"
 ) -> None:
-    from nbdist.engine import group
+    from nbdist.engine.group import group
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(n))
     group.join(rank, n, "127.0.0.1", port, "gloo", timeout_s, generation, check=check)

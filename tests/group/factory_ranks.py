@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.state import whole
+from nbdist.engine.layout.weights import full_tensors
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group import tensor_parallel_ranks as tensor_parallel
@@ -76,7 +76,7 @@ class Large(nn.Module):
 
 
 def state(layout: Layout) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in whole.tensors(layout)}
+    return {name: tensor.clone() for name, tensor in full_tensors.tensors(layout)}
 
 
 def made_alike(factory: Callable[[], nn.Module], layouts: list[str]) -> dict[str, bool]:

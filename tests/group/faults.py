@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist.engine import group, heal, membership
 from nbdist.engine.compat import (
     torch_compat,
     torch_modules,
@@ -17,6 +16,8 @@ from nbdist.engine.compat import (
     torch_reducers,
     torch_sharded,
 )
+from nbdist.engine.group import group, state
+from nbdist.engine.recovery import reset
 
 held: dict[str, Any] = {}  # what a rank keeps from one posted function to the next
 
@@ -76,7 +77,10 @@ def main_is_blocked() -> bool:
     return False
 
 
-_WAITING_FILES = ("torch/distributed/distributed_c10d.py", "nbdist/engine/patient_store.py")
+_WAITING_FILES = (
+    "torch/distributed/distributed_c10d.py",
+    "nbdist/engine/tap/interruptible_store.py",
+)
 
 
 def reform(generation: int) -> dict[str, Any]:
@@ -84,13 +88,13 @@ def reform(generation: int) -> dict[str, Any]:
     start = time.monotonic()
     result = group.reform(generation)
     result["seconds"] = time.monotonic() - start
-    result["healed"] = heal.heal()
+    result["healed"] = reset.heal()
     return result
 
 
 def heal_newcomer() -> list[str]:
     """Heal where the others do: ranks tell each other of their reducers."""
-    return heal.heal()
+    return reset.heal()
 
 
 def reform_in(generation: int, timeout_s: float) -> None:
@@ -138,7 +142,7 @@ def listening_hosts() -> list[str]:
 
 def status() -> dict[str, Any]:
     """Return the group's status."""
-    return membership.status()
+    return state.status()
 
 
 def what_broke() -> list[str]:

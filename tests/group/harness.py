@@ -29,7 +29,7 @@ CONTEXT.set_forkserver_preload(
         "torch.distributed.fsdp",
         "torch.distributed.optim",
         "torch.profiler",
-        "nbdist.engine.boot",
+        "nbdist.engine.rank.boot",
         "nbdist.engine.layout.parallelize",
         "nbdist.engine.training",
         "pytest",

@@ -14,8 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from nbdist.engine import heal, hook_state
+from nbdist.engine.group import ddp_hook_state
 from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.recovery import reset
 from tests.group import models
 from tests.group.layout_ranks import difference, state_of
 
@@ -31,7 +32,7 @@ def heal_half_made_step() -> list[str]:
     for module in (ddp, sharded, plain):
         scaler.scale(module(torch.ones(1, WIDTH)).sum()).backward()
     scaler.unscale_(optimizer)
-    lines = heal.heal()
+    lines = reset.heal()
     assert all(p.grad is None for module in (ddp, sharded, plain) for p in module.parameters())
     scaler.scale(plain(torch.ones(1, WIDTH)).sum()).backward()
     scaler.unscale_(optimizer)
@@ -64,7 +65,7 @@ def _step_after_interrupt(layout: str, name: str, *, is_before: bool) -> float:
                 with _interrupted(name, is_before=is_before):
                     models.loss_of("gpt", spread(x), y).backward()
             except KeyboardInterrupt:
-                heal.heal()
+                reset.heal()
             else:
                 raise AssertionError("nothing was interrupted")
         for model, optimizer in zip((alone, spread), optimizers, strict=True):
@@ -102,12 +103,12 @@ def power_sgd_after_two_lost_steps() -> dict[str, Any]:
     ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     for step in range(4):
         _backward(ddp, step)
-    hook_state.snapshot()
+    ddp_hook_state.snapshot()
     told: dict[str, Any] = {"noted": _contents(state), "restored": []}
     for step in (4, 5):
         _backward(ddp, step)
         told["lost"] = _contents(state)
-        told["lines"] = hook_state.restore(ddp)
+        told["lines"] = ddp_hook_state.restore(ddp)
         told["restored"].append(_contents(state))
     return told
 
@@ -122,7 +123,7 @@ def hook_of_a_user() -> list[str]:
     counting, stateless = DDP(_linear()), DDP(_linear())
     counting.register_comm_hook(Counter(), hook)
     stateless.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
-    return hook_state.restore(counting) + hook_state.restore(stateless)
+    return ddp_hook_state.restore(counting) + ddp_hook_state.restore(stateless)
 
 
 def power_sgd_in_buckets() -> str:

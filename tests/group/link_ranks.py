@@ -51,17 +51,17 @@ def refusal(bytes_per_s: object) -> str:
 
 
 def connections() -> list[tuple[tuple[str, int], int | None]]:
-    from nbdist.engine import membership, sockets
+    from nbdist.engine.group import sockets, state
 
-    here = membership.member()
+    here = state.member()
     return [(pair.caller, pair.peer) for pair in sockets.pairs(here.address, here.peers)]
 
 
 def ports() -> list[int]:
     """Return this rank's ends of its connections."""
-    from nbdist.engine import membership, sockets
+    from nbdist.engine.group import sockets, state
 
-    here = membership.member()
+    here = state.member()
     pairs = sockets.pairs(here.address, here.peers)
     ports = {pair.use(lambda s: s.getsockname()[1]) for pair in pairs}
     return sorted(port for port in ports if port is not None)
@@ -69,9 +69,9 @@ def ports() -> list[int]:
 
 def counts() -> dict[str, tuple[int, int]]:
     """Return the bytes (sent, received) by connection."""
-    from nbdist.engine import membership, sockets, tcp_info
+    from nbdist.engine.group import sockets, state, tcp_info
 
-    here = membership.member()
+    here = state.member()
     found = {}
     for pair in sockets.pairs(here.address, here.peers):
         read = pair.use(tcp_info.read)
@@ -102,12 +102,12 @@ def records_of(steps: int, a_step: int) -> list[tuple[int, dict[str, float]]]:
     import torch
     import torch.distributed as dist
 
-    from nbdist.engine import links
+    from nbdist.engine.group import link_stats
 
-    links.INTERVAL_S = 0.1
+    link_stats.INTERVAL_S = 0.1
     told: list[tuple[int, dict[str, float]]] = []
     step = 0
-    sampled = links.Links(lambda: step, lambda at, values: told.append((at, values)))
+    sampled = link_stats.Links(lambda: step, lambda at, values: told.append((at, values)))
     tensor = torch.zeros(COUNT)
     for step in range(1, steps + 1):  # noqa: B007 - `sampled` reads it
         for _ in range(a_step):
@@ -118,11 +118,11 @@ def records_of(steps: int, a_step: int) -> list[tuple[int, dict[str, float]]]:
 
 def sample_us(times: int) -> float:
     """Return what a sample costs."""
-    from nbdist.engine import links
+    from nbdist.engine.group import link_stats
 
-    links.INTERVAL_S, links.MOST_COST = 0.0, float("inf")
+    link_stats.INTERVAL_S, link_stats.MOST_COST = 0.0, float("inf")
     step = 0
-    sampled = links.Links(lambda: step, lambda at, values: None)
+    sampled = link_stats.Links(lambda: step, lambda at, values: None)
     took = []
     for step in range(10, 10 * times, 10):  # noqa: B007
         began = time.perf_counter()

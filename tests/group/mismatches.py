@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine import group, membership
+from nbdist.engine.group import group
+from nbdist.engine.group import state as group_state
 from nbdist.engine.tap import tap
 from nbdist.errors import MismatchError
 from tests.group.faults import held
@@ -301,7 +302,7 @@ def make_worker_write() -> list[list[int]]:
     dist.barrier()
     child = os.fork()
     if child == 0:
-        from nbdist.engine.tap.books import book_of
+        from nbdist.engine.tap.counters import book_of
 
         world = dist.group.WORLD
         assert world is not None
@@ -322,9 +323,9 @@ def count_keys(collectives: int) -> int:
     """Make so many collectives; return how many keys the store holds when all ranks have."""
     for _ in range(collectives):
         dist.all_reduce(torch.ones(3))
-    store = membership.store()
+    table = group_state.store()
     dist.barrier()
-    keys: int = store.num_keys()
+    keys: int = table.num_keys()
     dist.barrier()
     return keys
 
@@ -336,7 +337,7 @@ def wait_alone() -> dict[str, Any]:
 
 def state() -> dict[str, Any]:
     """Return what this rank says that it waits in."""
-    from nbdist.engine import control
+    from nbdist.engine.rank import control
 
     answer = control.state()
     return {"doing": answer["doing"], "waiting": answer["waiting"]}

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbdist.engine.layout.proof.reference import Part, Reference
-from nbdist.engine.layout.proof.verdict import allowances
+from nbdist.engine.layout.verify.reference import Part, Reference
+from nbdist.engine.layout.verify.report import allowances
 
 D = 32
 aten = torch.ops.aten

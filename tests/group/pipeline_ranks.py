@@ -17,8 +17,8 @@ from nbdist.engine.data import data_shard
 from nbdist.engine.layout import wrapped
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies import Pipeline
-from nbdist.engine.layout.saving.savings import ActivationCheckpoint, Precision
+from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Precision
+from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group.layout_ranks import whole

@@ -13,8 +13,8 @@ from torch.func import functional_call
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies import TensorParallel
-from nbdist.engine.layout.saving.savings import ActivationCheckpoint, Precision
+from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Precision
+from nbdist.engine.layout.policies.policies import TensorParallel
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group import tensor_parallel_ranks as cuttable

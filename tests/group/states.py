@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from nbdist.engine import control, where
-from nbdist.engine.records import Recorder
+from nbdist.engine.kernel import location
+from nbdist.engine.kernel.records import Recorder
+from nbdist.engine.rank import control
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
 from tests.group.faults import held
@@ -43,13 +44,13 @@ def run_cell(code: str) -> str:
         "Slow": Slow,
         "sleep": time.sleep,
     }
-    where.running = 5
+    location.running = 5
     try:
         exec(compile(code, "/tmp/ipykernel_nbdist/cell.py", "exec"), names)
     except RuntimeError as error:
         return type(error).__name__
     finally:
-        where.running = None
+        location.running = None
     return ""
 
 

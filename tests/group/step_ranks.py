@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nbdist.engine.data import data_shard
-from nbdist.engine.layout import on_request
+from nbdist.engine.layout import verify_magic
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies import ContextParallel, Pipeline, TensorParallel
+from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline, TensorParallel
 from nbdist.errors import LayoutError
 from tests.group.pipeline_ranks import furthest, gradients
 from tests.group.tensor_parallel_ranks import Block, llama
@@ -137,10 +137,12 @@ def proofs() -> dict[str, tuple[bool, bool, str]]:
         live = spread(name)
         x, y = (share(tree, [4, 4]) for tree in batch())
         proof = live.verify((x, y), loss_of, steps=1)
-        told = on_request.verify(None, {})  # cp's loss of a part needs targets: after a step alone
+        told = verify_magic.verify(
+            None, {}
+        )  # cp's loss of a part needs targets: after a step alone
         if live.policies.context.loss or name in ("ddp", "zero3"):
             live.step(x, y, loss_of)
-            told = on_request.verify(None, {})
+            told = verify_magic.verify(None, {})
         found[name] = (proof.ok, bool(told.get("ok")), told.get("text", str(told.get("error"))))
     return found
 
@@ -154,7 +156,7 @@ def refused() -> dict[str, str]:
         texts["no tensor"] = str(error)
     live = parallelize(make(), "ddp")
     assert live.last_step is None
-    texts["no example"] = str(on_request.verify(None, {}).get("error"))
+    texts["no example"] = str(verify_magic.verify(None, {}).get("error"))
     return texts
 
 

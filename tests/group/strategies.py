@@ -20,11 +20,12 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from nbdist.engine import group, heal, hook_state
 from nbdist.engine.data import data_shard
+from nbdist.engine.group import ddp_hook_state, group
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies import ContextParallel, Pipeline
-from nbdist.engine.layout.saving.savings import Compress
+from nbdist.engine.layout.policies.efficiency import Compress
+from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline
+from nbdist.engine.recovery import reset
 
 WIDTH, BATCH, MICRO_BATCHES = 32, 8, 4
 SMALL_BUCKET_MB = 0.004  # one layer a bucket: a fault finds some of them on their way
@@ -152,7 +153,7 @@ def build(strategy: str) -> None:
 @functools.cache
 def _see_boundaries() -> None:
     """Note hooks' state and reducers at each boundary, as a rank does. Once a process."""
-    register_optimizer_step_post_hook(lambda *_: hook_state.snapshot())
+    register_optimizer_step_post_hook(lambda *_: ddp_hook_state.snapshot())
 
 
 def train(
@@ -199,7 +200,7 @@ def _is_boom(error: BaseException | None) -> bool:
 def recover(generation: int) -> list[str]:
     """Form the group anew and heal; returns what was healed."""
     group.reform(generation)
-    return heal.heal()
+    return reset.heal()
 
 
 def fingerprint() -> str:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from nbdist.engine.data import batches, data_shard, loader
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies import TensorParallel
+from nbdist.engine.layout.policies.policies import TensorParallel
 from nbdist.errors import LayoutError
 from tests.group.layout_ranks import difference, state_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.checks.drift import Drift
+from nbdist.client.metrics.checks.drift import Drift
 from tests.group.harness import run_ranks
 
 RANKS = "tests.group.checks_ranks:"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nbdist.engine.compat.torch_hooks import compiles_exchanges
-from nbdist.engine.layout.policies import (
+from nbdist.engine.layout.policies.policies import (
     ActivationCheckpoint,
     ContextParallel,
     Pipeline,

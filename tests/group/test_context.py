@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine.layout.policies import ContextParallel, TensorParallel
+from nbdist.engine.layout.policies.policies import ContextParallel, TensorParallel
 from tests.group.harness import run_ranks
 
 RANKS = "tests.group.context_ranks:"

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.insight.analyst import Analyst
-from nbdist.client.insight.clocks import Clocks
-from nbdist.client.insight.values import Analysis, ExplainedStep
+from nbdist.client.metrics.analysis.analyst import Analyst
+from nbdist.client.metrics.analysis.clocks import Clocks
+from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep
 from nbdist.packed import TICK_NS
 from nbdist.wire import Record
 from tests.group.harness import run_ranks
@@ -35,8 +35,8 @@ def _train(kind: str, late: int) -> Told:
     import torch
     import torch.distributed as dist
 
-    from nbdist.engine.records import Recorder
-    from nbdist.engine.tap import ledger, tap
+    from nbdist.engine.kernel.records import Recorder
+    from nbdist.engine.tap import in_flight, tap
     from nbdist.engine.training import training
     from nbdist.wire import Batch
     from tests.group.truth import EveryStep
@@ -50,7 +50,7 @@ def _train(kind: str, late: int) -> Told:
     training.install(recorder)
     training.begin_cell()
     tap.begin_cell()
-    ledger.state.stride = EveryStep()
+    in_flight.state.stride = EveryStep()
     came = []
 
     def arrive() -> None:

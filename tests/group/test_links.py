@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.insight.links import Links, SlowLink
+from nbdist.client.metrics.analysis.links import Links, SlowLink
 from nbdist.wire import Record
 from tests.group import faults, link_ranks
 from tests.group.engines import Cluster, cluster

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from nbdist.engine.layout.policies import ContextParallel, Pipeline, TensorParallel
-from nbdist.engine.layout.saving.savings import ActivationCheckpoint, Precision
+from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Precision
+from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline, TensorParallel
 from tests.group.harness import run_ranks
 
 RANKS = "tests.group.pipeline_ranks:"

@@ -11,7 +11,7 @@ def send_late() -> float:
     import torch
     import torch.distributed as dist
 
-    from nbdist.engine import group
+    from nbdist.engine.group import group
     from nbdist.engine.tap import tap
 
     tap.install()

@@ -141,11 +141,11 @@ def _unnamed() -> list[str]:
     import torch.distributed as dist
 
     from nbdist.engine.compat.torch_hooks import check, collective_ops
-    from nbdist.engine.tap import announce
+    from nbdist.engine.tap import collective_check
     from nbdist.engine.tap.ops import OPS
 
     assert check() == []
-    for number, name in enumerate(announce.REDUCTIONS):
+    for number, name in enumerate(collective_check.REDUCTIONS):
         assert int(getattr(dist.ReduceOp, name)) == number
     return sorted(collective_ops() - set(OPS))
 
@@ -438,9 +438,9 @@ def _sub_groups() -> None:
 
 
 def _sub_group_rows() -> Any:
-    from nbdist.engine import where
+    from nbdist.engine.kernel import location
 
-    where.name_cell("/tmp/ipykernel_1/rows.py", 7)
+    location.name_cell("/tmp/ipykernel_1/rows.py", 7)
     return _decoded(_rows(_sub_groups)[0])
 
 

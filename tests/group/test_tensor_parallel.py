@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine.layout.policies import TensorParallel
+from nbdist.engine.layout.policies.policies import TensorParallel
 from tests.group.harness import run_ranks
 
 pytestmark = pytest.mark.timeout(300)  # the first to ask waits for all that its ranks do

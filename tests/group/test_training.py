@@ -15,7 +15,7 @@ class Watch:
     """The hooks in place in this process, and the rows they record."""
 
     def __init__(self, level: str = "full") -> None:
-        from nbdist.engine.records import Recorder
+        from nbdist.engine.kernel.records import Recorder
         from nbdist.engine.tap import tap
         from nbdist.engine.training import training
 

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from nbdist.engine.tap.intervals import union
-from nbdist.engine.tap.stride import Stride
+from nbdist.engine.tap.sampling import Stride
 
 STEPS = 30
 WORKERS = 8
@@ -49,7 +49,7 @@ def compare(kind: str) -> tuple[Seen, Seen]:
     import torch.distributed as dist
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    from nbdist.engine.tap import ledger, tap
+    from nbdist.engine.tap import in_flight, tap
 
     go_first()
     more_workers()
@@ -62,7 +62,7 @@ def compare(kind: str) -> tuple[Seen, Seen]:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
         step()
         tap.begin_cell()
-        ledger.state.stride = EveryStep()
+        in_flight.state.stride = EveryStep()
         tap.take()
         for number in range(1, STEPS + 1):
             with record_function("a step"):

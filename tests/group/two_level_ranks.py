@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nbdist.client.insight import traffic
-from nbdist.engine import hook_state
+from nbdist.client.metrics.analysis import traffic
 from nbdist.engine.compat import torch_live
-from nbdist.engine.layout import meshes
+from nbdist.engine.group import ddp_hook_state
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.saving.savings import Compress
-from nbdist.engine.layout.saving.two_levels import TwoLevels
+from nbdist.engine.layout.policies.efficiency import Compress
+from nbdist.engine.layout.policies.two_levels import TwoLevels
+from nbdist.engine.layout.spec import device_mesh
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group.compress_ranks import flat, gradients, through_a_fault
@@ -78,7 +78,7 @@ def sent() -> dict[str, Any]:
 
 def odd() -> list[Tensor]:
     """Return the sum inside of five elements, and by how far two ways to cut are apart."""
-    levels = TwoLevels(meshes.two_levels("cpu", INSIDE))
+    levels = TwoLevels(device_mesh.two_levels("cpu", INSIDE))
     mine = torch.arange(5.0) * 10 ** dist.get_rank()
     part = levels.reduce(mine)
     whole = levels.gather(part, 5)
@@ -96,7 +96,7 @@ def refusal(policy: Compress) -> str:
 def on_four_ranks() -> dict[str, Any]:
     """Everything that four ranks show, in one process group."""
     torch_live.watch()
-    hook_state.watch()
+    ddp_hook_state.watch()
     return {
         "alone": apart(feedback=False),
         "feedback": apart(feedback=True),

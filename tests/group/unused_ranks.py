@@ -12,7 +12,7 @@ from nbdist.engine.compat import torch_modules, torch_reducers
 from nbdist.engine.data import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies import Pipeline
+from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.errors import LayoutError
 from tests.group.layout_ranks import whole
 from tests.group.tensor_parallel_ranks import Block, D, V

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.data import data_shard
-from nbdist.engine.layout import on_request
+from nbdist.engine.layout import verify_magic
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies import TensorParallel
-from nbdist.engine.layout.proof.verdict import Proof
-from nbdist.engine.layout.saving.savings import Compress, Precision
-from nbdist.engine.layout.state import buffers, whole
+from nbdist.engine.layout.policies.efficiency import Compress, Precision
+from nbdist.engine.layout.policies.policies import TensorParallel
+from nbdist.engine.layout.verify.report import Proof
+from nbdist.engine.layout.weights import buffers, full_tensors
 from nbdist.engine.training import training as hooks
 from nbdist.errors import LayoutError
 from tests.group import models
@@ -318,7 +318,7 @@ def train(layout: str, name: str, proofs: int, fail: bool = False) -> tuple[list
     model.eval()
     with torch.no_grad():
         out = model(x)
-    state = [torch.get_rng_state(), *(t.clone() for _, t in whole.tensors(spread)), out]
+    state = [torch.get_rng_state(), *(t.clone() for _, t in full_tensors.tensors(spread)), out]
     told = [random.random(), model.calls, [m.training for m in model.modules()], hooks.end_cell()]
     return [t.tolist() for t in state] + told, [row[:2] for row in recorder.rows]
 
@@ -414,12 +414,12 @@ def asked() -> dict[str, str]:
         spread = parallelize(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)), "ddp")
         if label == "not averaged":
             lose_an_average(spread, spread.model.get_parameter("0.weight"))
-        texts[label] = str(on_request.verify("spread", {"spread": spread}))
+        texts[label] = str(verify_magic.verify("spread", {"spread": spread}))
     for layout in ("ddp", "zero2"):
         spread = parallelize(TwoWays(), layout)
-        texts[f"two ways, {layout}"] = str(on_request.verify("spread", {"spread": spread}))
+        texts[f"two ways, {layout}"] = str(verify_magic.verify("spread", {"spread": spread}))
     spread = parallelize(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(7)), "ddp")
-    texts["does not run"] = str(on_request.verify("spread", {"spread": spread}))
+    texts["does not run"] = str(verify_magic.verify("spread", {"spread": spread}))
     return texts
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.state import whole
+from nbdist.engine.layout.weights import full_tensors
 from nbdist.errors import LayoutError
 from tests.group import models
 from tests.group import pipeline_ranks as pipelined
@@ -25,7 +25,7 @@ def make(name: str, seed: int = 0) -> nn.Module:
 
 def plain_state(name: str, seed: int = 0) -> dict[str, Tensor]:
     model = make(name, seed)
-    return {key: t.detach().clone() for key, t in whole.names(model).items()}
+    return {key: t.detach().clone() for key, t in full_tensors.names(model).items()}
 
 
 def same(state: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -40,7 +40,7 @@ def copies(name: str, layouts: list[str]) -> dict[str, bool]:
     for layout in layouts:
         spread = parallelize(make(name, seed=dist.get_rank()), layout)
         spread.load_from(source)
-        held = {n: t.clone() for n, t in whole.tensors(spread)}
+        held = {n: t.clone() for n, t in full_tensors.tensors(spread)}
         if spread.shape.pp > 1:  # in the order of stages, parameters and buffers of each
             assert held.keys() == expected.keys()
             held = {name: held[name] for name in expected}
@@ -57,7 +57,7 @@ def is_saved(state: dict[str, Tensor], name: str, expected: dict[str, Tensor]) -
     plain = make(name, seed=9)
     keys, storages = list(plain.state_dict()), {t.data_ptr() for t in state.values()}
     plain.load_state_dict(state)
-    loaded = {key: tensor.detach() for key, tensor in whole.names(plain).items()}
+    loaded = {key: tensor.detach() for key, tensor in full_tensors.names(plain).items()}
     saved = {key: tensor for key, tensor in loaded.items() if key in keys}
     return (
         list(state) == keys
@@ -120,7 +120,7 @@ def loads_between_steps(layout: str) -> list[bool]:
 def refused() -> dict[str, Any]:
     texts: dict[str, Any] = {}
     spread = parallelize(models.make("gpt", torch.float32), "zero3")
-    before = {n: t.clone() for n, t in whole.tensors(spread)}
+    before = {n: t.clone() for n, t in full_tensors.tensors(spread)}
 
     def load(label: str, other: Any) -> None:
         try:
@@ -138,7 +138,7 @@ def refused() -> dict[str, Any]:
     load("other layout", parallelize(models.make("conv", torch.float32), "ddp"))
     load("parts", spread.model.state_dict())
     load("a number", 3)
-    texts["unchanged"] = same({n: t.clone() for n, t in whole.tensors(spread)}, before)
+    texts["unchanged"] = same({n: t.clone() for n, t in full_tensors.tensors(spread)}, before)
     load("state dict", state)
     return texts
 
@@ -146,7 +146,7 @@ def refused() -> dict[str, Any]:
 def loads_by_torch(layout: str) -> dict[str, Any]:
     """Load a plain state by torch's ways; return its refusal, and which of them worked."""
     spread = parallelize(pipelined.make("gpt", torch.float32), layout)
-    before = {n: t.clone() for n, t in whole.tensors(spread)}
+    before = {n: t.clone() for n, t in full_tensors.tensors(spread)}
     state = pipelined.make("gpt", torch.float32, seed=1).state_dict()
     found: dict[str, Any] = {}
     with torch.no_grad():
@@ -159,12 +159,12 @@ def loads_by_torch(layout: str) -> dict[str, Any]:
             model.load_state_dict(given)
         except LayoutError as error:
             found[label] = str(error)
-    found["unchanged"] = same({n: t.clone() for n, t in whole.tensors(spread)}, before)
+    found["unchanged"] = same({n: t.clone() for n, t in full_tensors.tensors(spread)}, before)
     found["its own"] = str(spread.model.load_state_dict(spread.model.state_dict()))
     if spread.shape.pp == 1:
         options = StateDictOptions(full_state_dict=True)
         set_model_state_dict(spread.model, dict(state), options=options)
-        after = {n: t.clone() for n, t in whole.tensors(spread)}
+        after = {n: t.clone() for n, t in full_tensors.tensors(spread)}
         found["by torch's checkpoints"] = all(torch.equal(after[key], state[key]) for key in state)
     return found
 

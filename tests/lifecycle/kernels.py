@@ -139,7 +139,7 @@ class Notebook:
     def pids(self) -> dict[str, int]:
         """Return the processes of the cluster by the launcher's keys, `parent` among them."""
         said = self.run(
-            "import nbdist.client.kernel as _s\n"
+            "import nbdist.client.notebook.current as _s\n"
             "print({**_s._launcher._pids, 'parent': _s._launcher._parent.pid})"
         )
         pids: dict[str, int] = eval(said)

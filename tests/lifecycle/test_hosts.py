@@ -76,7 +76,7 @@ def test_ranks_live_and_work_on_when_their_parent_is_killed(notebook: Notebook) 
 
 
 def notebook_parent_alive(notebook: Notebook) -> bool:
-    return "True" in notebook.run("nbdist.client.kernel._launcher.alive")
+    return "True" in notebook.run("nbdist.client.notebook.current._launcher.alive")
 
 
 def test_stop_and_start_work_after_the_parent_was_killed(notebook: Notebook) -> None:

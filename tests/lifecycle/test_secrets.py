@@ -121,8 +121,9 @@ def test_no_secret_stands_on_a_command_line_or_in_a_log(
 def test_a_message_with_a_wrong_signature_is_refused(notebook: Notebook) -> None:
     said = notebook.run(
         "import json, pathlib, threading\n"
-        "from nbdist.client.ipp import Connection\n"
-        "source = nbdist.client.kernel._current._cluster._folder.connection_file('client')\n"
+        "from nbdist.client.cluster.connection import Connection\n"
+        "from nbdist.client.notebook import current\n"
+        "source = current._current._cluster._folder.connection_file('client')\n"
         "forged = json.loads(source.read_text()); forged['key'] = 'wrong-' * 8\n"
         "file = pathlib.Path('forged.json'); file.write_text(json.dumps(forged))\n"
         "try:\n"
@@ -136,7 +137,7 @@ def test_a_message_with_a_wrong_signature_is_refused(notebook: Notebook) -> None
 
 def test_a_forged_cell_runs_nowhere(notebook: Notebook) -> None:
     said = notebook.run(
-        "connection = nbdist.client.kernel._current._cluster._connection\n"
+        "connection = nbdist.client.notebook.current._current._cluster._connection\n"
         "real, session = connection._client.session.key, connection._client.session\n"
         "marker = pathlib.Path('forged-cell').absolute()\n"
         "content = {'code': f'open({str(marker)!r}, \"w\")', 'silent': False,\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nbdist.client.launchers.local import LocalLauncher
+from nbdist.client.cluster.launchers.local import LocalLauncher
 from nbdist.errors import StartError
 from tests.lifecycle.kernels import ROOT, Family, Notebook, private_environment, wait_for
 
@@ -74,7 +74,7 @@ def test_an_interrupt_while_starting_leaves_nothing_and_the_next_start_works(
     tmp_path: Path, after: str
 ) -> None:
     with Notebook(tmp_path) as notebook:
-        notebook.run("import nbdist.client.session\n%load_ext nbdist")
+        notebook.run("import nbdist.client.session.session\n%load_ext nbdist")
         notebook.send("%dist start -n 4 --device cpu")
         kernel = psutil.Process(notebook.pid)
         most = {"at once": 1, "controller": 3, "ranks": 9}[after]
@@ -128,7 +128,7 @@ def test_where_a_site_hook_runs_a_thread_fresh_interpreters_are_started_and_work
         assert "Starting fresh interpreters, which takes longer: 2 threads run" in said
         assert "3.0" in notebook.on_ranks(SUM)
         commands = [" ".join(p.cmdline()) for p in Family(notebook.pid).processes]
-        assert sum("nbdist.engine.boot" in c for c in commands) == 2
+        assert sum("nbdist.engine.rank.boot" in c for c in commands) == 2
         family = Family(notebook.pid)
         notebook.keep_busy(2)
         os.kill(notebook.pid, signal.SIGKILL)

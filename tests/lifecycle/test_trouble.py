@@ -218,7 +218,10 @@ def assert_nothing_is_left(notebook: Notebook) -> None:
     children = psutil.Process(notebook.pid).children(recursive=True)
     wait_for(lambda: not listening(children), "every socket to be closed", 5)
     assert notebook.keys == []
-    notebook.run("if nbdist.client.kernel._launcher: nbdist.client.kernel._launcher.close()")
+    notebook.run(
+        "from nbdist.client.notebook import current\n"
+        "if current._launcher: current._launcher.close()"
+    )
 
 
 def module_folder(notebook: Notebook, name: str, source: str) -> Path:
@@ -243,7 +246,7 @@ def test_a_torch_that_cannot_be_imported_is_named_by_the_start(unstarted: Notebo
 BROKEN_RANK = """
 import os, sys, threading, time
 threading.Thread(target=time.sleep, args=[600], daemon=True).start()  # so that nobody forks
-if "nbdist.engine.boot" in sys.orig_argv:
+if "nbdist.engine.rank.boot" in sys.orig_argv:
     os.write(2, b"this Python has lost its encodings\\n")
     os._exit(4)
 """

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.telemetry import Telemetry
+from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.tracking.settings import mlflow_environment, own_database
 from nbdist.wire import Batch, CellInfo, Record
 

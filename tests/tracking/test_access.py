@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.launchers.local import rank_environment
+from nbdist.client.cluster.launchers.local import rank_environment
 from nbdist.client.tracking import Tracker, runs, sync
 from tests.tracking.conftest import Ranks, Server, cell
 from tests.tracking.test_embedded import wait_for

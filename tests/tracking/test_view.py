@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nbdist.client.insight.values import ExplainedStep
+from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.client.tracking import RunLink, Tracker, start_ui
 from nbdist.client.tracking.view import MOST_CHARACTERS, encode, view_state
 from tests.tracking.conftest import Ranks, cell

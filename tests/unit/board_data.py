@@ -3,7 +3,7 @@
 import math
 import random
 
-from nbdist.client.insight.values import (
+from nbdist.client.metrics.analysis.values import (
     Analysis,
     CollectiveRow,
     Lane,
@@ -12,7 +12,7 @@ from nbdist.client.insight.values import (
     TimeLine,
     Verdict,
 )
-from nbdist.client.telemetry import Telemetry
+from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Batch, CellInfo, Record
 
 

@@ -1,7 +1,6 @@
 from dataclasses import replace
 
-from nbdist.engine import agreement
-from nbdist.engine.agreement import Report, decide
+from nbdist.engine.recovery.decide import Report, decide, from_json, has_unmatched, to_json
 
 
 def replicated(
@@ -175,7 +174,7 @@ def test_a_model_that_one_rank_alone_still_holds_is_left_as_it_is_and_this_is_sa
         "Rank 0 holds GPT, wrapped for ranks 0-1, and rank 1 does not: it was left as it is."
     )
     assert (copied.action, copied.places, copied.source) == ("copy", {0: 1, 1: 0}, 0)
-    assert agreement.has_unmatched(reports, [])
+    assert has_unmatched(reports, [])
     # Once: what has been said of it is told with it.
     reports[0][0] = replace(best, is_told=True)
     assert [made.action for made in decide(reports, [])] == ["copy"]
@@ -241,7 +240,7 @@ def test_what_was_made_for_ranks_that_are_no_more_is_left_alone() -> None:
 def test_reports_travel_as_text() -> None:
     reports = [sharded(3, 3, 1), replicated(1, 2, torn=True)]
 
-    assert agreement.from_json(agreement.to_json(reports)) == reports
+    assert from_json(to_json(reports)) == reports
 
 
 def test_what_stays_where_another_goes_back_is_told() -> None:

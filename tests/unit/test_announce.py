@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from nbdist.engine.tap.announce import (
+from nbdist.engine.tap.collective_check import (
     CUDA,
     DTYPES,
     ENTRIES,

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from nbdist.engine.tap.announce import DTYPES, MESSAGES, Table, pack, size_bytes
-from nbdist.engine.tap.announce_messages import End, Messages, messages
+from nbdist.engine.tap.collective_check import DTYPES, MESSAGES, Table, pack, size_bytes
+from nbdist.engine.tap.message_check import End, Messages, messages
 from nbdist.errors import MismatchError
 
 F32, I32 = DTYPES.index("float32"), DTYPES.index("int32")

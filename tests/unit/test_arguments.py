@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.arguments import COMMANDS, complete, parse_dist, parse_distributed
 from nbdist.client.board.names import VIEWS
+from nbdist.client.notebook.arguments import COMMANDS, complete, parse_dist, parse_distributed
 from nbdist.errors import UsageError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.checks.batch_growth import BatchGrowth, Trained, advice
+from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained, advice
 from nbdist.wire import CellInfo, Record
 
 MODEL = (4, 100)

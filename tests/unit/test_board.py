@@ -8,8 +8,8 @@ from nbdist.client.board import Board
 from nbdist.client.board import live as live_module
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.names import VIEWS
-from nbdist.client.insight.values import Analysis
-from nbdist.client.telemetry import Telemetry
+from nbdist.client.metrics.analysis.values import Analysis
+from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Display
 from tests.unit.board_data import analysis_of, cell_info, steps_of, training
 

@@ -10,7 +10,7 @@ from PIL import Image
 from nbdist.client.board import palette, render_png
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
-from nbdist.client.telemetry import Telemetry
+from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Batch, Record
 from tests.unit.board_data import cell_info, steps_of, training
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nbdist.client.board import palette
-from nbdist.client.insight.values import PARTS
+from nbdist.client.metrics.analysis.values import PARTS
 
 # Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
 DEFICIENCIES = {

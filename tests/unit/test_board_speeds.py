@@ -13,7 +13,7 @@ from nbdist.client.board.look import look
 from nbdist.client.board.speeds import rates_of, slow_links
 from nbdist.client.board.view import View
 from nbdist.client.board.views import verdicts
-from nbdist.client.insight.values import PARTS, Verdict
+from nbdist.client.metrics.analysis.values import PARTS, Verdict
 from tests.unit.board_data import analysis_of, cell_info, training
 
 

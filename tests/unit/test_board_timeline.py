@@ -16,7 +16,7 @@ from nbdist.client.board.timeline import (
     tracks,
 )
 from nbdist.client.board.view import View
-from nbdist.client.insight.values import Lane, Span
+from nbdist.client.metrics.analysis.values import Lane, Span
 from tests.unit.board_data import analysis_of, cell_info, training
 
 

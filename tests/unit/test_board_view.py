@@ -9,7 +9,7 @@ from nbdist.client.board.look import look
 from nbdist.client.board.names import VIEWS
 from nbdist.client.board.view import View
 from nbdist.client.board.views import SHEETS
-from nbdist.client.telemetry import Telemetry
+from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Batch, Record
 from tests.unit.board_data import analysis_of, cell_info, steps_of, training
 

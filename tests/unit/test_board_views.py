@@ -19,8 +19,8 @@ from nbdist.client.board.page import Page
 from nbdist.client.board.plots import SplitPlot
 from nbdist.client.board.view import View
 from nbdist.client.board.views import SHEETS
-from nbdist.client.insight.values import Analysis, RankStep, Verdict
-from nbdist.client.telemetry import Telemetry
+from nbdist.client.metrics.analysis.values import Analysis, RankStep, Verdict
+from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Batch, Record
 from tests.unit.board_data import analysis_of, cell_info, steps_of, training
 

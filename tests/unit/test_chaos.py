@@ -3,8 +3,8 @@ import threading
 
 import pytest
 
-from nbdist.client.chaos import Fault, Plan, Stopwatch, schedule
-from nbdist.client.chaos_report import report, within
+from nbdist.client.session.chaos import Fault, Plan, Stopwatch, schedule
+from nbdist.client.session.chaos_report import report, within
 
 KINDS = ("kill", "stop", "raise")
 

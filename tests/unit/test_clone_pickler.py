@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist.engine.clone import pickler, unpickler
-from nbdist.engine.placeholder import Placeholder, PlaceholderError
+from nbdist.engine.kernel.placeholder import Placeholder, PlaceholderError
+from nbdist.engine.recovery.clone import pickler, unpickler
 
 
 def clone(

@@ -3,10 +3,10 @@
 from typing import Any
 
 from nbdist import wire
-from nbdist.client.collect import Collector
-from nbdist.client.ipp import Message
-from nbdist.client.live import LiveText
-from nbdist.client.slots import Slots
+from nbdist.client.cells.listener import Collector
+from nbdist.client.cluster.connection import Message
+from nbdist.client.output.live_text import LiveText
+from nbdist.client.output.slots import Slots
 
 
 class Heard:

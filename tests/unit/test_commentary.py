@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.commentary import Commentary, deaf
-from nbdist.client.doing import Doing, Gone, Wait
-from nbdist.client.watch import Round
+from nbdist.client.faults.notes import Commentary, deaf
+from nbdist.client.faults.poll import Round
+from nbdist.client.faults.rank_state import Doing, Gone, Wait
 
 WAITS = Doing("waiting", Wait("all_reduce"))
 COMPUTES = Doing("computing", line=2)

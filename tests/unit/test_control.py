@@ -2,7 +2,7 @@
 
 import threading
 
-from nbdist.engine.control import _resident_bytes, stacks
+from nbdist.engine.rank.control import _resident_bytes, stacks
 
 
 def test_stacks_name_the_threads_and_where_they_are() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.controller import ControllerFolder, remove_orphans
+from nbdist.client.cluster.controller import ControllerFolder, remove_orphans
 
 KILLED = """
 import os
-from nbdist.client.controller import ControllerFolder
+from nbdist.client.cluster.controller import ControllerFolder
 mine = ControllerFolder()
 print(mine.path, flush=True)
 os.kill(os.getpid(), 9)

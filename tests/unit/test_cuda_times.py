@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from nbdist.engine.tap import cuda_times, ledger
-from nbdist.engine.tap.books import Book
-from nbdist.engine.tap.cuda_marks import Gpu, Mark
+from nbdist.engine.tap import cuda_times, in_flight
+from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.counters import Book
+from nbdist.engine.tap.cuda_events import Gpu, Mark
 from nbdist.engine.tap.cuda_times import ANCHOR_EVERY_NS, BLOCKED_NS, MAX_SPANS, CudaTimes
-from nbdist.engine.tap.launch import Launch
 from nbdist.packed import CALL, TICK_NS
 
 MS = 1_000_000
@@ -419,36 +419,36 @@ def test_a_step_is_told_when_its_gpu_is_through_and_with_its_own_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rank = _Rank()
-    state = ledger.State()
+    state = in_flight.State()
     state.level, state.cuda = "full", rank.times
-    monkeypatch.setattr(ledger, "state", state)
-    ledger.take()
+    monkeypatch.setattr(in_flight, "state", state)
+    in_flight.take()
 
     def step() -> None:
         state.collectives += 1
         launch = rank.nccl(30)
-        assert ledger.tell(launch)
+        assert in_flight.tell(launch)
         rank.world.now_ns += 10 * MS
 
     step()
-    first = ledger.take(1)
+    first = in_flight.take(1)
     assert (first.calls, first.collectives, first.total_ns) == (None, 1, None)
     step()
-    second = ledger.take(2)
+    second = in_flight.take(2)
     assert second.calls is None
     rank.world.now_ns += 25 * MS  # the first has passed
-    third = ledger.take(3)
+    third = in_flight.take(3)
     assert third.calls is not None
     assert third.calls_step == 1
     assert _durations_ms(third.calls) == [pytest.approx(30, abs=0.1)]
-    assert ledger.late() is None
+    assert in_flight.late() is None
     rank.world.now_ns += 100 * MS
-    late = ledger.late()
+    late = in_flight.late()
     assert late is not None
     assert late[0] == 2
     assert _durations_ms(late[1]) == [pytest.approx(30, abs=0.1)]
-    assert [told[0] for told in (ledger.late(),) if told is not None] == [3]
-    assert ledger.late() is None
+    assert [told[0] for told in (in_flight.late(),) if told is not None] == [3]
+    assert in_flight.late() is None
 
 
 def _durations_ms(calls: Any) -> list[float]:

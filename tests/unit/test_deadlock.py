@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.client.deadlock import prove
-from nbdist.client.doing import Doing, Gone, Wait
+from nbdist.client.faults.deadlock import prove
+from nbdist.client.faults.rank_state import Doing, Gone, Wait
 
 WORLD4 = frozenset(range(4))
 

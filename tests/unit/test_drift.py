@@ -1,6 +1,6 @@
 """Replicas that differ, found in what ranks tell of the same steps."""
 
-from nbdist.client.checks.drift import MOST_OPEN, Drift
+from nbdist.client.metrics.checks.drift import MOST_OPEN, Drift
 
 
 def test_ranks_that_tell_the_same_are_silent() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbdist.engine import interrupts, leftovers, whole_steps
+from nbdist.engine.kernel import cleanup, interrupts
+from nbdist.engine.steps import defer_interrupt
 
 
 @pytest.fixture(autouse=True)
@@ -99,9 +100,9 @@ def test_an_interrupt_that_waits_for_a_step_strikes_no_message_that_follows(
 
     monkeypatch.setattr(interrupts, "strike", strike_late)
     interrupts.begin("this")
-    whole_steps.begin()
+    defer_interrupt.begin()
     signal.raise_signal(signal.SIGINT)
-    whole_steps.end()
+    defer_interrupt.end()
     interrupts.end()
     interrupts.begin("next")
     next_began.set()
@@ -113,9 +114,9 @@ def test_an_interrupt_that_waits_for_a_step_strikes_no_message_that_follows(
 def test_only_commands_of_the_message_that_is_named_are_interrupted() -> None:
     with subprocess.Popen(["sleep", "600"]) as command:
         interrupts.begin("next")
-        assert leftovers.interrupt_children("this") == 0
+        assert cleanup.interrupt_children("this") == 0
         assert command.poll() is None
-        assert leftovers.interrupt_children("next") == 1
+        assert cleanup.interrupt_children("next") == 1
     assert command.returncode == -signal.SIGINT
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.engine.environment import group_variables, rank_variables, restore
+from nbdist.engine.kernel.environment import group_variables, rank_variables, restore
 
 
 def test_a_rank_has_what_torchrun_sets() -> None:

@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from nbdist import errors
-from nbdist.client import kernel
-from nbdist.engine.environment import rank_variables
+from nbdist.client.notebook import current
+from nbdist.engine.kernel.environment import rank_variables
 from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError
 
 
@@ -47,5 +47,5 @@ def test_a_rank_that_asks_for_the_session_is_told_where_it_lives(
     for name, value in rank_variables(3, 4, "cpu", 1).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ClusterError, match="is for the notebook, and this is rank 3") as refused:
-        kernel.current()
+        current.current()
     assert "there are rank, world_size" in refused.value.do

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.events import EventLog, older_part, read_events
+from nbdist.client.cluster.events import EventLog, older_part, read_events
 
 
 def test_a_line_tells_when_what_why_and_the_facts(tmp_path: Path) -> None:

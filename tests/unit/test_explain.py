@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from nbdist.client import explain
-from nbdist.client.doing import Doing, Gone, Wait, name_bytes
+from nbdist.client.faults import describe
+from nbdist.client.faults.rank_state import Doing, Gone, Wait, name_bytes
 
 WAIT = Wait("all_reduce", "0", 7, 8_400_000, 14.2, 9, (0, 1, 2, 3))
 WAITS = Doing("waiting", WAIT, {"0": 7})
@@ -13,7 +13,7 @@ LOADS = Doing("computing", None, {"0": 6}, function="load_batch", line=3)
 
 
 def test_the_quiet_note_names_who_computes_who_waits_and_the_way_out() -> None:
-    note = explain.quiet_note(
+    note = describe.quiet_note(
         14.3, {0: LOADS, 1: WAITS, 2: WAITS, 3: WAITS}, [0, 1, 2, 3], gone={}, silent={}
     )
     assert note == (
@@ -36,13 +36,13 @@ def test_the_quiet_note_names_who_computes_who_waits_and_the_way_out() -> None:
 def test_every_state_of_a_rank_has_its_words(
     said: dict[int, Doing], silent: dict[int, str], expected: str
 ) -> None:
-    assert explain.clauses(said, [0], {}, silent) == expected
+    assert describe.clauses(said, [0], {}, silent) == expected
 
 
 def test_ranks_that_wait_for_different_ones_name_them() -> None:
     other = Doing("waiting", Wait("barrier", "1", 1, ranks=(2, 3)), {"0": 7, "1": 1})
     said = {0: LOADS, 1: WAITS, 2: other, 3: Doing("computing", None, {"0": 7}, line=5)}
-    assert explain.clauses(said, [0, 1, 2, 3], {}, {}) == (
+    assert describe.clauses(said, [0, 1, 2, 3], {}, {}) == (
         "rank 0 computes in load_batch (line 3); rank 3 computes (line 5); "
         "rank 1 waits for rank 0 in all_reduce no. 7 (8.4 MB, group 0), line 9; "
         "rank 2 waits for rank 3 in barrier no. 1 (group 1)"
@@ -51,22 +51,22 @@ def test_ranks_that_wait_for_different_ones_name_them() -> None:
 
 def test_a_rank_is_described_in_a_few_words() -> None:
     said = {0: LOADS, 1: WAITS}
-    assert explain.describe(0, said, {}) == "computing in load_batch (line 3)"
-    assert explain.describe(1, said, {}) == (
+    assert describe.describe(0, said, {}) == "computing in load_batch (line 3)"
+    assert describe.describe(1, said, {}) == (
         "waiting 14 s in all_reduce no. 7 (8.4 MB, group 0), line 9 for rank 0"
     )
 
 
 def test_after_a_failure_the_ranks_that_still_compute_are_named_with_what_ends_them() -> None:
     culprits = {1: Gone("failed", "ValueError, cell 7, line 3")}
-    assert explain.after_failure(culprits, [2]) == (
+    assert describe.after_failure(culprits, [2]) == (
         "rank 1 failed (ValueError, cell 7, line 3); rank 2 still computes and stops at its next "
         "collective or the cell's end."
     )
 
 
 def test_what_an_interrupt_has_not_stopped_is_named_with_what_a_second_one_costs() -> None:
-    text = explain.not_stopped({0: LOADS, 1: Doing("computing")}, [0, 1])
+    text = describe.not_stopped({0: LOADS, 1: Doing("computing")}, [0, 1])
     assert text == (
         "Rank 0 is still busy in load_batch (line 3). Rank 1 is still inside one long call. "
         "Wait, or interrupt again to kill them: variables that no other rank holds are lost then."
@@ -74,7 +74,7 @@ def test_what_an_interrupt_has_not_stopped_is_named_with_what_a_second_one_costs
 
 
 def test_a_rank_of_which_only_the_line_is_known_has_a_whole_sentence_too() -> None:
-    text = explain.not_stopped(
+    text = describe.not_stopped(
         {0: Doing("computing", line=2), 1: Doing("computing", line=2)}, [0, 1]
     )
     assert text.startswith("Ranks 0-1 are still busy (line 2). Wait, or ")

@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import nbdist
-from nbdist.client.failures import (
+from nbdist.client.faults.rank_errors import (
     Death,
     Failure,
     beside_interrupt,
@@ -231,7 +231,7 @@ def test_frames_of_nbdist_and_its_carriers_are_cut_and_a_users_folder_is_not(fol
     frames = (
         "Cell In[7], line 1\n----> 1 f()\n",
         f"File {ipykernel.__file__}:5, in g()\n----> 5 carrier()\n",
-        f"File {Path(nbdist.__file__).parent}/engine/layout/ddp.py:5, in g()\n----> 5 ours()\n",
+        f"File {Path(nbdist.__file__).parent}/engine/layout/spread.py:5, in g()\n----> 5 ours()\n",
         f"File {folder}/train.py:8, in f()\n----> 8 users()\n",
         "ValueError: x",
     )

@@ -11,8 +11,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from nbdist.engine.clone.fingerprint import differing, fingerprint, of_names  # noqa: E402
-from nbdist.engine.clone.loop_names import of_source  # noqa: E402
+from nbdist.engine.recovery.clone.fingerprint import differing, fingerprint, of_names  # noqa: E402
+from nbdist.engine.recovery.clone.loop_names import of_source  # noqa: E402
 
 
 def linear(seed: int, kind: Any = torch.nn.Linear) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.folders import (
+from nbdist.client.cluster.folders import (
     current_folder,
     last_lines,
     living_logs,

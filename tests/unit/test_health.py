@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from nbdist.client.health import judge
-from nbdist.client.status import RankLine, Status
+from nbdist.client.notebook.health import judge
+from nbdist.client.session.status import RankLine, Status
 
 EVENTS = Path("/here/.nbdist/logs/now/events.jsonl")
 

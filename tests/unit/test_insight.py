@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from nbdist import clock
-from nbdist.client.insight.analyst import Analyst
-from nbdist.client.insight.clocks import Clocks
-from nbdist.client.insight.insight import Insight
-from nbdist.client.insight.values import PARTS
+from nbdist.client.metrics.analysis.analyst import Analyst
+from nbdist.client.metrics.analysis.clocks import Clocks
+from nbdist.client.metrics.analysis.insight import Insight
+from nbdist.client.metrics.analysis.values import PARTS
 from nbdist.wire import CellInfo, Record
 
 INFO = CellInfo(1, "train()", (0, 1), 2, "gloo", ("cpu", "cpu"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.insight.clocks import MAX_DRIFT, Clocks, Ping, Sighting, offset, sight
+from nbdist.client.metrics.analysis.clocks import MAX_DRIFT, Clocks, Ping, Sighting, offset, sight
 
 MS, S = 1_000_000, 1_000_000_000
 
@@ -166,7 +166,7 @@ def test_a_copied_machine_has_the_same_boot_and_another_clock() -> None:
 
 
 def test_a_rank_that_does_not_answer_has_no_clock_and_stops_nobody() -> None:
-    from nbdist.client.requests import RankDiedError
+    from nbdist.client.cluster.requests import RankDiedError
 
     world = World({0: Host(name="here"), 1: Host(name="here")}, lopsided(1))
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nbdist.client.insight.analyst import Analyst
-from nbdist.client.insight.match import Arrivals
-from nbdist.client.insight.rows import Rows, Waits
-from nbdist.client.insight.steps import split
-from nbdist.client.insight.values import ExplainedStep
+from nbdist.client.metrics.analysis.analyst import Analyst
+from nbdist.client.metrics.analysis.match import Arrivals
+from nbdist.client.metrics.analysis.rows import Rows, Waits
+from nbdist.client.metrics.analysis.steps import split
+from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.packed import Template
 from nbdist.wire import Record
 from tests.unit.insight_data import OneClock, Rank, template

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.insight.traffic import algorithm_bytes, bus_factor, sent_bytes
+from nbdist.client.metrics.analysis.traffic import algorithm_bytes, bus_factor, sent_bytes
 from nbdist.errors import UsageError
 
 close = pytest.approx

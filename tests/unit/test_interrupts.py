@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from nbdist.client.interrupts import Interrupts
-from nbdist.client.session import Session
-from nbdist.client.show import Showing
+from nbdist.client.cells.interrupts import Interrupts
+from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.session import Session
 
 
 def _interrupt() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nbdist.client.last_words import MOST_LINES, LastWords, telling_lines
+from nbdist.client.faults.stderr_tail import MOST_LINES, LastWords, telling_lines
 
 
 def test_only_what_was_written_since_counts(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.engine.layout.cost import (
+from nbdist.engine.layout.spec.cost import (
     ModelSize,
     context_bytes,
     human,
@@ -11,7 +11,7 @@ from nbdist.engine.layout.cost import (
     state_share,
     token_bytes,
 )
-from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.spec.mesh import MeshShape
 
 
 def sent_bytes(size: ModelSize, shape: MeshShape, backend: str) -> float:

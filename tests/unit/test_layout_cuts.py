@@ -1,6 +1,6 @@
 """A tensor-parallel plan as values: who owns a pair, and how people read it."""
 
-from nbdist.engine.layout.tp.cuts import COLUMN, HEAD, ROW, VOCAB, Cut, Pair, Plan
+from nbdist.engine.layout.axes.tp.cuts import COLUMN, HEAD, ROW, VOCAB, Cut, Pair, Plan
 
 
 def test_a_pair_is_owned_by_the_innermost_module_that_holds_it() -> None:

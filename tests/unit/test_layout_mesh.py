@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.engine.layout.mesh import AXES, MeshShape, parse
+from nbdist.engine.layout.spec.mesh import AXES, MeshShape, parse
 from nbdist.errors import LayoutError
 
 

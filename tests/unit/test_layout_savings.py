@@ -2,9 +2,14 @@
 
 import pytest
 
-from nbdist.engine.layout import cost
-from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.saving.savings import ActivationCheckpoint, Compress, Offload, Precision
+from nbdist.engine.layout.policies.efficiency import (
+    ActivationCheckpoint,
+    Compress,
+    Offload,
+    Precision,
+)
+from nbdist.engine.layout.spec import cost
+from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
 
 SIZE = cost.ModelSize(4000, 4000, block_bytes=3000, parameters=1000)

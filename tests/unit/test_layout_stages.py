@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from nbdist.engine.layout.policies import Pipeline
-from nbdist.engine.layout.pp.stages import (
+from nbdist.engine.layout.axes.pp.stages import (
     balanced,
     bubble,
     check_microbatches,
@@ -16,6 +15,7 @@ from nbdist.engine.layout.pp.stages import (
     rank_of,
     stages,
 )
+from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.errors import LayoutError
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.saving import offload, two_levels
-from nbdist.engine.layout.saving.savings import ActivationCheckpoint, Compress, Offload
+from nbdist.engine.layout.policies import offload, two_levels
+from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Compress, Offload
+from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
 
 ACTIVATIONS = Offload(parameters=False, activations=True)

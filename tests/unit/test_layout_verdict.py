@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nbdist.engine.layout.proof.verdict import MULTIPLE, Difference, Noise, Proof, allowances, judge
+from nbdist.engine.layout.verify.report import MULTIPLE, Difference, Noise, Proof, allowances, judge
 from nbdist.errors import LayoutError
 
 ALLOWED = {

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import (  # noqa: E402
     StepLR,
 )
 
-from nbdist.engine.learning_rate import scale_lr  # noqa: E402
+from nbdist.engine.data.lr_scaling import scale_lr  # noqa: E402
 from nbdist.errors import UsageError  # noqa: E402
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.live import LiveText
-from nbdist.client.slots import Slot, Slots
+from nbdist.client.output.live_text import LiveText
+from nbdist.client.output.slots import Slot, Slots
 from nbdist.wire import Display
 
 

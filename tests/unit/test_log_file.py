@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client import log_file
+from nbdist.client.notebook import log_file
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from nbdist.client import kernel
-from nbdist.client.arguments import parse_dist
-from nbdist.client.network import check_connection, choose_address
+from nbdist.client.cluster.network import check_connection, choose_address
+from nbdist.client.notebook import current
+from nbdist.client.notebook.arguments import parse_dist
 from nbdist.errors import StartError, UsageError
 
 INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["192.0.2.7"], "down0": []}
@@ -83,7 +83,7 @@ def test_a_start_that_is_refused_for_its_address_begins_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="means all of them"):
-        kernel.start(2, interface="0.0.0.0", trust_network=True)
+        current.start(2, interface="0.0.0.0", trust_network=True)
     assert list(tmp_path.iterdir()) == []
 
 

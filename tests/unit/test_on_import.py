@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from nbdist.engine import on_import
+from nbdist.engine.compat import on_import
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import resource
 import subprocess
 import sys
 
-from nbdist.client.launchers.open_files import ENOUGH, chosen_limit
+from nbdist.client.cluster.launchers.open_files import ENOUGH, chosen_limit
 
 LIMITED = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-from nbdist.client.launchers.open_files import allow_open_files
+from nbdist.client.cluster.launchers.open_files import allow_open_files
 from nbdist.errors import StartError
 try:
     allow_open_files()
@@ -27,7 +27,7 @@ def said_with(soft: int, hard: int) -> str:
 
 FULL = """
 import os, resource
-from nbdist.client.launchers.open_files import FEWEST_FREE, require_files_to_start
+from nbdist.client.cluster.launchers.open_files import FEWEST_FREE, require_files_to_start
 from nbdist.errors import StartError
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
 held = [os.open(os.devnull, os.O_RDONLY) for _ in range(300 - len(os.listdir("/dev/fd")) - 9)]

@@ -18,7 +18,7 @@ TORCH = os.path.dirname(torch.__file__)
 @pytest.mark.parametrize("package", ["nbdist", "torch"])
 def test_a_package_is_known_by_its_folder_and_not_by_a_name_in_a_path(package: str) -> None:
     folder = {"nbdist": NBDIST, "torch": TORCH}[package]
-    assert origins.is_of(f"{folder}/engine/where.py", package)
+    assert origins.is_of(f"{folder}/engine/kernel/location.py", package)
     assert origins.is_of(f"{folder}/__init__.py", "numpy", package)
     # A checkout, someone's own folder, a neighbour whose name begins alike.
     assert not origins.is_of(f"{Path(folder).parent}/train.py", package)
@@ -37,7 +37,7 @@ def test_a_file_is_known_below_the_home_folder_as_tracebacks_write_it(
 ) -> None:
     monkeypatch.setenv("HOME", os.path.dirname(NBDIST))
     origins.is_of.cache_clear()
-    assert origins.is_of("~/nbdist/engine/where.py", "nbdist")
+    assert origins.is_of("~/nbdist/engine/kernel/location.py", "nbdist")
     assert not origins.is_of("~/train.py", "nbdist")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import nbdist
-from nbdist.client.params import require_params
+from nbdist.client.session.params import require_params
 from nbdist.errors import UsageError
 from nbdist.ranks import NAMES_OF_A_RANK
 
@@ -19,7 +19,7 @@ def test_a_name_that_cells_find_on_the_rank_is_refused_in_a_line(name: str) -> N
 
 
 def test_the_names_that_are_refused_are_those_that_a_rank_sets() -> None:
-    boot = ast.parse((Path(nbdist.__file__).parent / "engine/boot.py").read_text())
+    boot = ast.parse((Path(nbdist.__file__).parent / "engine/rank/boot.py").read_text())
     (call,) = [
         node
         for node in ast.walk(boot)

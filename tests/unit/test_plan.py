@@ -1,8 +1,8 @@
 """Which groups a generation forms, from what the ranks say of themselves."""
 
-from nbdist.engine.group_spec import Spec
-from nbdist.engine.plan import Hello, Key, make_plan
-from nbdist.engine.shared_memory import Offer
+from nbdist.engine.compat.group_spec import Spec
+from nbdist.engine.group.plan import Hello, Key, make_plan
+from nbdist.engine.group.shared_memory import Offer
 
 SPEC = Spec("gloo", 60.0, "undefined")
 WORLD: Key = ("0", (0, 1, 2))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nbdist.client.arguments import DEFAULT_STEPS, parse_distributed
-from nbdist.client.profile.chosen import Steps, parse_steps
+from nbdist.client.metrics.profile.chosen import Steps, parse_steps
+from nbdist.client.notebook.arguments import DEFAULT_STEPS, parse_distributed
 from nbdist.errors import UsageError
 
 

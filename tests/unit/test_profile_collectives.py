@@ -3,8 +3,8 @@
 from array import array
 from typing import Any
 
-from nbdist.client.profile.chosen import Steps
-from nbdist.client.profile.collectives import Heard, lanes
+from nbdist.client.metrics.profile.chosen import Steps
+from nbdist.client.metrics.profile.collectives import Heard, lanes
 from nbdist.packed import Calls, Packer, Template
 from nbdist.wire import Record
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from nbdist.client.profile.chosen import Steps
-from nbdist.client.profile.summary import KINDS, OpTotal, RankSummary
-from nbdist.client.profile.words import as_html, as_text, what_was_recorded
+from nbdist.client.metrics.profile.chosen import Steps
+from nbdist.client.metrics.profile.summary import KINDS, OpTotal, RankSummary
+from nbdist.client.metrics.profile.words import as_html, as_text, what_was_recorded
 
 CHOSEN = Steps(3, 5)
 

@@ -5,9 +5,9 @@ import sys
 
 _ON_A_RANK = """
 import sys
-from nbdist.engine import progress
+from nbdist.engine.kernel import tqdm_bars
 
-progress.install()
+tqdm_bars.install()
 assert not any(name.startswith("tqdm") for name in sys.modules), "it loads nothing by itself"
 import ipykernel.zmqshell  # by which tqdm knows a notebook
 """

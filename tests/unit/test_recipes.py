@@ -7,9 +7,9 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from nbdist.engine.clone import pickler, unpickler  # noqa: E402
-from nbdist.engine.clone.parcels import over  # noqa: E402
-from nbdist.engine.clone.recipes import recipes  # noqa: E402
+from nbdist.engine.recovery.clone import pickler, unpickler  # noqa: E402
+from nbdist.engine.recovery.clone.parcels import over  # noqa: E402
+from nbdist.engine.recovery.clone.recipes import recipes  # noqa: E402
 
 
 def clone(**names: Any) -> dict[str, Any]:

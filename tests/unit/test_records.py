@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine import records
-from nbdist.engine.records import Recorder
+from nbdist.engine.kernel import records
+from nbdist.engine.kernel.records import Recorder
 from nbdist.wire import Batch
 
 

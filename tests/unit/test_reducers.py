@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from nbdist.engine.reducers import Claim, Fact, agreed, plan
+from nbdist.engine.group.ddp_buckets import Claim, Fact, agreed, plan
 
 NEW, FIRST_STEP = Fact(0, "first", False), Fact(0, "anew", False)
 ONE_STEP, LAID, UNUSED = Fact(1, "first", False), Fact(2, "anew", False), Fact(2, "never", False)

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from nbdist.client.cluster import Cluster
-from nbdist.client.repair import MOST_ROUNDS, describe, repair, restart
-from nbdist.client.roster import RankState
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.cluster.processes import RankState
+from nbdist.client.faults.recovery import MOST_ROUNDS, describe, repair, restart
 from nbdist.errors import ClusterError, StartError
 
 PLAIN: dict[str, Any] = {"healed": [], "agreed": [], "cloned": None, "stale": []}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nbdist import wire
-from nbdist.client.ipp import Message
-from nbdist.client.requests import RankDiedError, RankFailedError, Requests
+from nbdist.client.cluster.connection import Message
+from nbdist.client.cluster.requests import RankDiedError, RankFailedError, Requests
 
 
 class Wire:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.rescue import agree
+from nbdist.client.faults.fault_handler import agree
 from nbdist.wire import Summary
 
 

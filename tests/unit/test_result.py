@@ -1,6 +1,6 @@
 """What a script reads of a cell."""
 
-from nbdist.client.result import CellResult, RankResult
+from nbdist.client.output.result import CellResult, RankResult
 
 
 def test_a_result_is_a_mapping_by_rank() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.roster import Roster, describe_end
+from nbdist.client.cluster.processes import Roster, describe_end
 from nbdist.host import oom
 
 

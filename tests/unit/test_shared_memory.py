@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.engine.shared_memory import Offered, accept
+from nbdist.engine.group.shared_memory import Offered, accept
 
 
 def test_what_one_writes_the_other_reads_also_after_the_offer_has_ended() -> None:

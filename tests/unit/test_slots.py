@@ -9,14 +9,14 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from nbdist.client.slots import Slots
+from nbdist.client.output.slots import Slots
 from nbdist.wire import Display
 
 SET_UP = """
 import threading
-from nbdist.client.slots import Slots
-from nbdist.client.live import LiveText
-from nbdist.client.transcript import render
+from nbdist.client.output.slots import Slots
+from nbdist.client.output.live_text import LiveText
+from nbdist.client.output.merge import render
 from nbdist.wire import Display
 def text(t): return Display({"text/plain": t})
 def figure(t):
@@ -102,7 +102,7 @@ def test_the_finals_stand_in_the_file_in_their_order(both) -> None:  # type: ign
 
 def test_a_plain_script_prints_the_finals() -> None:
     program = """
-from nbdist.client.slots import Slots
+from nbdist.client.output.slots import Slots
 from nbdist.wire import Display
 slots = Slots()
 slots.open(Display({"text/plain": "live"}))

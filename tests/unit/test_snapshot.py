@@ -1,6 +1,6 @@
 import math
 
-from nbdist.engine import snapshot
+from nbdist.engine.recovery import snapshot
 
 
 def test_snapshots_are_thirty_seconds_apart_or_take_one_percent_of_the_time() -> None:

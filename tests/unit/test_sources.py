@@ -1,6 +1,6 @@
 """From whom newcomers are cloned."""
 
-from nbdist.engine.clone.sources import Model, Ties, choose, missed
+from nbdist.engine.recovery.clone.sources import Model, Ties, choose, missed
 
 ALL = (0, 1, 2, 3)
 NOTHING = Ties((), (ALL,))

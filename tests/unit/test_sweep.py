@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.sweep import MOST_RUNS, announcement, combinations, said_of
+from nbdist.client.session.sweep import MOST_RUNS, announcement, combinations, said_of
 from nbdist.client.tracking.names import run_name_of
 from nbdist.errors import UsageError
 

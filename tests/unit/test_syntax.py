@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from nbdist.client.syntax import check
+from nbdist.client.session.syntax import check
 from nbdist.errors import CellSyntaxError
 
 

@@ -4,10 +4,10 @@ from typing import Any, cast
 
 import pytest
 
-from nbdist.engine.tap import ledger, rows
-from nbdist.engine.tap.books import MAX_TAGS, Book
-from nbdist.engine.tap.launch import Launch
-from nbdist.engine.tap.rows import MAX_TEMPLATES, Templates
+from nbdist.engine.tap import encode, in_flight
+from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.counters import MAX_TAGS, Book
+from nbdist.engine.tap.encode import MAX_TEMPLATES, Templates
 from nbdist.packed import ANY_TAG, CALL, Calls
 
 
@@ -108,21 +108,21 @@ def test_messages_of_too_many_tags_are_numbered_by_peer_alone() -> None:
 
 
 def test_of_a_step_with_too_many_calls_the_first_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = ledger.State()
-    monkeypatch.setattr(ledger, "state", state)
+    state = in_flight.State()
+    monkeypatch.setattr(in_flight, "state", state)
     state.level = "full"
-    for number in range(ledger.MAX_ROWS + 100):
+    for number in range(in_flight.MAX_ROWS + 100):
         launch = _launch(8, seq=number)
         state.collectives += 1
-        if ledger.tell(launch):
+        if in_flight.tell(launch):
             launch.begin_ns, launch.end_ns = 2_000, 3_000
             state.ended.append(launch)
-    traffic = ledger.take(1)
-    assert traffic.collectives == ledger.MAX_ROWS + 100
+    traffic = in_flight.take(1)
+    assert traffic.collectives == in_flight.MAX_ROWS + 100
     assert traffic.total_ns is None  # of a part it would be no total
     assert traffic.calls is not None
-    assert len(_columns(traffic.calls)) == ledger.MAX_ROWS
+    assert len(_columns(traffic.calls)) == in_flight.MAX_ROWS
     assert traffic.calls.skipped == 100
-    assert rows.MAX_TEMPLATES <= ledger.MAX_ROWS
+    assert encode.MAX_TEMPLATES <= in_flight.MAX_ROWS
     launch = _launch(8)
-    assert ledger.tell(launch)  # the next step begins anew
+    assert in_flight.tell(launch)  # the next step begins anew

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.engine.tap.stride import CHEAP_ROWS, MOST_ROWS, MOST_STEPS, Stride
+from nbdist.engine.tap.sampling import CHEAP_ROWS, MOST_ROWS, MOST_STEPS, Stride
 
 
 def _run(step_ms: float, calls: int, seconds: float = 20) -> tuple[Stride, float, float]:

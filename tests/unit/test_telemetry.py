@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.client import telemetry
-from nbdist.client.telemetry import Telemetry, thin
+from nbdist.client.metrics import telemetry
+from nbdist.client.metrics.telemetry import Telemetry, thin
 from nbdist.wire import Batch, Record
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from nbdist.client.terminal import MAX_DISPLAYS, RankOutput, Screen
-from nbdist.client.transcript import Line, Shown
+from nbdist.client.output.merge import Line, Shown
+from nbdist.client.output.terminal import MAX_DISPLAYS, RankOutput, Screen
 from nbdist.wire import Display
 
 

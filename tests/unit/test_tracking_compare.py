@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from nbdist.client.board.compare_plot import picture
 from nbdist.client.board.palette import theme_named
-from nbdist.client.compare_plot import picture
-from nbdist.client.telemetry import Series
+from nbdist.client.metrics.telemetry import Series
 from nbdist.client.tracking.compare import (
     Comparison,
     Entry,

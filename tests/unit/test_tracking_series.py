@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.client.insight.values import ExplainedStep
+from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.client.tracking.flat import flat_values, skew_estimate_ms, spread
 from nbdist.client.tracking.series import LAG_S, Point, Series
 from nbdist.wire import Record

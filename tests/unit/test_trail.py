@@ -1,6 +1,6 @@
 import pickle
 
-from nbdist.engine.data.trail import Position, Trail
+from nbdist.engine.data.passes import Position, Trail
 
 
 class Loops:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.client.transcript import Item, Line, Shown, align, arrange, render, text_of
+from nbdist.client.output.merge import Item, Line, Shown, align, arrange, render, text_of
 from nbdist.wire import Display
 
 

@@ -3,12 +3,12 @@
 from types import SimpleNamespace
 from typing import Any
 
-from nbdist.client.collect import Collector
-from nbdist.client.collect import Failure as Told
-from nbdist.client.doing import Gone
-from nbdist.client.live import LiveText
-from nbdist.client.slots import Slots
-from nbdist.client.verdict import gone
+from nbdist.client.cells.listener import Collector
+from nbdist.client.cells.listener import Failure as Told
+from nbdist.client.cells.outcome import gone
+from nbdist.client.faults.rank_state import Gone
+from nbdist.client.output.live_text import LiveText
+from nbdist.client.output.slots import Slots
 
 
 def test_a_rank_whose_peer_went_away_was_freed_and_has_not_failed() -> None:

@@ -3,8 +3,8 @@
 from concurrent.futures import Future
 from typing import Any
 
-from nbdist.client.doing import Gone
-from nbdist.client.watch import Watch
+from nbdist.client.faults.poll import Watch
+from nbdist.client.faults.rank_state import Gone
 
 WORLD = frozenset({0, 1})
 FINISHED = {1: Gone("finished")}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine import stacks, where
+from nbdist.engine.kernel import location, stacks
 
 CELL = "/tmp/ipykernel_nbdist/ab12.py"
 
@@ -17,36 +17,36 @@ def run_as_cell(code: str, **names: Any) -> dict[str, Any]:
 
 
 def test_a_cells_file_leads_to_the_prompt_it_came_from() -> None:
-    where.name_cell(CELL, 7)
-    assert where.prompt_of(CELL) == 7
-    assert where.prompt_of("/home/me/train.py") == 0
+    location.name_cell(CELL, 7)
+    assert location.prompt_of(CELL) == 7
+    assert location.prompt_of("/home/me/train.py") == 0
 
 
 def test_the_place_is_the_innermost_line_of_a_cell() -> None:
     names = run_as_cell("def f(look):\n    return look()\n\n\nfound = f(look)", look=_look)
     assert names["found"] == (CELL, 2)
-    assert where.describe(names["found"]) == f"{CELL}:2"
-    assert where.describe(None) is None
+    assert location.describe(names["found"]) == f"{CELL}:2"
+    assert location.describe(None) is None
 
 
-def _look() -> where.Place | None:
-    return where.cell_place(inspect.currentframe())
+def _look() -> location.Place | None:
+    return location.cell_place(inspect.currentframe())
 
 
 def test_the_main_thread_is_somewhere_only_in_a_cell() -> None:
-    assert where.main_thread() is None
+    assert location.main_thread() is None
 
 
 def test_the_main_threads_place_names_the_innermost_function_that_is_not_ours() -> None:
-    names = run_as_cell("def load():\n    return look()\nfound = load()", look=where.main_thread)
+    names = run_as_cell("def load():\n    return look()\nfound = load()", look=location.main_thread)
     assert names["found"] == {"file_line": f"{CELL}:2", "line": 2, "function": "load"}
-    names = run_as_cell("found = look()", look=where.main_thread)
+    names = run_as_cell("found = look()", look=location.main_thread)
     assert names["found"] == {"file_line": f"{CELL}:1", "line": 1, "function": ""}
 
 
 def test_a_function_in_a_folder_called_as_ours_is_the_users_own() -> None:
     file = "/home/me/nbdist/engine/train.py"
-    names: dict[str, Any] = {"look": where.main_thread}
+    names: dict[str, Any] = {"look": location.main_thread}
     exec(compile("def load():\n    return look()", file, "exec"), names)
     found = run_as_cell("found = load()", load=names["load"])["found"]
     assert found == {"file_line": f"{CELL}:1", "line": 1, "function": "load"}

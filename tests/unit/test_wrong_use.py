@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from nbdist.client.checks.wrong_use import (
+from nbdist.client.metrics.checks.wrong_use import (
     Seen,
     Step,
     feeds_parts_of_a_group_different,

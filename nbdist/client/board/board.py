@@ -18,7 +18,7 @@ from nbdist.wire import CellInfo, Display
 
 if TYPE_CHECKING:
     from nbdist.client.board.look import Insight
-    from nbdist.client.telemetry import Telemetry
+    from nbdist.client.metrics.telemetry import Telemetry
 
 Outcome = Literal["finished", "failed", "interrupted"]
 

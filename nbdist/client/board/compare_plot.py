@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from nbdist.client.board.palette import Theme, line_style, theme_named
-from nbdist.client.slots import Slots, is_live
+from nbdist.client.output.slots import Slots, is_live
 from nbdist.client.tracking.compare import Comparison, Entry
 from nbdist.wire import Display
 

@@ -19,7 +19,7 @@ from nbdist.client.board import past as past_module
 from nbdist.client.board import text
 from nbdist.client.board.names import VIEWS
 from nbdist.client.board.past import Past
-from nbdist.client.slots import Slots, is_live, kernel_shell
+from nbdist.client.output.slots import Slots, is_live, kernel_shell
 from nbdist.wire import Display
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ class Slot(Protocol):
 
 
 class Slots(Protocol):
-    """The cell's output; nbdist.client.slots.Slots."""
+    """The cell's output; nbdist.client.output.slots.Slots."""
 
     def open(self, shown: Any) -> Slot:
         """Show a Display or a widget from now on."""

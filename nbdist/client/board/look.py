@@ -11,7 +11,7 @@ import numpy as np
 
 from nbdist.client.board.scales import Floats
 from nbdist.client.board.view import ALL, Line, Panel, Row, Split, View
-from nbdist.client.insight.values import RECENT, Analysis
+from nbdist.client.metrics.analysis.values import RECENT, Analysis
 from nbdist.wire import STEP_KEYS, CellInfo
 
 MOST_OWN = 2  # panels for numbers that the user logged
@@ -41,7 +41,7 @@ class Series(Protocol):
 
 
 class Telemetry(Protocol):
-    """What the board asks of `nbdist.client.telemetry.Telemetry`; any thread may ask."""
+    """What the board asks of `nbdist.client.metrics.telemetry.Telemetry`; any thread may ask."""
 
     @property
     def count(self) -> int:
@@ -56,7 +56,7 @@ class Telemetry(Protocol):
 
 
 class Insight(Protocol):
-    """What the board asks of `nbdist.client.insight`; any thread may ask."""
+    """What the board asks of `nbdist.client.metrics.analysis`; any thread may ask."""
 
     def now(self) -> Analysis:
         """Return what is known now."""

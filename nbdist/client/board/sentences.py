@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nbdist.client.board.text import count, counted, figure, size
-from nbdist.client.insight.values import RECENT
+from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:  # for its type alone: the view loads numpy

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbdist.client.board.text import STYLE, count, figure, milliseconds, rate, size, slower
-from nbdist.client.insight.values import CollectiveRow
+from nbdist.client.metrics.analysis.values import CollectiveRow
 from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:  # for their types alone: the view loads numpy

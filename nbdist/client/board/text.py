@@ -10,7 +10,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from nbdist.client.doing import name_bytes
+from nbdist.client.faults.rank_state import name_bytes
 
 if TYPE_CHECKING:  # for its type alone: the view loads numpy
     from nbdist.client.board.view import View

@@ -24,7 +24,7 @@ from nbdist.client.board.artists import TEXT_PT, draw, note, rectangles, title
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Limits, grown
 from nbdist.client.board.view import View
-from nbdist.client.insight.values import Lane, Span, TimeLine
+from nbdist.client.metrics.analysis.values import Lane, Span, TimeLine
 
 MOST_LANES = 12
 MOST_TRACKS = 4  # bars of one rank above each other, where collectives overlap

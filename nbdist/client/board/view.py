@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nbdist.client.board.scales import Floats
-from nbdist.client.insight.values import PARTS, Analysis
+from nbdist.client.metrics.analysis.values import PARTS, Analysis
 
 BOTH = "compute and communication"  # a part of steps whose communication was not measured
 ALL = -1  # the rank of a line that is of all of them

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
-from nbdist.client.live import LiveText
+from nbdist.client.output.live_text import LiveText
 
 if TYPE_CHECKING:
-    from nbdist.client.ipp import Message
+    from nbdist.client.cluster.connection import Message
 
 
 @dataclass(frozen=True, slots=True)

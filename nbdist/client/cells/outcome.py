@@ -6,13 +6,13 @@ Pure: what the ranks have told goes in.
 from collections.abc import Callable, Mapping, Sequence
 
 from nbdist import plain
-from nbdist.client import failures
-from nbdist.client.collect import Collector, Failure
-from nbdist.client.doing import Gone
-from nbdist.client.result import RankResult
-from nbdist.client.roster import RankState
-from nbdist.client.terminal import RankOutput
-from nbdist.client.transcript import Shown
+from nbdist.client.cells.listener import Collector, Failure
+from nbdist.client.cluster.processes import RankState
+from nbdist.client.faults import rank_errors
+from nbdist.client.faults.rank_state import Gone
+from nbdist.client.output.merge import Shown
+from nbdist.client.output.result import RankResult
+from nbdist.client.output.terminal import RankOutput
 from nbdist.errors import RankError
 from nbdist.ranks import name_ranks
 
@@ -41,10 +41,10 @@ def gone(ranks: Mapping[int, RankState], collectors: Mapping[int, Collector]) ->
     return found
 
 
-def _gone_by(failed: failures.Failure) -> Gone:
-    if failures.is_consequence(failed):
-        return Gone("freed", failures.collective_of(failed))
-    return Gone("failed", ", ".join(filter(None, (failed.ename, failures.place_of(failed)))))
+def _gone_by(failed: rank_errors.Failure) -> Gone:
+    if rank_errors.is_consequence(failed):
+        return Gone("freed", rank_errors.collective_of(failed))
+    return Gone("failed", ", ".join(filter(None, (failed.ename, rank_errors.place_of(failed)))))
 
 
 def rank_error(
@@ -66,7 +66,7 @@ def rank_error(
         because: Why ranks could never go on, where that was it.
         do: What to do about it.
     """
-    return failures.rank_error(
+    return rank_errors.rank_error(
         [failure(rank, c.failure) for rank, c in collectors.items() if c.failure is not None],
         asked=list(collectors),
         deaths=_deaths(collectors, last_words),
@@ -89,17 +89,19 @@ def beside_interrupt(
     last_words: Callable[[int], tuple[str, ...]],
     killed: Sequence[int],
     at: float,
-) -> list[failures.Group]:
+) -> list[rank_errors.Group]:
     """Return what failed of itself in a cell that was interrupted; see `failures`."""
     raised = [failure(rank, c.failure) for rank, c in collectors.items() if c.failure is not None]
-    return failures.beside_interrupt(raised, _deaths(collectors, last_words), killed=killed, at=at)
+    return rank_errors.beside_interrupt(
+        raised, _deaths(collectors, last_words), killed=killed, at=at
+    )
 
 
 def _deaths(
     collectors: Mapping[int, Collector], last_words: Callable[[int], tuple[str, ...]]
-) -> list[failures.Death]:
+) -> list[rank_errors.Death]:
     return [
-        failures.Death(rank, c.death, c.died_at, last_words(rank))
+        rank_errors.Death(rank, c.death, c.died_at, last_words(rank))
         for rank, c in collectors.items()
         if c.death is not None
     ]
@@ -129,6 +131,6 @@ def result(collector: Collector, output: RankOutput) -> RankResult:
     )
 
 
-def failure(rank: int, told: Failure) -> failures.Failure:
+def failure(rank: int, told: Failure) -> rank_errors.Failure:
     """Return a rank's error as `failures` takes it."""
-    return failures.Failure(rank, told.ename, told.evalue, told.traceback, told.at)
+    return rank_errors.Failure(rank, told.ename, told.evalue, told.traceback, told.at)

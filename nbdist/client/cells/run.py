@@ -12,18 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nbdist import plain, wire
-from nbdist.client import failures, verdict
-from nbdist.client.cluster import Cluster
-from nbdist.client.collect import Collector
-from nbdist.client.interrupts import Interrupts
-from nbdist.client.last_words import LastWords
-from nbdist.client.live import LiveText
-from nbdist.client.repair import Repaired
-from nbdist.client.requests import RankDiedError
-from nbdist.client.rescue import Rescue
-from nbdist.client.result import CellResult
-from nbdist.client.slots import Slots
-from nbdist.client.telemetry import Telemetry
+from nbdist.client.cells import outcome as outcomes
+from nbdist.client.cells.interrupts import Interrupts
+from nbdist.client.cells.listener import Collector
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.cluster.requests import RankDiedError
+from nbdist.client.faults import rank_errors
+from nbdist.client.faults.fault_handler import Rescue
+from nbdist.client.faults.recovery import Repaired
+from nbdist.client.faults.stderr_tail import LastWords
+from nbdist.client.metrics.telemetry import Telemetry
+from nbdist.client.output.live_text import LiveText
+from nbdist.client.output.result import CellResult
+from nbdist.client.output.slots import Slots
 from nbdist.errors import ClusterError, Interrupted
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class CellRequest:
     cell runs, and logged. `timeout_s` bounds the whole cell; None lets it run for ever. `is_retry`
     tells that the cell with the number `failed` is run again: loaders go on where they stood;
     `goes_on` that it had started over, and must not (`failures.should_go_on`).
-    `profile` is what `engine/profile.py` is asked for.
+    `profile` is what `engine/training/torch_profile.py` is asked for.
     """
 
     code: str
@@ -79,7 +80,7 @@ class Outcome:
         """Return what the ranks gave."""
         outputs = self.text.outputs
         return CellResult(
-            {rank: verdict.result(c, outputs[rank]) for rank, c in self.collectors.items()}
+            {rank: outcomes.result(c, outputs[rank]) for rank, c in self.collectors.items()}
         )
 
 
@@ -191,7 +192,7 @@ class CellRun:
             if self._interrupts.count > passed_on:
                 passed_on = self._interrupts.count
                 self._rescue.interrupt(running)
-            gone = verdict.gone(self._cluster.ranks, self._collectors)
+            gone = outcomes.gone(self._cluster.ranks, self._collectors)
             heard_at = {rank: self._collectors[rank].heard_at for rank in running}
             self._rescue.attend(running, gone, heard_at)
             self._on_tick()
@@ -209,9 +210,9 @@ class CellRun:
         for rank, collector in self._collectors.items():
             if collector.failure is not None and rank not in self._noted:
                 self._noted.add(rank)
-                failure = verdict.failure(rank, collector.failure)
+                failure = outcomes.failure(rank, collector.failure)
                 self._cluster.events.note(
-                    "rank failed", failure.ename, rank=rank, place=failures.place_of(failure)
+                    "rank failed", failure.ename, rank=rank, place=rank_errors.place_of(failure)
                 )
 
     def _complete(self) -> None:
@@ -247,16 +248,16 @@ class CellRun:
         )
 
     def _judge(self, repaired: Repaired) -> BaseException | None:
-        beside = verdict.beside_interrupt(
+        beside = outcomes.beside_interrupt(
             self._collectors,
             last_words=self._last_words.of,
             killed=self._rescue.killed,
             at=self._rescue.interrupted_at,
         )
-        where = verdict.places(self._cluster.ranks)
-        loops = verdict.in_loops(self._collectors) and repaired.is_whole
+        where = outcomes.places(self._cluster.ranks)
+        loops = outcomes.in_loops(self._collectors) and repaired.is_whole
         if self._timed_out is not None:
-            own = failures.summaries(beside, where)
+            own = rank_errors.summaries(beside, where)
             return ClusterError(
                 f"The cell ran longer than its --timeout of {self._request.timeout_s:g} s, and "
                 "was interrupted.",
@@ -268,23 +269,23 @@ class CellRun:
                     ]
                 ),
                 do="give it more time, or leave --timeout away."
-                + (f" {failures.LOOPS_GO_ON}" if loops else ""),
+                + (f" {rank_errors.LOOPS_GO_ON}" if loops else ""),
             )
         if self._rescue.interrupted or self._interrupts.count:
             return Interrupted(
-                failures.interrupted(
+                rank_errors.interrupted(
                     beside,
                     asked=len(self._collectors),
                     killed=self._rescue.killed,
                     where=where,
-                    notes=[*repaired.lines, *([failures.LOOPS_GO_ON_UNMENDED] if loops else ())],
+                    notes=[*repaired.lines, *([rank_errors.LOOPS_GO_ON_UNMENDED] if loops else ())],
                 )
             )
         failed = any(c.failure or c.death for c in self._collectors.values())
         if not failed and self._rescue.deadlock is None:
             return None
         deadlock = self._rescue.deadlock
-        return verdict.rank_error(
+        return outcomes.rank_error(
             self._collectors,
             self._cluster.ranks,
             last_words=self._last_words.of,
@@ -298,8 +299,8 @@ class CellRun:
             return self._cluster.broken_error().do
         if repaired.replaced:
             if not repaired.is_whole:
-                return f"{failures.MAKE_AGAIN} and its loader, then this one."
-            if verdict.in_loops(self._collectors):
-                return failures.LOOPS_GO_ON_UNMENDED
+                return f"{rank_errors.MAKE_AGAIN} and its loader, then this one."
+            if outcomes.in_loops(self._collectors):
+                return rank_errors.LOOPS_GO_ON_UNMENDED
             return "%dist retry runs the cell again; loaders go on where they stood."
         return self._rescue.deadlock.do if self._rescue.deadlock else ""

@@ -19,27 +19,27 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist.client.controller import ControllerFolder
-from nbdist.client.events import EventLog
-from nbdist.client.folders import (
+from nbdist.client.cluster.controller import ControllerFolder
+from nbdist.client.cluster.events import EventLog
+from nbdist.client.cluster.folders import (
     current_folder,
     last_lines,
     living_logs,
     mend_start,
     work_folders,
 )
-from nbdist.client.launchers.base import Launcher, Started
-from nbdist.client.launchers.open_files import require_files_to_start
-from nbdist.client.membership import Answers, Membership
-from nbdist.client.network import LOOPBACK, check_connection
-from nbdist.client.options import Options
-from nbdist.client.requests import Requests
-from nbdist.client.roster import RankState, Roster, describe_end
+from nbdist.client.cluster.launchers.base import Launcher, Started
+from nbdist.client.cluster.launchers.open_files import require_files_to_start
+from nbdist.client.cluster.network import LOOPBACK, check_connection
+from nbdist.client.cluster.options import Options
+from nbdist.client.cluster.process_group import Answers, Membership
+from nbdist.client.cluster.processes import RankState, Roster, describe_end
+from nbdist.client.cluster.requests import Requests
 from nbdist.errors import ClusterError, StartError
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 if TYPE_CHECKING:
-    from nbdist.client.ipp import Connection
+    from nbdist.client.cluster.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -285,7 +285,7 @@ class Cluster:
         facts = self._controller_facts()
         check_connection(facts, self.options.address)
         # ipyparallel takes a quarter of a second to import: here, beside the parent's imports.
-        from nbdist.client.ipp import Connection
+        from nbdist.client.cluster.connection import Connection
 
         assert self._folder is not None
         self._connection = Connection(self._folder.connection_file("client"), timeout_s=30.0)

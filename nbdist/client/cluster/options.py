@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from nbdist.client.network import LOOPBACK, is_loopback
+from nbdist.client.cluster.network import LOOPBACK, is_loopback
 from nbdist.errors import StartError, UsageError
 
 MOST_RANKS_A_CORE = 64

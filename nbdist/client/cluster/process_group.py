@@ -10,9 +10,9 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any
 
 from nbdist import wire
-from nbdist.client.events import EventLog
-from nbdist.client.options import Options
-from nbdist.client.requests import Requests, gather
+from nbdist.client.cluster.events import EventLog
+from nbdist.client.cluster.options import Options
+from nbdist.client.cluster.requests import Requests, gather
 
 _FORM_TIMEOUT_S = 120.0  # with the clone of all that a rank holds
 _LEAVE_TIMEOUT_S = 30.0
@@ -65,7 +65,7 @@ class Membership:
             newcomers: Ranks whose processes are new and have joined no group yet.
 
         Returns:
-            What each rank answers, see `engine/recovery.py`.
+            What each rank answers, see `engine/recovery/recovery.py`.
 
         Raises:
             ClusterError: A rank is dead, failed meanwhile, or did not answer in time. The group is
@@ -83,7 +83,7 @@ class Membership:
         return self._join(options, new, new if survivors else (), pending)
 
     def leave(self, ranks: Iterable[int]) -> Answers:
-        """Let ranks leave all their groups, for `form`; see `engine/resize.py`."""
+        """Let ranks leave all their groups, for `form`; see `engine/recovery/resize.py`."""
         answers: Answers = self._requests.ask_all(ranks, "group.leave", timeout_s=_LEAVE_TIMEOUT_S)
         self._first_group = max(answer["groups"] for answer in answers.values())
         return answers

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nbdist.client.launchers.base import UNKNOWN_STATUS
+from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS
 
 _OOM_KILLER = "killed by the kernel's OOM killer"  # as `host/oom.py` says it
 

@@ -16,7 +16,7 @@ from nbdist.errors import ClusterError, NBDistError
 from nbdist.ranks import begin_with_ranks
 
 if TYPE_CHECKING:
-    from nbdist.client.ipp import Connection, Handler, Message
+    from nbdist.client.cluster.connection import Connection, Handler, Message
 
 _ASK_AGAIN_S = 0.25
 
@@ -79,7 +79,7 @@ class Requests:
         buffers: list[Any] | None = None,
         **kwargs: Any,
     ) -> Asked:
-        """Ask a rank to run one of the functions in `engine/calls.py`.
+        """Ask a rank to run one of the functions in `engine/kernel/calls.py`.
 
         Args:
             rank: Which rank.

@@ -13,7 +13,7 @@ between them all ranks waited at once, and nothing that was read at different ti
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from nbdist.client.doing import STORE, Doing, Gone, Wait, missing_in, waiters
+from nbdist.client.faults.rank_state import STORE, Doing, Gone, Wait, missing_in, waiters
 from nbdist.ranks import name_ranks
 
 # Here not everyone waits for everyone: a receiver of a broadcast gets its data from one rank, the

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from nbdist import origins
-from nbdist.client.doing import Doing, Gone, missing_in, waiters
+from nbdist.client.faults.rank_state import Doing, Gone, missing_in, waiters
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 _CELL_FRAME = re.compile(rf'^( *)File "{origins.CELL_FILE}"', re.MULTILINE)

@@ -25,14 +25,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from nbdist.client import explain
-from nbdist.client.cluster import Cluster
-from nbdist.client.commentary import Commentary, silent_ranks
-from nbdist.client.deadlock import Deadlock
-from nbdist.client.doing import Gone
-from nbdist.client.live import LiveText
-from nbdist.client.repair import Repaired, repair
-from nbdist.client.watch import Watch
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.faults import describe
+from nbdist.client.faults.deadlock import Deadlock
+from nbdist.client.faults.notes import Commentary, silent_ranks
+from nbdist.client.faults.poll import Watch
+from nbdist.client.faults.rank_state import Gone
+from nbdist.client.faults.recovery import Repaired, repair
+from nbdist.client.output.live_text import LiveText
 from nbdist.wire import Summary
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class Rescue:
         """Ask all ranks now, and return what the running ones do in a sentence's words."""
         self._watch.ask_now(self._cluster.living(), gone, _TIMEOUT_ASK_S)
         silent = silent_ranks(self._watch, self._cluster, time.monotonic())
-        return explain.clauses(self._watch.last.said, running, gone, silent)
+        return describe.clauses(self._watch.last.said, running, gone, silent)
 
     def _interval(
         self, gone: Mapping[int, Gone], heard_at: Mapping[int, float], now: float

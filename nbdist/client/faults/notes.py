@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 
 import psutil
 
-from nbdist.client import explain
-from nbdist.client.cluster import Cluster
-from nbdist.client.doing import Doing, Gone
-from nbdist.client.live import LiveText
-from nbdist.client.watch import Watch
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.faults import describe
+from nbdist.client.faults.poll import Watch
+from nbdist.client.faults.rank_state import Doing, Gone
+from nbdist.client.output.live_text import LiveText
 from nbdist.ranks import begin_with_ranks
 
 _LONG_CALL_S = 1.5  # after an interrupt, for a rank that says that it computes
@@ -87,7 +87,7 @@ class Commentary:
             note = self._warning
         elif failed_at is not None:
             if now > failed_at + _STILL_COMPUTES_S and computing:
-                note = explain.after_failure(culprits, computing)
+                note = describe.after_failure(culprits, computing)
         else:
             note = self._quiet_note(watch, running, gone, quiet_since, now)
         self._live.note(note)
@@ -115,7 +115,7 @@ class Commentary:
             for_s=now - interrupted_at,
             freed_for_s=0.0 if cut_at is None else now - max(cut_at, interrupted_at),
         )
-        self._warning = explain.not_stopped(watch.last.said, self._deaf) if self._deaf else None
+        self._warning = describe.not_stopped(watch.last.said, self._deaf) if self._deaf else None
         if self._warning is not None and not before.issuperset(self._deaf):
             self._live.tell(self._warning)
 
@@ -136,7 +136,7 @@ class Commentary:
         said, silent = watch.last.said, silent_ranks(watch, self._cluster, now)
         if not silent and not any(said[rank].wait for rank in running if rank in said):
             return None
-        note = explain.quiet_note(for_s, said, running, gone, silent)
+        note = describe.quiet_note(for_s, said, running, gone, silent)
         if for_s < self._told_quiet_s:
             self._told_quiet_s = 0.0  # another wait
         if for_s >= 2 * self._told_quiet_s:

@@ -12,8 +12,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.client.deadlock import Deadlock, prove
-from nbdist.client.doing import Doing, Gone
+from nbdist.client.faults.deadlock import Deadlock, prove
+from nbdist.client.faults.rank_state import Doing, Gone
 
 _ROUND_S = 1.0  # a rank that has not answered by then is left out
 _APART_S = 0.3  # between the two rounds of a proof

@@ -30,7 +30,7 @@ _DISTRIBUTED: Final = (
     "DistNetworkError",
     "DistStoreError",
     "DistError",
-    "ReleasedError",  # of ours: `engine/patient_store.py`
+    "ReleasedError",  # of ours: `engine/tap/interruptible_store.py`
 )
 _CONSEQUENCES: Final = tuple(
     re.compile(pattern)

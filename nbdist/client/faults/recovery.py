@@ -1,8 +1,8 @@
 """Put a cluster together again: new processes for dead ranks, then one recovery of all ranks.
 
-What a recovery does on the ranks stands in `engine/recovery.py`. Here it is asked for, begun again
-when another fault strikes in the midst of it, and told: each repair ends in a few sentences, or in
-a cluster that is `broken` with its reason.
+What a recovery does on the ranks stands in `engine/recovery/recovery.py`. Here it is asked for,
+begun again when another fault strikes in the midst of it, and told: each repair ends in a few
+sentences, or in a cluster that is `broken` with its reason.
 
 Threads: the main one, and every rank's main thread is idle. Interrupts are counted by the caller:
 a repair that is left half done would leave ranks that wait for each other.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbdist.client.cluster import Cluster
+from nbdist.client.cluster.cluster import Cluster
 from nbdist.errors import NBDistError, StartError
 from nbdist.ranks import begin_with_ranks, name_ranks
 
@@ -162,7 +162,7 @@ def describe(
     """Return what a recovery did, in sentences.
 
     Args:
-        answers: What each rank answered, see `engine/recovery.py`.
+        answers: What each rank answered, see `engine/recovery/recovery.py`.
         pids: The newcomers and their processes.
         is_news: Whether to say that the group was formed anew.
     """

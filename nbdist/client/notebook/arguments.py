@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from nbdist.client.board.names import VIEWS
-from nbdist.client.params import read_param, split_line
+from nbdist.client.session.params import read_param, split_line
 from nbdist.errors import UsageError
 
 COMMANDS = {

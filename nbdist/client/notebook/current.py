@@ -12,22 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbdist.client.cluster import Cluster
-from nbdist.client.folders import current_folder, log_folder, project_folder, say_where
-from nbdist.client.interrupts import Interrupts
-from nbdist.client.launchers.local import LocalLauncher
-from nbdist.client.launchers.open_files import require_files_to_start
-from nbdist.client.log_file import log_to
-from nbdist.client.network import (
-    LOOPBACK,
-    choose_address,
-    has_curve,
-    look_at_interfaces,
-)
-from nbdist.client.options import choose_options
-from nbdist.client.session import Session
-from nbdist.client.show import Showing
-from nbdist.client.status import Status
+from nbdist.client.cells.interrupts import Interrupts
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.cluster.folders import current_folder, log_folder, project_folder, say_where
+from nbdist.client.cluster.launchers.local import LocalLauncher
+from nbdist.client.cluster.launchers.open_files import require_files_to_start
+from nbdist.client.cluster.network import LOOPBACK, choose_address, has_curve, look_at_interfaces
+from nbdist.client.cluster.options import choose_options
+from nbdist.client.notebook.log_file import log_to
+from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.session import Session
+from nbdist.client.session.status import Status
 from nbdist.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +76,7 @@ def health() -> "list[Finding]":
     """Return what the doctor says of the kernel's session; nothing when none runs."""
     if _current is None or not _current.is_running:
         return []
-    from nbdist.client.health import judge
+    from nbdist.client.notebook.health import judge
 
     return judge(_current.status(), _current.broken, _current.events)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nbdist.client.status import Status
+from nbdist.client.session.status import Status
 from nbdist.doctor.findings import Finding
 
 _SILENT = "not answering"  # why may follow

@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
 from traitlets import All, Bool, Enum, Float, Integer, Unicode, observe
 
-from nbdist.client import arguments
+from nbdist.client.notebook import arguments
 from nbdist.errors import Interrupted, UsageError
 
 
@@ -64,7 +64,7 @@ class NBDist(Magics):
     @observe(All)
     def _say_when_it_counts(self, change: Any) -> None:
         """Say of an option that is changed under a running cluster that it counts later."""
-        kernel = sys.modules.get("nbdist.client.kernel")  # without it nothing runs
+        kernel = sys.modules.get("nbdist.client.notebook.current")  # without it nothing runs
         name = change["name"]
         if name in self.trait_names(config=True) and kernel is not None and kernel.is_running():
             print(f"NBDist.{name} = {change['new']!r} counts from the next %dist start on.")
@@ -92,7 +92,7 @@ class NBDist(Magics):
         asked = arguments.parse_distributed(line)
         if asked is None:
             return
-        from nbdist.client.kernel import current
+        from nbdist.client.notebook.current import current
 
         code = _numbered_like_the_notebook(line, cell)
         params = dict(asked.params)
@@ -127,7 +127,7 @@ class NBDist(Magics):
         return self.shell
 
     def _start(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import start
+        from nbdist.client.notebook.current import start
 
         def choose(option: str) -> Any:
             given = getattr(asked, option)
@@ -153,12 +153,12 @@ class NBDist(Magics):
         print(f"Started {session.describe}.")
 
     def _status(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import status
+        from nbdist.client.notebook.current import status
 
         print(status())
 
     def _stop(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import current, is_running
+        from nbdist.client.notebook.current import current, is_running
 
         if not is_running():
             print("No ranks are running.")
@@ -167,7 +167,7 @@ class NBDist(Magics):
         print("Stopped.")
 
     def _restart(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import current
+        from nbdist.client.notebook.current import current
         from nbdist.ranks import name_ranks, parse_ranks
 
         session = current()
@@ -176,17 +176,17 @@ class NBDist(Magics):
         print("\n".join(lines) or f"New processes for {name_ranks(chosen)}, without variables.")
 
     def _scale(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import current
+        from nbdist.client.notebook.current import current
 
         print("\n".join(current().scale(asked.n)))
 
     def _retry(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import current
+        from nbdist.client.notebook.current import current
 
         current().retry()
 
     def _push(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import current
+        from nbdist.client.notebook.current import current
 
         missing = [name for name in asked.names if name not in names]
         if missing:
@@ -194,25 +194,25 @@ class NBDist(Magics):
         current().push({name: names[name] for name in asked.names}, asked.ranks)
 
     def _pull(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import current
+        from nbdist.client.notebook.current import current
 
         session = current()
         values = {name: session.pull(name, asked.ranks) for name in asked.names}
         self._shell.user_ns.update(values)
 
     def _verify(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import current
+        from nbdist.client.notebook.current import current
 
         print(current().verify(asked.handle))
 
     def _stacks(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import current
+        from nbdist.client.notebook.current import current
 
         print(current().stacks(asked.ranks))
 
     def _chaos(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.chaos import Plan
-        from nbdist.client.kernel import current
+        from nbdist.client.notebook.current import current
+        from nbdist.client.session.chaos import Plan
         from nbdist.ranks import parse_ranks
 
         session = current()
@@ -228,12 +228,12 @@ class NBDist(Magics):
         print("No chaos has been asked for." if chaos is None else chaos)
 
     def _board(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import current
+        from nbdist.client.notebook.current import current
 
         current().show_board(asked.view)
 
     def _runs(self, asked: Any, names: dict[str, Any]) -> Any:
-        from nbdist.client.kernel import compare, runs, sync
+        from nbdist.client.notebook.current import compare, runs, sync
 
         if asked.sync:
             print(sync())
@@ -242,7 +242,7 @@ class NBDist(Magics):
         if asked.chosen:
             table = compare(asked.chosen)
             if has_pictures:
-                from nbdist.client.compare_plot import show
+                from nbdist.client.board.compare_plot import show
 
                 show(table, self.theme)
         else:
@@ -253,14 +253,14 @@ class NBDist(Magics):
         return None
 
     def _ui(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.kernel import open_ui
+        from nbdist.client.notebook.current import open_ui
 
         print("Asking MLflow for its UI; the first time takes some seconds.", flush=True)
         print(open_ui())
 
     def _doctor(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist import doctor
-        from nbdist.client.kernel import health
+        from nbdist.client.notebook.current import health
 
         print(doctor.render([*doctor.examine(), *health()]))
 

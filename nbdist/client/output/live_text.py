@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from nbdist.client.slots import Slot, Slots
-from nbdist.client.terminal import RankOutput
-from nbdist.client.transcript import Item, Line, Shown, kind_of, render, text_of
+from nbdist.client.output.merge import Item, Line, Shown, kind_of, render, text_of
+from nbdist.client.output.slots import Slot, Slots
+from nbdist.client.output.terminal import RankOutput
 from nbdist.wire import Display
 
 INTERVAL_S: Final = 0.1
@@ -43,7 +43,7 @@ class LiveText:
         self._thread: threading.Thread | None = None
 
     def receive(self, rank: int, content: dict[str, Any]) -> None:
-        """Take one output message of `rank` (`nbdist.engine.output`); any thread."""
+        """Take one output message of `rank` (`nbdist.engine.kernel.stdio`); any thread."""
         with self._lock:
             self.outputs[rank].receive(content)
         self._touch()

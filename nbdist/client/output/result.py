@@ -25,7 +25,7 @@ class RankResult:
 
     def show(self) -> None:
         """Display this rank's text and rich outputs in full."""
-        from nbdist.client.slots import Slots
+        from nbdist.client.output.slots import Slots
 
         text = [Display({"text/plain": self.text})] if self.text else []
         Slots(live=False).settle([*text, *self.displays])

@@ -2,7 +2,7 @@
 
 `Screen` knows what progress bars need: a carriage return goes back to the line's beginning, so
 that what follows overwrites. `RankOutput` puts together what one rank sends: text in parts and
-windows (see `nbdist.engine.output`), and displays. Both are bounded. No threads, no locks:
+windows (see `nbdist.engine.kernel.stdio`), and displays. Both are bounded. No threads, no locks:
 whoever feeds them from several threads keeps them apart.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.client.transcript import Item, Line, Shown, spaced
+from nbdist.client.output.merge import Item, Line, Shown, spaced
 from nbdist.wire import Display
 
 HEAD_LINES = 500

@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
-from nbdist.client import transcript
 from nbdist.client.board import Board, Past, caption, show_past
 from nbdist.client.board.names import VIEWS
-from nbdist.client.cells import CellRequest, Outcome
-from nbdist.client.checks import Checks, Trained
-from nbdist.client.cluster import Cluster
-from nbdist.client.failures import should_go_on
-from nbdist.client.insight.clocks import Clocks
-from nbdist.client.insight.insight import Insight
-from nbdist.client.insight.values import Verdict
-from nbdist.client.profile.gather import Profiled
-from nbdist.client.profile.words import HOW_TO_OPEN
-from nbdist.client.slots import Slots
-from nbdist.client.telemetry import Telemetry
+from nbdist.client.cells.run import CellRequest, Outcome
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.faults.rank_errors import should_go_on
+from nbdist.client.metrics.analysis.clocks import Clocks
+from nbdist.client.metrics.analysis.insight import Insight
+from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.checks import Checks, Trained
+from nbdist.client.metrics.profile.gather import Profiled
+from nbdist.client.metrics.profile.words import HOW_TO_OPEN
+from nbdist.client.metrics.telemetry import Telemetry
+from nbdist.client.output import merge
+from nbdist.client.output.slots import Slots
 from nbdist.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ class ShownCell:
         places = ", ".join(_short_path(path) for path in whole)
         if any(c.summary.cut_bytes and not c.summary.output_file for c in collectors.values()):
             places = "nowhere, for the disk under the logs took no more"
-        return transcript.render(
+        return merge.render(
             outcome.text.items(),
             failed=failed,
             show="nbdist.current().last[{rank}].show()",

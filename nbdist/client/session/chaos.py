@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbdist.client.chaos_report import Report, report
-from nbdist.client.cluster import Cluster
-from nbdist.client.events import read_events
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.cluster.events import read_events
+from nbdist.client.session.chaos_report import Report, report
 from nbdist.ranks import name_ranks
 
 log = logging.getLogger(__name__)

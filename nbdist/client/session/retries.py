@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nbdist.client import verdict
-from nbdist.client.cells import CellRequest, CellRun, Outcome
-from nbdist.client.cluster import Cluster
-from nbdist.client.failures import should_go_on, uses_what_is_lost
-from nbdist.client.interrupts import Interrupts
-from nbdist.client.profile.chosen import Steps
-from nbdist.client.profile.collectives import Heard
-from nbdist.client.profile.gather import Profiled, folder_of, gather
-from nbdist.client.repair import repair
-from nbdist.client.result import CellResult
-from nbdist.client.show import Showing, ShownCell
+from nbdist.client.cells.interrupts import Interrupts
+from nbdist.client.cells.outcome import in_loops
+from nbdist.client.cells.run import CellRequest, CellRun, Outcome
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.faults.rank_errors import should_go_on, uses_what_is_lost
+from nbdist.client.faults.recovery import repair
+from nbdist.client.metrics.profile.chosen import Steps
+from nbdist.client.metrics.profile.collectives import Heard
+from nbdist.client.metrics.profile.gather import Profiled, folder_of, gather
+from nbdist.client.output.result import CellResult
+from nbdist.client.session.cell_context import Showing, ShownCell
 from nbdist.errors import ClusterError, Interrupted, RankError
 from nbdist.ranks import begin_with_ranks
 from nbdist.wire import Display
@@ -144,7 +144,7 @@ class Attempts:
         """Note the cell that failed, and whether it is the one whose loops can go on."""
         self._failed = asked, done
         repeats = self._stood is not None and before is self._stood[1]
-        if repeats or verdict.in_loops(done.outcome.collectors):
+        if repeats or in_loops(done.outcome.collectors):
             self._stood = self._failed
 
     def _went_well(self, asked: Asked, before: _Before | None) -> None:

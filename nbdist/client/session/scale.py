@@ -1,8 +1,8 @@
 """More or fewer ranks without a new start: `%dist scale`.
 
 New processes come up first, beside a group that works on; only then do the ranks leave it and form
-the next. What can go wrong most easily therefore costs nothing. See `engine/resize.py` for what
-follows to the new group and what does not.
+the next. What can go wrong most easily therefore costs nothing. See `engine/recovery/resize.py`
+for what follows to the new group and what does not.
 
 Main thread; every rank's main thread is idle.
 """
@@ -10,9 +10,9 @@ Main thread; every rank's main thread is idle.
 import logging
 from collections.abc import Mapping, Sequence
 
-from nbdist.client.cluster import Cluster
-from nbdist.client.membership import Answers
-from nbdist.client.repair import MOST_ROUNDS, describe_newcomers, repair
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.cluster.process_group import Answers
+from nbdist.client.faults.recovery import MOST_ROUNDS, describe_newcomers, repair
 from nbdist.errors import NBDistError, StartError
 from nbdist.ranks import name_ranks
 

@@ -1,7 +1,7 @@
 """One cluster of ranks as the notebook uses it: start, run, push, pull, status, stop.
 
 The state machine: a session is running from `start` to `stop`; while a cell runs, another is
-refused. `client/kernel.py` holds the kernel's current one.
+refused. `client/notebook/current.py` holds the kernel's current one.
 """
 
 import atexit
@@ -13,22 +13,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nbdist.client import syntax
-from nbdist.client.attempts import Asked, Attempts
-from nbdist.client.chaos import Chaos, Plan
-from nbdist.client.cluster import Cluster
-from nbdist.client.insight.values import Verdict
-from nbdist.client.interrupts import Interrupts
-from nbdist.client.params import require_params
-from nbdist.client.profile.chosen import parse_steps
-from nbdist.client.profile.gather import Profiled
-from nbdist.client.repair import restart
-from nbdist.client.result import CellResult
-from nbdist.client.scale import scale
-from nbdist.client.show import Showing
-from nbdist.client.status import Stacks, Status
-from nbdist.client.sweep import SweepResult, combinations, sweep
-from nbdist.client.transfer import pull, push
+from nbdist.client.cells.interrupts import Interrupts
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.faults.recovery import restart
+from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.profile.chosen import parse_steps
+from nbdist.client.metrics.profile.gather import Profiled
+from nbdist.client.output.result import CellResult
+from nbdist.client.session import syntax
+from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.chaos import Chaos, Plan
+from nbdist.client.session.params import require_params
+from nbdist.client.session.retries import Asked, Attempts
+from nbdist.client.session.scale import scale
+from nbdist.client.session.status import Stacks, Status
+from nbdist.client.session.sweep import SweepResult, combinations, sweep
+from nbdist.client.session.transfer import pull, push
 from nbdist.errors import (
     ClusterError,
     Interrupted,
@@ -248,7 +248,7 @@ class Session:
         """
         if handle is not None and not handle.isidentifier():
             raise UsageError(f"{handle!r} is no name of a layout or a model.")
-        place = "nbdist.engine.layout.on_request"
+        place = "nbdist.engine.layout.verify_magic"
         code = f"__import__({place!r}, fromlist=['verify']).verify({handle!r}, globals())"
         answer = self.run(code, track=False)[0].value
         if "error" in answer:

@@ -8,10 +8,10 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nbdist.client import explain
-from nbdist.client.cluster import Cluster
-from nbdist.client.commentary import process_word
-from nbdist.client.doing import Doing, name_bytes
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.faults.describe import describe, readable_stack
+from nbdist.client.faults.notes import process_word
+from nbdist.client.faults.rank_state import Doing, name_bytes
 
 _ANSWER_TIMEOUT_S = 5.0
 
@@ -123,7 +123,7 @@ class Stacks(Mapping[int, dict[str, str]]):
             for name, text in shown.items():
                 if text != "idle":
                     blocks += [f"  {name[12:]} frames:"] if name != "MainThread" else []
-                    blocks.append(explain.readable_stack(text))
+                    blocks.append(readable_stack(text))
         return "\n".join(blocks)
 
     def __repr__(self) -> str:
@@ -154,7 +154,7 @@ def _words(cluster: Cluster, answers: Mapping[int, Mapping[str, Any]]) -> dict[i
         if not state.alive:
             words[rank] = f"dead: {state.cause}"
         elif rank in said:
-            words[rank] = explain.describe(rank, said, {})
+            words[rank] = describe(rank, said, {})
         else:
             why = process_word(state.pid)
             words[rank] = "not answering" + (f": {why}" if why else "")

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nbdist.client.attempts import Asked, Attempts
-from nbdist.client.result import CellResult
-from nbdist.client.show import Showing
-from nbdist.client.slots import Slots
+from nbdist.client.output.result import CellResult
+from nbdist.client.output.slots import Slots
+from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.retries import Asked, Attempts
 from nbdist.errors import UsageError
 from nbdist.wire import Display
 

@@ -8,8 +8,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from nbdist import payload
-from nbdist.client.cluster import Cluster
-from nbdist.client.requests import Asked
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.cluster.requests import Asked
 from nbdist.errors import ClusterError, Interrupted, NBDistError, TransferError, UsageError
 from nbdist.ranks import begin_with_ranks
 from nbdist.told import named

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nbdist.client.telemetry import Series
+from nbdist.client.metrics.telemetry import Series
 
 MOST_POINTS = 400
 RECENT = 50

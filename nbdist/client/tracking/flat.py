@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from nbdist.client.insight.values import ExplainedStep
+from nbdist.client.metrics.analysis.values import ExplainedStep
 
 MEASURED_BY_RANK = ("loss", "comm_s", "step_s", "data_s")
 BY_RANK = (*MEASURED_BY_RANK, "wait_s")

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from nbdist.client.folders import make_private
+from nbdist.client.cluster.folders import make_private
 from nbdist.errors import TrackingError
 
 _OPENS_PRIVATE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 
 
 def make_private_folder(folder: Path) -> Path:
-    """Make the private folder, as `nbdist.client.folders` does for logs.
+    """Make the private folder, as `nbdist.client.cluster.folders` does for logs.
 
     Raises:
         TrackingError: The folder cannot be made or written to.

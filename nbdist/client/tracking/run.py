@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbdist.client.insight.insight import Insight
-from nbdist.client.insight.values import ExplainedStep
+from nbdist.client.metrics.analysis.insight import Insight
+from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import Place
 from nbdist.client.tracking.settings import shown_uri, split_password, tracking_uri, whole_uri

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nbdist.client.insight.values import ExplainedStep
+from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.client.tracking.flat import (
     MEASURED_BY_RANK,
     explained_values,

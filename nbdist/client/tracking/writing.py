@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from nbdist.client.insight.values import ExplainedStep, Verdict
-from nbdist.client.telemetry import Series as History
+from nbdist.client.metrics.analysis.values import ExplainedStep, Verdict
+from nbdist.client.metrics.telemetry import Series as History
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import (
     TAG_FACTS,

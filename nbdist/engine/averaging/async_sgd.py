@@ -19,14 +19,14 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from nbdist.engine import where
 from nbdist.engine.averaging import fit, messages, serving
 from nbdist.engine.averaging.average import average, broadcast, check_alike
 from nbdist.engine.averaging.master import Answer, Gradients, Master
 from nbdist.engine.averaging.staleness import Staleness, Update
 from nbdist.engine.compat import torch_live
+from nbdist.engine.kernel import location
+from nbdist.engine.steps.optimizer_wrapper import Closure, Wrapper
 from nbdist.engine.training import training
-from nbdist.engine.wrapper import Closure, Wrapper
 from nbdist.errors import ClusterError, LayoutError, LostStateError
 
 _SHORTEST_S, _LONGEST_S = 0.001, 0.05  # between two questions of a worker that has to wait
@@ -277,7 +277,7 @@ def _live() -> list[AsyncSGD]:
 
 def _cell() -> int:
     """Return the number of the cell that runs; 0 in a script."""
-    return where.running or 0
+    return location.running or 0
 
 
 def _next_number() -> int:

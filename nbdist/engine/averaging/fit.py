@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.layout import layout_of
-from nbdist.engine.wrapper import Wrapper
+from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import LayoutError
 
 # Batch norm's and instance norm's: of all buffers, these follow from the data that a rank has seen.

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from nbdist.engine import where
 from nbdist.engine.averaging import fit, groups
 from nbdist.engine.averaging.average import average, broadcast, check_alike
 from nbdist.engine.averaging.rounds import Rounds
-from nbdist.engine.wrapper import ApartWrapper, Closure
+from nbdist.engine.kernel import location
+from nbdist.engine.steps.optimizer_wrapper import ApartWrapper, Closure
 from nbdist.errors import LayoutError
 
 
@@ -56,7 +56,7 @@ class InRounds(ApartWrapper):
         if not self._is_checked:
             fit.refuse_spread(self.optim, type(self).__name__)
             self._is_checked = True
-        self._cell = where.running or 0
+        self._cell = location.running or 0
         result = self._step_inside(closure)
         self.steps += 1
         due = self.rounds.due(self.steps)
@@ -77,7 +77,7 @@ class InRounds(ApartWrapper):
     def left_open(self) -> str:
         """Return a sentence if the cell that runs has stepped and leaves ranks apart, else ""."""
         since = self.steps - self._met_at
-        if self._cell != (where.running or 0) or not since:
+        if self._cell != (location.running or 0) or not since:
             return ""
         steps = "1 step" if since == 1 else f"{since} steps"
         return (

@@ -17,11 +17,11 @@ from weakref import WeakValueDictionary
 
 import torch.distributed as dist
 
-from nbdist.engine import membership
 from nbdist.engine.averaging import messages
 from nbdist.engine.averaging.master import Answer, Master
 from nbdist.engine.compat import torch_compat
-from nbdist.engine.patient_store import ReleasedError
+from nbdist.engine.group import state
+from nbdist.engine.tap.interruptible_store import ReleasedError
 from nbdist.errors import ClusterError
 
 # A thread waits as long as nobody trains, and a receive that runs out of time breaks the group.
@@ -103,7 +103,7 @@ def check() -> None:
     error = next(iter(_ended.values()), None)
     if error is None:
         return
-    if membership.here() is not None:
+    if state.here() is not None:
         raise ReleasedError("this rank let go of its peers, and serves no worker") from error
     raise ClusterError("Asynchronous training cannot go on.", why=f"a worker is gone: {error}")
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.layout import Layout
-from nbdist.engine.layout.state.buffers import buffers_alike
+from nbdist.engine.layout.weights.buffers import buffers_alike
 
 
 def held_alike(layout: Layout) -> Iterator[tuple[str, Tensor]]:

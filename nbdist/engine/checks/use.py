@@ -1,7 +1,7 @@
 """How the cell uses one model: what it is fed, whether its gradients are averaged, and by whom.
 
-One rank tells; the notebook compares, and decides what is wrong (`nbdist/client/checks/wrong_use`).
-Main thread.
+One rank tells; the notebook compares, and decides what is wrong
+(`nbdist/client/metrics/checks/wrong_use`). Main thread.
 """
 
 import logging
@@ -18,8 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine import trained
-from nbdist.engine.checks import begun
+from nbdist.engine.checks import begun, model_facts
 from nbdist.engine.checks.fingerprint import as_float, fingerprints
 from nbdist.engine.compat import torch_live, torch_modules, torch_sharded
 from nbdist.engine.layout.layout import Layout
@@ -35,7 +34,7 @@ class Use:
     def __init__(self, optimizer: Optimizer) -> None:
         """Look for the model; changes nothing but for a hook on its forward."""
         self._optimizer = weakref.ref(optimizer)
-        spread = trained.spread_by(optimizer)
+        spread = model_facts.spread_by(optimizer)
         self._spread = None if spread is None else weakref.ref(spread)
         model = spread.model if isinstance(spread, Layout) else spread
         self._shared_by: tuple[int, ...] | None = None  # the ranks, where torch alone cuts it
@@ -126,7 +125,7 @@ class Use:
     def _alone(self) -> bool:
         """Whether these are plain weights that nothing which is known here spreads."""
         optimizer = self._optimizer()
-        return optimizer is not None and self._spread is None and trained.is_plain(optimizer)
+        return optimizer is not None and self._spread is None and model_facts.is_plain(optimizer)
 
     def _weights(self) -> dict[str, float]:
         optimizer = self._optimizer()

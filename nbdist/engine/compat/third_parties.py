@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from nbdist.engine import on_import
+from nbdist.engine.compat import on_import
 from nbdist.engine.compat.torch_wrappers import Ask
 from nbdist.errors import LayoutError
 

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch._C._distributed_c10d import _ProcessGroupWrapper, _register_process_group
 from torch.distributed import c10d_logger
 
-from nbdist.engine.group_spec import Spec
+from nbdist.engine.compat.group_spec import Spec
 
 
 def check() -> list[str]:

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from nbdist.engine.data import shards, weighting
 from nbdist.engine.data.batches import mix, part
+from nbdist.engine.data.position import Standing
 from nbdist.engine.data.shards import data_shard
-from nbdist.engine.data.standing import Standing
 
 T = TypeVar("T")
 

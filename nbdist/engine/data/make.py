@@ -7,11 +7,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
-from nbdist.engine.data import resumption
+from nbdist.engine.data import resume
 from nbdist.engine.data.loaders import Loader
+from nbdist.engine.data.position import Standing
 from nbdist.engine.data.sampler import Batches
 from nbdist.engine.data.shards import by_rank, data_shard
-from nbdist.engine.data.standing import Standing
 from nbdist.errors import UsageError
 
 # Options of torch's DataLoader that say how batches are made: ours to say.
@@ -89,9 +89,9 @@ def loader(
             do="use more samples, fewer ranks, or a smaller batch",
         )
     standing = Standing(
-        Batches(samples, global_batch, shuffle, seed, drop_last), resumption.cell_number()
+        Batches(samples, global_batch, shuffle, seed, drop_last), resume.cell_number()
     )
     made = Loader(dataset, standing, options)
     made.weights = weights
-    resumption.add(standing)
+    resume.add(standing)
     return made

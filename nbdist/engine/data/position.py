@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nbdist.engine import boundary
 from nbdist.engine.data import weighting
+from nbdist.engine.data.passes import Commit, Draws, Position, Trail
 from nbdist.engine.data.sampler import Batches
 from nbdist.engine.data.shards import data_shard
-from nbdist.engine.data.trail import Commit, Draws, Position, Trail
 from nbdist.engine.data.weighting import Heed
+from nbdist.engine.steps import step_state
 from nbdist.errors import UsageError
 
 _log = logging.getLogger("nbdist.data")
@@ -86,9 +86,9 @@ class Standing:
     def ask(self) -> None:
         """Note the random numbers with which the loop asks for a batch, or draw on as it did."""
         if self._to_draw is not None:
-            boundary.start_over(self._to_draw.state)
+            step_state.start_over(self._to_draw.state)
             self._to_draw = None
-        self.trail.ask(boundary.here().random_numbers)
+        self.trail.ask(step_state.here().random_numbers)
 
     def give(self, end: int) -> None:
         """Count a batch that the loop gets; `end` is where it ends in the epoch."""

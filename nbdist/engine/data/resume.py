@@ -20,11 +20,11 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from nbdist.engine import boundary
-from nbdist.engine.data import standing
+from nbdist.engine.data import position
+from nbdist.engine.data.passes import Commit, Draws, Position, Trail
+from nbdist.engine.data.position import Standing
 from nbdist.engine.data.sampler import Spec
-from nbdist.engine.data.standing import Standing
-from nbdist.engine.data.trail import Commit, Draws, Position, Trail
+from nbdist.engine.steps import step_state
 
 _Mark = list[tuple[Trail, Commit]]
 _Planned = tuple[Spec, list[Position | None], Draws]
@@ -58,8 +58,8 @@ class _Again:
     made: list[_Planned]
     live: list[tuple["weakref.ref[Standing]", _Place]]
     optimizers: list["weakref.ref[Optimizer]"]
-    began: boundary.Mark | None = None
-    kept: boundary.Mark | None = None
+    began: step_state.Mark | None = None
+    kept: step_state.Mark | None = None
 
 
 @dataclass
@@ -86,17 +86,17 @@ class _Cell:
         """Return how it would be run again."""
         if self.taken_over is not None:
             return self.taken_over
-        if self.repeats is not None and not boundary.has_stepped():
+        if self.repeats is not None and not step_state.has_stepped():
             # It came to nothing: what held before it still does.
             return replace(self.repeats, number=self.number)
         return _Again(
             self.number,
-            boundary.goes_on(),
-            boundary.has_stepped(),
+            step_state.goes_on(),
+            step_state.has_stepped(),
             [(spec, trail.plan(), trail.committed.draws) for spec, trail in self.made],
-            [(weakref.ref(one), _place(one)) for one in standing.live()],
-            [weakref.ref(one) for one in boundary.here().made()],
-            boundary.here().cell_began,
+            [(weakref.ref(one), _place(one)) for one in position.live()],
+            [weakref.ref(one) for one in step_state.here().made()],
+            step_state.here().cell_began,
         )
 
 
@@ -116,21 +116,21 @@ def begin_cell(
         Where loaders go on, for people, where they do.
     """
     global _cell, _again
-    standing.forget_newest()
+    position.forget_newest()
     if _again is None or _again.number != failed:
         _again = None
         if _cell.number == failed:
             _again = _cell.again()
-            boundary.here().fail_elsewhere()
+            step_state.here().fail_elsewhere()
     again = _again if is_retry else None
     if again is not None and not again.goes_on:
-        kept = again.kept or boundary.here().random_numbers()
+        kept = again.kept or step_state.here().random_numbers()
         again = replace(again, goes_on=goes_on, kept=kept)
     _cell = _Cell(number, repeats=again)
-    for live in standing.live():
+    for live in position.live():
         live.plan.clear()
     line = None if again is None else _prepare(again)
-    for live in standing.live():
+    for live in position.live():
         live.begin_cell(number)
     return line
 
@@ -139,12 +139,12 @@ def _prepare(again: _Again) -> str | None:
     """Let every loader stand where the cell goes on; returns where, for people."""
     living = [(live, place) for where, place in again.live if (live := where()) is not None]
     if not again.goes_on:
-        boundary.start_over(again.began)
+        step_state.start_over(again.began)
         for live, place in living:
             live.go_back(place.began)
         return None
     if again.kept is not None:  # it had started over
-        boundary.start_over(again.kept)
+        step_state.start_over(again.kept)
         for live, place in living:
             live.go_back(place.stood)
     for live, place in living:
@@ -164,10 +164,10 @@ def _place(one: Standing) -> _Place:
 def _begin_steps(optimizer: Optimizer) -> None:
     """Refuse the first step of a cell that starts over, where it has to go on."""
     again = _cell.repeats
-    if again is None or again.goes_on or boundary.has_stepped():
+    if again is None or again.goes_on or step_state.has_stepped():
         return
     if any(made() is optimizer for made in again.optimizers):
-        raise boundary.KeptOptimizerError(
+        raise step_state.KeptOptimizerError(
             "The optimizer was there before the cell was run again: the cell goes on."
         )
     if again.has_stepped and dist.get_rank() == 0:
@@ -179,7 +179,7 @@ _Handed = tuple[int, bool, bool, list[_Planned], list[tuple[Standing, _Place]], 
 
 def hand_over() -> dict[str, list[_Handed]]:
     """Return what a newcomer must know to run a cell again: the last one, or one that failed."""
-    whole = boundary.here().whole()
+    whole = step_state.here().whole()
     cells = [
         (
             again.number,
@@ -223,7 +223,7 @@ def cell_number() -> int:
 
 def are_loops_begun() -> bool:
     """Return whether loops of the cell have trained: run by hand, they would begin anew."""
-    trails = [*(trail for _, trail in _cell.made), *(live.trail for live in standing.live())]
+    trails = [*(trail for _, trail in _cell.made), *(live.trail for live in position.live())]
     return any(trail.plan() for trail in trails)
 
 
@@ -234,27 +234,27 @@ def add(new: Standing) -> None:
 
 def weigh_newest() -> None:
     """Note that the newest batch's gradient is weighed by its part: `layout.step` does."""
-    if (newest := standing.newest()) is not None:
+    if (newest := position.newest()) is not None:
         newest.heed.weigh()
 
 
 def count_copied() -> None:
     """Note that this rank has copied the step that it had lost: its batches are trained on."""
-    for live in standing.live():
+    for live in position.live():
         live.trail.count_copied()
 
 
 def _take() -> _Mark:
     """Note every loader's position: an optimizer has stepped on what was given."""
-    if (newest := standing.newest()) is not None:
+    if (newest := position.newest()) is not None:
         newest.heed.step()
-    return [(live.trail, live.commit()) for live in standing.live()]
+    return [(live.trail, live.commit()) for live in position.live()]
 
 
 def _restore(mark: _Mark) -> None:
     """Put every loader back where it stood at a boundary."""
     commits = {id(trail): commit for trail, commit in mark}
-    for live in standing.live():
+    for live in position.live():
         commit = commits.get(id(live.trail))
         if commit is not None and live.trail.goes_back_to(commit):
             live.go_back(commit)
@@ -262,5 +262,5 @@ def _restore(mark: _Mark) -> None:
 
 _cell = _Cell()
 _again: _Again | None = None
-boundary.also(_take, _restore)
-boundary.here().before_first_step = _begin_steps
+step_state.also(_take, _restore)
+step_state.here().before_first_step = _begin_steps

@@ -26,9 +26,9 @@ from weakref import WeakKeyDictionary
 
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine import identity
 from nbdist.engine.compat import torch_compat, torch_live, torch_reducers
 from nbdist.engine.compat.torch_reducers import Buckets
+from nbdist.engine.group import identity
 
 # A topic and a text of this rank: what each rank has told.
 Exchange = Callable[[str, str], dict[int, str]]

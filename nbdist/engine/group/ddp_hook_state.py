@@ -23,8 +23,8 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine import reducers
 from nbdist.engine.compat import torch_live, torch_modules, torch_reducers
+from nbdist.engine.group import ddp_buckets
 from nbdist.errors import LayoutError
 
 # Of each kind of state: the fields that a step changes. p_memory_dict's tensors are written before
@@ -74,7 +74,7 @@ def watch() -> None:
 
 def snapshot() -> None:
     """Note the state of every live communication hook. Main thread, at a boundary."""
-    reducers.at_boundary()
+    ddp_buckets.at_boundary()
     for ddp in torch_live.live(DistributedDataParallel):
         _take_notes(ddp)
 

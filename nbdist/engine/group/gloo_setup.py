@@ -6,11 +6,11 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-from nbdist.engine import sockets
 from nbdist.engine.compat import torch_init
 from nbdist.engine.compat.torch_compat import PrefixStore, Store
 from nbdist.engine.compat.torch_init import Asked
-from nbdist.engine.membership import Membership
+from nbdist.engine.group import sockets
+from nbdist.engine.group.state import Membership
 from nbdist.errors import ClusterError
 
 

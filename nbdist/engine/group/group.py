@@ -21,25 +21,25 @@ import torch
 import torch.distributed as dist
 
 from nbdist import told
-from nbdist.engine import (
-    boundary,
-    group_record,
-    hook_state,
-    identity,
-    meeting,
-    membership,
-    pacing,
-    prepare,
-    renewal,
-    sockets,
-)
 from nbdist.engine.compat import torch_compat, torch_hooks, torch_init, torch_live, torch_modules
+from nbdist.engine.compat.group_spec import Spec
 from nbdist.engine.compat.torch_compat import TCPStore
-from nbdist.engine.group_spec import Spec
-from nbdist.engine.meeting import FORM_TIMEOUT_S
-from nbdist.engine.membership import GLOO_THREADS, Membership
-from nbdist.engine.patient_store import PatientStore, ReleasedError
-from nbdist.engine.tap import books, ledger
+from nbdist.engine.group import (
+    ddp_hook_state,
+    gloo_setup,
+    group_record,
+    identity,
+    new_backends,
+    rendezvous,
+    sockets,
+    state,
+    throttle,
+)
+from nbdist.engine.group.rendezvous import FORM_TIMEOUT_S
+from nbdist.engine.group.state import GLOO_THREADS, Membership
+from nbdist.engine.steps import step_state
+from nbdist.engine.tap import counters, in_flight
+from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
 from nbdist.errors import ClusterError
 
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
@@ -78,16 +78,16 @@ def join(
     Raises:
         ClusterError: The other ranks did not arrive within FORM_TIMEOUT_S.
     """
-    before = membership.here()
+    before = state.here()
     if before is not None:
         raise ClusterError(f"This process already is rank {before.rank}.", do=_RESTART)
-    prepare.environment(store_host, store_port, interface)
+    gloo_setup.environment(store_host, store_port, interface)
     if "nccl" in backend:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     client = TCPStore(
         store_host, store_port, None, False, timeout=timedelta(seconds=FORM_TIMEOUT_S)
     )
-    device, address = prepare.gloo_device(interface)
+    device, address = gloo_setup.gloo_device(interface)
     here = Membership(
         rank,
         world_size,
@@ -104,16 +104,16 @@ def join(
         device,
         GLOO_THREADS,
         lambda wanted: min(wanted, here.form_limit or wanted),
-        pacing.apply,
+        throttle.apply,
     )
-    torch_init.answer_env_rendezvous(lambda asked: prepare.answer_env(here, asked))
-    torch_init.take_as_done(lambda asked: prepare.agree(here, asked))
+    torch_init.answer_env_rendezvous(lambda asked: gloo_setup.answer_env(here, asked))
+    torch_init.take_as_done(lambda asked: gloo_setup.agree(here, asked))
     torch_compat.watch_names()
-    torch_compat.watch_destroy(renewal.end)
+    torch_compat.watch_destroy(new_backends.end)
     torch_live.watch(_note_made)
-    hook_state.watch()
+    ddp_hook_state.watch()
     torch_modules.make_replicate_again()
-    membership.enter(here)
+    state.enter(here)
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:
         torch_compat.set_group_count(first_group)
@@ -123,23 +123,23 @@ def join(
             record = None  # of groups that all ranks have left since
         default, groups = (record.default, record.groups) if record else (str(first_group), {})
         known = {(default, everyone): spec} | groups
-        plan = meeting.meet(here, known, FORM_TIMEOUT_S, default=default, is_new=True)
+        plan = rendezvous.meet(here, known, FORM_TIMEOUT_S, default=default, is_new=True)
         _make_default(here, plan.default)
         for (name, ranks), spec in plan.groups.items():
             if name != plan.default and rank in ranks:
                 torch_compat.make_group(name, ranks, spec, here.place())
         torch_compat.set_group_count(max(plan.group_count, torch_compat.group_count()))
     except BaseException:
-        membership.leave()
+        state.leave()
         raise
     finally:
         here.form_limit = None
-        meeting.share_no_more(here)
+        rendezvous.share_no_more(here)
 
 
 def _note_made(made: Any) -> None:
     identity.note(made)
-    boundary.here().note_made(made)
+    step_state.here().note_made(made)
 
 
 def _make_default(here: Membership, name: str) -> None:
@@ -164,13 +164,13 @@ def leave() -> int:
     """
     made = torch_compat.group_count()
     _destroy()
-    here = membership.leave()
+    here = state.leave()
     if here is not None:
         for number in here.held:
             os.close(number)
         if here.offered is not None:
             here.offered.close()
-    books.begin_generation(None)
+    counters.begin_generation(None)
     return made
 
 
@@ -179,7 +179,7 @@ def _destroy() -> None:
     groups = torch_compat.live_groups()
     if dist.is_initialized():
         torch_compat.destroy_groups()
-    books.close(live.group for live in groups)
+    counters.close(live.group for live in groups)
 
 
 def abort(generation: int | None = None) -> int:
@@ -196,7 +196,7 @@ def abort(generation: int | None = None) -> int:
     Returns:
         Number of backends that were broken.
     """
-    here = membership.here()
+    here = state.here()
     if here is None or (generation is not None and generation != here.generation):
         return 0
     here.aborted = True
@@ -219,7 +219,7 @@ def _cut(here: Membership) -> int:
         for _, backend in backends:
             count += torch_compat.break_backend(backend)
         if all(torch_hooks.is_gloo(backend) for _, backend in backends):
-            ledger.end_receives_from_anyone(live.group)
+            in_flight.end_receives_from_anyone(live.group)
     # What is in no group yet, or in one that someone made by hand. Not before: pairs that end by
     # themselves, one after the other, lose operations too.
     sockets.end_reading(here.held)
@@ -245,13 +245,13 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         ReleasedError: `abort` was called meanwhile. Either way the groups are unusable until the
             next `reform`, with a higher generation.
     """
-    here = membership.member()
+    here = state.member()
     if generation <= here.generation:
         raise ClusterError(
             f"Generation {generation} of the process group has been used.",
             why=f"rank {here.rank} is at generation {here.generation}, and none is used twice.",
         )
-    if membership.reforms_left() == 0:
+    if state.reforms_left() == 0:
         raise ClusterError(
             "The process group cannot be formed anew any more.",
             why=f"torch numbers a group's backends in one byte, and after {here.generation} "
@@ -269,7 +269,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     try:
         live = {(g.name, g.ranks): g for g in torch_compat.live_groups()}
         known = {key: torch_compat.spec_of(g.group) for key, g in live.items()}
-        plan = meeting.meet(here, known, timeout_s, default=torch_compat.default_name())
+        plan = rendezvous.meet(here, known, timeout_s, default=torch_compat.default_name())
         while held:  # every rank has let go by now
             os.close(held.pop())
         if plan.is_anew:
@@ -279,8 +279,8 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         else:
             for key in plan.groups:
                 if key in live:
-                    renewal.renew(here, live[key])
-            pacing.apply()
+                    new_backends.renew(here, live[key])
+            throttle.apply()
             torch_compat.default_group_store(here.place())
             torch_compat.set_group_count(plan.group_count)
     except BaseException:
@@ -290,15 +290,15 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         raise
     finally:
         here.form_limit = None
-        meeting.share_no_more(here)
+        rendezvous.share_no_more(here)
     if here.aborted:
         raise ReleasedError(_ABORTED)
     here.stale = tuple(key for key in plan.stale if key in live)
     return {
         "generation": generation,
         "groups": len(torch_compat.live_groups()) - len(here.stale),
-        "stale": membership.stale_groups(),
-        "reforms_left": membership.reforms_left(),
+        "stale": state.stale_groups(),
+        "reforms_left": state.reforms_left(),
         "is_anew": plan.is_anew,
     }
 

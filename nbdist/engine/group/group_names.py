@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_compat
-from nbdist.engine.placeholder import Placeholder
+from nbdist.engine.kernel.placeholder import Placeholder
 
 # "mine", "pairs[1]" or "by_axis['dp']": the group's name and its ranks; None for torch's mark.
 Names = dict[str, list[Any] | None]

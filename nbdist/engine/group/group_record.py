@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.engine import group_names, membership
 from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat.group_spec import Spec
 from nbdist.engine.compat.torch_compat import TCPStore
-from nbdist.engine.group_names import Names
-from nbdist.engine.group_spec import Spec
-from nbdist.engine.plan import Key, groups_from_json, groups_to_json
+from nbdist.engine.group import group_names, state
+from nbdist.engine.group.group_names import Names
+from nbdist.engine.group.plan import Key, groups_from_json, groups_to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def write(namespace: Mapping[str, Any], cell: int, source: str) -> None:
         source: Its code.
     """
     global _written, _cell, _names, _changed
-    here, default = membership.here(), torch_compat.default_name()
+    here, default = state.here(), torch_compat.default_name()
     if here is None or not default.isdigit():
         return
     count = torch_compat.group_count()

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from nbdist.engine.compat import torch_compat
-from nbdist.engine.tap import books
+from nbdist.engine.tap import counters
 
 UNKNOWN = ""  # of what was made while this process was in no group
 Optimizer = torch.optim.Optimizer
@@ -42,7 +42,7 @@ def note(made: Any) -> None:
     kind, group, looks = _told_of(made)
     if group is None or not torch_compat.ranks_of(group):
         return
-    generation, collectives = books.moment(group)
+    generation, collectives = counters.moment(group)
     if generation != _counted_in:
         _counts.clear()
         _counted_in = generation

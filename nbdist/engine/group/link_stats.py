@@ -13,7 +13,7 @@ Threads: `sample` runs on the thread that publishes records; `begin_cell` on the
 import time
 from collections.abc import Callable
 
-from nbdist.engine import membership, sockets, tcp_info
+from nbdist.engine.group import sockets, state, tcp_info
 from nbdist.errors import ClusterError
 
 INTERVAL_S = 0.5
@@ -63,7 +63,7 @@ class Links:
             self._tell(step, values)
 
     def _read(self, now: float) -> dict[str, tcp_info.Counts]:
-        here = membership.here()
+        here = state.here()
         if here is None or "gloo" not in here.backend:
             return {}
         if now - self._looked > LOOK_AGAIN_S or not self._before:
@@ -86,7 +86,7 @@ def received_bytes() -> int:
     Raises:
         ClusterError: This rank is in no group, has no gloo, or its system does not count.
     """
-    here = membership.member()
+    here = state.member()
     if "gloo" not in here.backend:
         raise ClusterError(
             "Bytes cannot be counted here.",

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from nbdist.engine.compat import torch_compat
 from nbdist.engine.compat.torch_compat import PrefixStore
-from nbdist.engine.membership import Membership
-from nbdist.engine.tap import books
+from nbdist.engine.group.state import Membership
+from nbdist.engine.tap import counters
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def end(group: dist.ProcessGroup) -> None:
     threads, and one of these, which tells Python that a collective has ended, for the lock. A few
     are kept as they are: peers may still read what was sent, and who uses one is told its name.
     """
-    books.end(group)
+    counters.end(group)
     _ended.append(group)
     while len(_ended) > MOST_ENDED:
         old = _ended.popleft()

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nbdist.engine import sockets
-from nbdist.engine.group_spec import Spec
-from nbdist.engine.shared_memory import Offer
+from nbdist.engine.compat.group_spec import Spec
+from nbdist.engine.group import sockets
+from nbdist.engine.group.shared_memory import Offer
 
 Key = tuple[str, tuple[int, ...]]  # a group's name and its global ranks
 

@@ -9,15 +9,15 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from nbdist.engine import membership, shared_memory
 from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat.group_spec import Spec
 from nbdist.engine.compat.torch_compat import PrefixStore
-from nbdist.engine.group_spec import Spec
-from nbdist.engine.membership import Membership
-from nbdist.engine.plan import Hello, Key, Plan, make_plan
-from nbdist.engine.shared_memory import Offer, Offered
-from nbdist.engine.tap import announce, books
-from nbdist.engine.tap.announce_store import StoreTable
+from nbdist.engine.group import shared_memory, state
+from nbdist.engine.group.plan import Hello, Key, Plan, make_plan
+from nbdist.engine.group.shared_memory import Offer, Offered
+from nbdist.engine.group.state import Membership
+from nbdist.engine.tap import collective_check, counters
+from nbdist.engine.tap.collective_check_store import StoreTable
 from nbdist.errors import ClusterError
 from nbdist.ranks import name_ranks
 
@@ -40,7 +40,7 @@ def exchange(topic: str, text: str, timeout_s: float) -> dict[int, str]:
         ClusterError: A rank told nothing in time.
         ReleasedError: `abort` was called meanwhile.
     """
-    here = membership.member()
+    here = state.member()
     store = PrefixStore(f"nbdist/{here.generation}/{topic}", here.store)
     store.set(str(here.rank), text)
     ranks = range(here.world_size)
@@ -73,17 +73,19 @@ def meet(
     texts = exchange("hello", hello.to_json(), timeout_s)
     hellos = {rank: Hello.from_json(text) for rank, text in texts.items()}
     here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}
-    books.begin_generation(_announcements(here, hellos[0].memory), here.generation)
+    counters.begin_generation(_announcements(here, hellos[0].memory), here.generation)
     return make_plan(hellos)
 
 
-def _announcements(here: Membership, offer: Offer | None) -> announce.Table | StoreTable | None:
+def _announcements(
+    here: Membership, offer: Offer | None
+) -> collective_check.Table | StoreTable | None:
     """Return where this generation's collectives are announced; `offer` is rank 0's memory."""
     if here.check == "store":
         limit = timedelta(seconds=here.timeout_s)
         return StoreTable(here.store, here.rank, here.generation, limit)
     memory = None if offer is None else shared_memory.accept(offer)
-    return None if memory is None else announce.Table(memory, here.rank)
+    return None if memory is None else collective_check.Table(memory, here.rank)
 
 
 def _share(here: Membership) -> Offered | None:
@@ -93,7 +95,7 @@ def _share(here: Membership) -> Offered | None:
     if here.offered is not None:
         here.offered.close()
     try:
-        return Offered(announce.size_bytes(here.world_size))
+        return Offered(collective_check.size_bytes(here.world_size))
     except OSError as error:
         log.warning("Collectives are not compared between ranks: %s", error)
         return None

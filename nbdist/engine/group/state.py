@@ -11,13 +11,14 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from nbdist.engine import sockets, where
 from nbdist.engine.compat import torch_compat
 from nbdist.engine.compat.torch_compat import PrefixStore, Store, TCPStore
-from nbdist.engine.patient_store import PatientStore
-from nbdist.engine.plan import Key
-from nbdist.engine.shared_memory import Offered
-from nbdist.engine.tap.ledger import Waiting
+from nbdist.engine.group import sockets
+from nbdist.engine.group.plan import Key
+from nbdist.engine.group.shared_memory import Offered
+from nbdist.engine.kernel import location
+from nbdist.engine.tap.in_flight import Waiting
+from nbdist.engine.tap.interruptible_store import PatientStore
 from nbdist.errors import ClusterError
 from nbdist.ranks import name_ranks
 
@@ -147,7 +148,7 @@ def waiting_in_store() -> Waiting | None:
     since = None if place is None else place.store.main_waits_since
     if place is None or since is None:
         return None
-    cell = where.main_thread()
+    cell = location.main_thread()
     line = None if cell is None else cell["file_line"]
     seconds = time.monotonic() - since
     return Waiting("store", "", 0, 0, seconds, line, ranks=tuple(range(place.world_size)))

@@ -7,7 +7,7 @@ ipyparallel are not touched.
 
 import math
 
-from nbdist.engine import membership, sockets, tcp_info
+from nbdist.engine.group import sockets, state, tcp_info
 from nbdist.errors import ClusterError, UsageError
 
 _rate: float | None = None
@@ -32,7 +32,7 @@ def emulate_link(bytes_per_s: float | None) -> None:
         raise UsageError(
             f"emulate_link takes bytes per second, at least 1, or None, not {bytes_per_s!r}."
         )
-    here = membership.member()
+    here = state.member()
     if "gloo" not in here.backend:
         raise ClusterError(
             "No link can be emulated here.",
@@ -50,7 +50,7 @@ def emulate_link(bytes_per_s: float | None) -> None:
 
 def apply() -> None:
     """Pace the connections of groups that were just made, if that is asked for."""
-    here = membership.here()
+    here = state.here()
     if here is None or not _is_used:
         return
     for pair in sockets.pairs(here.address, here.peers):

@@ -14,25 +14,25 @@ from importlib import import_module
 from typing import Any
 
 MAIN = {
-    "boot.answer": "nbdist.engine.boot:answer",
-    "boot.join": "nbdist.engine.boot:join",
-    "group.leave": "nbdist.engine.boot:leave",
-    "group.recover": "nbdist.engine.boot:recover",
-    "profile.read": "nbdist.engine.profile:read",
-    "records.resend": "nbdist.engine.boot:resend",
-    "transfer.push": "nbdist.engine.transfer:push",
-    "transfer.pull": "nbdist.engine.transfer:pull",
+    "boot.answer": "nbdist.engine.rank.boot:answer",
+    "boot.join": "nbdist.engine.rank.boot:join",
+    "group.leave": "nbdist.engine.rank.boot:leave",
+    "group.recover": "nbdist.engine.rank.boot:recover",
+    "profile.read": "nbdist.engine.training.torch_profile:read",
+    "records.resend": "nbdist.engine.rank.boot:resend",
+    "transfer.push": "nbdist.engine.rank.transfer:push",
+    "transfer.pull": "nbdist.engine.rank.transfer:pull",
 }
 
 ANY_TIME = {
     "clock.read": "nbdist.clock:read",
-    "control.state": "nbdist.engine.control:state",
-    "control.stacks": "nbdist.engine.control:stacks",
-    "control.abort": "nbdist.engine.control:abort",
-    "control.interrupt": "nbdist.engine.interrupts:order",
-    "control.interrupt_children": "nbdist.engine.leftovers:interrupt_children",
-    "chaos.fail": "nbdist.engine.chaos:fail",
-    "chaos.interrupt": "nbdist.engine.chaos:interrupt",
+    "control.state": "nbdist.engine.rank.control:state",
+    "control.stacks": "nbdist.engine.rank.control:stacks",
+    "control.abort": "nbdist.engine.rank.control:abort",
+    "control.interrupt": "nbdist.engine.kernel.interrupts:order",
+    "control.interrupt_children": "nbdist.engine.kernel.cleanup:interrupt_children",
+    "chaos.fail": "nbdist.engine.kernel.chaos:fail",
+    "chaos.interrupt": "nbdist.engine.kernel.chaos:interrupt",
 }
 
 WITH_BUFFERS = {"profile.read", "transfer.push", "transfer.pull"}

@@ -9,7 +9,7 @@ Threads: `fail` and `interrupt` on the control thread, `begin_cell` and `end_cel
 import ctypes
 import threading
 
-from nbdist.engine import interrupts
+from nbdist.engine.kernel import interrupts
 
 
 class PlannedFault(Exception):

@@ -7,7 +7,7 @@ import traceback
 
 import psutil
 
-from nbdist.engine import interrupts
+from nbdist.engine.kernel import interrupts
 
 
 def release_frames(error: BaseException | None) -> None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from nbdist.engine import on_import
+from nbdist.engine.compat import on_import
 from nbdist.errors import UsageError
 
 

@@ -32,8 +32,8 @@ from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from nbdist import wire
-from nbdist.engine import calls, interrupts
-from nbdist.engine.output_files import LogStream
+from nbdist.engine.kernel import calls, interrupts
+from nbdist.engine.kernel.stdio_files import LogStream
 from nbdist.told import text_of
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ TRIED = {"ipykernel": "7.4", "IPython": "9.18", "ipyparallel": "9.2"}
 
 
 class Rank(Protocol):
-    """What the kernel calls on the program that lives in it (`engine/boot.py`)."""
+    """What the kernel calls on the program that lives in it (`engine/rank/boot.py`)."""
 
     def installed(self, kernel: "RankKernel") -> None:
         """The kernel exists and is about to serve."""

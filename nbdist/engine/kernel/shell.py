@@ -38,7 +38,7 @@ from IPython.core import interactiveshell
 from IPython.core.ultratb import VerboseTB
 
 from nbdist import origins
-from nbdist.engine import interrupts, tracebacks, where
+from nbdist.engine.kernel import interrupts, location, tracebacks
 from nbdist.told import ToldError, cut
 
 Lent = Callable[[], contextlib.AbstractContextManager[None]]
@@ -89,7 +89,7 @@ def _name_cells_alike(kernel: Any) -> None:
     def name(raw_code: str, transformed_code: str, number: int) -> str:
         digest = hashlib.sha1(raw_code.encode(), usedforsecurity=False).hexdigest()[:10]
         file = os.path.join(tempfile.gettempdir(), origins.CELLS, f"{digest}.py")
-        where.name_cell(file, number)
+        location.name_cell(file, number)
         return file
 
     kernel.shell.compile.get_code_name = name

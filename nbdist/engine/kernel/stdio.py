@@ -35,8 +35,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from nbdist.engine.output_files import KeptText, WatchedFile, write_all
-from nbdist.engine.text_window import Part, Window, as_lists, joined
+from nbdist.engine.kernel.stdio_files import KeptText, WatchedFile, write_all
+from nbdist.engine.kernel.text_window import Part, Window, as_lists, joined
 
 HEAD_BYTES: Final = 256 * 1024
 INTERVAL_S: Final = 0.1

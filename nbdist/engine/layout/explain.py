@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine.layout import cost
-from nbdist.engine.layout.cp.context import Context
-from nbdist.engine.layout.inputs import as_tree
-from nbdist.engine.layout.mesh import AXES, MeshShape
-from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.pp.pipeline import Plan as Stages
-from nbdist.engine.layout.saving.savings import FULL
-from nbdist.engine.layout.tp.cuts import Plan
+from nbdist.engine.layout.axes.cp.context import Context
+from nbdist.engine.layout.axes.pp.pipeline import Plan as Stages
+from nbdist.engine.layout.axes.tp.cuts import Plan
+from nbdist.engine.layout.policies.efficiency import FULL
+from nbdist.engine.layout.policies.policies import Policies
+from nbdist.engine.layout.spec import cost
+from nbdist.engine.layout.spec.inputs import as_tree
+from nbdist.engine.layout.spec.mesh import AXES, MeshShape
 from nbdist.errors import LayoutError
 
 

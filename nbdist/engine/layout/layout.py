@@ -11,20 +11,23 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules, torch_reducers
-from nbdist.engine.layout import cost, plain_copy, unused, zero1
-from nbdist.engine.layout.cp.context import Context
+from nbdist.engine.layout import plain_copy
+from nbdist.engine.layout.axes import unused, zero1
+from nbdist.engine.layout.axes.cp.context import Context
+from nbdist.engine.layout.axes.pp.piped import Piped
+from nbdist.engine.layout.axes.pp.stages import Stage
+from nbdist.engine.layout.axes.tp import cuts
 from nbdist.engine.layout.explain import BatchSize, Explanation
-from nbdist.engine.layout.inputs import Inputs, as_inputs, samples_in
-from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.pp.piped import Piped
-from nbdist.engine.layout.pp.stages import Stage
-from nbdist.engine.layout.proof import provable, verify
-from nbdist.engine.layout.proof.verdict import Proof
-from nbdist.engine.layout.saving.checkpointing import Checkpointed
-from nbdist.engine.layout.state import load, save, whole
-from nbdist.engine.layout.tp import cuts
+from nbdist.engine.layout.policies.activation_checkpoint import Checkpointed
+from nbdist.engine.layout.policies.policies import Policies
+from nbdist.engine.layout.spec import cost
+from nbdist.engine.layout.spec.inputs import Inputs, as_inputs, samples_in
+from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.trainable import LossFunction, Trainable
+from nbdist.engine.layout.verify import preconditions, verify
+from nbdist.engine.layout.verify.report import Proof
+from nbdist.engine.layout.weights import full_tensors, load
+from nbdist.engine.layout.weights.state_dict import state_of
 from nbdist.errors import LayoutError
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
@@ -224,7 +227,7 @@ class Layout(Trainable):
         Copies on the CPU, under the names of the model as it was: a plain model loads them with
         `load_state_dict`, any layout with `load_from`. Collective.
         """
-        return save.state_of(self, self.skeleton)
+        return state_of(self, self.skeleton)
 
     def verify(
         self,
@@ -258,7 +261,7 @@ class Layout(Trainable):
                 do="layout.verify((x, y), loss_fn) with this rank's inputs and targets",
             )
         inputs = as_inputs(batch[0])
-        task = provable.Task(
+        task = preconditions.Task(
             (inputs.args, inputs.keywords, batch[1]),
             inputs.samples or samples_in(batch[1]),
             loss_fn,
@@ -301,7 +304,7 @@ def _before_load(
     """Refuse what `load_state_dict` cannot load; torch calls it before."""
     layout = layout_of(model)
     if layout is not None:
-        held = whole.names(model, duplicates=True)
+        held = full_tensors.names(model, duplicates=True)
         names = {name for stage in layout.stages for name in stage.parameters} if strict else set()
         load.refuse_whole(layout, state, prefix, sorted(names - held.keys()))
 

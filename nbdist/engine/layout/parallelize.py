@@ -13,16 +13,24 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout import ddp, fsdp, mesh, wrapped
-from nbdist.engine.layout.alive import facts_of
-from nbdist.engine.layout.blocks import find_blocks
+from nbdist.engine.layout import wrapped
+from nbdist.engine.layout.axes import ddp, fsdp
+from nbdist.engine.layout.axes.pp.stages import makes_halves
 from nbdist.engine.layout.layout import Layout, attach, layout_of
-from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.policies import Policies, read
-from nbdist.engine.layout.pp.stages import makes_halves
-from nbdist.engine.layout.saving import checkpointing, compress, offload, precision, two_levels
+from nbdist.engine.layout.policies import (
+    activation_checkpoint,
+    compress,
+    offload,
+    precision,
+    two_levels,
+)
+from nbdist.engine.layout.policies.policies import Policies, read
+from nbdist.engine.layout.registry import facts_of
+from nbdist.engine.layout.spec import mesh
+from nbdist.engine.layout.spec.blocks import find_blocks
+from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.spread import spread
-from nbdist.engine.layout.state import factory
+from nbdist.engine.layout.weights import factory
 from nbdist.errors import LayoutError
 
 
@@ -94,7 +102,7 @@ def parallelize(
     if asked.checkpoint is not None:
         schedule = asked.pipeline.schedule
         halving = schedule if shape.pp > 1 and makes_halves(schedule) else None
-        checkpointing.check(asked.checkpoint, model, find_blocks(model), halving)
+        activation_checkpoint.check(asked.checkpoint, model, find_blocks(model), halving)
     if asked.offload is not None:
         blocks, has_factory = find_blocks(model), built is not None
         offload.check(asked.offload, asked.checkpoint, shape, blocks, has_factory=has_factory)

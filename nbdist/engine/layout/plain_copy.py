@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout import fsdp
+from nbdist.engine.layout.axes import fsdp
 from nbdist.errors import LayoutError
 
 _PLAIN = (bool, int, float, str, type(None))

@@ -12,20 +12,22 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout import cost, ddp, fsdp, meshes, outside_calls, random_numbers
-from nbdist.engine.layout.blocks import find_blocks
-from nbdist.engine.layout.cp import context as cp
+from nbdist.engine.layout.axes import ddp, fsdp, outside_calls
+from nbdist.engine.layout.axes.cp import context as cp
+from nbdist.engine.layout.axes.pp import pipeline
+from nbdist.engine.layout.axes.pp.pipe import Parts, Pipe
+from nbdist.engine.layout.axes.pp.piped import Piped
+from nbdist.engine.layout.axes.tp import cuts, fit, tp
 from nbdist.engine.layout.layout import Layout
-from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.pp import pipeline
-from nbdist.engine.layout.pp.pipe import Parts, Pipe
-from nbdist.engine.layout.pp.piped import Piped
-from nbdist.engine.layout.saving import checkpointing, compress, offload, precision
-from nbdist.engine.layout.saving.savings import Compress
-from nbdist.engine.layout.saving.two_levels import TwoLevels
-from nbdist.engine.layout.state import buffers, factory, skeleton, weights
-from nbdist.engine.layout.tp import cuts, fit, tp
+from nbdist.engine.layout.policies import activation_checkpoint, compress, offload, precision
+from nbdist.engine.layout.policies.efficiency import Compress
+from nbdist.engine.layout.policies.policies import Policies
+from nbdist.engine.layout.policies.two_levels import TwoLevels
+from nbdist.engine.layout.spec import cost, random_numbers
+from nbdist.engine.layout.spec import device_mesh as meshes
+from nbdist.engine.layout.spec.blocks import find_blocks
+from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.layout.weights import broadcast, buffers, factory, meta_copy
 from nbdist.errors import LayoutError
 
 
@@ -46,14 +48,16 @@ def spread(
     device_type, backend = _device_type(model)
     if policies.offload is not None:
         offload.check_device(device_type)
-    weights.check_same_model(model, {"layout": shape.name, "policies": str(policies)}, device_type)
-    plain, no_skeleton = skeleton.copy_without_weights(model)
+    broadcast.check_same_model(
+        model, {"layout": shape.name, "policies": str(policies)}, device_type
+    )
+    plain, no_skeleton = meta_copy.copy_without_weights(model)
     if built is not None and not factory.is_thin(shape):
-        skeleton.materialise(model, device_type)
+        meta_copy.materialise(model, device_type)
         factory.fill(model, built, device_type)
     # "cuda" is this rank's current device.
     model._apply(lambda t: t if t.is_meta else t.to(device_type))
-    weights.broadcast(model)
+    broadcast.broadcast(model)
     device_mesh = meshes.device_mesh(device_type, shape)
     blocks = find_blocks(model)
     size = _size(model, blocks)
@@ -81,10 +85,12 @@ def spread(
         begin = [names[0] for names in stages.names] if stages else []
         _cut_sequences(context, shape, policies, device_mesh, blocks, begin)
     local = _size(model, blocks)
-    forgetting: dict[str, checkpointing.Checkpointed] = {}
+    forgetting: dict[str, activation_checkpoint.Checkpointed] = {}
     if policies.checkpoint is not None:
         can_compile = shape.tp == shape.cp == shape.pp == 1
-        forgetting = checkpointing.apply(policies.checkpoint, blocks, can_compile=can_compile)
+        forgetting = activation_checkpoint.apply(
+            policies.checkpoint, blocks, can_compile=can_compile
+        )
     if policies.offload is not None and policies.offload.activations:
         offload.apply(blocks.values())
     _share_batches(model, shape, policies, device_mesh, blocks)

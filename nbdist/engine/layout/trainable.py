@@ -16,15 +16,15 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.data import resumption
-from nbdist.engine.layout import unused, zero1
-from nbdist.engine.layout.cp.context import Context
-from nbdist.engine.layout.cp.exchange import own_part
-from nbdist.engine.layout.inputs import Inputs, as_inputs, as_tree, samples_in
-from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.pp.piped import Piped
-from nbdist.engine.layout.saving.precision import Scaler
+from nbdist.engine.data import resume
+from nbdist.engine.layout.axes import unused, zero1
+from nbdist.engine.layout.axes.cp.context import Context
+from nbdist.engine.layout.axes.cp.exchange import own_part
+from nbdist.engine.layout.axes.pp.piped import Piped
+from nbdist.engine.layout.policies.policies import Policies
+from nbdist.engine.layout.policies.precision import Scaler
+from nbdist.engine.layout.spec.inputs import Inputs, as_inputs, as_tree, samples_in
+from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -79,7 +79,7 @@ class Trainable:
             LayoutError: Shares must be weighted, and nothing tells how many samples there are; or,
                 under ddp, a parameter got no gradient.
         """
-        resumption.weigh_newest()
+        resume.weigh_newest()
         self.last_step = (x, y, loss_fn)
         return self._step(as_inputs(x), y, loss_fn)
 

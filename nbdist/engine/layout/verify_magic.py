@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine.layout import dry_run
-from nbdist.engine.layout.alive import live_layouts
-from nbdist.engine.layout.inputs import Inputs
 from nbdist.engine.layout.layout import Layout, layout_of
-from nbdist.engine.layout.proof.verdict import Proof, in_lines, some_of
-from nbdist.engine.layout.state import skeleton
+from nbdist.engine.layout.registry import live_layouts
+from nbdist.engine.layout.spec import trace
+from nbdist.engine.layout.spec.inputs import Inputs
+from nbdist.engine.layout.verify.report import Proof, in_lines, some_of
+from nbdist.engine.layout.weights import meta_copy
 from nbdist.errors import LayoutError
 from nbdist.ranks import begin_with_ranks
 
@@ -117,10 +117,10 @@ def _prove_with_guess(layout: Layout) -> tuple[Proof, str]:
     if layout.skeleton is None:
         raise LayoutError("There is no plain model to compare with.", why=layout.no_skeleton)
     plain = copy.deepcopy(layout.skeleton)
-    skeleton.materialise(plain, "cpu")
+    meta_copy.materialise(plain, "cpu")
     example = layout.policies.example
     try:
-        inputs, _ = dry_run.find_inputs(plain, example)
+        inputs, _ = trace.find_inputs(plain, example)
     except LayoutError as error:
         raise LayoutError(
             "No batch is known to prove the layout with.", why=error.why, do=_DO

@@ -6,7 +6,7 @@ notebook's kernel ends. `join` is called over the wire, when all engines are the
 the process group.
 
 Threads: `run` and `join` on the main thread; ipykernel's control thread answers requests
-marked busy (`engine/calls.py`).
+marked busy (`engine/kernel/calls.py`).
 """
 
 import contextlib
@@ -25,26 +25,26 @@ import torch
 
 import nbdist
 from nbdist import lifeline, plain, wire
-from nbdist.engine import (
+from nbdist.engine.kernel import (
+    autograd_modes,
     calls,
     chaos,
+    cleanup,
     environment,
+    fd_reserve,
     kernel,
-    leftovers,
-    modes,
-    progress,
-    reserve,
+    location,
     shell,
-    where,
+    tqdm_bars,
 )
-from nbdist.engine.output import Output
-from nbdist.engine.output_files import LogStream
-from nbdist.engine.records import Recorder
+from nbdist.engine.kernel.records import Recorder
+from nbdist.engine.kernel.stdio import Output
+from nbdist.engine.kernel.stdio_files import LogStream
 from nbdist.told import named
 
 if TYPE_CHECKING:
     from nbdist.engine.checks.checks import Checks
-    from nbdist.engine.links import Links
+    from nbdist.engine.group.link_stats import Links
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +64,9 @@ class Program:
         self.checks: Checks | None = None
         self._began = 0.0
         self._first_seq = 0
-        self._modes = modes.current()
+        self._modes = autograd_modes.current()
 
-    # -- called by the kernel (engine/kernel.py)
+    # -- called by the kernel (engine/kernel/kernel.py)
 
     def installed(self, rank_kernel: kernel.RankKernel) -> None:
         """Take over what is printed, and put the names in place that cells find."""
@@ -85,15 +85,17 @@ class Program:
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
-        from nbdist.engine import boundary, profile, snapshot, trained
-        from nbdist.engine.data import resumption
+        from nbdist.engine.checks import model_facts
+        from nbdist.engine.data import resume
+        from nbdist.engine.recovery import snapshot
+        from nbdist.engine.steps import step_state
         from nbdist.engine.tap import tap
-        from nbdist.engine.training import training
+        from nbdist.engine.training import torch_profile, training
 
         self._began = time.perf_counter()
         self.output.put_back()
         self.output.begin_cell(options["cell"])
-        self.recorder.forget(*trained.FACTS)
+        self.recorder.forget(*model_facts.FACTS)
         self._first_seq = self.recorder.begin_cell()
         self.kernel.shell.user_ns.update(
             {name: plain.decode(value) for name, value in options.get("params", {}).items()}
@@ -102,44 +104,46 @@ class Program:
         tap.begin_cell()
         if self.links is not None:
             self.links.begin_cell()
-        self._modes = modes.current()
-        line = resumption.begin_cell(
+        self._modes = autograd_modes.current()
+        line = resume.begin_cell(
             options["cell"],
             failed=options.get("failed"),
             is_retry=bool(options.get("retry")),
             goes_on=bool(options.get("goes_on")),
         )
-        boundary.begin_cell()
+        step_state.begin_cell()
         snapshot.forget_kinds()
         chaos.begin_cell()
-        where.running = options["cell"]
+        location.running = options["cell"]
         if line and self.rank == 0:
             print(line)
-        profile.begin_cell(options.get("profile"), self.rank, cuda=self.device.type == "cuda")
+        torch_profile.begin_cell(options.get("profile"), self.rank, cuda=self.device.type == "cuda")
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine import boundary, group_record, name_record, profile, snapshot
         from nbdist.engine.averaging import async_sgd, left_open
-        from nbdist.engine.clone import clone
-        from nbdist.engine.data import resumption, weighting
+        from nbdist.engine.data import resume, weighting
+        from nbdist.engine.group import group_record
+        from nbdist.engine.recovery import name_record, snapshot
+        from nbdist.engine.recovery.clone import clone
+        from nbdist.engine.steps import step_state
         from nbdist.engine.tap import tap
-        from nbdist.engine.training import training
+        from nbdist.engine.training import torch_profile, training
 
         self.output.put_back()  # what follows may print
         chaos.end_cell()
-        profile.end_cell()
+        torch_profile.end_cell()
         has_succeeded = result is not None and bool(result.success)
         if not has_succeeded:
-            modes.restore(self._modes)
+            autograd_modes.restore(self._modes)
         steps = training.end_cell()
         if self.checks is not None:
             self.checks.end_cell()
         async_sgd.cell_ended()
-        boundary.end_cell(is_failed=not has_succeeded)
+        step_state.end_cell(is_failed=not has_succeeded)
         if self.joined:
             source = str(result.info.raw_cell) if result is not None else ""
-            group_record.write(self.kernel.shell.user_ns, resumption.cell_number(), source)
+            group_record.write(self.kernel.shell.user_ns, resume.cell_number(), source)
             name_record.write(clone.written_names(self.kernel.shell.user_ns))
         environment.restore(self.variables)
         cut_bytes, file = self.output.end_cell()
@@ -156,18 +160,18 @@ class Program:
             value_repr=None if is_plain else _short_repr(value),
             notices=(
                 *snapshot.take_notices(),
-                *boundary.here().take_notices(),
+                *step_state.here().take_notices(),
                 *weighting.take_notices(),
                 *(left_open.notices() if has_succeeded else ()),
             ),
             cut_bytes=cut_bytes,
             output_file=None if file is None else str(file),
             seconds=time.perf_counter() - self._began,
-            in_loops=resumption.are_loops_begun(),
+            in_loops=resume.are_loops_begun(),
             in_group=not self.joined or torch.distributed.is_initialized(),
         )
-        where.running = None
-        leftovers.release_frames(getattr(result, "error_in_exec", None))
+        location.running = None
+        cleanup.release_frames(getattr(result, "error_in_exec", None))
         return asdict(summary)
 
     def answer(
@@ -221,7 +225,7 @@ def run(spec: dict[str, Any]) -> None:
     environment.refuse_forked_ranks()
     torch.set_num_threads(spec["threads"])
     _seed_anew(spec["rank"])
-    progress.install()
+    tqdm_bars.install()
     kernel.serve(
         _program,
         [
@@ -285,12 +289,14 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine import group, keep, links, recovery, resize, trained
-    from nbdist.engine.checks import begun
+    from nbdist.engine.checks import begun, model_facts
     from nbdist.engine.checks.checks import Checks
-    from nbdist.engine.clone import clone
     from nbdist.engine.data import shards
+    from nbdist.engine.group import group, link_stats
     from nbdist.engine.layout import parallelize, wrapped
+    from nbdist.engine.recovery import recovery, resize
+    from nbdist.engine.recovery.clone import clone
+    from nbdist.engine.steps import keep
     from nbdist.engine.tap import tap as tap_module
     from nbdist.engine.training import training
 
@@ -330,11 +336,11 @@ def join(
     wrapped.look_on()
     begun.look_on()
     shards.pace_as(training.pace)
-    training.at_new_optimizer("trained", lambda opt: trained.tell(here.recorder, opt))
+    training.at_new_optimizer("trained", lambda opt: model_facts.tell(here.recorder, opt))
     here.checks = Checks(here.recorder.add)
     training.at_new_optimizer("checks", here.checks.optimizer_begins)
     training.at_step_end("checks", here.checks.step_ended)
-    here.links = links.Links(
+    here.links = link_stats.Links(
         training.current_step, lambda step, values: here.recorder.add("links", step, values)
     )
     here.recorder.before_publishing(here.links.sample)
@@ -349,25 +355,25 @@ def join(
         nbdist=nbdist,
     )
     resize.follow()
-    reserve.fill()
+    fd_reserve.fill()
     answer = {"rank": here.rank, "device": str(device)}
     return {**answer, **recovery.settle(generation, newcomers)} if newcomers else answer
 
 
 def recover(generation: int, newcomers: list[int]) -> dict[str, Any]:
     """Put all ranks together again after a fault; see `recovery`. All ranks, main thread."""
-    from nbdist.engine import recovery
+    from nbdist.engine.recovery import recovery
 
-    reserve.release()
+    fd_reserve.release()
     try:
         return recovery.recover(generation, newcomers)
     finally:
-        reserve.fill()
+        fd_reserve.fill()
 
 
 def leave() -> dict[str, Any]:
     """Leave all groups, for the number of ranks changes; see `resize`. All ranks, main thread."""
-    from nbdist.engine import resize
+    from nbdist.engine.recovery import resize
 
     return resize.leave(program().kernel.shell.user_ns)
 
@@ -414,7 +420,7 @@ def _go_to_work(folders: list[str]) -> None:
 
 
 def _was_freed(error: BaseException) -> bool:
-    from nbdist.engine import group
+    from nbdist.engine.group import group
 
     return group.was_released(error)
 
@@ -428,11 +434,11 @@ def _short_repr(value: object, limit: int = 4096) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Run as a fresh interpreter: `python -m nbdist.engine.boot '{...}'`."""
+    """Run as a fresh interpreter: `python -m nbdist.engine.rank.boot '{...}'`."""
     import json
 
     # `__main__` belongs to the user's code: run the module under its real name.
-    from nbdist.engine import boot
+    from nbdist.engine.rank import boot
 
     boot.run(json.loads(arguments[0]))
 

@@ -9,7 +9,7 @@ import resource
 import sys
 from typing import Any
 
-from nbdist.engine import reserve, where
+from nbdist.engine.kernel import fd_reserve, location
 
 
 def state() -> dict[str, Any]:
@@ -28,23 +28,24 @@ def state() -> dict[str, Any]:
     (messages by "group/peer's global rank"), `tagged` (by their tags too). `serves`: a thread
     answers workers' messages, whatever the main thread does.
     """
-    from nbdist.engine import membership, snapshot
     from nbdist.engine.averaging import serving
+    from nbdist.engine.group.state import status, waiting_in_store
+    from nbdist.engine.recovery import snapshot
     from nbdist.engine.tap import tap
     from nbdist.engine.training import training
 
     torch = sys.modules["torch"]
     cuda = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-    place = where.main_thread()
+    place = location.main_thread()
     # In this order: a collective may wait in the store before it is sent (`announce_store`).
-    waiting = tap.waiting() or membership.waiting_in_store()
+    waiting = tap.waiting() or waiting_in_store()
     return {
         "pid": os.getpid(),
         "rss_bytes": _resident_bytes(),
         "cuda_bytes": cuda,
-        "cell": where.running,
+        "cell": location.running,
         "doing": _doing(
-            is_busy=where.running is not None or place is not None,
+            is_busy=location.running is not None or place is not None,
             is_waiting=waiting is not None,
             is_loading=training.is_loading(),
         ),
@@ -57,7 +58,7 @@ def state() -> dict[str, Any]:
         "serves": serving.is_serving(),
         "step": training.current_step(),
         "last": tap.last_kind(),
-        "group": membership.status(),
+        "group": status(),
         "snapshot": snapshot.status(),
     }
 
@@ -72,7 +73,7 @@ def _doing(*, is_busy: bool, is_waiting: bool, is_loading: bool) -> str:
 
 def stacks() -> dict[str, str]:
     """Return the stack of each thread of this rank, by the thread's name."""
-    from nbdist.engine.stacks import stacks as of_threads
+    from nbdist.engine.kernel.stacks import stacks as of_threads
 
     return of_threads()
 
@@ -85,9 +86,9 @@ def abort(generation: int) -> int:
     Args:
         generation: The one meant; an order that comes late does nothing.
     """
-    from nbdist.engine import group
+    from nbdist.engine.group import group
 
-    reserve.release()
+    fd_reserve.release()
     return group.abort(generation)
 
 

@@ -11,7 +11,7 @@ from nbdist import payload
 
 def push(buffers: list[memoryview], names: list[str]) -> tuple[None, list[Any]]:
     """Set `names` in this rank's namespace to the values in `buffers`. On the main thread."""
-    from nbdist.engine.boot import program
+    from nbdist.engine.rank.boot import program
 
     values = payload.unpack(buffers)
     program().kernel.shell.user_ns.update(zip(names, values, strict=True))
@@ -25,7 +25,7 @@ def pull(buffers: list[memoryview], name: str) -> tuple[None, list[Any]]:
         NameError: There is no such name.
         TransferError: The value cannot be pickled.
     """
-    from nbdist.engine.boot import program
+    from nbdist.engine.rank.boot import program
 
     namespace = program().kernel.shell.user_ns
     if name not in namespace:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from nbdist.engine.units import Unit, local, parameters_of
-from nbdist.engine.wrapper import ApartWrapper
+from nbdist.engine.recovery.wrapped_models import Unit, local, parameters_of
+from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
 
 
 @dataclass(frozen=True, slots=True)

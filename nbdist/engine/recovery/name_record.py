@@ -9,9 +9,9 @@ down where they have changed, and what the newcomer is without is said. Main thr
 import json
 from collections.abc import Collection, Iterable
 
-from nbdist.engine import membership
 from nbdist.engine.compat import torch_compat
 from nbdist.engine.compat.torch_compat import TCPStore
+from nbdist.engine.group import state
 
 _MOST = 10_000  # names; a rank with more writes none down
 
@@ -21,7 +21,7 @@ _written: tuple[str, list[str]] = ("", [])
 def write(names: Iterable[str]) -> None:
     """Write down this rank's names, where they have changed since the last cell."""
     global _written
-    here, listed = membership.here(), sorted(names)
+    here, listed = state.here(), sorted(names)
     if here is None or len(listed) > _MOST:
         return
     # A rank that another number of ranks has taken away, and that comes back, has other names.

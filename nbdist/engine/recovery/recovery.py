@@ -10,41 +10,31 @@ midst of it raises and leaves the group aborted: it is begun again with a higher
 from collections.abc import Iterable
 from typing import Any
 
-from nbdist.engine import (
-    boundary,
-    group,
-    heal,
-    hook_state,
-    identity,
-    keep,
-    reconcile,
-    resize,
-    snapshot,
-    units,
-    whole_steps,
-)
 from nbdist.engine.averaging import async_sgd
-from nbdist.engine.clone import clone
 from nbdist.engine.compat import third_parties, torch_hooks, torch_sharded
-from nbdist.engine.data import resumption
-from nbdist.engine.layout import meshes
+from nbdist.engine.data import resume
+from nbdist.engine.group import ddp_hook_state, group, identity
+from nbdist.engine.layout.spec import device_mesh
+from nbdist.engine.recovery import reset, resize, snapshot, sync_state, wrapped_models
+from nbdist.engine.recovery.clone import clone
+from nbdist.engine.steps import defer_interrupt, keep, step_state
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
 
 
 def install() -> None:
     """Begin to keep what a recovery needs, when the rank has joined its group; once is enough."""
-    if boundary.here().is_installed:
+    if step_state.here().is_installed:
         return
-    boundary.install(units.buffers_of, snapshot.at_boundary)
+    step_state.install(wrapped_models.buffers_of, snapshot.at_boundary)
     # `heal` puts them back.
-    torch_hooks.wrap_start_workers(whole_steps.start_workers_whole)
-    boundary.also(hook_state.snapshot, lambda _: None)
-    clone.also("identities", units.hand_over, identity.take_over)
-    clone.also("steps", boundary.here().hand_over, boundary.here().take_over)
-    clone.also("loaders", resumption.hand_over, resumption.take_over)
+    torch_hooks.wrap_start_workers(defer_interrupt.start_workers_whole)
+    step_state.also(ddp_hook_state.snapshot, lambda _: None)
+    clone.also("identities", wrapped_models.hand_over, identity.take_over)
+    clone.also("steps", step_state.here().hand_over, step_state.here().take_over)
+    clone.also("loaders", resume.hand_over, resume.take_over)
     clone.also("kept", keep.kept, keep.take_over)
-    clone.also("meshes", meshes.hand_over, meshes.take_over)
+    clone.also("meshes", device_mesh.hand_over, device_mesh.take_over)
     clone.also("accelerate", third_parties.shared_states, lambda _: None)  # they fill themselves
 
 
@@ -83,9 +73,9 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         `healed`, `agreed`, `steps_lost` and `cloned`, as in `recover`.
     """
     try:
-        healed = heal.heal()
+        healed = reset.heal()
         newcomers = sorted(newcomers)
-        decisions = reconcile.reconcile(newcomers)
+        decisions = sync_state.reconcile(newcomers)
         cloned = None
         if newcomers:
             cloned = clone.clone_each(newcomers, step=training.current_step())

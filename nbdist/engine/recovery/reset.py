@@ -12,13 +12,13 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from nbdist.engine import hook_state, meeting, reducers
 from nbdist.engine.compat import (
     torch_live,
     torch_modules,
     torch_pipeline,
     torch_sharded,
 )
+from nbdist.engine.group import ddp_buckets, ddp_hook_state, rendezvous
 
 
 def heal() -> list[str]:
@@ -44,19 +44,19 @@ def _heal_ddp() -> list[str]:
     """DDP, also the one that composable `replicate` keeps behind a module."""
     healed = []
     ddps = torch_modules.live_ddps()
-    remade = reducers.settle(ddps, _tell_all)
+    remade = ddp_buckets.settle(ddps, _tell_all)
     for ddp in ddps:
         # Composable `replicate` hands DDP the parameters of the user's module in a list.
         inner = type(ddp.module).__name__
         name = "replicate" if isinstance(ddp.module, nn.ParameterList) else f"DDP({inner})"
         how = "reducer made anew" if id(ddp) in remade else "reducer reset"
-        done = [how, _drop_gradients(ddp.parameters()), *hook_state.restore(ddp)]
+        done = [how, _drop_gradients(ddp.parameters()), *ddp_hook_state.restore(ddp)]
         healed.append(f"{name}: {', '.join(done)}")
     return healed
 
 
 def _tell_all(topic: str, text: str) -> dict[int, str]:
-    return meeting.exchange(topic, text, meeting.FORM_TIMEOUT_S)
+    return rendezvous.exchange(topic, text, rendezvous.FORM_TIMEOUT_S)
 
 
 def _heal_fsdp2() -> list[str]:

@@ -20,11 +20,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbdist.engine import group, refusals
 from nbdist.engine.averaging import serving
 from nbdist.engine.compat import torch_compat, torch_live, torch_modules, torch_sharded
-from nbdist.engine.layout.alive import live_layouts
+from nbdist.engine.group import group
 from nbdist.engine.layout.layout import Layout, layout_of
+from nbdist.engine.layout.registry import live_layouts
+from nbdist.engine.recovery import disabled
 from nbdist.errors import ClusterError
 
 _SCALED = "%dist scale has changed the number of ranks; only layouts with dp alone follow."
@@ -89,7 +90,7 @@ def _is_orphan(module: nn.Module) -> bool:
 
 def _refuse(stale: list[nn.Module], why: str, do: str) -> None:
     for module in stale:
-        refusals.refuse(module, _refusal(module, why, do))
+        disabled.refuse(module, _refusal(module, why, do))
         torch_live.forget(module)
     _forget_optimizers(stale)
 

@@ -25,9 +25,12 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from nbdist.engine import boundary, group, membership, memory, unit_state, units
-from nbdist.engine.agreement import Steps
-from nbdist.engine.wrapper import ApartWrapper
+from nbdist.engine.group import group, state
+from nbdist.engine.layout import memory
+from nbdist.engine.recovery import model_state, wrapped_models
+from nbdist.engine.recovery.decide import Steps
+from nbdist.engine.steps import step_state
+from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
 
 INTERVAL_S = 30.0
 TIME_SHARE = 0.01
@@ -86,7 +89,7 @@ class _Snapshot:
     at: float
     frame: dict[str, Any]
     tensors: list[torch.Tensor]
-    mark: boundary.Mark | None
+    mark: step_state.Mark | None
 
     @property
     def size_bytes(self) -> int:
@@ -148,14 +151,14 @@ def at_boundary(optimizer: torch.optim.Optimizer, steps: int) -> None:
         # A fault elsewhere: this rank has let go, and will hear of it at its next collective.
 
 
-def held(unit: units.Unit) -> list[tuple[Steps, float]]:
+def held(unit: wrapped_models.Unit) -> list[tuple[Steps, float]]:
     """Return the steps of the unit's snapshots on this rank and their ages in s, newest first."""
     series = _series_of(unit)
     now = time.monotonic()
     return [] if series is None else [(one.steps, now - one.at) for one in reversed(series.kept)]
 
 
-def put_back(unit: units.Unit, steps: Steps) -> boundary.Mark | None:
+def put_back(unit: wrapped_models.Unit, steps: Steps) -> step_state.Mark | None:
     """Bring the unit back to its snapshot of `steps`; returns the boundary at which it was taken.
 
     Raises:
@@ -167,7 +170,7 @@ def put_back(unit: units.Unit, steps: Steps) -> boundary.Mark | None:
         chosen = next((one for one in series.kept if one.steps == steps), None)
     if series is None or chosen is None:
         raise LookupError(f"this rank has no snapshot of {unit.name} at {steps}")
-    unit_state.put_back(unit, chosen.frame, chosen.tensors)
+    model_state.put_back(unit, chosen.frame, chosen.tensors)
     series.target, series.kept_at_step = None, steps[0]
     for newer in [one for one in series.kept if sum(one.steps) > sum(steps)]:
         series.kept.remove(newer)  # of steps that are made again, perhaps otherwise
@@ -211,7 +214,7 @@ def take_notices() -> tuple[str, ...]:
 
 
 def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
-    unit = units.unit_of(optimizer)
+    unit = wrapped_models.unit_of(optimizer)
     if unit is None or unit.kind == "replicated":
         return None
     key = f"snapshot/{unit.identity}/{'-'.join(map(str, unit.ranks))}"
@@ -223,7 +226,7 @@ def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
     )
 
 
-def _series_of(unit: units.Unit) -> _Series | None:
+def _series_of(unit: wrapped_models.Unit) -> _Series | None:
     return next((s for o in unit.optimizers if (s := _series.get(o)) is not None), None)
 
 
@@ -240,7 +243,7 @@ def _lead(series: _Series, steps: int, now: float) -> None:
             # The others may be ahead by a round, and must hear of it before they are there.
             ahead = series.wrapper.next_meeting(ahead + series.wrapper.between_meetings())
         series.target = steps + ahead
-        membership.store().set(series.key, str(series.target))
+        state.store().set(series.key, str(series.target))
 
 
 def _follow(series: _Series, steps: int, now: float) -> None:
@@ -249,7 +252,7 @@ def _follow(series: _Series, steps: int, now: float) -> None:
     if now < series.polled_at + POLL_S:
         return
     series.polled_at = now
-    store = membership.store()
+    store = state.store()
     if store.check([series.key]):
         series.target = int(store.get(series.key))
 
@@ -257,10 +260,10 @@ def _follow(series: _Series, steps: int, now: float) -> None:
 def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None:
     global _status
     began = time.monotonic()
-    unit = units.unit_of(optimizer)
+    unit = wrapped_models.unit_of(optimizer)
     if unit is None:
         return
-    frame, live = unit_state.read(unit, buffers=True)
+    frame, live = model_state.read(unit, buffers=True)
     size = sum(tensor.nbytes for tensor in live)
     why = refusal(size, _free_bytes(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if why is not None:
@@ -277,14 +280,14 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
         torch.cuda.synchronize()
     made = unit.steps()[: len(unit.optimizers)]
     # The frame holds plain values that optimizers and schedulers replace, not change.
-    series.kept.append(_Snapshot(made, began, frame, copies, boundary.here().last))
+    series.kept.append(_Snapshot(made, began, frame, copies, step_state.here().last))
     series.kept_at_step = steps
 
     def read_schedule(optimizer: torch.optim.Optimizer) -> None:
-        unit = units.unit_of(optimizer)  # held by nothing here, for it holds the optimizer
-        frame["schedule"] = None if unit is None else unit_state.read_schedule(unit)
+        unit = wrapped_models.unit_of(optimizer)  # held by nothing here, for it holds the optimizer
+        frame["schedule"] = None if unit is None else model_state.read_schedule(unit)
 
-    boundary.here().before_next_step[optimizer] = read_schedule
+    step_state.here().before_next_step[optimizer] = read_schedule
     series.next_at = next_at(time.monotonic(), time.monotonic() - began)
     _status = {"step": steps, "at": began, "bytes": size}
 

@@ -11,18 +11,18 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from nbdist.engine import (
-    agreement,
-    boundary,
-    meeting,
-    parcel,
-    refusals,
+from nbdist.engine.data import resume
+from nbdist.engine.group import rendezvous
+from nbdist.engine.recovery import (
+    decide,
+    disabled,
+    model_state,
+    send_tensors,
     snapshot,
-    unit_state,
-    units,
+    wrapped_models,
 )
-from nbdist.engine.agreement import Decision, Report
-from nbdist.engine.data import resumption
+from nbdist.engine.recovery.decide import Decision, Report
+from nbdist.engine.steps import step_state
 from nbdist.errors import ClusterError, LostStateError
 
 TIMEOUT_S = 20.0  # for the ranks to hear of each other
@@ -49,16 +49,16 @@ def reconcile(newcomers: Iterable[int]) -> list[Decision]:
     """
     new = sorted(newcomers)
     mine, reports = _exchange("units")
-    if agreement.has_unmatched(reports, new):
+    if decide.has_unmatched(reports, new):
         # Old models that a cycle keeps, on some of the ranks: all look again without them.
         del mine
         gc.collect()
         mine, reports = _exchange("units again")
     snapshot.forget_schedules()
     rank = dist.get_rank()
-    mark: boundary.Mark | None = None
+    mark: step_state.Mark | None = None
     has_copied = False
-    decisions = agreement.decide(reports, new)
+    decisions = decide.decide(reports, new)
     for decision in decisions:
         if rank not in decision.places:
             continue
@@ -82,23 +82,23 @@ def reconcile(newcomers: Iterable[int]) -> list[Decision]:
         is_copied = decision.action == "copy" and rank in decision.behind
         if is_copied or decision.action == "roll back":
             # The step that parted the ranks was the last cell's, also where it was not made.
-            boundary.here().count_copied(unit.optimizers)
+            step_state.here().count_copied(unit.optimizers)
     if has_copied:
-        resumption.count_copied()
-        boundary.here().last = boundary.here().take()
+        resume.count_copied()
+        step_state.here().last = step_state.here().take()
     else:
         # What is no unit's is as in any notebook: a seed that a failed cell has set stays set.
-        boundary.restore(mark, random=bool(mine))
+        step_state.restore(mark, random=bool(mine))
     return decisions
 
 
-def _exchange(topic: str) -> tuple[list[units.Unit], dict[int, Sequence[Report]]]:
+def _exchange(topic: str) -> tuple[list[wrapped_models.Unit], dict[int, Sequence[Report]]]:
     """Return this rank's units, and what every rank says of its own."""
-    mine = units.find()
+    mine = wrapped_models.find()
     for unit in mine:
         if unit.kind == "replicated":
             unit.optimizers = [o for o in unit.optimizers if o not in _stopped]
-    said = agreement.to_json(
+    said = decide.to_json(
         [
             unit.report(
                 snapshot.held(unit),
@@ -108,39 +108,39 @@ def _exchange(topic: str) -> tuple[list[units.Unit], dict[int, Sequence[Report]]
             for unit in mine
         ]
     )
-    heard = meeting.exchange(topic, said, TIMEOUT_S)
-    return mine, {rank: agreement.from_json(text) for rank, text in heard.items()}
+    heard = rendezvous.exchange(topic, said, TIMEOUT_S)
+    return mine, {rank: decide.from_json(text) for rank, text in heard.items()}
 
 
-def _copy(unit: units.Unit, decision: Decision, rank: int) -> bool:
+def _copy(unit: wrapped_models.Unit, decision: Decision, rank: int) -> bool:
     """Take part in a copy; returns whether this rank now stands where another did."""
     if rank == decision.source:
-        frame, tensors = unit_state.read(unit, buffers=False)
-        frame["schedule"] = unit_state.read_schedule(unit)
+        frame, tensors = model_state.read(unit, buffers=False)
+        frame["schedule"] = model_state.read_schedule(unit)
         for other in decision.behind:
-            parcel.send(frame, tensors, other)
+            send_tensors.send(frame, tensors, other)
     elif rank in decision.behind:
-        frame, tensors = parcel.receive(decision.source)
-        unit_state.put_back(unit, frame, tensors, decision.parts)
+        frame, tensors = send_tensors.receive(decision.source)
+        model_state.put_back(unit, frame, tensors, decision.parts)
         return True
     return False
 
 
-def _follow(unit: units.Unit, decision: Decision, rank: int) -> None:
+def _follow(unit: wrapped_models.Unit, decision: Decision, rank: int) -> None:
     """Take part in a copy of the learning rates and schedulers, of which each rank has all.
 
     A scheduler steps after its optimizer: of the newest snapshot a rank may not have seen it.
     """
     if rank == decision.source:
-        schedule = unit_state.read_schedule(unit)
+        schedule = model_state.read_schedule(unit)
         for other in decision.behind:
-            parcel.send({"schedule": schedule}, [], other)
+            send_tensors.send({"schedule": schedule}, [], other)
     elif rank in decision.behind:
-        frame, _ = parcel.receive(decision.source)
-        unit_state.put_back_schedule(unit, frame["schedule"])
+        frame, _ = send_tensors.receive(decision.source)
+        model_state.put_back_schedule(unit, frame["schedule"])
 
 
-def _refuse(unit: units.Unit, decision: Decision) -> None:
+def _refuse(unit: wrapped_models.Unit, decision: Decision) -> None:
     """Let the unit's next forward and step raise, until it has been given a whole state.
 
     A model of which each rank has the whole may go on, with another optimizer, where all are level.
@@ -161,17 +161,17 @@ def _refuse(unit: units.Unit, decision: Decision) -> None:
     handles = _stop(unit.optimizers, error)
 
     def allow(module: torch.nn.Module, _keys: object) -> None:
-        refusals.allow(module)
+        disabled.allow(module)
         for handle in handles:
             handle.remove()
         _stopped.difference_update(unit.optimizers)
 
     for module in unit.modules:
-        refusals.refuse(module, error)
+        disabled.refuse(module, error)
         module.register_load_state_dict_post_hook(allow)
 
 
-def _forbid(unit: units.Unit, decision: Decision) -> None:
+def _forbid(unit: wrapped_models.Unit, decision: Decision) -> None:
     """Let what has stepped, and is not on all ranks of the unit, step no more."""
     error = LostStateError(
         f"This optimizer of {unit.name} cannot step any more.",

@@ -21,8 +21,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from nbdist.engine import boundary, identity, keep
-from nbdist.engine.agreement import Kind, Report, Steps
 from nbdist.engine.compat import (
     torch_compat,
     torch_live,
@@ -30,7 +28,10 @@ from nbdist.engine.compat import (
     torch_pipeline,
     torch_sharded,
 )
-from nbdist.engine.wrapper import ApartWrapper
+from nbdist.engine.group import identity
+from nbdist.engine.recovery.decide import Kind, Report, Steps
+from nbdist.engine.steps import keep, step_state
+from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
 
 Optimizer = torch.optim.Optimizer
 _Part = tuple[nn.Module, tuple[int, ...]]  # of a pipeline, and the ranks that train it
@@ -88,7 +89,7 @@ class Unit:
 
     def steps(self) -> Steps:
         """Return what its optimizers and then its schedulers have done."""
-        counts = boundary.here().steps
+        counts = step_state.here().steps
         made = [counts[o].whole if o in counts else 0 for o in self.optimizers]
         return (*made, *(int(s.last_epoch) for s in self.schedulers))
 
@@ -97,7 +98,7 @@ class Unit:
         made = dict(zip(parts, steps, strict=False))
         for optimizer, part in zip(self.optimizers, self.parts, strict=False):
             if part in made:
-                boundary.here().steps.setdefault(optimizer, boundary.Steps()).settle(made[part])
+                step_state.here().steps.setdefault(optimizer, step_state.Steps()).settle(made[part])
 
     def report(
         self,
@@ -107,8 +108,8 @@ class Unit:
         is_told: bool = False,
     ) -> Report:
         """Return what the other ranks need to know of it."""
-        counts = boundary.here().steps
-        active = [o for o in self.optimizers if o in counts and not boundary.here().is_idle(o)]
+        counts = step_state.here().steps
+        active = [o for o in self.optimizers if o in counts and not step_state.here().is_idle(o)]
         last = max((counts[o].at for o in active), default=-math.inf)
         return Report(
             kind=self.kind,

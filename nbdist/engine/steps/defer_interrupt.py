@@ -20,7 +20,7 @@ from functools import wraps
 from queue import SimpleQueue
 from typing import Any
 
-from nbdist.engine import interrupts
+from nbdist.engine.kernel import interrupts
 
 LONGEST_S = 0.2
 LONGEST_START_S = 2.0  # of workers

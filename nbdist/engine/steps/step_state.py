@@ -23,8 +23,8 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
-from nbdist.engine import whole_steps
 from nbdist.engine.compat import random_states, torch_hooks, torch_live
+from nbdist.engine.steps import defer_interrupt
 
 BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum
 
@@ -164,7 +164,7 @@ class Boundary:
         if is_outer and self._inside is None:
             self._inside = optimizer
             if closure is None:  # which may take any time
-                whole_steps.begin()
+                defer_interrupt.begin()
 
     def _after_step(self, optimizer: Optimizer) -> None:
         steps = self.steps.get(optimizer)
@@ -187,7 +187,7 @@ class Boundary:
             )
             _log.exception("Boundaries are not kept any more")
             self.remove()
-        whole_steps.end()
+        defer_interrupt.end()
 
     def _first_step(self, optimizer: Optimizer) -> None:
         """Note the optimizer's first step in this cell."""

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from nbdist.engine import where
-from nbdist.engine.tap.books import Book
+from nbdist.engine.kernel import location
+from nbdist.engine.tap.counters import Book
 
 WAKING_NS = 50_000  # until a thread that is woken on another core runs
 
@@ -36,7 +36,7 @@ class Launch:
         seq: int,
         size: int,
         start_ns: int,
-        place: where.Place | None,
+        place: location.Place | None,
         peer: int | None,
     ) -> None:
         self.kind = kind

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import blake2b
 
-from nbdist.engine.patient_store import PatientStore
-from nbdist.engine.tap.announce import Call, mismatch
+from nbdist.engine.tap.collective_check import Call, mismatch
+from nbdist.engine.tap.interruptible_store import PatientStore
 
 
 class StoreTable:

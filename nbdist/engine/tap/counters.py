@@ -16,9 +16,9 @@ from weakref import WeakSet, ref
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_compat, torch_hooks
-from nbdist.engine.tap.announce import Channel, Table
-from nbdist.engine.tap.announce_messages import Messages, messages
-from nbdist.engine.tap.announce_store import StoreChannel, StoreTable
+from nbdist.engine.tap.collective_check import Channel, Table
+from nbdist.engine.tap.collective_check_store import StoreChannel, StoreTable
+from nbdist.engine.tap.message_check import Messages, messages
 from nbdist.errors import ClusterError
 from nbdist.packed import ANY_TAG
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.tap.launch import Launch
+from nbdist.engine.tap.collective import Launch
 
 
 class Event(Protocol):

@@ -46,8 +46,8 @@ import torch
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.tap import intervals
-from nbdist.engine.tap.cuda_marks import Anchor, Gpu, Mark, Span
-from nbdist.engine.tap.launch import Launch
+from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.cuda_events import Anchor, Gpu, Mark, Span
 
 MAX_SPANS = 4096  # whose end has not passed
 ANCHOR_EVERY_NS = 1_000_000_000

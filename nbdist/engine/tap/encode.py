@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from nbdist.engine import where
-from nbdist.engine.tap.announce import DTYPES
-from nbdist.engine.tap.launch import Launch
+from nbdist.engine.kernel import location
+from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.collective_check import DTYPES
 from nbdist.packed import ANY_TAG, Calls, Packer, Template
 
 MAX_TEMPLATES = 4096  # a cell; beyond it one stands for all of its kind, group and peer
@@ -74,9 +74,9 @@ def _other(template: Template) -> Template:
     return Template(kind, group, title, ranks, 0, "", "other", template.peer, tag)
 
 
-def _line(place: where.Place | None) -> str:
+def _line(place: location.Place | None) -> str:
     if place is None:
         return ""
     file, line = place
-    prompt = where.prompt_of(file)
+    prompt = location.prompt_of(file)
     return f"cell {prompt}, line {line}" if prompt else f"line {line}"

@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from nbdist.engine import where
 from nbdist.engine.compat import torch_compat, torch_hooks
-from nbdist.engine.tap import books, intervals, queue
+from nbdist.engine.kernel import location
+from nbdist.engine.tap import counters, intervals, worker_queue
+from nbdist.engine.tap.collective import Launch
 from nbdist.engine.tap.cuda_times import CudaTimes, pointers
-from nbdist.engine.tap.launch import Launch
-from nbdist.engine.tap.rows import Templates
-from nbdist.engine.tap.stride import Stride
+from nbdist.engine.tap.encode import Templates
+from nbdist.engine.tap.sampling import Stride
 from nbdist.packed import ANY_TAG, Calls
 
 Level = Literal["off", "counts", "full"]
@@ -141,7 +141,7 @@ _held: deque[Launch] = deque()
 
 def reset_counts() -> None:
     """Begin to count at zero: the groups have been formed anew."""
-    books.reset()
+    counters.reset()
     state.under_way.clear()
     state.cuda.forget()
 
@@ -194,7 +194,7 @@ def _describe(launch: Launch, for_ns: int, *, is_certain: bool) -> Waiting:
         launch.seq,
         launch.bytes,
         for_ns / 1e9,
-        where.describe(launch.place),
+        location.describe(launch.place),
         is_certain,
         launch.book.ranks,
         launch.peer,
@@ -294,7 +294,7 @@ def _total_ns(ended: list[Launch]) -> int:
 def _find_begins(ended: list[Launch]) -> None:
     """Find when each was taken up, those under way included."""
     under_way = [launch for launch in tuple(state.under_way.values()) if launch.is_told]
-    by_book: dict[books.Book, list[Launch]] = {}
+    by_book: dict[counters.Book, list[Launch]] = {}
     for launch in ended + under_way:
         if launch.begin_ns == 0 and (launch.is_message or not launch.book.workers):
             launch.begin_ns = launch.ready_ns
@@ -305,7 +305,7 @@ def _find_begins(ended: list[Launch]) -> None:
         busy = [launch.end_ns or None for launch in launches if launch.begin_ns]
         waiting = [launch for launch in launches if not launch.begin_ns]
         handed = [(launch.ready_ns, launch.end_ns or None) for launch in waiting]
-        found = queue.begins(handed, book.workers, busy) if handed else []
+        found = worker_queue.begins(handed, book.workers, busy) if handed else []
         for launch, begin_ns in zip(waiting, found, strict=True):
             launch.begin_ns = begin_ns
 

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from nbdist.engine.tap.announce import (
+from nbdist.engine.tap.collective_check import (
     CONFIRM_S,
     MESSAGES,
     REFUSED,
@@ -32,7 +32,7 @@ from nbdist.engine.tap.announce import (
     fence,
     key_of,
 )
-from nbdist.engine.tap.announce_store import StoreTable
+from nbdist.engine.tap.collective_check_store import StoreTable
 from nbdist.errors import MismatchError
 from nbdist.ranks import name_ranks
 

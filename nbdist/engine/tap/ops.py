@@ -22,7 +22,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from nbdist.engine.compat.torch_hooks import reduce_op
-from nbdist.engine.tap import announce
+from nbdist.engine.tap import collective_check
 
 Returns = Literal["outputs and work", "work", "nothing"]
 # What must be the same on all ranks, beside kind, root and reduction.
@@ -80,7 +80,7 @@ class Prepared:
     finish: Callable[[], object]
 
 
-_DTYPES = {getattr(torch, name, None): i for i, name in enumerate(announce.DTYPES) if name}
+_DTYPES = {getattr(torch, name, None): i for i, name in enumerate(collective_check.DTYPES) if name}
 
 
 def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tuple[int, int]]:
@@ -89,7 +89,7 @@ def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tupl
     It takes the arguments, the reduction as a number, and the payload's bytes. Of a message nothing
     is announced.
     """
-    base = 0 if op.is_message else announce.pack(op.kind)
+    base = 0 if op.is_message else collective_check.pack(op.kind)
     root_at, reduction_at = op.root_at, op.reduction_at
     alike_at = op.payload_at if op.alike_at is None else op.alike_at
     is_payload = alike_at == op.payload_at
@@ -98,14 +98,14 @@ def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tupl
     def describe(args: tuple[Any, ...], payload_bytes: int) -> tuple[int, int]:
         call, size = base, 0
         if root_at is not None:
-            call += announce.ROOT * (args[root_at] + 1)
+            call += collective_check.ROOT * (args[root_at] + 1)
         if reduction_at is not None:
-            call += announce.REDUCTION * args[reduction_at]
+            call += collective_check.REDUCTION * args[reduction_at]
         if alike_at is not None:
             tensor = args[alike_at]
             if with_size:
                 size = payload_bytes if is_payload else size_bytes(tensor)
-            call += announce.DTYPE * dtype_index(tensor)
+            call += collective_check.DTYPE * dtype_index(tensor)
         return call, size
 
     return describe

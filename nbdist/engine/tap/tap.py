@@ -48,13 +48,12 @@ from typing import Any
 import torch
 
 from nbdist.engine.compat import torch_compat, torch_hooks
-from nbdist.engine.patient_store import ReleasedError
-from nbdist.engine.tap import announce
-from nbdist.engine.tap.announce_messages import End
-from nbdist.engine.tap.books import Book, book_of, counts, received, sent, tagged
+from nbdist.engine.kernel.location import cell_place, prompt_of
+from nbdist.engine.tap import collective_check
+from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.counters import Book, book_of, counts, received, sent, tagged
 from nbdist.engine.tap.cuda_times import around_wait
-from nbdist.engine.tap.launch import Launch
-from nbdist.engine.tap.ledger import (
+from nbdist.engine.tap.in_flight import (
     Level,
     Traffic,
     Waiting,
@@ -79,8 +78,9 @@ from nbdist.engine.tap.ledger import (
     was_let_go,
     was_waited_for,
 )
+from nbdist.engine.tap.interruptible_store import ReleasedError
+from nbdist.engine.tap.message_check import End
 from nbdist.engine.tap.ops import OPS, Op, describer, dtype_index, size_bytes
-from nbdist.engine.where import cell_place, prompt_of
 from nbdist.errors import MismatchError
 
 __all__ = [
@@ -209,7 +209,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 if channel is not None:
                     call, alike = describe(args, size)
                     if is_cuda and book.is_split:
-                        call += announce.CUDA
+                        call += collective_check.CUDA
                     channel.announce(seq, call, alike, size or alike, at)
                 elif messages is not None:
                     end = End(dtype_index(args[0]), size, at)

@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from nbdist.engine.compat import torch_hooks, torch_live
-from nbdist.engine.records import Recorder
+from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.tap import tap
 from nbdist.engine.training.gradients import Shares
 from nbdist.engine.training.loss import loss_of

@@ -18,7 +18,7 @@ import torch
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.compat.torch_hooks import Closure
-from nbdist.engine.records import Recorder
+from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.cell import Cell, Machine
 from nbdist.told import named
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbdist.engine.records import Recorder
+from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.hooks import Hooks
 from nbdist.errors import UsageError
 

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from nbdist import lifeline
-from nbdist.client.folders import last_lines, mend_start
-from nbdist.client.launchers.base import UNKNOWN_STATUS, OnExit, Started
-from nbdist.client.launchers.open_files import allow_open_files
+from nbdist.client.cluster.folders import last_lines, mend_start
+from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, OnExit, Started
+from nbdist.client.cluster.launchers.open_files import allow_open_files
 from nbdist.errors import ClusterError, StartError
 
 log = logging.getLogger(__name__)

@@ -12,14 +12,14 @@ from typing import Protocol
 
 import numpy as np
 
-from nbdist.client.insight.match import SYMMETRIC, Meetings, arrivals, match
-from nbdist.client.insight.parts import Parts
-from nbdist.client.insight.rows import Book, Rows, Waits, decode
-from nbdist.client.insight.steps import Split, split
-from nbdist.client.insight.table import Met, Table, met
-from nbdist.client.insight.timeline import STEPS, Told, time_line
-from nbdist.client.insight.values import Analysis, ExplainedStep, TimeLine
-from nbdist.client.insight.verdicts import Verdicts
+from nbdist.client.metrics.analysis.match import SYMMETRIC, Meetings, arrivals, match
+from nbdist.client.metrics.analysis.parts import Parts
+from nbdist.client.metrics.analysis.rows import Book, Rows, Waits, decode
+from nbdist.client.metrics.analysis.steps import Split, split
+from nbdist.client.metrics.analysis.table import Met, Table, met
+from nbdist.client.metrics.analysis.timeline import STEPS, Told, time_line
+from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
+from nbdist.client.metrics.analysis.verdicts import Verdicts
 from nbdist.packed import CALL, Calls
 from nbdist.wire import Record
 

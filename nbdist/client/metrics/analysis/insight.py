@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from nbdist.client.insight.clocks import Clocks
-from nbdist.client.insight.values import Analysis, ExplainedStep
+from nbdist.client.metrics.analysis.clocks import Clocks
+from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep
 from nbdist.wire import CellInfo, Record
 
 PERIOD_S = 0.3  # between two looks; records come every 0.25 s
@@ -86,7 +86,7 @@ class Insight:
         """Explain until the cell ends: the body of the thread."""
         try:
             # numpy takes a tenth of a second to import, and most cells need none of this.
-            from nbdist.client.insight.analyst import Analyst
+            from nbdist.client.metrics.analysis.analyst import Analyst
 
             analyst = Analyst(self._info.ranks, self._clocks)
             is_last, rest_s = False, PERIOD_S

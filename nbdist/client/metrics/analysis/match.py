@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nbdist.client.insight.rows import NUMBERS, Ints, Rows
+from nbdist.client.metrics.analysis.rows import NUMBERS, Ints, Rows
 
 # Nobody's ends before all have launched it: whoever seems to end before is wrong by its clock.
 SYMMETRIC = frozenset(

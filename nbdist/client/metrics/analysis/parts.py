@@ -8,7 +8,7 @@ those that were compared: their share stands for the others. Pure.
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from nbdist.client.insight.values import RECENT, ExplainedStep, RankStep
+from nbdist.client.metrics.analysis.values import RECENT, ExplainedStep, RankStep
 
 _MS = 1e3
 

@@ -1,7 +1,7 @@
 """Word a verdict, with the numbers behind it. Pure."""
 
-from nbdist.client.insight.links import SlowLink
-from nbdist.client.insight.work import MOST_OF, Slow, bigger_batch
+from nbdist.client.metrics.analysis.links import SlowLink
+from nbdist.client.metrics.analysis.work import MOST_OF, Slow, bigger_batch
 
 _NAMES = {
     "data": "its data loading",

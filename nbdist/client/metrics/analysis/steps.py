@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nbdist.client.insight.match import Arrivals
-from nbdist.client.insight.rows import Ints, Rows, Waits
+from nbdist.client.metrics.analysis.match import Arrivals
+from nbdist.client.metrics.analysis.rows import Ints, Rows, Waits
 
 _LEAST = np.iinfo(np.int64).min
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from nbdist.client.insight.match import SYMMETRIC, Meetings
-from nbdist.client.insight.rows import Family, Ints
-from nbdist.client.insight.traffic import algorithm_bytes, bus_factor
-from nbdist.client.insight.values import RECENT, CollectiveRow
+from nbdist.client.metrics.analysis.match import SYMMETRIC, Meetings
+from nbdist.client.metrics.analysis.rows import Family, Ints
+from nbdist.client.metrics.analysis.traffic import algorithm_bytes, bus_factor
+from nbdist.client.metrics.analysis.values import RECENT, CollectiveRow
 
 MOST_MEETINGS = 100_000  # of recent steps; beyond it fewer steps are recent
 MOST_ROWS = 256

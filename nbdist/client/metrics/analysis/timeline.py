@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nbdist.client.insight.match import Meetings
-from nbdist.client.insight.rows import Ints, Waits
-from nbdist.client.insight.values import Lane, Span, TimeLine
+from nbdist.client.metrics.analysis.match import Meetings
+from nbdist.client.metrics.analysis.rows import Ints, Waits
+from nbdist.client.metrics.analysis.values import Lane, Span, TimeLine
 
 STEPS = 3
 MOST_SPANS = 6000  # in all lanes together

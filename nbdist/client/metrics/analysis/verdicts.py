@@ -20,8 +20,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nbdist.client.insight import links, sentences, work
-from nbdist.client.insight.values import Verdict
+from nbdist.client.metrics.analysis import links, sentences, work
+from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.packed import Template
 from nbdist.wire import Record
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.client.insight.values import Cause
+from nbdist.client.metrics.analysis.values import Cause
 from nbdist.wire import Record
 
 Floats = NDArray[np.float64]

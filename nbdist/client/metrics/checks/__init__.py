@@ -4,7 +4,7 @@
 decides on plain values.
 """
 
-from nbdist.client.checks.batch_growth import Trained
-from nbdist.client.checks.checks import Checks
+from nbdist.client.metrics.checks.batch_growth import Trained
+from nbdist.client.metrics.checks.checks import Checks
 
 __all__ = ["Checks", "Trained"]

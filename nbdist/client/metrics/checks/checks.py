@@ -5,9 +5,9 @@ Threads: `receive` runs on ipyparallel's IO thread, `lines` on the main one.
 
 from collections.abc import MutableSequence
 
-from nbdist.client.checks.batch_growth import BatchGrowth, Trained
-from nbdist.client.checks.drift import Drift
-from nbdist.client.checks.uses import Uses
+from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained
+from nbdist.client.metrics.checks.drift import Drift
+from nbdist.client.metrics.checks.uses import Uses
 from nbdist.wire import CellInfo, Record
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nbdist.client.checks.wrong_use import RULES, Seen, Step
+from nbdist.client.metrics.checks.wrong_use import RULES, Seen, Step
 from nbdist.wire import Record
 
 MOST_STEPS = 16  # of which ranks told, whole or not

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.client.profile.chosen import Steps
-from nbdist.client.profile.merge import PIDS_A_RANK, Event, about
+from nbdist.client.metrics.profile.chosen import Steps
+from nbdist.client.metrics.profile.merge import PIDS_A_RANK, Event, about
 from nbdist.packed import Calls
 from nbdist.wire import Record
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and few cells are profiled
-    from nbdist.client.insight.match import Arrivals, Meetings
-    from nbdist.client.insight.rows import Book, Family, Ints
+    from nbdist.client.metrics.analysis.match import Arrivals, Meetings
+    from nbdist.client.metrics.analysis.rows import Book, Family, Ints
 
 MOST_NUMBERS = 2_000_000  # told of the steps; 400 000 calls
 _FIRST_TID = 2**30  # no thread of an operating system
@@ -68,8 +68,8 @@ def lanes(told: Told, origin_ns: int, offset_ns: Callable[[int], int]) -> list[E
         return []
     import numpy as np
 
-    from nbdist.client.insight.match import SYMMETRIC, arrivals, match
-    from nbdist.client.insight.rows import Book, Rows, decode
+    from nbdist.client.metrics.analysis.match import SYMMETRIC, arrivals, match
+    from nbdist.client.metrics.analysis.rows import Book, Rows, decode
 
     book = Book()
     parts = []

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from nbdist.client.cluster import Cluster
-from nbdist.client.profile import words
-from nbdist.client.profile.chosen import Steps
-from nbdist.client.profile.collectives import Told, lanes
-from nbdist.client.profile.merge import Event, RankTrace, merged
-from nbdist.client.profile.summary import RankSummary, summarize
+from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.metrics.profile import words
+from nbdist.client.metrics.profile.chosen import Steps
+from nbdist.client.metrics.profile.collectives import Told, lanes
+from nbdist.client.metrics.profile.merge import Event, RankTrace, merged
+from nbdist.client.metrics.profile.summary import RankSummary, summarize
 from nbdist.errors import NBDistError
 from nbdist.ranks import name_ranks
 

@@ -35,7 +35,7 @@ class RankTrace:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the rank says of its recording; see `engine/profile.py`."""
+        """What the rank says of its recording; see `engine/training/torch_profile.py`."""
         facts: Mapping[str, Any] = self.content["nbdist"]
         return facts
 

@@ -3,8 +3,8 @@
 import html
 from collections.abc import Mapping, Sequence
 
-from nbdist.client.profile.chosen import Steps, name_steps
-from nbdist.client.profile.summary import KINDS, OpTotal, RankSummary
+from nbdist.client.metrics.profile.chosen import Steps, name_steps
+from nbdist.client.metrics.profile.summary import KINDS, OpTotal, RankSummary
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 HOW_TO_OPEN = "https://ui.perfetto.dev or chrome://tracing opens it"

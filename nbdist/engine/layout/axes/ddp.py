@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout import unused
+from nbdist.engine.layout.axes import unused
 from nbdist.errors import LayoutError
 
 

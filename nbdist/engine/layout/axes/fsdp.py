@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout.saving import precision
-from nbdist.engine.layout.saving.savings import Precision
+from nbdist.engine.layout.policies import precision
+from nbdist.engine.layout.policies.efficiency import Precision
 from nbdist.errors import LayoutError
 
 

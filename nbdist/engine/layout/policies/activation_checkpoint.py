@@ -21,8 +21,8 @@ from torch.utils.checkpoint import (
 )
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.layout.around import Around
-from nbdist.engine.layout.saving.savings import ActivationCheckpoint
+from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint
+from nbdist.engine.layout.spec.wrap_forward import Around
 from nbdist.errors import LayoutError
 
 # Operators whose results `selective` keeps. Not every torch has each of them.

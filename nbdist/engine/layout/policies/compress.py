@@ -29,11 +29,11 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout.cost import MIN_COMPRESSION
-from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.saving.precision import DTYPES
-from nbdist.engine.layout.saving.savings import Compress, Precision
-from nbdist.engine.layout.saving.two_levels import TwoLevels, done
+from nbdist.engine.layout.policies.efficiency import Compress, Precision
+from nbdist.engine.layout.policies.precision import DTYPES
+from nbdist.engine.layout.policies.two_levels import TwoLevels, done
+from nbdist.engine.layout.spec.cost import MIN_COMPRESSION
+from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-from nbdist.engine.layout.around import Around
-from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.saving.savings import ActivationCheckpoint, Offload
+from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Offload
+from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.layout.spec.wrap_forward import Around
 from nbdist.errors import LayoutError
 
 

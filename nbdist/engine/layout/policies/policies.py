@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.saving.savings import (
+from nbdist.engine.layout.policies.efficiency import (
     FULL,
     ActivationCheckpoint,
     Compress,
     Offload,
     Precision,
 )
+from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
 
 

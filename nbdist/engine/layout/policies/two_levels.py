@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
 from nbdist.engine.compat import torch_compat
-from nbdist.engine.layout.saving.savings import Compress
+from nbdist.engine.layout.policies.efficiency import Compress
 from nbdist.errors import LayoutError
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.spec.mesh import MeshShape
 
 
 @dataclass(frozen=True, slots=True)

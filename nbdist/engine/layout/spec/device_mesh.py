@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout.mesh import MeshShape
+from nbdist.engine.layout.spec.mesh import MeshShape
 
 _meshes: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, DeviceMesh]]" = (
     weakref.WeakKeyDictionary()

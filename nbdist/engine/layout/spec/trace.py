@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 
 from nbdist import origins
 from nbdist.engine.compat import torch_transformer
-from nbdist.engine.layout.inputs import Inputs, as_inputs
+from nbdist.engine.layout.spec.inputs import Inputs, as_inputs
 from nbdist.errors import LayoutError
 
 _TOKENS, _FEW_TOKENS = 16, 4  # of a guessed sequence

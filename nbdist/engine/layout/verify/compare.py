@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.layout.proof.verdict import Difference, Noise, Proof, judge, norm_allowances
-from nbdist.engine.layout.state import whole
+from nbdist.engine.layout.verify.report import Difference, Noise, Proof, judge, norm_allowances
+from nbdist.engine.layout.weights import full_tensors
 
 
 class Findings:
@@ -38,7 +38,7 @@ class Findings:
     ) -> None:
         """Compare what this rank has of a tensor with the whole of one process. No collective."""
         mine = torch_hooks.local_part(live.detach())
-        theirs = whole.part_of(full, live)
+        theirs = full_tensors.part_of(full, live)
         if mine.shape != theirs.shape:
             self.note(what, name, step, math.inf, noise.floor, allowed)
         elif mine.numel():
@@ -68,7 +68,10 @@ class Findings:
         for (name, full), (_, error) in zip(gradients, errors, strict=True):
             if name in live:
                 mine = torch_hooks.local_part(live[name])
-                theirs, off = whole.part_of(full, live[name]), whole.part_of(error, live[name])
+                theirs, off = (
+                    full_tensors.part_of(full, live[name]),
+                    full_tensors.part_of(error, live[name]),
+                )
                 by[name] = _norm(mine.double() - theirs.double())
                 noise[name] = Noise(_norm(off), _norm(theirs))
                 sizes[name] = mine.numel()

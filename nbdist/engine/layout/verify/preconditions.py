@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nbdist.engine import memory
-from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.proof.midway import LossFunction
-from nbdist.engine.layout.proof.unharmed import dropouts
-from nbdist.engine.layout.saving.precision import Scaler
-from nbdist.engine.layout.saving.savings import FULL
-from nbdist.engine.layout.state import whole
-from nbdist.engine.layout.state.whole import Spread
+from nbdist.engine.layout import memory
+from nbdist.engine.layout.policies.efficiency import FULL
+from nbdist.engine.layout.policies.policies import Policies
+from nbdist.engine.layout.policies.precision import Scaler
+from nbdist.engine.layout.verify.loss_sync import LossFunction
+from nbdist.engine.layout.verify.restore import dropouts
+from nbdist.engine.layout.weights import full_tensors
+from nbdist.engine.layout.weights.full_tensors import Spread
 from nbdist.errors import LayoutError
 
 SOURCE = 0  # the rank that computes in one process
@@ -84,7 +84,7 @@ def refuse(layout: Provable) -> nn.Module:
             f"{synced[0]} is a SyncBatchNorm, which one process cannot run part by part.",
             do="prove the model with BatchNorm, then convert it",
         )
-    places = whole.table(layout)
+    places = full_tensors.table(layout)
     # The model, its gradients and copies to compare with; and the first two in float64.
     # In low precision also weights, the mean of gradients and how far they are off.
     copies = 5 if layout.policies.precision == FULL else 8

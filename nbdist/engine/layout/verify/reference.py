@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from nbdist.engine.layout.proof.lowered import Lowered
-from nbdist.engine.layout.proof.verdict import Noise, Spread, spread_of
-from nbdist.engine.layout.random_numbers import seed_part
+from nbdist.engine.layout.spec.random_numbers import seed_part
+from nbdist.engine.layout.verify.low_precision import Lowered
+from nbdist.engine.layout.verify.report import Noise, Spread, spread_of
 from nbdist.errors import LayoutError
 
 MOVE = 0.01  # by which share of their norm a step changes the weights

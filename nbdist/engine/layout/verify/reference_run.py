@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.layout.blocks import find_blocks
-from nbdist.engine.layout.proof.lowered import Lowered
-from nbdist.engine.layout.proof.midway import checked
-from nbdist.engine.layout.proof.provable import SOURCE, Provable, Task
-from nbdist.engine.layout.proof.reference import Part, Reference
-from nbdist.engine.layout.proof.verdict import Noise, Spread
-from nbdist.engine.layout.saving.savings import FULL
-from nbdist.engine.layout.state import skeleton, whole
-from nbdist.engine.layout.state.whole import Place
+from nbdist.engine.layout.policies.efficiency import FULL
+from nbdist.engine.layout.spec.blocks import find_blocks
+from nbdist.engine.layout.verify.loss_sync import checked
+from nbdist.engine.layout.verify.low_precision import Lowered
+from nbdist.engine.layout.verify.preconditions import SOURCE, Provable, Task
+from nbdist.engine.layout.verify.reference import Part, Reference
+from nbdist.engine.layout.verify.report import Noise, Spread
+from nbdist.engine.layout.weights import full_tensors, meta_copy
+from nbdist.engine.layout.weights.full_tensors import Place
 from nbdist.errors import LayoutError
 from nbdist.told import text_of
 
@@ -101,12 +101,12 @@ class Alone:
         plain = None
         if dist.get_rank() == SOURCE:
             plain = copy.deepcopy(bare)
-            skeleton.materialise(plain, self._layout.mesh.device_type)
+            meta_copy.materialise(plain, self._layout.mesh.device_type)
             _copy_modes(self._layout.model, plain)
-        empty = {} if plain is None else whole.names(plain)
-        for name, full in whole.tensors(self._layout):
+        empty = {} if plain is None else full_tensors.names(plain)
+        for name, full in full_tensors.tensors(self._layout):
             if plain is not None and name in empty:
-                whole.put(empty[name], full)
+                full_tensors.put(empty[name], full)
                 if places[name].is_trained != empty[name].requires_grad:
                     empty[name].requires_grad_(places[name].is_trained)
         return plain

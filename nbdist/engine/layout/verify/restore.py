@@ -15,10 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from nbdist.engine import hook_state, whole_steps
 from nbdist.engine.compat import torch_hooks, torch_modules, torch_reducers, torch_sharded
-from nbdist.engine.layout.dry_run import untouched
-from nbdist.engine.layout.state import whole
+from nbdist.engine.group import ddp_hook_state
+from nbdist.engine.layout.spec.trace import untouched
+from nbdist.engine.layout.weights import full_tensors
+from nbdist.engine.steps import defer_interrupt
 from nbdist.engine.training import training
 
 _LONGEST_S = 10.0  # that an interrupt waits for the weights to be back
@@ -30,7 +31,7 @@ def unharmed(model: nn.Module) -> Iterator[None]:
 
     Steps within it are no steps of a training: nobody counts or shows them.
     """
-    whole.settle(model)
+    full_tensors.settle(model)
     kept = _Kept(model)
     with training.unseen():
         try:
@@ -41,20 +42,20 @@ def unharmed(model: nn.Module) -> Iterator[None]:
                     _forget_iteration(model)
                     raise
                 finally:
-                    whole.settle(model)
+                    full_tensors.settle(model)
         finally:
-            whole_steps.begin(_LONGEST_S)
+            defer_interrupt.begin(_LONGEST_S)
             try:
                 kept.put_back()
             finally:
-                whole_steps.end()
+                defer_interrupt.end()
 
 
 class _Kept:
     """Copies of this rank's parts."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._tensors = [(_local(t), _local(t).clone()) for t in whole.names(model).values()]
+        self._tensors = [(_local(t), _local(t).clone()) for t in full_tensors.names(model).values()]
         self._gradients = [
             (p, p.grad, None if p.grad is None else _local(p.grad).clone())
             for p in model.parameters()
@@ -64,7 +65,7 @@ class _Kept:
         self._python = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
         reducer = torch_modules.reducer_of(model)
-        self._put_back_hooks = hook_state.kept(reducer) if reducer is not None else lambda: None
+        self._put_back_hooks = ddp_hook_state.kept(reducer) if reducer is not None else lambda: None
         for parameter in model.parameters():
             parameter.grad = None
 

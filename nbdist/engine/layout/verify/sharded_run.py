@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.compat.torch_hooks import local_part
-from nbdist.engine.layout.proof.midway import Midway, checked
-from nbdist.engine.layout.proof.provable import Provable, Task, moved
-from nbdist.engine.layout.random_numbers import seed_part
-from nbdist.engine.layout.saving import compress
-from nbdist.engine.layout.saving.precision import Scaler
-from nbdist.engine.layout.state import whole
+from nbdist.engine.layout.policies import compress
+from nbdist.engine.layout.policies.precision import Scaler
+from nbdist.engine.layout.spec.random_numbers import seed_part
+from nbdist.engine.layout.verify.loss_sync import Midway, checked
+from nbdist.engine.layout.verify.preconditions import Provable, Task, moved
+from nbdist.engine.layout.weights import full_tensors
 
 
 class Live:
@@ -68,7 +68,7 @@ class Live:
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-rate)
-        whole.settle(self.model)
+        full_tensors.settle(self.model)
 
     def changed_by_compression(self, step: int, scale: float) -> float:
         """Make the last step again, compressed; return the relative change of all gradients."""

@@ -20,31 +20,24 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout.proof.alone import Alone, Told
-from nbdist.engine.layout.proof.findings import Findings
-from nbdist.engine.layout.proof.live import Live
-from nbdist.engine.layout.proof.lowered import epsilon_of
-from nbdist.engine.layout.proof.midway import UnlikeError
-from nbdist.engine.layout.proof.provable import (
+from nbdist.engine.layout.policies import compress
+from nbdist.engine.layout.policies.efficiency import FULL
+from nbdist.engine.layout.verify.compare import Findings
+from nbdist.engine.layout.verify.loss_sync import UnlikeError
+from nbdist.engine.layout.verify.low_precision import epsilon_of
+from nbdist.engine.layout.verify.preconditions import (
     Provable,
     Task,
     compare_modes,
     gather_parts,
     refuse,
 )
-from nbdist.engine.layout.proof.unharmed import NoDropout, dropouts, unharmed, without_dropout
-from nbdist.engine.layout.proof.verdict import (
-    MULTIPLE,
-    Noise,
-    Proof,
-    Spread,
-    allowances,
-    some_of,
-)
-from nbdist.engine.layout.saving import compress
-from nbdist.engine.layout.saving.savings import FULL
-from nbdist.engine.layout.state import whole
-from nbdist.engine.layout.state.whole import Place
+from nbdist.engine.layout.verify.reference_run import Alone, Told
+from nbdist.engine.layout.verify.report import MULTIPLE, Noise, Proof, Spread, allowances, some_of
+from nbdist.engine.layout.verify.restore import NoDropout, dropouts, unharmed, without_dropout
+from nbdist.engine.layout.verify.sharded_run import Live
+from nbdist.engine.layout.weights import full_tensors
+from nbdist.engine.layout.weights.full_tensors import Place
 from nbdist.errors import LayoutError
 
 
@@ -82,7 +75,7 @@ class _Run:
         self._task = task
         self._device = layout.mesh.device_type
         self._part, _ = layout.shape.data_part(dist.get_rank())
-        self._places = whole.table(layout)
+        self._places = full_tensors.table(layout)
         low = layout.policies.precision
         self._is_low = low != FULL
         self._epsilon = max(_epsilon_of(self._places.values()), epsilon_of(low))
@@ -157,16 +150,16 @@ class _Run:
     def _compare_weights(self) -> None:
         """Find parameters and buffers of which this rank's copy is not rank 0's."""
         saved = {name: place for name, place in self._places.items() if place.is_saved}
-        held = whole.names(self._layout.model)
+        held = full_tensors.names(self._layout.model)
         exact = Noise(0.0, 0.0)
         for name, full in self._whole_of_rank_0(saved):
             if name in held:
                 self._findings.compare("weight", name, 0, held[name], full, exact, 0.0)
 
     def _whole_of_rank_0(self, saved: Mapping[str, Place]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, full in whole.tensors(self._layout):
+        for name, full in full_tensors.tensors(self._layout):
             if name in saved:
-                yield from whole.from_rank_0({name: saved[name]}, {name: full}, self._device)
+                yield from full_tensors.from_rank_0({name: saved[name]}, {name: full}, self._device)
 
     # -- a step
 
@@ -254,14 +247,14 @@ class _Run:
             self._findings.compare_norms(
                 step,
                 live,
-                whole.from_rank_0(trained, alone.gradients, self._device),
-                whole.from_rank_0(trained, alone.errors, self._device),
+                full_tensors.from_rank_0(trained, alone.gradients, self._device),
+                full_tensors.from_rank_0(trained, alone.errors, self._device),
                 self._epsilon,
             )
             return
         noise = {name: told.noise[name] for name in trained}
         allowed = allowances(noise, self._epsilon)
-        for name, full in whole.from_rank_0(trained, alone.gradients, self._device):
+        for name, full in full_tensors.from_rank_0(trained, alone.gradients, self._device):
             if name in live:
                 self._findings.compare(
                     "gradient", name, step, live[name], full, noise[name], allowed[name]
@@ -273,7 +266,7 @@ class _Run:
         saved = {n: p for n, p in self._places.items() if p.is_saved and p.is_buffer}
         allowed = allowances({name: noise[name] for name in saved}, _epsilon_of(saved.values()))
         held = dict(self._layout.model.named_buffers())
-        for name, full in whole.from_rank_0(saved, source, self._device):
+        for name, full in full_tensors.from_rank_0(saved, source, self._device):
             if name in held:
                 self._findings.compare(
                     "buffer", name, step, held[name], full, noise[name], allowed[name]

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.state import skeleton, whole
-from nbdist.engine.layout.state.whole import Place
+from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.layout.weights import full_tensors, meta_copy
+from nbdist.engine.layout.weights.full_tensors import Place
 from nbdist.errors import LayoutError
 
 _SOURCE = 0  # the rank that has the weights
@@ -49,7 +49,7 @@ def build(factory: Callable[[], Any]) -> tuple[nn.Module, Weights]:
         if isinstance(model, nn.Module):
             if dist.get_rank() == _SOURCE:
                 weights = {name: p.detach() for name, p in model.named_parameters()}
-            skeleton.take_weights(model)
+            meta_copy.take_weights(model)
     except Exception as error:
         failed = error
     _agree(model, failed)
@@ -69,8 +69,8 @@ def fill(model: nn.Module, weights: Mapping[str, torch.Tensor], device_type: str
         model._apply(lambda t: torch.empty_like(t, device=device_type) if t.is_meta else t)
     held = dict(model.named_parameters())
     wanted = {name: Place(p.shape, p.dtype) for name, p in held.items()}
-    for name, full in whole.from_rank_0(wanted, weights, device_type):
-        whole.put(held[name], full)
+    for name, full in full_tensors.from_rank_0(wanted, weights, device_type):
+        full_tensors.put(held[name], full)
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def _without_weights() -> Iterator[None]:
     def on_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta or nn.parameter.is_lazy(parameter):
             return None
-        return skeleton.on_meta(parameter)
+        return meta_copy.on_meta(parameter)
 
     # What it returns takes the parameter's place; its type in torch does not say so.
     hook = register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]

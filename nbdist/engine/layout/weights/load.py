@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from nbdist.engine.layout.state import whole
-from nbdist.engine.layout.state.whole import Place, Spread
+from nbdist.engine.layout.weights import full_tensors
+from nbdist.engine.layout.weights.full_tensors import Place, Spread
 from nbdist.errors import LayoutError
 
 _SHOWN = 3  # names in an error
@@ -25,7 +25,7 @@ def from_spread(target: Spread, source: Spread) -> None:
     Raises:
         LayoutError: The models have other names or shapes; nothing was changed.
     """
-    given = whole.table(source, duplicates=True)
+    given = full_tensors.table(source, duplicates=True)
     _copy(target, given, _with_aliases(source, given))
 
 
@@ -41,8 +41,8 @@ def from_one(target: Spread, source: nn.Module | Mapping[str, torch.Tensor] | No
     if dist.get_rank() == 0:
         if isinstance(source, nn.Module):
             held, given = (
-                whole.names(source, duplicates=True),
-                whole.places(source, duplicates=True),
+                full_tensors.names(source, duplicates=True),
+                full_tensors.places(source, duplicates=True),
             )
         else:
             items = dict(source or {}).items()
@@ -57,7 +57,7 @@ def from_one(target: Spread, source: nn.Module | Mapping[str, torch.Tensor] | No
             "These weights are parts of tensors, as the state dict of a spread model is.",
             do="give the layout they come from: layout.load_from(other_layout)",
         )
-    _copy(target, given, whole.from_rank_0(given, held, target.mesh.device_type))
+    _copy(target, given, full_tensors.from_rank_0(given, held, target.mesh.device_type))
 
 
 def refuse_whole(
@@ -76,8 +76,8 @@ def refuse_whole(
     Raises:
         LayoutError: A whole tensor is meant for shards, or for another stage.
     """
-    whole.settle(target.model)
-    cut = (n for n, t in whole.names(target.model, duplicates=True).items() if _is_cut(t))
+    full_tensors.settle(target.model)
+    cut = (n for n, t in full_tensors.names(target.model, duplicates=True).items() if _is_cut(t))
     found = [n for n in cut if prefix + n in state and not _is_cut(state[prefix + n])]
     found += [n for n in elsewhere if prefix + n in state]
     if found:
@@ -97,22 +97,22 @@ def _is_cut(tensor: object) -> bool:
 def _copy(
     target: Spread, given: Mapping[str, Place], source: Iterator[tuple[str, torch.Tensor]]
 ) -> None:
-    _check(whole.table(target, duplicates=True), given)
-    held = whole.names(target.model, duplicates=True)
+    _check(full_tensors.table(target, duplicates=True), given)
+    held = full_tensors.names(target.model, duplicates=True)
     for name, full in source:
         # With pp this rank has the names of its stages; constants may be of one side alone.
         tensor = held.get(name)
         if tensor is not None and not tensor.is_meta and tensor.shape == full.shape:
-            whole.put(tensor, full)
+            full_tensors.put(tensor, full)
 
 
 def _with_aliases(source: Spread, given: Mapping[str, Place]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield tied tensors by each of their names, for the other model may not tie them."""
-    held = whole.names(source.model, duplicates=True)
+    held = full_tensors.names(source.model, duplicates=True)
     aliases: dict[int, list[str]] = {}
     for name, tensor in held.items():
         aliases.setdefault(id(tensor), []).append(name)
-    for name, full in whole.tensors(source):
+    for name, full in full_tensors.tensors(source):
         here = held.get(name)
         for alias in [name] if here is None else aliases[id(here)]:
             if alias in given:

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.layout.state import whole
-from nbdist.engine.layout.state.whole import Spread
+from nbdist.engine.layout.weights import full_tensors
+from nbdist.engine.layout.weights.full_tensors import Spread
 
 _TARGET = 0  # the rank that gets it
 
@@ -30,7 +30,7 @@ def state_of(spread: Spread, plain: nn.Module | None) -> dict[str, Any]:
     """
     is_target = dist.get_rank() == _TARGET
     held: dict[str, torch.Tensor] = {}
-    for name, full in whole.tensors(spread):
+    for name, full in full_tensors.tensors(spread):
         if is_target:
             held[name] = full.to("cpu", copy=True)
     return _named(held, spread.model, plain or spread.model) if is_target else {}
@@ -39,9 +39,9 @@ def state_of(spread: Spread, plain: nn.Module | None) -> dict[str, Any]:
 def _named(held: Mapping[str, torch.Tensor], model: nn.Module, plain: nn.Module) -> dict[str, Any]:
     """Return tensors by the keys of the plain model's state, a tied one under each of its names."""
     by_identity = {
-        id(tensor): held[name] for name, tensor in whole.names(plain).items() if name in held
+        id(tensor): held[name] for name, tensor in full_tensors.names(plain).items() if name in held
     }
-    names = whole.names(plain, duplicates=True)
+    names = full_tensors.names(plain, duplicates=True)
     # What is no parameter or buffer (`get_extra_state`) is as rank 0 has it.
     own = model.state_dict()
     found: dict[str, Any] = {}

@@ -24,23 +24,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine import (
-    group_names,
-    group_record,
-    hook_state,
-    meeting,
-    membership,
-    name_record,
-    refusals,
-)
-from nbdist.engine.clone import fingerprint, pickler, sources, torch_rebuild, unpickler
-from nbdist.engine.clone.parcels import Channel
-from nbdist.engine.clone.recipes import recipes
 from nbdist.engine.compat import torch_pipeline, torch_sharded
 from nbdist.engine.compat.torch_compat import ranks_of
 from nbdist.engine.data import Loader
 from nbdist.engine.data.batches import mix
-from nbdist.engine.placeholder import Placeholder
+from nbdist.engine.group import ddp_hook_state, group_names, group_record, rendezvous, state
+from nbdist.engine.kernel.placeholder import Placeholder
+from nbdist.engine.recovery import disabled, name_record
+from nbdist.engine.recovery.clone import fingerprint, pickler, sources, torch_rebuild, unpickler
+from nbdist.engine.recovery.clone.parcels import Channel
+from nbdist.engine.recovery.clone.recipes import recipes
 from nbdist.errors import ClusterError, LostStateError
 from nbdist.ranks import NAMES_OF_A_RANK, name_ranks
 
@@ -123,7 +116,7 @@ def _compare(newcomers: list[int], namespace: dict[str, Any] | None) -> dict[int
     """Return the fingerprints of every living rank's names, by rank."""
     is_new = dist.get_rank() in newcomers
     mine = {} if is_new else fingerprint.of_names(_Place.of(namespace).names())
-    heard = meeting.exchange("names", json.dumps(mine), meeting.FORM_TIMEOUT_S)
+    heard = rendezvous.exchange("names", json.dumps(mine), rendezvous.FORM_TIMEOUT_S)
     return {rank: json.loads(text) for rank, text in heard.items() if rank not in newcomers}
 
 
@@ -144,7 +137,7 @@ def _name_missed(
 
 def _name_own(place: "_Place", source: int) -> list[str]:
     """Put placeholders for what only this rank's predecessor held; return what is said of it."""
-    here, client = dist.get_rank(), membership.member().client
+    here, client = dist.get_rank(), state.member().client
     before, _ = name_record.read(client, here)
     names = name_record.missed(
         before, place.namespace, frozenset().union(*name_record.read(client, source))
@@ -176,11 +169,11 @@ def _group_names(
     mine = group_record.Told({})
     if not (is_new := dist.get_rank() in newcomers):
         mine = group_record.tell(_Place.of(namespace).names())
-    heard = meeting.exchange("group names", json.dumps(asdict(mine)), meeting.FORM_TIMEOUT_S)
+    heard = rendezvous.exchange("group names", json.dumps(asdict(mine)), rendezvous.FORM_TIMEOUT_S)
     told = [group_record.Told(**json.loads(text)) for text in heard.values()]
     own: group_names.Names = {}
     if is_new:
-        own = group_record.names_before(membership.member().client, dist.get_rank(), told)
+        own = group_record.names_before(state.member().client, dist.get_rank(), told)
     return [one.names for one in told], own
 
 
@@ -355,7 +348,7 @@ def _answer(parcel: pickler.Parcel, newcomer: int, seed: int, step: int) -> dict
 
 def _say_inexact(newcomer: int) -> list[str]:
     """Return what a newcomer trains on with that is not what its predecessor had, in sentences."""
-    if not any(newcomer in ranks_of(d.process_group) for d in hook_state.differs_by_rank()):
+    if not any(newcomer in ranks_of(d.process_group) for d in ddp_hook_state.differs_by_rank()):
         return []
     said = (
         f"Rank {newcomer} went on with rank {dist.get_rank()}'s error feedback of PowerSGD, for "
@@ -377,7 +370,7 @@ def _take(place: _Place, source: int, here: int) -> dict[str, Any]:
         }
         part.restore({k: value for k, value in came.items() if type(value) is not Placeholder})
     place.namespace.update(values)
-    hook_state.snapshot()  # the source's hooks stand at a boundary
+    ddp_hook_state.snapshot()  # the source's hooks stand at a boundary
     _seed_anew(mix(answer["random"]["seed"], here, answer["random"]["step"]))
     return answer
 
@@ -445,4 +438,4 @@ def _refuse_lost(place: _Place, answer: Mapping[str, Any], newcomers: list[int])
             why="each rank held a part of its parameters, and that process died",
             do="build it again in a cell, or restore a checkpoint",
         )
-        refusals.refuse(module, error)
+        disabled.refuse(module, error)

@@ -24,12 +24,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nbdist.engine import group_names
-from nbdist.engine.clone import loop_names
-from nbdist.engine.clone.recipes import OWN_PLACES, stands_at_own_rank
 from nbdist.engine.compat import torch_live, torch_modules, torch_pipeline, torch_sharded
 from nbdist.engine.data import Loader
-from nbdist.engine.wrapper import ApartWrapper
+from nbdist.engine.group import group_names
+from nbdist.engine.recovery.clone import loop_names
+from nbdist.engine.recovery.clone.recipes import OWN_PLACES, stands_at_own_rank
+from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
 
 log = logging.getLogger(__name__)
 

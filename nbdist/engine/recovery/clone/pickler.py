@@ -25,8 +25,9 @@ from typing import Any
 
 import cloudpickle
 
-from nbdist.engine import placeholder
-from nbdist.engine.clone.unpickler import (
+from nbdist.engine.kernel import placeholder
+from nbdist.engine.kernel.placeholder import Placeholder, describe, first_line
+from nbdist.engine.recovery.clone.unpickler import (
     Failure,
     fill,
     fill_function,
@@ -34,7 +35,6 @@ from nbdist.engine.clone.unpickler import (
     make,
     make_function,
 )
-from nbdist.engine.placeholder import Placeholder, describe, first_line
 from nbdist.told import named, text_of
 
 Recipe = Callable[[Any], tuple[Any, ...] | None]  # a reduction as of `__reduce__`; None: not mine

@@ -21,11 +21,11 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from nbdist.engine.clone import torch_rebuild
-from nbdist.engine.clone.pickler import LostState, Recipe
-from nbdist.engine.clone.unpickler import afterwards
 from nbdist.engine.compat import torch_live
 from nbdist.engine.data.loaders import Loop
+from nbdist.engine.recovery.clone import torch_rebuild
+from nbdist.engine.recovery.clone.pickler import LostState, Recipe
+from nbdist.engine.recovery.clone.unpickler import afterwards
 
 
 def recipes() -> list[Recipe]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine import identity, meeting
 from nbdist.engine.compat import torch_compat, torch_modules, torch_sharded
+from nbdist.engine.group import identity, rendezvous
 
 Ranks = tuple[int, ...]  # global
 
@@ -75,7 +75,7 @@ def exchange(names: Mapping[str, Any]) -> dict[int, Ties]:
     models = tuple(_model(ddp, names) for ddp in torch_modules.live_ddps())
     groups = tuple(live.ranks for live in torch_compat.live_groups())
     said = json.dumps(asdict(Ties(models, groups)))
-    heard = meeting.exchange("ties", said, meeting.FORM_TIMEOUT_S)
+    heard = rendezvous.exchange("ties", said, rendezvous.FORM_TIMEOUT_S)
     return {rank: _ties(json.loads(text)) for rank, text in heard.items()}
 
 

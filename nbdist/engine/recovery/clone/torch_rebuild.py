@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from nbdist.engine.clone.pickler import LostState
-from nbdist.engine.clone.unpickler import afterwards
 from nbdist.engine.compat import torch_compat, torch_modules, torch_pipeline, torch_reducers
 from nbdist.engine.compat.torch_compat import lacking
+from nbdist.engine.recovery.clone.pickler import LostState
+from nbdist.engine.recovery.clone.unpickler import afterwards
 
 
 def check() -> list[str]:

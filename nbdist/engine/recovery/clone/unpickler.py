@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.engine.placeholder import Placeholder, PlaceholderError, first_line
+from nbdist.engine.kernel.placeholder import Placeholder, PlaceholderError, first_line
 from nbdist.told import named
 
 

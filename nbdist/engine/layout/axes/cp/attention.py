@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import TorchFunctionMode
 
-from nbdist.engine.layout.cp import exchange
-from nbdist.engine.layout.policies import ContextParallel
+from nbdist.engine.layout.axes.cp import exchange
+from nbdist.engine.layout.policies.policies import ContextParallel
 from nbdist.errors import LayoutError
 
 CALL: Callable[..., Tensor] = F.scaled_dot_product_attention

@@ -18,12 +18,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.layout import cost, dry_run, random_numbers
-from nbdist.engine.layout.around import Around
-from nbdist.engine.layout.cp import attention, exchange, follow
-from nbdist.engine.layout.inputs import Inputs
-from nbdist.engine.layout.policies import ContextParallel
-from nbdist.engine.layout.tp import proof
+from nbdist.engine.layout.axes.cp import attention, exchange, follow
+from nbdist.engine.layout.axes.tp import proof
+from nbdist.engine.layout.policies.policies import ContextParallel
+from nbdist.engine.layout.spec import cost, random_numbers, trace
+from nbdist.engine.layout.spec.inputs import Inputs
+from nbdist.engine.layout.spec.wrap_forward import Around
 from nbdist.errors import LayoutError
 
 _GUESSED = 16  # tokens, at least, of a guessed sequence
@@ -260,7 +260,7 @@ def _check_blocks(model: nn.Module, blocks: dict[str, nn.Module]) -> None:
 def _inputs(model: nn.Module, policy: ContextParallel, cp: int) -> Inputs:
     """Return inputs whose sequences can be cut."""
     tokens = cp * max(_FEWEST, _GUESSED // cp)
-    inputs, _ = dry_run.find_inputs(model, policy.example, "ContextParallel", tokens)
+    inputs, _ = trace.find_inputs(model, policy.example, "ContextParallel", tokens)
     if policy.example is None:
         # So that sizes of a batch and of its sequences are not taken for those of one sequence.
         inputs = inputs.map(lambda x: torch.cat([x, x.flip(0, 1)]))
@@ -285,7 +285,7 @@ def _runs(
         raise LayoutError(
             f"{type(model).__name__} does not run with sequences of {follow.length_of(inputs)} "
             f"tokens: {str(error).strip().splitlines()[0]}",
-            do=f"give ContextParallel(example=batch), {dry_run.BATCH}, whose sequences cp divides",
+            do=f"give ContextParallel(example=batch), {trace.BATCH}, whose sequences cp divides",
         ) from error
     try:
         shorter = follow.shortened(inputs, first.length - 1)
@@ -346,7 +346,7 @@ def _prove(
         LayoutError: They differ.
     """
     inputs = inputs.map(proof.of_rank_0)
-    with dry_run.untouched(model), proof.evaluating(model), torch.no_grad():
+    with trace.untouched(model), proof.evaluating(model), torch.no_grad():
         whole = follow.tensors_of(inputs.run(model))
         apply(context, policy, mesh, blocks)
         parts = follow.tensors_of(inputs.run(model))

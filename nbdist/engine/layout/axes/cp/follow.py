@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from nbdist.engine.layout import dry_run
-from nbdist.engine.layout.cp.attention import CALL
-from nbdist.engine.layout.inputs import Inputs
+from nbdist.engine.layout.axes.cp.attention import CALL
+from nbdist.engine.layout.spec import trace
+from nbdist.engine.layout.spec.inputs import Inputs
 from nbdist.errors import LayoutError
 
 Tensors = dict[str, Tensor]  # by where they stand in args and keywords: "[0][1]", "[1]['cos']"
@@ -77,7 +77,7 @@ def run(
         hooks.append(block.register_forward_hook(_ends(seen, inside)))
     try:
         with _Watching(seen, inside):
-            dry_run.run_on_fakes(model, inputs, parts)
+            trace.run_on_fakes(model, inputs, parts)
     finally:
         for hook in hooks:
             hook.remove()

@@ -21,14 +21,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nbdist.engine.compat import torch_pipeline
-from nbdist.engine.layout.cp.context import check_length
-from nbdist.engine.layout.dry_run import untouched
-from nbdist.engine.layout.inputs import Inputs, samples_in, split
-from nbdist.engine.layout.pp import stages, trunk
-from nbdist.engine.layout.pp.pipeline import Plan
-from nbdist.engine.layout.pp.relay import Relay
-from nbdist.engine.layout.pp.stages import Stage
-from nbdist.engine.layout.pp.trunk import Spec, Trunk
+from nbdist.engine.layout.axes.cp.context import check_length
+from nbdist.engine.layout.axes.pp import stages, trunk
+from nbdist.engine.layout.axes.pp.pipeline import Plan
+from nbdist.engine.layout.axes.pp.relay import Relay
+from nbdist.engine.layout.axes.pp.stages import Stage
+from nbdist.engine.layout.axes.pp.trunk import Spec, Trunk
+from nbdist.engine.layout.spec.inputs import Inputs, samples_in, split
+from nbdist.engine.layout.spec.trace import untouched
 from nbdist.engine.training import training
 from nbdist.errors import LayoutError
 

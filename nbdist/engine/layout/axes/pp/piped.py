@@ -19,14 +19,14 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_hooks import local_part
-from nbdist.engine.layout import meshes, random_numbers
-from nbdist.engine.layout.inputs import Inputs
-from nbdist.engine.layout.mesh import MeshShape
-from nbdist.engine.layout.policies import Policies
-from nbdist.engine.layout.pp import average
-from nbdist.engine.layout.pp.pipe import LossFunction, Pipe
-from nbdist.engine.layout.saving import precision
-from nbdist.engine.layout.state.buffers import BufferSync
+from nbdist.engine.layout.axes.pp import average
+from nbdist.engine.layout.axes.pp.pipe import LossFunction, Pipe
+from nbdist.engine.layout.policies import precision
+from nbdist.engine.layout.policies.policies import Policies
+from nbdist.engine.layout.spec import device_mesh, random_numbers
+from nbdist.engine.layout.spec.inputs import Inputs
+from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.engine.layout.weights.buffers import BufferSync
 
 
 class Piped:
@@ -51,7 +51,7 @@ class Piped:
         self._mesh = mesh
         self._policies = policies
         has_replicas = shape.fsdp == 1 and shape.replicas > 1
-        self._replicas = meshes.averaging(mesh, shape).get_group() if has_replicas else None
+        self._replicas = device_mesh.averaging(mesh, shape).get_group() if has_replicas else None
         groups = [mesh.get_group(axis) for axis in ("dp", "fsdp", "cp") if shape.sizes[axis] > 1]
         self._buffers = BufferSync(model, groups)
 

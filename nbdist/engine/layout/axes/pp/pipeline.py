@@ -17,15 +17,15 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine.layout.dry_run import untouched
-from nbdist.engine.layout.inputs import Inputs
-from nbdist.engine.layout.policies import Pipeline
-from nbdist.engine.layout.pp import hollow, segment_times, stages, trunk
-from nbdist.engine.layout.pp.relay import Relay
-from nbdist.engine.layout.pp.stages import Stage
-from nbdist.engine.layout.pp.trunk import Spec, Trunk
-from nbdist.engine.layout.saving.precision import Imitation
-from nbdist.engine.layout.tp.proof import TOLERANCE, evaluating, of_rank_0
+from nbdist.engine.layout.axes.pp import hollow, segment_times, stages, trunk
+from nbdist.engine.layout.axes.pp.relay import Relay
+from nbdist.engine.layout.axes.pp.stages import Stage
+from nbdist.engine.layout.axes.pp.trunk import Spec, Trunk
+from nbdist.engine.layout.axes.tp.proof import TOLERANCE, evaluating, of_rank_0
+from nbdist.engine.layout.policies.policies import Pipeline
+from nbdist.engine.layout.policies.precision import Imitation
+from nbdist.engine.layout.spec.inputs import Inputs
+from nbdist.engine.layout.spec.trace import untouched
 from nbdist.errors import LayoutError
 from nbdist.told import named
 

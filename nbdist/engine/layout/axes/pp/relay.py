@@ -21,8 +21,8 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_transformer
-from nbdist.engine.layout.inputs import Inputs
-from nbdist.engine.layout.pp.trunk import Spec, Trunk, first_of
+from nbdist.engine.layout.axes.pp.trunk import Spec, Trunk, first_of
+from nbdist.engine.layout.spec.inputs import Inputs
 from nbdist.errors import LayoutError
 
 # On the tensor whose place it took, by number of the block, for a checkpoint calls once more.

@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout.dry_run import untouched
-from nbdist.engine.layout.inputs import Inputs
-from nbdist.engine.layout.pp.trunk import first_of
+from nbdist.engine.layout.axes.pp.trunk import first_of
+from nbdist.engine.layout.spec.inputs import Inputs
+from nbdist.engine.layout.spec.trace import untouched
 
 _ROUNDS = 5  # of which the first warms up
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nbdist.engine.layout.policies import Pipeline
+from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.errors import LayoutError
 
 

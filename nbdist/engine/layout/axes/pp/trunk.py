@@ -19,9 +19,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nbdist.engine.layout import dry_run
-from nbdist.engine.layout.inputs import Inputs, as_inputs
-from nbdist.engine.layout.saving.precision import AS_BUILT, Imitation
+from nbdist.engine.layout.policies.precision import AS_BUILT, Imitation
+from nbdist.engine.layout.spec.inputs import Inputs, as_inputs
+from nbdist.engine.layout.spec.trace import (
+    BATCH,
+    first_line,
+    guesses,
+    numberless,
+    refuse_numbers,
+    untouched,
+)
 from nbdist.errors import LayoutError
 
 
@@ -70,7 +77,7 @@ def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Trun
     Raises:
         LayoutError: The model does not run with the example, or with any that was tried.
     """
-    given = [as_inputs(example)] if example is not None else list(dry_run.guesses(model))
+    given = [as_inputs(example)] if example is not None else list(guesses(model))
     first: Exception | None = None
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for inputs in given:
@@ -78,14 +85,14 @@ def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Trun
             return inputs, trace(model, names, inputs, device)
         except Exception as error:
             first = first or error
-    dry_run.refuse_numbers(model, first)
+    refuse_numbers(model, first)
     tried = "the example" if example is not None else "any input that was tried"
     raise LayoutError(
         f"{type(model).__name__} does not run with {tried}, so pp cannot see what its stages are.",
-        why=f"{type(first).__name__}: {dry_run.first_line(first)}"
+        why=f"{type(first).__name__}: {first_line(first)}"
         if first
         else "it has no layer that tells what it takes",
-        do=f"parallelize(model, layout, Pipeline(example=batch)), {dry_run.BATCH}",
+        do=f"parallelize(model, layout, Pipeline(example=batch)), {BATCH}",
     ) from first
 
 
@@ -107,8 +114,8 @@ def trace(
     """
     units = [model, *map(model.get_submodule, names)]
     with (
-        dry_run.untouched(model),
-        dry_run.numberless(),
+        untouched(model),
+        numberless(),
         FakeTensorMode(allow_non_fake_inputs=True) as m,
     ):
         plain = {name: _fake(t, m, device) for name, t in _tensors(model)}

@@ -14,9 +14,19 @@ from typing import Any
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from nbdist.engine.layout.blocks import find_blocks
-from nbdist.engine.layout.dry_run import Call
-from nbdist.engine.layout.tp.cuts import COLUMN, HEAD, ROW, SUMMED, VOCAB, WORDS, Cut, Pair, Plan
+from nbdist.engine.layout.axes.tp.cuts import (
+    COLUMN,
+    HEAD,
+    ROW,
+    SUMMED,
+    VOCAB,
+    WORDS,
+    Cut,
+    Pair,
+    Plan,
+)
+from nbdist.engine.layout.spec.blocks import find_blocks
+from nbdist.engine.layout.spec.trace import Call
 from nbdist.errors import LayoutError
 
 # transformers' words for what we do, in its releases 4 and 5.

@@ -11,9 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbdist.engine.layout import dry_run
-from nbdist.engine.layout.inputs import Inputs
-from nbdist.engine.layout.tp.cuts import COLUMN, HEAD, ROW, VOCAB, WORDS, Plan, cut_dims, is_known
+from nbdist.engine.layout.axes.tp.cuts import (
+    COLUMN,
+    HEAD,
+    ROW,
+    VOCAB,
+    WORDS,
+    Plan,
+    cut_dims,
+    is_known,
+)
+from nbdist.engine.layout.spec import trace
+from nbdist.engine.layout.spec.inputs import Inputs
 from nbdist.errors import LayoutError
 
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nheads", "heads")
@@ -51,7 +60,7 @@ def check(model: nn.Module, plan: Plan, tp: int, inputs: Inputs | None) -> None:
     _check_sizes(_sizes(model, plan), tp)
     _check_ties(model, plan)
     if inputs is not None and is_known(plan):
-        dry_run.run_in_parts(model, inputs, parts(model, plan, tp))
+        trace.run_in_parts(model, inputs, parts(model, plan, tp))
 
 
 def _check_sizes(sizes: list[tuple[str, int]], tp: int) -> None:

@@ -16,9 +16,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules, torch_transformer
-from nbdist.engine.layout.dry_run import untouched
-from nbdist.engine.layout.inputs import Inputs
-from nbdist.engine.layout.tp.cuts import COLUMN, ROW, Plan, cut_dims
+from nbdist.engine.layout.axes.tp.cuts import COLUMN, ROW, Plan, cut_dims
+from nbdist.engine.layout.spec.inputs import Inputs
+from nbdist.engine.layout.spec.trace import untouched
 from nbdist.errors import LayoutError
 
 # Largest difference, relative to the largest value, that comes of another order of summation.

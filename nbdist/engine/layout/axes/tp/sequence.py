@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout.tp.cuts import Plan
+from nbdist.engine.layout.axes.tp.cuts import Plan
 from nbdist.errors import LayoutError
 
 _SEQUENCE = 1  # the dim of tokens: (batch, sequence, features)

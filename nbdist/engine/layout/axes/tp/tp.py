@@ -20,10 +20,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 from nbdist.engine.compat import torch_sharded, torch_transformer
-from nbdist.engine.layout import dry_run
-from nbdist.engine.layout.policies import TensorParallel
-from nbdist.engine.layout.tp import find_cuts, fit, local_parameters, proof, sequence
-from nbdist.engine.layout.tp.cuts import COLUMN, HEAD, ROW, SUMMED, VOCAB, Plan, is_known
+from nbdist.engine.layout.axes.tp import find_cuts, fit, local_parameters, proof, sequence
+from nbdist.engine.layout.axes.tp.cuts import COLUMN, HEAD, ROW, SUMMED, VOCAB, Plan, is_known
+from nbdist.engine.layout.policies.policies import TensorParallel
+from nbdist.engine.layout.spec import trace
 from nbdist.errors import LayoutError
 
 
@@ -39,9 +39,9 @@ def find_plan(
     Raises:
         LayoutError: Nothing to cut, or a plan that does not fit the model.
     """
-    inputs, calls = None, list[dry_run.Call]()
+    inputs, calls = None, list[trace.Call]()
     try:
-        inputs, calls = dry_run.find_inputs(model, policy.example)
+        inputs, calls = trace.find_inputs(model, policy.example)
     except LayoutError:
         has_words = policy.plan is not None or find_cuts.plan_of(model) is not None
         if policy.example is not None or not has_words:

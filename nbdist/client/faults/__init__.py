@@ -1,0 +1,1 @@
+"""What goes wrong in a cell: found, told, and recovered from."""

@@ -1,0 +1,1 @@
+"""The numbers that ranks send, and what they mean."""

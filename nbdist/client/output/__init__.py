@@ -1,0 +1,1 @@
+"""The text of many ranks in one notebook."""

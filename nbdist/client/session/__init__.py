@@ -1,0 +1,1 @@
+"""What users hold: the session and what it does beside a cell."""

@@ -1,0 +1,1 @@
+"""The process group: formed, re-created, scaled."""

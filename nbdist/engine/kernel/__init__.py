@@ -1,0 +1,1 @@
+"""What a rank runs in: ipykernel, its streams, its environment."""

@@ -1,0 +1,1 @@
+"""The ways to spread a model, an axis each."""

@@ -1,0 +1,1 @@
+"""Puts a rank together, and answers what the notebook asks of it."""

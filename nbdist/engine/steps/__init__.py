@@ -1,0 +1,1 @@
+"""The end of an optimizer's step, where a model's state is whole."""
