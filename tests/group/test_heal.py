@@ -1,4 +1,4 @@
-"""What `heal` says it did, and what is refused because no heal would make it right."""
+"""What `reset` says it did, and what is refused because no heal would make it right."""
 
 from collections.abc import Iterator
 

@@ -214,7 +214,9 @@ def assert_late_by(told: list[Told], late: int, peers: list[int]) -> None:
             (told[late][1][s.step - 1] - told[peer][1][s.step - 1]) / 1e6 for s in steps
         )
         waited_ms = median(step.waiting_ms[peer] for step in steps)
-        assert waited_ms >= 0.95 * before_ms - 1.0
+        # It came first, and computed before it waited: long where it has to share its core.
+        computed_ms = ranks[peer].parts["compute"]
+        assert waited_ms >= 0.95 * before_ms - computed_ms - 1.0
         assert median(step.waiting_ms[late] for step in steps) < 0.5 * waited_ms
 
 

@@ -2,6 +2,7 @@
 
 import time
 from functools import cache
+from statistics import median
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ TRIES = 3
 OF_IT, AT_LEAST_MS = 0.05, 0.2
 
 
-def _is_close(ours: float, theirs: float, at_least: float = AT_LEAST_MS) -> bool:
-    return abs(ours - theirs) <= max(OF_IT * theirs, at_least)
+def _is_close(ours: float, theirs: float) -> bool:
+    return abs(ours - theirs) <= max(OF_IT * theirs, AT_LEAST_MS)
 
 
 @cache
@@ -46,8 +47,11 @@ def test_operations_and_bytes_are_those_of_the_profiler_on_the_same_steps(kind: 
         assert min(ours.counts) > 0
 
 
-def _skewed(late: int, delay_s: float) -> list[int]:
-    """Return when this rank launched each of ten all_reduces, to which one rank comes late."""
+def _skewed(late: int, delay_s: float) -> list[tuple[int, int]]:
+    """Return when this rank launched each of ten all_reduces, to which one rank comes late.
+
+    A moment as the tap tells it, and the one that was read just before.
+    """
     import torch
     import torch.distributed as dist
 
@@ -63,21 +67,25 @@ def _skewed(late: int, delay_s: float) -> list[int]:
         tap.take()
         if dist.get_rank() == late:
             time.sleep(delay_s)
+        came_ns = time.perf_counter_ns()
         dist.all_reduce(x)
         calls: Any = tap.take(step).calls
         (launch,) = calls.calls[2::5]
-        launches.append(calls.base_ns + launch * TICK_NS)
+        launches.append((calls.base_ns + launch * TICK_NS, came_ns))
     return launches
 
 
 @pytest.mark.parametrize(("late", "delay_s"), [(0, 0.01), (1, 0.05), (2, 0.2)])
 def test_the_skew_of_a_late_rank_is_the_delay_that_was_injected(late: int, delay_s: float) -> None:
     launches = run_ranks(3, _skewed, late, delay_s)
-    others = [rank for rank in range(3) if rank != late]
-    skews = sorted(
-        (moments[late] - min(moments[rank] for rank in others)) / 1e6
-        for moments in zip(*launches, strict=True)
+    told, injected = (
+        [
+            (moments[late] - min(one for rank, one in enumerate(moments) if rank != late)) / 1e6
+            for moments in zip(*([step[kind] for step in rank] for rank in launches), strict=True)
+        ]
+        for kind in range(2)
     )
-    # The middle: ranks leave a barrier, and wake from sleep, some time apart; by a millisecond and
-    # more where other programs run.
-    assert _is_close((skews[4] + skews[5]) / 2, delay_s * 1e3, at_least=3.0), skews
+    assert min(injected) > 0.9e3 * delay_s
+    # Sleeps and barriers end when a core is free; what the tap tells is compared with what was.
+    errors_ms = [abs(ours - theirs) for ours, theirs in zip(told, injected, strict=True)]
+    assert median(errors_ms) < 0.3, (told, injected)

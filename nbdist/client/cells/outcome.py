@@ -90,7 +90,7 @@ def beside_interrupt(
     killed: Sequence[int],
     at: float,
 ) -> list[rank_errors.Group]:
-    """Return what failed of itself in a cell that was interrupted; see `failures`."""
+    """Return what failed of itself in a cell that was interrupted; see `rank_errors`."""
     raised = [failure(rank, c.failure) for rank, c in collectors.items() if c.failure is not None]
     return rank_errors.beside_interrupt(
         raised, _deaths(collectors, last_words), killed=killed, at=at
@@ -132,5 +132,5 @@ def result(collector: Collector, output: RankOutput) -> RankResult:
 
 
 def failure(rank: int, told: Failure) -> rank_errors.Failure:
-    """Return a rank's error as `failures` takes it."""
+    """Return a rank's error as `rank_errors` takes it."""
     return rank_errors.Failure(rank, told.ename, told.evalue, told.traceback, told.at)

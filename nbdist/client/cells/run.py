@@ -41,7 +41,7 @@ class CellRequest:
     tracebacks give the cell, the one the notebook shows. `params` are set on the ranks before the
     cell runs, and logged. `timeout_s` bounds the whole cell; None lets it run for ever. `is_retry`
     tells that the cell with the number `failed` is run again: loaders go on where they stood;
-    `goes_on` that it had started over, and must not (`failures.should_go_on`).
+    `goes_on` that it had started over, and must not (`rank_errors.should_go_on`).
     `profile` is what `engine/training/torch_profile.py` is asked for.
     """
 

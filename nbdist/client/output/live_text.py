@@ -88,7 +88,7 @@ class LiveText:
         return not self._slots.live or note == self._drawn_note or not is_drawing
 
     def items(self) -> dict[int, list[Item]]:
-        """Return all that has been shown, for `transcript.render`."""
+        """Return all that has been shown, for `merge.render`."""
         with self._lock:
             return {rank: output.items() for rank, output in self.outputs.items()}
 

@@ -187,7 +187,7 @@ class RankOutput:
             self._clear_next = False
 
     def items(self) -> list[Item]:
-        """Return the lines and displays in order, for `transcript.render`."""
+        """Return the lines and displays in order, for `merge.render`."""
         items: list[Item] = []
         for piece in self._pieces:
             if isinstance(piece, _Rich):

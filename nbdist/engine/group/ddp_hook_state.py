@@ -2,7 +2,7 @@
 
 PowerSGD carries over what each step's compression left out, and the directions it compresses in. A
 step that is lost has consumed them; made again without them it would be another step. So they are
-noted when a hook is registered and at every boundary (the end of an optimizer step), and `heal`
+noted when a hook is registered and at every boundary (the end of an optimizer step), and `reset`
 goes back to the note.
 
 PowerSGD over gloo works with one bucket only, and is refused with more: its callbacks wait for

@@ -3,11 +3,12 @@
 Never by likeness alone: a rank may hold one model more of the same class than its peers. What
 belongs together is agreed when it is made, without a collective of ours. Ranks make the collectives
 of a group in one order, so how many they have made is a moment that all of them know alike
-(`books.moment`): it names what is made then. DDP's constructor makes collectives itself; of several
-optimizers made between the same two collectives, the first of its shapes is the first everywhere.
+(`counters.moment`): it names what is made then. DDP's constructor makes collectives itself; of
+several optimizers made between the same two collectives, the first of its shapes is the first
+everywhere.
 
 Where ranks make different objects between two collectives, names are not alike on all of them.
-Whoever compares ranks leaves alone what is not found on each, or refuses it: see `agreement`.
+Whoever compares ranks leaves alone what is not found on each, or refuses it: see `decide`.
 
 Main thread only.
 """

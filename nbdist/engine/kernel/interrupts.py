@@ -1,7 +1,7 @@
 """Interrupt what the main thread runs for the notebook, and nothing that follows it.
 
 An interrupt names the message that is to stop: a cell, a push or a pull. It may come late, for
-messages travel, a step must be whole first (`whole_steps`), and Python may drop the exception
+messages travel, a step must be whole first (`defer_interrupt`), and Python may drop the exception
 (`shell`). So SIGINT is sent in here alone, under a lock, and only while that message runs; a
 message takes the lock to end. When it has ended no SIGINT is on its way any more.
 

@@ -1,6 +1,6 @@
 """The files behind a rank's output: the whole text of a cell, and what descriptors 1 and 2 write.
 
-`output.py` says when; nothing here knows of cells or messages. One thread at a time: its lock.
+`stdio.py` says when; nothing here knows of cells or messages. One thread at a time: its lock.
 """
 
 import codecs

@@ -1,6 +1,6 @@
 """Spreads a model over the ranks.
 
 `parallelize` reads text and policies, `spread` changes the model, and `layout` is what the user
-holds. `tp`, `cp` and `pp` are axes, `saving` the policies that save, `state` what a model holds and
-`proof` the layout against one process. `mesh`, `blocks` and `cost` are pure.
+holds. `spec` says what a layout is, `axes` spread a model, `policies` save memory and bandwidth,
+`weights` are what a model holds, and `verify` proves a layout against one process.
 """

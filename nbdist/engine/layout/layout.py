@@ -32,7 +32,7 @@ from nbdist.errors import LayoutError
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
 
-living: "weakref.WeakSet[Layout]" = weakref.WeakSet()  # `alive` tells of them
+living: "weakref.WeakSet[Layout]" = weakref.WeakSet()  # `registry` tells of them
 _made = itertools.count()  # numbers of the layouts that are made on this rank
 
 

@@ -21,7 +21,7 @@ def state() -> dict[str, Any]:
     kept of sharded state in memory: `step`, `age_s`, `bytes`; or why it is `refused`).
 
     Where it is: `cell` (number of the cell that runs, or None), `doing` ("idle", "computing",
-    "waiting" or "loading data"), `where` (None outside of cells; see `where.main_thread`),
+    "waiting" or "loading data"), `where` (None outside of cells; see `location.main_thread`),
     `waiting` (None, or what the main thread waits in: the fields of `tap.Waiting`).
 
     How far, since the groups were formed: `counts` (collectives by group), `sent` and `received`
@@ -37,7 +37,8 @@ def state() -> dict[str, Any]:
     torch = sys.modules["torch"]
     cuda = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
     place = location.main_thread()
-    # In this order: a collective may wait in the store before it is sent (`announce_store`).
+    # In this order: a collective may wait in the store before it is sent
+    # (`collective_check_store`).
     waiting = tap.waiting() or waiting_in_store()
     return {
         "pid": os.getpid(),

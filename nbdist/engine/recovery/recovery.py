@@ -27,7 +27,7 @@ def install() -> None:
     if step_state.here().is_installed:
         return
     step_state.install(wrapped_models.buffers_of, snapshot.at_boundary)
-    # `heal` puts them back.
+    # `reset` puts them back.
     torch_hooks.wrap_start_workers(defer_interrupt.start_workers_whole)
     step_state.also(ddp_hook_state.snapshot, lambda _: None)
     clone.also("identities", wrapped_models.hand_over, identity.take_over)

@@ -6,7 +6,7 @@ Taken at a boundary, and by all ranks at the same one: after a unit's first step
 lowest rank says so. That rank looks at its own clock (at most every 30 s, and so that snapshots
 take no more than 1 % of the time) and writes the step at which the next one is due into the store,
 far enough ahead for the others, which look there once a second. Who comes too late has no snapshot
-of that step, which is found out when snapshots are compared (`agreement.py`).
+of that step, which is found out when snapshots are compared (`decide.py`).
 
 The one before is kept until two more steps are made: by then no rank can have lost the step of the
 newest. Ranks that train apart take theirs where all are equal, at the end of a round, and keep the

@@ -1,4 +1,4 @@
-"""Bring all ranks to the same step after a fault: carry out what `agreement` decides.
+"""Bring all ranks to the same step after a fault: carry out what `decide` decides.
 
 Main thread of every rank, at the same time, when the group has been formed anew and healed.
 """

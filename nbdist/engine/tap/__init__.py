@@ -1,7 +1,7 @@
 """Sees every collective of a rank.
 
-`tap` puts operators in place, `ops` is their table, `books` counts a group's, `ledger` keeps what
-is under way, a `launch` each; `cuda_times` looks at a GPU's events, `rows` packs what is told;
-`stride`, `queue` and `intervals` are pure; `announce` compares before sending
-(`announce_messages` the two ends of a message, `announce_store` between hosts).
+`tap` puts operators in place, `ops` is their table, `counters` counts a group's, `in_flight` keeps
+what is under way, a `collective` each; `cuda_times` looks at a GPU's events, `encode` packs what is
+told; `sampling`, `worker_queue` and `intervals` are pure; `collective_check` compares before
+sending (`message_check` the two ends of a message, `collective_check_store` between hosts).
 """

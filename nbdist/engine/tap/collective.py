@@ -18,7 +18,7 @@ class Launch:
         begin_ns: A worker of the backend took it up; 0 until that is known.
         end_ns: The operation was over; 0 until that is known.
         is_told: Its moments are to be known.
-        dtype: Position in `announce.DTYPES`.
+        dtype: Position in `collective_check.DTYPES`.
         tag: Of a message; 0 else.
         tag_number: Its number among those to or from its peer with its tag; `seq` else.
     """

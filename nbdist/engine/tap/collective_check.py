@@ -7,11 +7,11 @@ written of the collective with the same number. Who finds a difference raises `M
 sends nothing; who came first and waits is freed by the rescue that follows. Whatever order the
 ranks come in, the last of two has seen the other.
 
-Compared are kind, type, size, root and reduction, as far as ranks must agree on them
-(`ops.py`). Not seen: sizes of `all_to_all`, a peer that is over a thousand collectives ahead, and
-operators the tap does not see. Ranks on another host than rank 0 are not compared here;
-`announce_store` does that, slowly, where it is asked for. Messages have entries of their own,
-behind these (`announce_messages`).
+Compared are kind, type, size, root and reduction, as far as ranks must agree on them (`ops.py`).
+Not seen: sizes of `all_to_all`, a peer that is over a thousand collectives ahead, and operators the
+tap does not see. Ranks on another host than rank 0 are not compared here; `collective_check_store`
+does that, slowly, where it is asked for. Messages have entries of their own, behind these
+(`message_check`).
 
 Each generation of the groups has memory of its own (`shared_memory.py`), so that nothing an older
 one wrote is left. Layout: for each rank ENTRIES entries of WORDS 64-bit words: id, call, compared

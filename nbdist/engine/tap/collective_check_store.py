@@ -32,7 +32,7 @@ class StoreTable:
     def channel(
         self, name: str, title: str, members: Sequence[int], incarnation: str
     ) -> "StoreChannel | None":
-        """Return this rank's way to announce; as `announce.Table.channel`."""
+        """Return this rank's way to announce; as `collective_check.Table.channel`."""
         if len(members) < 2 or self.rank not in members:
             return None
         text = f"{name}|{tuple(members)}|{incarnation}"
@@ -56,7 +56,7 @@ class StoreChannel:
 
         Args:
             number: The collective's, in the group, from 1.
-            call: As in `announce.Channel.announce`, like the rest.
+            call: As in `collective_check.Channel.announce`, like the rest.
             size: See `call`.
             size_bytes: See `call`.
             place: See `call`.

@@ -2,8 +2,8 @@
 
 gloo ends the process that receives more bytes than it has room for, and leaves the rest of a tensor
 as it was where it receives fewer. So each end first writes what it is about to do into the memory
-that the ranks of one host share (`announce.py`), then reads what the other end has written of the
-same message. Nobody waits for anybody: who comes second finds a difference, raises
+that the ranks of one host share (`collective_check.py`), then reads what the other end has written
+of the same message. Nobody waits for anybody: who comes second finds a difference, raises
 `MismatchError`, and sends or receives nothing; the first is freed by the rescue that follows. No
 data can arrive before both have announced, for a backend sends only to a receive that is there.
 
@@ -53,9 +53,9 @@ class Lane:
 class End(NamedTuple):
     """What one end of a message is about to do, as its words say it."""
 
-    dtype: int  # position in `announce.DTYPES`
+    dtype: int  # position in `collective_check.DTYPES`
     bytes: int
-    place: int  # as `announce.Call.place`
+    place: int  # as `collective_check.Call.place`
 
     def meets(self, other: "End") -> bool:
         """Return whether the two can be ends of one message."""
@@ -93,7 +93,7 @@ class SharedWay:
     """Through the memory that ranks of one host share.
 
     A rank has MESSAGES entries behind those of all ranks' collectives: id, type, bytes, place. The
-    id is the lane's key plus the message's number, as in `announce`; it is written last.
+    id is the lane's key plus the message's number, as in `collective_check`; it is written last.
     """
 
     def __init__(self, table: Table) -> None:

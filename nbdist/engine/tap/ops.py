@@ -84,7 +84,7 @@ _DTYPES = {getattr(torch, name, None): i for i, name in enumerate(collective_che
 
 
 def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tuple[int, int]]:
-    """Return what says of a call's arguments what must be alike: `call` and `size` of `announce`.
+    """Return what tells of a call what must be alike: `call` and `size` of `collective_check`.
 
     It takes the arguments, the reduction as a number, and the payload's bytes. Of a message nothing
     is announced.

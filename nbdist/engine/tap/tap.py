@@ -8,13 +8,13 @@ Levels: "off" takes everything out, native speed. "counts": number, bytes and ki
 the main thread waits where Python sees it, which is not in DDP's reducer. "full": also when each
 collective ran, and the line of the cell that launched it. All ranks must be at the same level.
 
-**What the times mean.** A call *begins* when one of gloo's workers takes it up, which follows
-from launches and ends (`queue.py`; a worker that wakes late is not noticed), and *ends* when gloo
+**What the times mean.** A call *begins* when one of gloo's workers takes it up, which follows from
+launches and ends (`worker_queue.py`; a worker that wakes late is not noticed), and *ends* when gloo
 says so on its own thread. A message begins when the launching function returns, for gloo sends
 within it, and ends with the wait for it. Copies around an operation are not in it: gloo's
-reduce-scatter is carried out here in its steps, copy, all_reduce, copy out. *Total* is the union
-of the intervals from begin to end, on CPU; overlap counts once. Both are known of steps that are
-*told* (`stride.py`); in the others no callback runs. *Exposed* is the time during which the main
+reduce-scatter is carried out here in its steps, copy, all_reduce, copy out. *Total* is the union of
+the intervals from begin to end, on CPU; overlap counts once. Both are known of steps that are
+*told* (`sampling.py`); in the others no callback runs. *Exposed* is the time during which the main
 thread waited for a collective and could do nothing else:
 
 - synchronous operators (`dist.all_reduce(x)`; FSDP2 on CPU, where gathers and reduce-scatters

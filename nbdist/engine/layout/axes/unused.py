@@ -75,5 +75,5 @@ def _before_step(optimizer: Optimizer, _args: Any, _keywords: Any) -> None:
 
 
 torch_hooks.keep_uncompiled(before_forward)
-# At import, and so before `boundary` counts steps: one that is refused has not begun.
+# At import, and so before `step_state` counts steps: one that is refused has not begun.
 register_optimizer_step_pre_hook(_before_step)

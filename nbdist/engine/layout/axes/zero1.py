@@ -84,5 +84,5 @@ def _refuse(optimizer: Optimizer) -> None:
     )
 
 
-# At import, and so before `boundary` counts steps: one that is refused has not begun.
+# At import, and so before `step_state` counts steps: one that is refused has not begun.
 register_optimizer_step_pre_hook(_before_step)

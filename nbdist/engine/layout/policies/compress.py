@@ -139,7 +139,8 @@ def _reducer(model: nn.Module) -> torch.nn.parallel.DistributedDataParallel:
 class Rounding:
     """What the hook remembers: what rounding has left out, in the order of the reducer's buckets.
 
-    `heal` goes back to the state at a boundary, so its tensors are replaced and never written into.
+    `reset` goes back to the state at a boundary, so its tensors are replaced and never written
+    into.
 
     Attributes:
         errors: By bucket, what was not sent of the last mean share; flat. In two levels, of this

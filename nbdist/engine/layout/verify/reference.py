@@ -2,10 +2,9 @@
 
 One model in the layout's own dtype is what the layout is compared with. A second one in float64 and
 more from weights moved by half a unit of their last place say how far right results lie apart (see
-`verdict`).
-Each part of the batch is a forward of its own, as on the ranks: batch norm sees what it sees there.
-In low precision the first one computes as the layout does (`lowered`), and the second one is how
-far all that computes so lies from the truth.
+`report`). Each part of the batch is a forward of its own, as on the ranks: batch norm sees what it
+sees there. In low precision the first one computes as the layout does (`low_precision`), and the
+second one is how far all that computes so lies from the truth.
 """
 
 import copy
@@ -25,7 +24,7 @@ from nbdist.errors import LayoutError
 
 MOVE = 0.01  # by which share of their norm a step changes the weights
 _LEAST_SCALE = 2.0**-24  # of a loss
-# Of round-off: `verdict` tells why so many. Norms, as in low precision, hardly differ by luck.
+# Of round-off: `report` tells why so many. Norms, as in low precision, hardly differ by luck.
 _SAMPLES, _SAMPLES_OF_NORMS = 4, 2
 
 LossOf = Callable[[nn.Module, Any], torch.Tensor]

@@ -12,7 +12,7 @@ from torch import nn
 
 from nbdist.told import named
 
-LARGEST_BUFFER_BYTES = 1 << 20  # larger ones are left out; `whole` can tell them
+LARGEST_BUFFER_BYTES = 1 << 20  # larger ones are left out; `full_tensors` can tell them
 
 
 def copy_without_weights(model: nn.Module) -> tuple[nn.Module | None, str]:
