@@ -139,15 +139,15 @@ def ui(folder: Path) -> int:
             why="a notebook keeps its runs in the folder .nbdist beside it.",
             do="nbdist ui PATH/.nbdist, or nbdist demo to make a run here.",
         )
-    from nbdist.client import tracking
+    from nbdist.client.tracking.ui import OPEN_TO_ALL, start_ui
 
     # The server must not outlive us, however we end: a closed terminal, a SIGTERM.
     guard = [sys.executable, "-m", "nbdist.lifeline", str(os.getpid())]
-    url, process = tracking.start_ui(folder, wrap=guard)
+    url, process = start_ui(folder, wrap=guard)
     print(f"MLflow UI: {url}", flush=True)
     if process is None:  # runs go to a server, which has a UI of its own
         return 0
-    print(f"{tracking.OPEN_TO_ALL}\nCtrl-C ends it.", flush=True)
+    print(f"{OPEN_TO_ALL}\nCtrl-C ends it.", flush=True)
     try:
         return int(process.wait())
     except KeyboardInterrupt:

@@ -34,8 +34,8 @@ def run_demo(notebooks: Path, state: Path, out: TextIO = sys.stdout) -> int:
         state: The `.nbdist` folder of the current folder; made when missing.
         out: Where the story goes; the runs' table, the picture and the next command end it.
     """
-    from nbdist.client import tracking
     from nbdist.client.tracking.folder import make_private_folder
+    from nbdist.client.tracking.runs import runs_table
 
     folder = make_private_folder(state) / "demo"
     folder.mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ def run_demo(notebooks: Path, state: Path, out: TextIO = sys.stdout) -> int:
         print(f"The demo failed. The notebook as far as it came: {copy}", file=out)
         print(f"Do: {command('doctor')}", file=out, flush=True)
         return 1
-    print(f"\n{tracking.runs_table(state)}\n", file=out)
+    print(f"\n{runs_table(state)}\n", file=out)
     picture = extract_picture(nbformat.read(copy, as_version=4).cells, folder / "board.png")
     if picture:
         print(f"The board:    {picture}", file=out)

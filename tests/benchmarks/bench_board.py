@@ -3,10 +3,9 @@
 import statistics
 import time
 
-from nbdist.client.board import palette
+from nbdist.client.board import VIEWS, palette
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
-from nbdist.client.board.names import VIEWS
 from tests.unit.board_data import analysis_of, cell_info, training
 
 GOAL_MS = 15.0  # the overview, 8 ranks x 1000 points

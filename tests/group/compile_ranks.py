@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from nbdist.engine.checks.checks import Checks
-from nbdist.engine.data import data_shard
+from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import ActivationCheckpoint, Pipeline
 from nbdist.engine.layout.weights import full_tensors

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from nbdist.client.metrics.analysis import traffic
-from nbdist.engine.data import data_shard
+from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from nbdist.engine.data import Loader, loader
 from nbdist.engine.data.batches import mix
+from nbdist.engine.data.loaders import Loader
+from nbdist.engine.data.make import loader
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.errors import UsageError
 from tests.group import models

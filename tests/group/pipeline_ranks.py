@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from nbdist.engine.data import data_shard
+from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout import wrapped
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize

@@ -14,7 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel
 from torch.nn import functional as F
 
-from nbdist.engine.data import batches, data_shard, loader
+from nbdist.engine.data import batches
+from nbdist.engine.data.make import loader
+from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import TensorParallel
 from nbdist.errors import LayoutError

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.tracking import Tracker, database, runs, runs_table, ship, sync
-from nbdist.client.tracking.run import TrackedRun
+from nbdist.client.tracking import database, ship
+from nbdist.client.tracking.run import TrackedRun, Tracker
+from nbdist.client.tracking.runs import runs, runs_table
+from nbdist.client.tracking.shipper import sync
 from tests.tracking.conftest import Ranks, cell, client_of
 from tests.tracking.test_embedded import wait_for
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.tracking import RunLink, Tracker, runs, runs_table
-from nbdist.client.tracking.runs import compare
+from nbdist.client.tracking.run import RunLink, Tracker
+from nbdist.client.tracking.runs import compare, runs, runs_table
 from nbdist.client.tracking.series import Point
 from nbdist.client.tracking.settings import own_database
 from nbdist.client.tracking.ship import Shipper
@@ -244,7 +244,7 @@ def test_sending_everything_again_stores_nothing_twice(home: Path) -> None:
 def test_the_run_of_a_killed_kernel_ends_as_killed_and_nothing_is_left_running(home: Path) -> None:
     code = f"""
 import pathlib, time
-from nbdist.client.tracking import Tracker
+from nbdist.client.tracking.run import Tracker
 from tests.tracking.conftest import Ranks, cell
 tracker, ranks = Tracker(pathlib.Path({str(home)!r}), experiment="nb"), Ranks(2)
 run = tracker.follow(cell(run_name="doomed"), ranks.telemetry)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.tracking import Tracker
+from nbdist.client.tracking.run import Tracker
 from nbdist.client.tracking.runs import require_run
 from nbdist.client.tracking.sender import _newest_of_name
 from nbdist.client.tracking.spool import spooled_runs

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.tracking import Tracker, runs, runs_table, start_ui, sync
+from nbdist.client.tracking.run import Tracker
+from nbdist.client.tracking.runs import runs, runs_table
+from nbdist.client.tracking.shipper import sync
+from nbdist.client.tracking.ui import start_ui
 from tests.tracking.conftest import Ranks, Server, cell, mlflow_client
 from tests.tracking.test_embedded import wait_for
 

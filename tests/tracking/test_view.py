@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nbdist.client.metrics.analysis.values import ExplainedStep
-from nbdist.client.tracking import RunLink, Tracker, start_ui
+from nbdist.client.tracking.run import RunLink, Tracker
+from nbdist.client.tracking.ui import start_ui
 from nbdist.client.tracking.view import MOST_CHARACTERS, encode, view_state
 from tests.tracking.conftest import Ranks, cell
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.board.names import VIEWS
+from nbdist.client.board import VIEWS
 from nbdist.client.notebook.arguments import COMMANDS, complete, parse_dist, parse_distributed
 from nbdist.errors import UsageError
 

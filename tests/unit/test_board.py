@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.board import Board
+from nbdist.client.board import VIEWS
 from nbdist.client.board import live as live_module
+from nbdist.client.board.board import Board
 from nbdist.client.board.figure import Painter
-from nbdist.client.board.names import VIEWS
 from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Display

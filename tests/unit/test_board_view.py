@@ -3,10 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from nbdist.client.board import palette, sentences, tables, text
+from nbdist.client.board import VIEWS, palette, sentences, tables, text
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
-from nbdist.client.board.names import VIEWS
 from nbdist.client.board.view import View
 from nbdist.client.board.views import SHEETS
 from nbdist.client.metrics.telemetry import Telemetry

@@ -11,10 +11,9 @@ from matplotlib.patches import PathPatch
 from matplotlib.text import Text
 from PIL import Image
 
-from nbdist.client.board import palette, plots, sentences, tables, text
+from nbdist.client.board import VIEWS, palette, plots, sentences, tables, text
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
-from nbdist.client.board.names import VIEWS
 from nbdist.client.board.page import Page
 from nbdist.client.board.plots import SplitPlot
 from nbdist.client.board.view import View

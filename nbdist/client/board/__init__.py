@@ -3,8 +3,12 @@
 Importing this loads neither numpy, matplotlib nor ipywidgets.
 """
 
-from nbdist.client.board.board import Board, Outcome, render_png
-from nbdist.client.board.controls import show_past
-from nbdist.client.board.past import Past, caption
-
-__all__ = ["Board", "Outcome", "Past", "caption", "render_png", "show_past"]
+# What `%dist board` can show, in the order of its buttons.
+VIEWS = {
+    "overview": "loss, communication, and what a step is made of",
+    "loss": "of each rank, and their mean",
+    "step": "where a step's time goes on each rank, and who waits for whom",
+    "collectives": "a table of them, and a time line of the last steps",
+    "ranks": "each rank's state, speed and memory",
+    "verdicts": "who makes the others slow, and why",
+}

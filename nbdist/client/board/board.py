@@ -34,7 +34,7 @@ class Board:
         slots: Where to show; used by `open`.
         static: Show nothing while the cell runs (`NBDIST_STATIC=1`).
         theme: "light" or "dark" paint that background; "auto" is readable on both.
-        name: Which of its views it shows, one of `names.VIEWS`.
+        name: Which of its views it shows, one of `board.VIEWS`.
         insight: What is known of steps and collectives beyond the records; None without.
         pictures: Whether the front end shows pictures and widgets; found out when None. Without
             them (a terminal) the board is its caption.

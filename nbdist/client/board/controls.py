@@ -15,9 +15,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nbdist.client.board import VIEWS, text
 from nbdist.client.board import past as past_module
-from nbdist.client.board import text
-from nbdist.client.board.names import VIEWS
 from nbdist.client.board.past import Past
 from nbdist.client.output.slots import Slots, is_live, kernel_shell
 from nbdist.wire import Display

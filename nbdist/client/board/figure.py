@@ -30,7 +30,7 @@ class Painter:
         theme: Colours of text and background.
         width: CSS pixels. The height follows from what there is to see.
         scale: Pixels of the PNG for one CSS pixel; 2 is sharp on any screen.
-        name: Which of the board's views to draw, one of `names.VIEWS`.
+        name: Which of the board's views to draw, one of `board.VIEWS`.
         final: Fit the axes tightly and write figures on the plots, for a picture that stays.
         smoothing: How many steps a loss' running mean takes; None chooses by their number.
     """

@@ -75,7 +75,7 @@ def look(
         telemetry: The cell's records.
         info: The cell.
         analysis: What is known beyond the records.
-        name: The only one of `names.VIEWS` that will be drawn of it; any when None.
+        name: The only one of `board.VIEWS` that will be drawn of it; any when None.
     """
     drawn = ("loss", "comm_s", "own", "step_s", "norm") if name is None else DRAWN.get(name, ())
     latest = dict(telemetry.latest)  # one atomic copy: ranks are added on another thread

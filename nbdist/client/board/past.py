@@ -30,7 +30,7 @@ class Past:
         """Draw the view called `name`.
 
         Args:
-            name: One of `names.VIEWS`.
+            name: One of `board.VIEWS`.
             smoothing: The window of a loss' running mean; None chooses.
             beside_words: `words` are shown with it: it does without what stands there, its table.
         """

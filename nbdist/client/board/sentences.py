@@ -21,7 +21,7 @@ NOT_TIMED = (
 
 
 def sentence(name: str, view: "View") -> str:
-    """Return what the view called `name`, one of `names.VIEWS`, shows."""
+    """Return what the view called `name`, one of `board.VIEWS`, shows."""
     return _SENTENCES[name](view)
 
 

@@ -70,7 +70,7 @@ def to_text(table: Table) -> str:
 
 
 def table(name: str, view: "View") -> Table:
-    """Return the table of the view called `name`, one of `names.VIEWS`."""
+    """Return the table of the view called `name`, one of `board.VIEWS`."""
     return _TABLES[name](view)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from nbdist.client.board.names import VIEWS
+from nbdist.client.board import VIEWS
 from nbdist.client.session.params import read_param, split_line
 from nbdist.errors import UsageError
 

@@ -26,8 +26,9 @@ from nbdist.client.session.status import Status
 from nbdist.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
-    from nbdist.client.tracking import RunsTable, Tracker
     from nbdist.client.tracking.compare import Comparison
+    from nbdist.client.tracking.run import Tracker
+    from nbdist.client.tracking.runs import RunsTable
     from nbdist.doctor.findings import Finding
 
 _WARM_TIMEOUT_S = 120.0
@@ -83,7 +84,7 @@ def health() -> "list[Finding]":
 
 def runs() -> "RunsTable":
     """Return this notebook's runs, newest first."""
-    from nbdist.client.tracking import runs_table
+    from nbdist.client.tracking.runs import runs_table
 
     tracker = _tracker()
     return runs_table(tracker.folder, tracker.experiment)
@@ -104,10 +105,10 @@ def compare(words: Sequence[str]) -> "Comparison":
 
 def sync() -> str:
     """Send what MLflow has not taken yet; return one sentence that says what came of it."""
-    from nbdist.client import tracking
+    from nbdist.client.tracking.shipper import sync
 
     tracker = _tracker()
-    return tracking.sync(tracker.folder, credentials=tracker.credentials)
+    return sync(tracker.folder, credentials=tracker.credentials)
 
 
 def open_ui() -> str:
@@ -117,29 +118,29 @@ def open_ui() -> str:
     server's own address, and nothing is started.
     """
     global _ui
-    from nbdist.client import tracking
+    from nbdist.client.tracking.ui import start_ui, view_page
 
     tracker = _tracker()
     if _ui is not None and _ui[1] is not None and _ui[1].poll() is None:
         # It runs already; there may be runs now where there were none.
         address = _ui[0].partition("/#")[0]
-        page = tracking.view_page(tracker.folder, tracker.uri, tracker.experiment)
+        page = view_page(tracker.folder, tracker.uri, tracker.experiment)
         return _shown_at(f"{address}{page}", is_ours=True)
     guard = [sys.executable, "-m", "nbdist.lifeline", str(os.getpid())]
-    _ui = tracking.start_ui(tracker.folder, tracker.whole_uri, tracker.experiment, wrap=guard)
+    _ui = start_ui(tracker.folder, tracker.whole_uri, tracker.experiment, wrap=guard)
     return _shown_at(_ui[0], is_ours=_ui[1] is not None)
 
 
 def _shown_at(link: str, *, is_ours: bool) -> str:
     """Return a line with the link, and for a server of ours one on who can open it."""
-    from nbdist.client.tracking import OPEN_TO_ALL
+    from nbdist.client.tracking.ui import OPEN_TO_ALL
 
     return f"MLflow shows the runs at {link}" + (f"\n{OPEN_TO_ALL}" if is_ours else "")
 
 
 def _tracker() -> "Tracker":
     """Return a tracker that knows where the current session's runs go; it starts nothing."""
-    from nbdist.client.tracking import Tracker
+    from nbdist.client.tracking.run import Tracker
 
     return Tracker(
         project_folder(_place or current_folder()),

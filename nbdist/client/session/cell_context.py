@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
-from nbdist.client.board import Board, Past, caption, show_past
-from nbdist.client.board.names import VIEWS
+from nbdist.client.board import VIEWS
+from nbdist.client.board.board import Board
+from nbdist.client.board.controls import show_past
+from nbdist.client.board.past import Past, caption
 from nbdist.client.cells.run import CellRequest, Outcome
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.rank_errors import should_go_on
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.insight import Insight
 from nbdist.client.metrics.analysis.values import Verdict
-from nbdist.client.metrics.checks import Checks, Trained
+from nbdist.client.metrics.checks.batch_growth import Trained
+from nbdist.client.metrics.checks.checks import Checks
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.metrics.profile.words import HOW_TO_OPEN
 from nbdist.client.metrics.telemetry import Telemetry
@@ -32,7 +35,8 @@ from nbdist.client.output.slots import Slots
 from nbdist.errors import ClusterError
 
 if TYPE_CHECKING:
-    from nbdist.client.tracking import Study, TrackedRun, Tracker
+    from nbdist.client.tracking.run import TrackedRun, Tracker
+    from nbdist.client.tracking.study import Study
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +198,7 @@ class Showing:
         require_run(tracker.folder, tracker.experiment, name)
 
     def _tracking(self) -> "Tracker":
-        from nbdist.client.tracking import Tracker
+        from nbdist.client.tracking.run import Tracker
 
         place = (self.folder, self.tracking_uri)
         if place not in _trackers:

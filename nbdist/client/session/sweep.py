@@ -20,8 +20,8 @@ from nbdist.errors import UsageError
 from nbdist.wire import Display
 
 if TYPE_CHECKING:
-    from nbdist.client.tracking import Study
     from nbdist.client.tracking.compare import Comparison, Entry
+    from nbdist.client.tracking.study import Study
     from nbdist.client.tracking.writing import Outcome
 
 MOST_RUNS = 64

@@ -16,25 +16,3 @@
 
 Only `ship` imports mlflow, so importing this package costs milliseconds.
 """
-
-from nbdist.client.tracking.run import RunLink, TrackedRun, Tracker
-from nbdist.client.tracking.runs import RunRow, RunsTable, runs, runs_table
-from nbdist.client.tracking.shipper import sync, wait_until_sent
-from nbdist.client.tracking.study import Study
-from nbdist.client.tracking.ui import OPEN_TO_ALL, start_ui, view_page
-
-__all__ = [
-    "OPEN_TO_ALL",
-    "RunLink",
-    "RunRow",
-    "RunsTable",
-    "Study",
-    "TrackedRun",
-    "Tracker",
-    "runs",
-    "runs_table",
-    "start_ui",
-    "sync",
-    "view_page",
-    "wait_until_sent",
-]

@@ -6,9 +6,3 @@ batches come on any number of ranks, and the position is one number (`position`)
 by all ranks together. After a fault each loader goes back to the last boundary, and when the failed
 cell is run again its loops go on there (`resume`, by `passes`).
 """
-
-from nbdist.engine.data.loaders import Loader
-from nbdist.engine.data.make import loader
-from nbdist.engine.data.shards import data_shard
-
-__all__ = ["Loader", "data_shard", "loader"]

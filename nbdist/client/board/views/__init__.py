@@ -1,4 +1,4 @@
-"""The views of the board, by the names of `names.VIEWS`.
+"""The views of the board, by the names of `board.VIEWS`.
 
 Each is a module of three functions: `plan`, what it is composed for, composed anew when that
 changes; `height`, in CSS pixels below the head; and `compose`, which puts its plots on a page.

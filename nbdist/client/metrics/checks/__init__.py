@@ -3,8 +3,3 @@
 `checks` hears one cell's records and gives lines for people; each rule is a module of its own and
 decides on plain values.
 """
-
-from nbdist.client.metrics.checks.batch_growth import Trained
-from nbdist.client.metrics.checks.checks import Checks
-
-__all__ = ["Checks", "Trained"]

@@ -26,8 +26,8 @@ from torch import nn
 
 from nbdist.engine.compat import torch_pipeline, torch_sharded
 from nbdist.engine.compat.torch_compat import ranks_of
-from nbdist.engine.data import Loader
 from nbdist.engine.data.batches import mix
+from nbdist.engine.data.loaders import Loader
 from nbdist.engine.group import ddp_hook_state, group_names, group_record, rendezvous, state
 from nbdist.engine.kernel.placeholder import Placeholder
 from nbdist.engine.recovery import disabled, name_record

@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from nbdist.engine.compat import torch_live, torch_modules, torch_pipeline, torch_sharded
-from nbdist.engine.data import Loader
+from nbdist.engine.data.loaders import Loader
 from nbdist.engine.group import group_names
 from nbdist.engine.recovery.clone import loop_names
 from nbdist.engine.recovery.clone.recipes import OWN_PLACES, stands_at_own_rank
