@@ -5,8 +5,7 @@ tensors are reduced here to their bytes, dtype and shape, wherever in a structur
 that bfloat16 and tensors deep inside a state dict travel raw as well. Functions and classes
 made in a notebook go by value, through cloudpickle where it is installed.
 
-torch is never imported by packing. Unpacking a tensor does import it, in `nbdist/tensors.py`: the
-one place where the notebook's kernel gets torch.
+torch is never imported by packing. Unpacking a tensor does import it.
 """
 
 import io
@@ -81,10 +80,25 @@ def _reduce_tensor(torch: Any, tensor: Any) -> Any:
 def rebuild_tensor(
     raw: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool
 ) -> Any:
-    """Make the tensor again, on the CPU; imports torch."""
-    from nbdist import tensors
+    """Return a CPU tensor over `raw`, without a copy; the kernel gets torch here, and only here.
 
-    return tensors.from_bytes(raw, dtype, shape, requires_grad, is_parameter)
+    Args:
+        raw: A writable buffer of exactly the tensor's bytes, in C order.
+        dtype: Name of the torch dtype, such as `bfloat16`.
+        shape: Its shape.
+        requires_grad: Whether it asks for gradients.
+        is_parameter: Whether it was an `nn.Parameter`.
+    """
+    import torch
+
+    kind = getattr(torch, dtype)
+    if len(raw) == 0:
+        tensor = torch.empty(shape, dtype=kind)
+    else:
+        tensor = torch.frombuffer(raw, dtype=torch.uint8).view(kind).reshape(shape)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
 
 
 def _lives_in_main(value: Any) -> bool:

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from nbdist.client.notebook.health import judge
+from nbdist.client.notebook.current import judge
 from nbdist.client.session.status import RankLine, Status
 
 EVENTS = Path("/here/.nbdist/logs/now/events.jsonl")

@@ -1,6 +1,6 @@
 """A rank's pace is its own work alone, over its last steps."""
 
-from nbdist.engine.training.pace import STEPS, Pace
+from nbdist.engine.training.steps import PACE_STEPS, Pace
 
 
 def step(samples: float, compute_s: float, data_s: float, comm_s: float) -> dict[str, float]:
@@ -26,6 +26,6 @@ def test_a_pace_is_not_known_from_two_steps_or_without_samples_or_waits() -> Non
 
 def test_a_pace_forgets_what_is_long_ago() -> None:
     pace = Pace()
-    for compute_s in [1.0] * STEPS + [0.5] * STEPS:
+    for compute_s in [1.0] * PACE_STEPS + [0.5] * PACE_STEPS:
         pace.note(step(4, compute_s, 0.0, 0.0))
     assert pace.now() == 8

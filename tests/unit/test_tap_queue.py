@@ -1,6 +1,6 @@
 """When workers took operations up, from when they were handed over and when they ended."""
 
-from nbdist.engine.tap.worker_queue import begins
+from nbdist.engine.tap.intervals import begins
 
 
 def test_a_free_worker_takes_an_operation_up_at_once() -> None:

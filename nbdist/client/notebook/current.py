@@ -23,6 +23,7 @@ from nbdist.client.notebook.log_file import log_to
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.session import Session
 from nbdist.client.session.status import Status
+from nbdist.doctor.findings import Finding
 from nbdist.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -77,8 +78,6 @@ def health() -> "list[Finding]":
     """Return what the doctor says of the kernel's session; nothing when none runs."""
     if _current is None or not _current.is_running:
         return []
-    from nbdist.client.notebook.health import judge
-
     return judge(_current.status(), _current.broken, _current.events)
 
 
@@ -257,3 +256,33 @@ def _warm_launcher(logs: Path) -> LocalLauncher:
         atexit.register(_launcher.close)
     _launcher.logs = logs
     return _launcher
+
+
+_SILENT = "not answering"  # why may follow
+
+
+def judge(status: Status, broken: str | None, events: Path) -> list[Finding]:
+    """Return the findings about a running cluster.
+
+    Args:
+        status: Of its ranks.
+        broken: What has happened to all of it, if something has.
+        events: The file of its events.
+    """
+    dead = [line for line in status.ranks if line.state.startswith("dead")]
+    silent = [line.rank for line in status.ranks if line.state.startswith(_SILENT)]
+    found = []
+    if broken:
+        found.append(Finding("cluster", broken, True, "%dist restart"))
+    for line in dead:
+        mend = f"%dist restart -r {line.rank}"
+        found.append(Finding("cluster", f"rank {line.rank} is {line.state}", True, mend))
+    if silent:
+        names = ",".join(map(str, silent))
+        says = f"rank {names} does not answer: it is stopped, or its machine swaps"
+        found.append(
+            Finding("cluster", says, True, f"kill -CONT its pid, or %dist restart -r {names}")
+        )
+    if not found:
+        found.append(Finding("cluster", f"{len(status.ranks)} ranks, all of them answer"))
+    return [*found, Finding("events", f"{events}    (goes with a bug report)")]

@@ -16,8 +16,7 @@ from nbdist.engine.averaging.local_sgd import InRounds
 from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.data.lr_scaling import scaled_for
 from nbdist.engine.kernel.records import Recorder
-from nbdist.engine.layout import registry
-from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.layout import Layout, layout_facts, live_layouts
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.engine.training import training
 
@@ -36,7 +35,7 @@ def facts_of(optimizer: Optimizer) -> dict[str, str]:
         return {"layout": optimizer.name}
     spread = spread_by(optimizer)
     if isinstance(spread, Layout):
-        return registry.facts_of(spread)
+        return layout_facts(spread)
     if spread is not None:
         count = sum(parameter.numel() for parameter in spread.parameters())
         name = torch_sharded.plain_name(spread.module)
@@ -94,5 +93,5 @@ def spread_by(optimizer: Optimizer) -> Layout | DistributedDataParallel | None:
     def is_changed(model: nn.Module) -> bool:
         return any(id(parameter) in own for parameter in model.parameters())
 
-    layouts = (known for known in registry.live_layouts() if is_changed(known.model))
+    layouts = (known for known in live_layouts() if is_changed(known.model))
     return next(layouts, None) or next(filter(is_changed, torch_modules.live_ddps()), None)

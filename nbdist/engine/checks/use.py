@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.checks import begun, model_facts
-from nbdist.engine.checks.fingerprint import as_float, fingerprints
+from nbdist.engine.checks.alike import as_float, fingerprints
 from nbdist.engine.compat import torch_live, torch_modules, torch_sharded
 from nbdist.engine.layout.layout import Layout
 

@@ -4,8 +4,10 @@ import multiprocessing
 import signal
 import threading
 import traceback
+from dataclasses import dataclass
 
 import psutil
+import torch
 
 from nbdist.engine.kernel import interrupts
 
@@ -71,3 +73,34 @@ def _interrupt_children() -> int:
         except psutil.Error:
             continue  # it has ended
     return count
+
+
+_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """Whether gradients are recorded, and on which kinds of device autocast is on."""
+
+    grad: bool
+    autocast: tuple[bool, ...]
+
+
+def current_modes() -> Modes:
+    """Return the modes of this thread."""
+    return Modes(
+        torch.is_grad_enabled(), tuple(torch.is_autocast_enabled(device) for device in _DEVICES)
+    )
+
+
+def restore_modes(modes: Modes) -> None:
+    """Switch this thread back to `modes`.
+
+    `with torch.no_grad():` switches gradients off in its `__enter__`. An interrupt that strikes
+    right there is raised before the `with` has begun, and nobody switches them on again: every
+    later cell would fail with "element 0 of tensors does not require grad". The same holds for
+    autocast. Main thread; torch keeps these modes for each thread.
+    """
+    torch.set_grad_enabled(modes.grad)
+    for device, enabled in zip(_DEVICES, modes.autocast, strict=True):
+        torch.set_autocast_enabled(device, enabled)

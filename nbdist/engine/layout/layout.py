@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_modules, torch_reducers
+from nbdist.engine.compat import torch_modules, torch_reducers, torch_sharded
+from nbdist.engine.data import shards
+from nbdist.engine.data.batches import Shard
 from nbdist.engine.layout import plain_copy
 from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.layout.axes.cp.context import Context
@@ -32,7 +34,7 @@ from nbdist.errors import LayoutError
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
 
-living: "weakref.WeakSet[Layout]" = weakref.WeakSet()  # `registry` tells of them
+living: "weakref.WeakSet[Layout]" = weakref.WeakSet()
 _made = itertools.count()  # numbers of the layouts that are made on this rank
 
 
@@ -313,3 +315,29 @@ def attach(layout: Layout) -> None:
     """Have the model hold its layout, and be copied without it."""
     layout.model.__dict__[_KEY] = layout
     plain_copy.provide(layout.model, layout.name, layout.skeleton, layout.no_skeleton)
+
+
+def layout_facts(known: Layout) -> dict[str, str]:
+    """Return what a run tells of its layout."""
+    return {
+        "layout": known.name,
+        "model": torch_sharded.plain_name(known.model),
+        "parameters": str(known.size.parameters),
+        "layout_explained": repr(known.explain()),
+    }
+
+
+def live_layouts() -> list[Layout]:
+    """Return the layouts whose models are alive, in the order in which they were made."""
+    return sorted(living, key=lambda layout: layout.number)
+
+
+def _data_shard() -> Shard | None:
+    """Return which part of every batch is this rank's, as the newest living layout says."""
+    newest = max(living, key=lambda layout: layout.number, default=None)
+    if newest is None or newest.shape.world_size != dist.get_world_size():
+        return None  # the group has another size since: whoever scaled it tells what follows
+    return Shard(*newest.shape.data_part(dist.get_rank()))
+
+
+shards.shard_as(_data_shard)

@@ -16,7 +16,7 @@ from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout import wrapped
 from nbdist.engine.layout.axes import ddp, fsdp
 from nbdist.engine.layout.axes.pp.stages import makes_halves
-from nbdist.engine.layout.layout import Layout, attach, layout_of
+from nbdist.engine.layout.layout import Layout, attach, layout_facts, layout_of
 from nbdist.engine.layout.policies import (
     activation_checkpoint,
     compress,
@@ -25,7 +25,6 @@ from nbdist.engine.layout.policies import (
     two_levels,
 )
 from nbdist.engine.layout.policies.policies import Policies, read
-from nbdist.engine.layout.registry import facts_of
 from nbdist.engine.layout.spec import mesh
 from nbdist.engine.layout.spec.blocks import find_blocks
 from nbdist.engine.layout.spec.mesh import MeshShape
@@ -109,7 +108,7 @@ def parallelize(
     with torch_modules.as_written():
         result = spread(model, shape, asked, built)
     attach(result)
-    _tell(**facts_of(result))
+    _tell(**layout_facts(result))
     return result
 
 

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine.layout.layout import Layout, layout_of
-from nbdist.engine.layout.registry import live_layouts
+from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.engine.layout.spec import trace
 from nbdist.engine.layout.spec.inputs import Inputs
 from nbdist.engine.layout.verify.report import Proof, in_lines, some_of

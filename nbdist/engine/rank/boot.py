@@ -26,7 +26,6 @@ import torch
 import nbdist
 from nbdist import lifeline, plain, wire
 from nbdist.engine.kernel import (
-    autograd_modes,
     calls,
     chaos,
     cleanup,
@@ -64,7 +63,7 @@ class Program:
         self.checks: Checks | None = None
         self._began = 0.0
         self._first_seq = 0
-        self._modes = autograd_modes.current()
+        self._modes = cleanup.current_modes()
 
     # -- called by the kernel (engine/kernel/kernel.py)
 
@@ -104,7 +103,7 @@ class Program:
         tap.begin_cell()
         if self.links is not None:
             self.links.begin_cell()
-        self._modes = autograd_modes.current()
+        self._modes = cleanup.current_modes()
         line = resume.begin_cell(
             options["cell"],
             failed=options.get("failed"),
@@ -135,7 +134,7 @@ class Program:
         torch_profile.end_cell()
         has_succeeded = result is not None and bool(result.success)
         if not has_succeeded:
-            autograd_modes.restore(self._modes)
+            cleanup.restore_modes(self._modes)
         steps = training.end_cell()
         if self.checks is not None:
             self.checks.end_cell()

@@ -23,8 +23,7 @@ from torch.optim import Optimizer
 from nbdist.engine.averaging import serving
 from nbdist.engine.compat import torch_compat, torch_live, torch_modules, torch_sharded
 from nbdist.engine.group import group
-from nbdist.engine.layout.layout import Layout, layout_of
-from nbdist.engine.layout.registry import live_layouts
+from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.engine.recovery import disabled
 from nbdist.errors import ClusterError
 

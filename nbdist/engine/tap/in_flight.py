@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from nbdist.engine.compat import torch_compat, torch_hooks
 from nbdist.engine.kernel import location
-from nbdist.engine.tap import counters, intervals, worker_queue
+from nbdist.engine.tap import counters, intervals
 from nbdist.engine.tap.collective import Launch
 from nbdist.engine.tap.cuda_times import CudaTimes, pointers
 from nbdist.engine.tap.encode import Templates
@@ -305,7 +305,7 @@ def _find_begins(ended: list[Launch]) -> None:
         busy = [launch.end_ns or None for launch in launches if launch.begin_ns]
         waiting = [launch for launch in launches if not launch.begin_ns]
         handed = [(launch.ready_ns, launch.end_ns or None) for launch in waiting]
-        found = worker_queue.begins(handed, book.workers, busy) if handed else []
+        found = intervals.begins(handed, book.workers, busy) if handed else []
         for launch, begin_ns in zip(waiting, found, strict=True):
             launch.begin_ns = begin_ns
 

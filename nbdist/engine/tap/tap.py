@@ -9,7 +9,7 @@ the main thread waits where Python sees it, which is not in DDP's reducer. "full
 collective ran, and the line of the cell that launched it. All ranks must be at the same level.
 
 **What the times mean.** A call *begins* when one of gloo's workers takes it up, which follows from
-launches and ends (`worker_queue.py`; a worker that wakes late is not noticed), and *ends* when gloo
+launches and ends (`intervals.py`; a worker that wakes late is not noticed), and *ends* when gloo
 says so on its own thread. A message begins when the launching function returns, for gloo sends
 within it, and ends with the wait for it. Copies around an operation are not in it: gloo's
 reduce-scatter is carried out here in its steps, copy, all_reduce, copy out. *Total* is the union of

@@ -31,12 +31,10 @@ from nbdist.engine.compat import torch_hooks, torch_live
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.tap import tap
 from nbdist.engine.training.gradients import Shares
-from nbdist.engine.training.loss import loss_of
-from nbdist.engine.training.pace import Pace
 from nbdist.engine.training.parts import Parts, with_stream
 from nbdist.engine.training.resources import Memory, Processor
-from nbdist.engine.training.scalars import Scalars
-from nbdist.engine.training.steps import Size, StepRule, size_of, steps_in_pass, take_used
+from nbdist.engine.training.scalars import Scalars, loss_of
+from nbdist.engine.training.steps import Pace, Size, StepRule, size_of, steps_in_pass, take_used
 
 MAX_HELD = 64  # steps whose loss has not come back from the GPU
 

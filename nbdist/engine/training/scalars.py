@@ -1,4 +1,4 @@
-"""Read numbers that tensors hold without making the main thread wait for a GPU.
+"""Read numbers that tensors hold, a loss among them, without making the main thread wait for a GPU.
 
 On the CPU a number is read at once. On CUDA it is copied to pinned memory behind the work that is
 queued, and read when the copy has come, a step or more later.
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from nbdist.engine.compat.torch_hooks import local_scalar, unscaled
 
 
 @dataclass(slots=True)
@@ -40,3 +42,20 @@ class Scalars:
             self.values.append(float(copy))
         self.copies.clear()
         return self.values
+
+
+def loss_of(tensors: object) -> torch.Tensor | None:
+    """Return the loss that `backward` was called on, unscaled.
+
+    None where it is no loss: several roots, no real scalar, or a sharded one that only a collective
+    could tell.
+    """
+    if not isinstance(tensors, torch.Tensor):
+        if not isinstance(tensors, list | tuple) or len(tensors) != 1:
+            return None
+        tensors = tensors[0]
+        if not isinstance(tensors, torch.Tensor):
+            return None
+    if tensors.numel() != 1 or not tensors.is_floating_point():
+        return None
+    return local_scalar(unscaled(tensors))

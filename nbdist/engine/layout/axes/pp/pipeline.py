@@ -10,6 +10,7 @@ Nothing is changed until the proof has been made. `pipe` runs the steps.
 """
 
 import gc
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine.layout.axes.pp import hollow, segment_times, stages, trunk
+from nbdist.engine.layout.axes.pp import segment_times, stages, trunk
 from nbdist.engine.layout.axes.pp.relay import Relay
 from nbdist.engine.layout.axes.pp.stages import Stage
 from nbdist.engine.layout.axes.pp.trunk import Spec, Trunk
@@ -189,7 +190,7 @@ def apply(model: nn.Module, plan: Plan, rank: int) -> None:
     own = {number for stage in mine for number in range(stage.first, stage.end)}
     elsewhere = [name for i, name in enumerate(plan.trunk.blocks) if i not in own]
     elsewhere += [name for name, segments in plan.trunk.beside.items() if not segments & own]
-    hollow.empty(model, kept, elsewhere)
+    _empty(model, kept, elsewhere)
     gc.collect(0)  # the weights, where a cycle held them
 
 
@@ -271,3 +272,33 @@ def _not_a_chain(plan: Plan, model: nn.Module, stage: Stage, what: str) -> Layou
         if is_taken_again
         else 'move what blocks share into the hidden state, or use "zero3"',
     )
+
+
+def _empty(model: nn.Module, kept: Collection[str], elsewhere: Collection[str]) -> None:
+    """Take away what lies on other ranks, in place: names and classes stay, weights go.
+
+    A weight that is not here is a plain tensor of zeros, one number spread over the shape: code
+    that asks for its shape, dtype or device gets them, and `parameters()` and `state_dict()` hold
+    what this rank has.
+
+    Args:
+        model: Its parameters.
+        kept: Names of the parameters that stay.
+        elsewhere: Names of modules that do not run here: their buffers go as well.
+    """
+    stay = {id(model.get_parameter(name)) for name in kept}
+    for _, module in model.named_modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and id(parameter) not in stay:
+                del module._parameters[name]
+                vars(module)[name] = _shape_of(parameter)
+    for path in elsewhere:
+        for module in model.get_submodule(path).modules():
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    del module._buffers[name]
+                    vars(module)[name] = _shape_of(buffer)
+
+
+def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
