@@ -7,7 +7,7 @@ findings. Nothing here imports torch; another interpreter does, and tells what i
 import sys
 from pathlib import Path
 
-from nbdist.doctor import leftovers, machine, network, software
+from nbdist.doctor import machine, network, orphans, software
 from nbdist.doctor.findings import Finding as Finding
 from nbdist.doctor.findings import render as render
 
@@ -34,5 +34,5 @@ def examine() -> list[Finding]:
         machine.judge_disk(folder, machine.look_at_disk(folder)),
         machine.judge_descriptors(machine.look_at_descriptors()),
         *network.examine(),
-        *leftovers.examine(),
+        *orphans.examine(),
     ]

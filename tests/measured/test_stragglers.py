@@ -11,8 +11,8 @@ import pytest
 
 import nbdist
 from nbdist import Session
+from nbdist.client.metrics.analysis.stragglers import Judge
 from nbdist.client.metrics.analysis.values import Verdict
-from nbdist.client.metrics.analysis.verdicts import Judge
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Record
 from tests.cluster.conftest import LONGEST_S, ROOT

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nbdist import doctor
-from nbdist.doctor import Finding, leftovers, machine, network, software
-from nbdist.doctor.leftovers import Process
+from nbdist.doctor import Finding, machine, network, orphans, software
+from nbdist.doctor.orphans import Process
 from nbdist.doctor.software import Torch
 
 GOOD_TORCH = Torch("2.13.0", "", (), gloo=True, nccl=False)
@@ -146,9 +146,9 @@ def test_private_parts_that_are_gone_are_named() -> None:
 
 def test_shared_memory_is_left_over_when_its_maker_has_ended() -> None:
     ended, alive, other = (Path(f"/dev/shm/{n}") for n in ("torch_5_9_0", "torch_7_9_0", "psm_1"))
-    found = leftovers.find_shared_leftovers([ended, alive, other], pids=[7])
+    found = orphans.find_shared_leftovers([ended, alive, other], pids=[7])
     assert found == [ended]
-    assert leftovers.judge_shared_leftovers(found).mend == "rm /dev/shm/torch_5_9_0"
+    assert orphans.judge_shared_leftovers(found).mend == "rm /dev/shm/torch_5_9_0"
 
 
 def test_a_folder_with_keys_is_left_over_when_no_controller_answers(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_folder_with_keys_is_left_over_when_no_controller_answers(tmp_path: Pa
             (security / "ipcontroller-nbdist-client.json").write_text(json.dumps(facts))
             os.utime(tmp_path / name, (0, 0))
         (tmp_path / "nbdist-starts").mkdir()
-        assert leftovers.look_at_folders(tmp_path) == [tmp_path / "nbdist-ended"]
+        assert orphans.look_at_folders(tmp_path) == [tmp_path / "nbdist-ended"]
 
 
 def test_loopback_answers_on_this_machine() -> None:
@@ -173,14 +173,14 @@ ENGINE = Process(30, 20, PARENT.words)
 
 
 def test_processes_of_a_living_kernel_are_not_left_over() -> None:
-    assert leftovers.find_leftovers([KERNEL, PARENT, ENGINE]) == []
+    assert orphans.find_leftovers([KERNEL, PARENT, ENGINE]) == []
 
 
 def test_a_kernel_that_is_process_1_of_a_container_is_alive() -> None:
     kernel = Process(1, 0, KERNEL.words)
     parent = Process(20, 1, PARENT.words)
 
-    assert leftovers.find_leftovers([kernel, parent, ENGINE]) == []
+    assert orphans.find_leftovers([kernel, parent, ENGINE]) == []
 
 
 @pytest.mark.parametrize("heir", [(), (Process(1, 0, ("/sbin/init",)),)])
@@ -189,14 +189,14 @@ def test_processes_whose_kernel_ended_are_left_over_whoever_inherits_them(
 ) -> None:
     orphan = Process(20, 1, PARENT.words)
 
-    assert leftovers.find_leftovers([*heir, orphan, ENGINE]) == [orphan, ENGINE]
-    assert leftovers.judge_leftovers([orphan, ENGINE]).mend == "kill -9 20 30"
+    assert orphans.find_leftovers([*heir, orphan, ENGINE]) == [orphan, ENGINE]
+    assert orphans.judge_leftovers([orphan, ENGINE]).mend == "kill -9 20 30"
 
 
 def test_a_process_that_only_mentions_nbdist_is_not_ours() -> None:
     editor = Process(40, 1, ("vim", "nbdist.host.parent"))
 
-    assert leftovers.find_leftovers([editor]) == []
+    assert orphans.find_leftovers([editor]) == []
 
 
 def test_this_process_is_among_those_looked_at() -> None:
@@ -205,7 +205,7 @@ def test_this_process_is_among_those_looked_at() -> None:
     )
     with child:
         try:
-            seen = {process.pid: process for process in leftovers.look_at_processes()}
+            seen = {process.pid: process for process in orphans.look_at_processes()}
             assert seen[child.pid].words[1:] == ("-c", "input()")
         finally:
             child.kill()

@@ -10,8 +10,8 @@ import pytest
 
 from nbdist import clock
 from nbdist.client.metrics.analysis.analyst import Analyst
+from nbdist.client.metrics.analysis.cell_analysis import Insight
 from nbdist.client.metrics.analysis.clocks import Clocks
-from nbdist.client.metrics.analysis.insight import Insight
 from nbdist.client.metrics.analysis.values import PARTS
 from nbdist.wire import CellInfo, Record
 

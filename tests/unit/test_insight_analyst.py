@@ -3,8 +3,8 @@
 import pytest
 
 from nbdist.client.metrics.analysis.analyst import LATE_S, Analyst
+from nbdist.client.metrics.analysis.stragglers import Judge
 from nbdist.client.metrics.analysis.values import RECENT
-from nbdist.client.metrics.analysis.verdicts import Judge
 from nbdist.packed import Calls
 from nbdist.wire import Record
 from tests.unit.insight_data import OneClock, Rank, template

@@ -8,7 +8,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from nbdist.engine.recovery.clone import pickler, unpickler  # noqa: E402
-from nbdist.engine.recovery.clone.parcels import over  # noqa: E402
+from nbdist.engine.recovery.clone.p2p import over  # noqa: E402
 from nbdist.engine.recovery.clone.recipes import recipes  # noqa: E402
 
 

@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
+from nbdist.client.metrics.analysis.stragglers import EVERY_S, Judge, Verdicts
 from nbdist.client.metrics.analysis.values import Verdict
-from nbdist.client.metrics.analysis.verdicts import EVERY_S, Judge, Verdicts
 from nbdist.packed import Calls, Template
 from nbdist.wire import Record
 

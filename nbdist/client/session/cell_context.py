@@ -22,8 +22,8 @@ from nbdist.client.board.past import Past, caption
 from nbdist.client.cells.run import CellRequest, Outcome
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.rank_errors import should_go_on
+from nbdist.client.metrics.analysis.cell_analysis import Insight
 from nbdist.client.metrics.analysis.clocks import Clocks
-from nbdist.client.metrics.analysis.insight import Insight
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.checks.batch_growth import Trained
 from nbdist.client.metrics.checks.checks import Checks

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbdist.client.metrics.analysis.insight import Insight
+from nbdist.client.metrics.analysis.cell_analysis import Insight
 from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import Place

@@ -16,7 +16,7 @@ from nbdist.engine.data.batches import Shard
 from nbdist.engine.layout import plain_copy
 from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.layout.axes.cp.context import Context
-from nbdist.engine.layout.axes.pp.piped import Piped
+from nbdist.engine.layout.axes.pp.pipeline_step import Piped
 from nbdist.engine.layout.axes.pp.stages import Stage
 from nbdist.engine.layout.axes.tp import cuts
 from nbdist.engine.layout.explain import BatchSize, Explanation

@@ -15,8 +15,8 @@ from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.axes import ddp, fsdp, outside_calls
 from nbdist.engine.layout.axes.cp import context as cp
 from nbdist.engine.layout.axes.pp import pipeline
-from nbdist.engine.layout.axes.pp.pipe import Parts, Pipe
-from nbdist.engine.layout.axes.pp.piped import Piped
+from nbdist.engine.layout.axes.pp.pipeline_step import Piped
+from nbdist.engine.layout.axes.pp.schedule_runner import Parts, Pipe
 from nbdist.engine.layout.axes.tp import cuts, fit, tp
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.policies import activation_checkpoint, compress, offload, precision

@@ -20,7 +20,7 @@ from nbdist.engine.data import resume
 from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.layout.axes.cp.context import Context
 from nbdist.engine.layout.axes.cp.exchange import own_part
-from nbdist.engine.layout.axes.pp.piped import Piped
+from nbdist.engine.layout.axes.pp.pipeline_step import Piped
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.policies.precision import Scaler
 from nbdist.engine.layout.spec.inputs import Inputs, as_inputs, as_tree, samples_in

@@ -120,7 +120,7 @@ class Program:
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine.averaging import async_sgd, left_open
+        from nbdist.engine.averaging import async_sgd, unfinished
         from nbdist.engine.data import resume, weighting
         from nbdist.engine.group import group_record
         from nbdist.engine.recovery import name_record, snapshot
@@ -161,7 +161,7 @@ class Program:
                 *snapshot.take_notices(),
                 *step_state.here().take_notices(),
                 *weighting.take_notices(),
-                *(left_open.notices() if has_succeeded else ()),
+                *(unfinished.notices() if has_succeeded else ()),
             ),
             cut_bytes=cut_bytes,
             output_file=None if file is None else str(file),

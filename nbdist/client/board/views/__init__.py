@@ -8,7 +8,7 @@ from typing import Protocol
 
 from nbdist.client.board.page import Page, Plot
 from nbdist.client.board.view import View
-from nbdist.client.board.views import collectives, loss, overview, ranks, step, verdicts
+from nbdist.client.board.views import collectives, loss, overview, ranks, step, stragglers
 
 
 class Sheet(Protocol):
@@ -30,5 +30,5 @@ SHEETS: dict[str, Sheet] = {
     "step": step,
     "collectives": collectives,
     "ranks": ranks,
-    "verdicts": verdicts,
+    "verdicts": stragglers,
 }

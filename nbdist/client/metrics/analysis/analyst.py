@@ -16,10 +16,10 @@ from nbdist.client.metrics.analysis.match import SYMMETRIC, Meetings, arrivals, 
 from nbdist.client.metrics.analysis.parts import Parts
 from nbdist.client.metrics.analysis.rows import Book, Rows, Waits, decode
 from nbdist.client.metrics.analysis.steps import Split, split
+from nbdist.client.metrics.analysis.stragglers import Verdicts
 from nbdist.client.metrics.analysis.table import Met, Table, met
 from nbdist.client.metrics.analysis.timeline import STEPS, Told, time_line
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
-from nbdist.client.metrics.analysis.verdicts import Verdicts
 from nbdist.packed import CALL, Calls
 from nbdist.wire import Record
 

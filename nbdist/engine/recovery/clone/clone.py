@@ -32,7 +32,7 @@ from nbdist.engine.group import ddp_hook_state, group_names, group_record, rende
 from nbdist.engine.kernel.placeholder import Placeholder
 from nbdist.engine.recovery import disabled, name_record
 from nbdist.engine.recovery.clone import fingerprint, pickler, sources, torch_rebuild, unpickler
-from nbdist.engine.recovery.clone.parcels import Channel
+from nbdist.engine.recovery.clone.p2p import Channel
 from nbdist.engine.recovery.clone.recipes import recipes
 from nbdist.errors import ClusterError, LostStateError
 from nbdist.ranks import NAMES_OF_A_RANK, name_ranks

@@ -18,10 +18,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine.layout.axes.pp import segment_times, stages, trunk
-from nbdist.engine.layout.axes.pp.relay import Relay
+from nbdist.engine.layout.axes.pp import segment_times, stages
+from nbdist.engine.layout.axes.pp import trace as trunk
+from nbdist.engine.layout.axes.pp.stage_forward import Relay
 from nbdist.engine.layout.axes.pp.stages import Stage
-from nbdist.engine.layout.axes.pp.trunk import Spec, Trunk
+from nbdist.engine.layout.axes.pp.trace import Spec, Trunk
 from nbdist.engine.layout.axes.tp.proof import TOLERANCE, evaluating, of_rank_0
 from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.engine.layout.policies.precision import Imitation

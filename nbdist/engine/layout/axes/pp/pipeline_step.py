@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.axes.pp import average
-from nbdist.engine.layout.axes.pp.pipe import LossFunction, Pipe
+from nbdist.engine.layout.axes.pp.schedule_runner import LossFunction, Pipe
 from nbdist.engine.layout.policies import precision
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.spec import device_mesh, random_numbers

@@ -22,11 +22,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from nbdist.engine.compat import torch_pipeline
 from nbdist.engine.layout.axes.cp.context import check_length
-from nbdist.engine.layout.axes.pp import stages, trunk
+from nbdist.engine.layout.axes.pp import stages, trace
 from nbdist.engine.layout.axes.pp.pipeline import Plan
-from nbdist.engine.layout.axes.pp.relay import Relay
+from nbdist.engine.layout.axes.pp.stage_forward import Relay
 from nbdist.engine.layout.axes.pp.stages import Stage
-from nbdist.engine.layout.axes.pp.trunk import Spec, Trunk
+from nbdist.engine.layout.axes.pp.trace import Spec, Trunk
 from nbdist.engine.layout.spec.inputs import Inputs, samples_in, split
 from nbdist.engine.layout.spec.trace import untouched
 from nbdist.engine.training import training
@@ -180,12 +180,12 @@ class Pipe:
 
     def _schedule(self, inputs: Inputs, count: int, trains: bool) -> tuple[Any, Trunk]:
         is_training = self._relay.model.training
-        key = (count, trains, is_training, repr(trunk.specs((inputs.args, inputs.keywords))))
+        key = (count, trains, is_training, repr(trace.specs((inputs.args, inputs.keywords))))
         if key not in self._schedules:
             blocks = list(self.plan.trunk.blocks)
             with untouched(self._skeleton):
                 self._skeleton.train(is_training)
-                seen = trunk.trace(
+                seen = trace.trace(
                     self._skeleton, blocks, inputs, self._device, self.plan.imitation
                 )
             if seen.blocks != self.plan.trunk.blocks:
