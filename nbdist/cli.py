@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="where the runs are kept (default: %(default)s)",
     )
-    commands.add_parser("doctor", help="what is wrong with this machine, and the mend")
+    commands.add_parser("doctor", help="check this machine and suggest fixes")
     return parser
 
 
@@ -166,7 +166,7 @@ def stop_group(leader: "subprocess.Popen[bytes]") -> None:
 
 
 def doctor() -> int:
-    """Print what `nbdist.doctor` finds; return 1 when something is to be mended."""
+    """Print what `nbdist.doctor` finds; return 1 when there are problems."""
     from nbdist.doctor import examine, render
 
     findings = examine()

@@ -1,4 +1,4 @@
-"""Say what is wrong with this machine for nbdist, and the mend: `nbdist doctor`, `%dist doctor`.
+"""Check this machine for nbdist, and suggest fixes: `nbdist doctor`, `%dist doctor`.
 
 Looking and judging are apart: `look_*` reads the machine, `judge_*` turns plain values into
 findings. Nothing here imports torch; another interpreter does, and tells what it found.

@@ -6,26 +6,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `mend` is empty when nothing is to be done."""
+    """One line of the report. `fix` is empty when nothing is to be done."""
 
     name: str
     says: str
     is_wrong: bool = False
-    mend: str = ""
+    fix: str = ""
 
 
 def render(findings: Sequence[Finding]) -> str:
-    """Return the report as text: a line each, mends beneath, and a last line that sums it up."""
+    """Return the report as text: a line each, fixes beneath, and a last line that sums it up."""
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
         sign = "!!" if finding.is_wrong else "ok"
         lines.append(f"{sign}  {finding.name:<{width}}  {finding.says}")
-        if finding.mend:
-            lines.append(f"    {'':<{width}}  Do: {finding.mend}")
+        if finding.fix:
+            lines.append(f"    {'':<{width}}  Do: {finding.fix}")
     wrong = sum(finding.is_wrong for finding in findings)
     if wrong:
-        lines.append(f"{wrong} thing{'s' * (wrong > 1)} to mend.")
+        lines.append(f"{wrong} problem{'s' * (wrong > 1)} found.")
     else:
         lines.append("Nothing is wrong.")
     return "\n".join(lines)

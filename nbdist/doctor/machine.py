@@ -61,8 +61,8 @@ def judge_memory(free_bytes: int, limit_bytes: int) -> Finding:
     """Judge whether two ranks fit."""
     says = f"{free_bytes / _GIB:.1f} of {limit_bytes / _GIB:.1f} GiB free"
     if free_bytes < 2 * _RANK_BYTES:
-        mend = "end what else runs, or give the container more: a rank begins at 400 MiB"
-        return Finding("memory", f"{says}: too little for two ranks", True, mend)
+        fix = "end what else runs, or give the container more: a rank begins at 400 MiB"
+        return Finding("memory", f"{says}: too little for two ranks", True, fix)
     return Finding("memory", says)
 
 
@@ -82,11 +82,11 @@ def judge_shared_memory(size: tuple[int, int] | None) -> Finding:
     size_bytes, free_bytes = size
     says = f"{free_bytes / _MIB:.0f} of {size_bytes / _MIB:.0f} MiB free"
     if size_bytes < _SMALL_SHM_BYTES:
-        mend = "start the container with --shm-size=1g, or use DataLoader(num_workers=0)"
-        return Finding("/dev/shm", f"{says}: workers of a DataLoader run out of it", True, mend)
+        fix = "start the container with --shm-size=1g, or use DataLoader(num_workers=0)"
+        return Finding("/dev/shm", f"{says}: workers of a DataLoader run out of it", True, fix)
     if free_bytes < _SMALL_SHM_BYTES:
-        mend = "delete what no process uses any more: ls -l /dev/shm"
-        return Finding("/dev/shm", f"{says}: workers of a DataLoader run out of it", True, mend)
+        fix = "delete what no process uses any more: ls -l /dev/shm"
+        return Finding("/dev/shm", f"{says}: workers of a DataLoader run out of it", True, fix)
     return Finding("/dev/shm", says)
 
 
@@ -103,12 +103,12 @@ def look_at_disk(folder: Path) -> int | None:
 def judge_disk(folder: Path, free_bytes: int | None) -> Finding:
     """Judge the disk that holds `.nbdist`: logs, runs and checkpoints."""
     if free_bytes is None:
-        mend = "%cd to a folder of yours, or change its permissions"
-        return Finding("disk", f"{folder} cannot be written to", True, mend)
+        fix = "%cd to a folder of yours, or change its permissions"
+        return Finding("disk", f"{folder} cannot be written to", True, fix)
     says = f"{free_bytes / _GIB:.1f} GiB free in {folder}"
     if free_bytes < _LITTLE_DISK_BYTES:
-        mend = "free space, or %cd to another disk: runs and logs are kept in .nbdist"
-        return Finding("disk", says, True, mend)
+        fix = "free space, or %cd to another disk: runs and logs are kept in .nbdist"
+        return Finding("disk", says, True, fix)
     return Finding("disk", says)
 
 
@@ -125,6 +125,6 @@ def judge_descriptors(limit: int | None) -> Finding:
     if limit is None:
         return Finding("open files", "no limit")
     if limit < _FEW_DESCRIPTORS:
-        mend = "ulimit -n 4096    (in the shell that starts Jupyter)"
-        return Finding("open files", f"{limit} a process, which many ranks use up", True, mend)
+        fix = "ulimit -n 4096    (in the shell that starts Jupyter)"
+        return Finding("open files", f"{limit} a process, which many ranks use up", True, fix)
     return Finding("open files", f"{limit} a process")

@@ -63,8 +63,8 @@ def look_at_loopback() -> str:
 def judge_loopback(error: str) -> Finding:
     """Judge the loopback interface, on which notebook and ranks of one machine talk."""
     if error:
-        mend = "ip link set lo up    (as root; a firewall must let 127.0.0.1 talk to itself)"
-        return Finding("loopback", f"127.0.0.1 does not answer: {error}", True, mend)
+        fix = "ip link set lo up    (as root; a firewall must let 127.0.0.1 talk to itself)"
+        return Finding("loopback", f"127.0.0.1 does not answer: {error}", True, fix)
     return Finding("loopback", "127.0.0.1 answers")
 
 
@@ -91,8 +91,8 @@ def judge_ports(error: str) -> Finding:
         between = f" (of {'-'.join(text)})"
     except OSError:
         between = ""
-    mend = "ss -tan | wc -l shows how many are in use; ulimit -n, how many files may be open"
-    return Finding("ports", f"too few free ones{between}: {error}", True, mend)
+    fix = "ss -tan | wc -l shows how many are in use; ulimit -n, how many files may be open"
+    return Finding("ports", f"too few free ones{between}: {error}", True, fix)
 
 
 def look_at_interfaces() -> dict[str, list[str]]:
@@ -109,8 +109,8 @@ def judge_interfaces(interfaces: Mapping[str, Sequence[str]]) -> Finding:
     """Judge the network interfaces; `%dist start --interface` takes one of them."""
     names = [f"{name} {addresses[0]}" for name, addresses in interfaces.items() if addresses]
     if not any(a.startswith("127.") for addresses in interfaces.values() for a in addresses):
-        mend = "ip addr add 127.0.0.1/8 dev lo    (as root)"
-        return Finding("interfaces", "none has 127.0.0.1", True, mend)
+        fix = "ip addr add 127.0.0.1/8 dev lo    (as root)"
+        return Finding("interfaces", "none has 127.0.0.1", True, fix)
     return Finding("interfaces", ", ".join(names))
 
 
@@ -125,15 +125,15 @@ def judge_settings(environment: Mapping[str, str], interfaces: Sequence[str]) ->
             found.append(Finding(name, says, True, f"unset {name}, and start Jupyter anew"))
     for name, harm in _HARMFUL.items():
         if environment.get(name, "") not in _OFF:
-            mend = f"unset {name}, and start Jupyter anew"
-            found.append(Finding(name, f"{environment[name]}: {harm}", True, mend))
+            fix = f"unset {name}, and start Jupyter anew"
+            found.append(Finding(name, f"{environment[name]}: {harm}", True, fix))
     for name in _OVERRULED:
         if name in environment:
             found.append(Finding(name, f"{environment[name]}, which nbdist overrules on its ranks"))
     if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
         says = "DETAIL: each collective is checked by one more, so steps are slow"
-        mend = "unset TORCH_DISTRIBUTED_DEBUG: nbdist compares collectives anyway"
-        found.append(Finding("TORCH_DISTRIBUTED_DEBUG", says, True, mend))
+        fix = "unset TORCH_DISTRIBUTED_DEBUG: nbdist compares collectives anyway"
+        found.append(Finding("TORCH_DISTRIBUTED_DEBUG", says, True, fix))
     return found or [Finding("settings", "none of gloo, NCCL and torch is in the way")]
 
 

@@ -104,11 +104,11 @@ def judge_packages(
     for requirement in map(Requirement, requirements):
         name, wanted = requirement.name, requirement.specifier
         has = installed.get(name)
-        mend = f"{_pip()} install '{name}{wanted}'"
+        fix = f"{_pip()} install '{name}{wanted}'"
         if has is None:
-            findings.append(Finding(name, f"not installed; needs {wanted}", True, mend))
+            findings.append(Finding(name, f"not installed; needs {wanted}", True, fix))
         elif not wanted.contains(has, prereleases=True):
-            findings.append(Finding(name, f"{has}; needs {wanted}", True, mend))
+            findings.append(Finding(name, f"{has}; needs {wanted}", True, fix))
         elif name != "torch":  # which speaks for itself
             findings.append(Finding(name, has))
     return findings
@@ -156,20 +156,20 @@ def judge_torch(torch: Torch | str, *, has_gpu: bool) -> list[Finding]:
         return [Finding("torch", torch, True, f"{_pip()} install 'torch>=2.11'")]
     built = f"built for CUDA {torch.cuda}" if torch.cuda else "CPU build"
     if not torch.gloo:
-        mend = "install a build of torch with distributed support, such as those of pytorch.org"
-        findings = [Finding("torch", f"{torch.version}, {built}, without gloo", True, mend)]
+        fix = "install a build of torch with distributed support, such as those of pytorch.org"
+        findings = [Finding("torch", f"{torch.version}, {built}, without gloo", True, fix)]
     else:
         backends = "gloo, nccl" if torch.nccl else "gloo"
         findings = [Finding("torch", f"{torch.version}, {built}, {backends}")]
     if torch.gpus:
         findings.append(Finding("GPUs", f"{len(torch.gpus)}: {', '.join(torch.gpus)}"))
     elif has_gpu and torch.cuda:
-        mend = "nvidia-smi shows whether the driver works and is new enough for this CUDA"
-        findings.append(Finding("GPUs", "there are some, but torch sees none", True, mend))
+        fix = "nvidia-smi shows whether the driver works and is new enough for this CUDA"
+        findings.append(Finding("GPUs", "there are some, but torch sees none", True, fix))
     elif has_gpu:
-        mend = "install a CUDA build of torch to use them; ranks run on the CPU until then"
+        fix = "install a CUDA build of torch to use them; ranks run on the CPU until then"
         findings.append(
-            Finding("GPUs", "there are some, but this torch cannot use them", True, mend)
+            Finding("GPUs", "there are some, but this torch cannot use them", True, fix)
         )
     else:
         findings.append(Finding("GPUs", "none; ranks run on the CPU"))
@@ -190,5 +190,5 @@ def judge_private_parts(broken: Sequence[str]) -> Finding:
     """Judge whether nbdist fits the versions of what it looks into."""
     if not broken:
         return Finding("versions", "torch, IPython, ipykernel and ipyparallel fit this nbdist")
-    mend = "install the versions of nbdist's constraints.txt, or a newer nbdist"
-    return Finding("versions", f"do not fit this nbdist: {'; '.join(broken)}", True, mend)
+    fix = "install the versions of nbdist's constraints.txt, or a newer nbdist"
+    return Finding("versions", f"do not fit this nbdist: {'; '.join(broken)}", True, fix)

@@ -28,7 +28,7 @@ _KILLED = re.compile(r"Killed process (\d+) .*?(?:anon-rss:(\d+)kB|$)")
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-class Watch:
+class OomWatch:
     """The children whose end may have to be explained. One thread."""
 
     def __init__(self, cgroups: Path = CGROUPS, kernel_log: Path = Path("/dev/kmsg")) -> None:

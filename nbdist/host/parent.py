@@ -74,7 +74,7 @@ class Parent:
         self._why_not = "" if fork else "this platform starts fresh interpreters"
         self._children: dict[int, str] = {}
         self._private: dict[int, str] = {}
-        self._oom = oom.Watch()
+        self._oom = oom.OomWatch()
         self._unread = b""
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)

@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist import RankError, Session
-from nbdist.client.session.chaos import Plan
+from nbdist.client.session.chaos import ChaosPlan
 from tests.cluster.conftest import Kernel
 
 # Lasts longer than any fault here needs to come, and alike on both ranks.
@@ -21,7 +21,7 @@ for _ in range(STEPS):
     [("raise", "PlannedFault"), ("interrupt", "KeyboardInterrupt"), ("kill", "Died")],
 )
 def test_one_rank_fails_and_the_session_goes_on(session: Session, kind: str, error: str) -> None:
-    chaos = session.start_chaos(Plan((kind,), (1,), every_s=0.5, faults=1))
+    chaos = session.start_chaos(ChaosPlan((kind,), (1,), every_s=0.5, faults=1))
 
     with pytest.raises(RankError) as raised:
         session.run(CELL.replace("STEPS", "10_000"), timeout_s=60)
@@ -37,7 +37,7 @@ def test_one_rank_fails_and_the_session_goes_on(session: Session, kind: str, err
 
 @pytest.mark.parametrize("kind", ["stop", "slow"])
 def test_a_rank_that_is_held_delays_the_cell_and_fails_nothing(session: Session, kind: str) -> None:
-    chaos = session.start_chaos(Plan((kind,), (0,), every_s=0.2, faults=1))
+    chaos = session.start_chaos(ChaosPlan((kind,), (0,), every_s=0.2, faults=1))
 
     session.run(CELL.replace("STEPS", "500"))
 
@@ -48,7 +48,7 @@ def test_a_rank_that_is_held_delays_the_cell_and_fails_nothing(session: Session,
 
 
 def test_chaos_strikes_no_more_once_it_is_off(session: Session) -> None:
-    chaos = session.start_chaos(Plan(("raise",), (0, 1), every_s=0.1))
+    chaos = session.start_chaos(ChaosPlan(("raise",), (0, 1), every_s=0.1))
 
     session.stop_chaos()
 

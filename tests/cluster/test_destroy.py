@@ -43,7 +43,7 @@ def test_after_a_cell_that_destroyed_the_group_the_next_one_finds_another(
 def test_a_rank_that_is_killed_after_it_destroyed_the_group_is_replaced(session: Session) -> None:
     session.run("held = 40")
     told = fail(session, f"import os\n{DESTROY}\nif rank: os._exit(3)")
-    assert "The cell destroyed the process group; it was formed anew." in told
+    assert "The cell destroyed the process group; it was re-created." in told
     assert session.run("held").value_list == [40, 40]
     assert_sums(session)
     session.run(DESTROY)

@@ -188,7 +188,7 @@ def test_a_rank_that_waits_for_one_that_raised_is_freed(session: Session, call: 
     assert told.startswith("1 of 2 ranks failed; rank 1 was freed while waiting in")
     assert "IndexError: mine" in told
     assert "Connection closed" not in told
-    assert "formed anew" in told
+    assert "re-created" in told
     assert_usable(session)
     assert session.run("kept.tolist()").value_list == [[0, 1, 2], [1, 2, 3]]
     assert session.run(
@@ -317,12 +317,12 @@ def test_a_mismatch_in_backward_is_an_error_like_any_other(session: Session) -> 
 
 def test_messages_alone_do_not_unsettle_the_groups(session: Session) -> None:
     session.run("dist.send(torch.ones(2), 1) if rank == 0 else dist.recv(torch.ones(2), 0)")
-    assert "formed anew" not in fail(session, "1 / 0")
+    assert "re-created" not in fail(session, "1 / 0")
 
 
 def test_a_message_that_nobody_took_is_not_taken_for_the_next_one(session: Session) -> None:
     told = fail(session, "w = dist.isend(torch.ones(2), 1) if rank == 0 else 1 / 0")
-    assert "formed anew" in told
+    assert "re-created" in told
     assert (
         session.run(
             "t = torch.full((2,), 7.0) if rank == 0 else torch.zeros(2)\n"

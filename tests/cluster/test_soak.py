@@ -18,7 +18,7 @@ from nbdist import Session
 from nbdist.client.cluster.events import read_events
 from nbdist.client.notebook.arguments import FAULTS
 from nbdist.client.session import chaos_report
-from nbdist.client.session.chaos import Plan
+from nbdist.client.session.chaos import ChaosPlan
 from tests.cluster.conftest import ROOT
 
 SECONDS = float(os.environ.get("NBDIST_SOAK_S", "600"))
@@ -93,7 +93,7 @@ def sizes(session: Session) -> dict[str, Size]:
     }
 
 
-def train(session: Session, seconds: float) -> chaos_report.Report:
+def train(session: Session, seconds: float) -> chaos_report.ChaosReport:
     """Train so long, again after each fault; return what the log tells of it."""
     since_s = session._cluster.events.seconds
     until = time.monotonic() + seconds
@@ -111,12 +111,12 @@ def test_ten_minutes_of_faults_cost_no_session_and_leave_nothing_behind(
     with nbdist.start(n=4, device="cpu") as session:
         session.run(MAKE)
         # The first faults load what is loaded once.
-        session.start_chaos(Plan(tuple(FAULTS), (0, 1, 2, 3), every_s=1.0, faults=8, seed=1))
+        session.start_chaos(ChaosPlan(tuple(FAULTS), (0, 1, 2, 3), every_s=1.0, faults=8, seed=1))
         train(session, 15.0)
         session.stop_chaos()
         free = [train(session, FREE_SECONDS)]
 
-        chaos = session.start_chaos(Plan(tuple(FAULTS), (0, 1, 2, 3), every_s=EVERY_S))
+        chaos = session.start_chaos(ChaosPlan(tuple(FAULTS), (0, 1, 2, 3), every_s=EVERY_S))
         first = train(session, SECONDS / 2)
         before = sizes(session)
         second = train(session, SECONDS / 2)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.checks.alike import SELECTION, fingerprints
-from nbdist.engine.checks.checks import Checks
+from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.layout.parallelize import parallelize
 from tests.group import models
 
@@ -25,7 +25,7 @@ def told(name: str, layout: str, spoil: str | None = None, steps: int = 5) -> To
         if kind == "alike":
             records.append((step, values))
 
-    checks = Checks(add)
+    checks = RankChecks(add)
     checks.optimizer_begins(opt)
     rank, world = dist.get_rank(), dist.get_world_size()
     for step in range(1, steps + 1):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from nbdist.engine.checks.checks import Checks
+from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import ActivationCheckpoint, Pipeline
@@ -131,7 +131,7 @@ def trained(layout: str, when: str, backend: str, *policies: Any) -> dict[str, A
     recorder = Recorded()
     hooks.install(recorder)  # type: ignore[arg-type]
     hooks.begin_cell()
-    checks = Checks(lambda _kind, _step, _values: None)
+    checks = RankChecks(lambda _kind, _step, _values: None)
     opt = torch.optim.SGD(called.parameters(), lr=0.1)
     shard = data_shard()
     graphs = []
@@ -141,7 +141,7 @@ def trained(layout: str, when: str, backend: str, *policies: Any) -> dict[str, A
         checks.optimizer_begins(opt)
         checks.step_ended(1)  # the next one is looked at as well
         x, y = (t.chunk(shard.count)[shard.index] for t in batch(layout, step))
-        if spread.piped is None:
+        if spread.pipeline is None:
             loss_of(layout, called(x), y).backward()
         else:
             spread.step(x, y, partial(loss_of, layout))
@@ -160,7 +160,11 @@ def trained(layout: str, when: str, backend: str, *policies: Any) -> dict[str, A
         "compiled for it": compiled_for_it,
         # A stage has those of its blocks alone.
         "names": [n for n, _ in spread.model.named_parameters()]
-        == [n for n in names if spread.piped is None or n in dict(spread.model.named_parameters())],
+        == [
+            n
+            for n in names
+            if spread.pipeline is None or n in dict(spread.model.named_parameters())
+        ],
         "same object": spread.model is model and parallelize(called, layout, *policies) is spread,
         "by": max(float((found[n] - expected[n]).abs().max()) for n in found or expected),
     }

@@ -25,7 +25,7 @@ class LastWords:
     def __init__(self) -> None:
         fd, self.path = tempfile.mkstemp(prefix="nbdist-stderr-")
         os.close(fd)
-        self._watch = oom.Watch()
+        self._watch = oom.OomWatch()
 
     def watch(self, process: BaseProcess) -> None:
         """Begin to look after the process that hears of `path`."""

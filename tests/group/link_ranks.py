@@ -107,7 +107,7 @@ def records_of(steps: int, a_step: int) -> list[tuple[int, dict[str, float]]]:
     link_stats.INTERVAL_S = 0.1
     told: list[tuple[int, dict[str, float]]] = []
     step = 0
-    sampled = link_stats.Links(lambda: step, lambda at, values: told.append((at, values)))
+    sampled = link_stats.LinkStats(lambda: step, lambda at, values: told.append((at, values)))
     tensor = torch.zeros(COUNT)
     for step in range(1, steps + 1):  # noqa: B007 - `sampled` reads it
         for _ in range(a_step):
@@ -122,7 +122,7 @@ def sample_us(times: int) -> float:
 
     link_stats.INTERVAL_S, link_stats.MOST_COST = 0.0, float("inf")
     step = 0
-    sampled = link_stats.Links(lambda: step, lambda at, values: None)
+    sampled = link_stats.LinkStats(lambda: step, lambda at, values: None)
     took = []
     for step in range(10, 10 * times, 10):  # noqa: B007
         began = time.perf_counter()

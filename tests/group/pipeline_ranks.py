@@ -172,7 +172,7 @@ def parity(
                     ),
                     "names": sorted(final),
                     "all": sorted(state),
-                    "has loss": spread.piped is not None and spread.piped.pipe.has_loss,
+                    "has loss": spread.pipeline is not None and spread.pipeline.runner.has_loss,
                 }
             )
     return found
@@ -229,7 +229,7 @@ def low(cases: list[tuple[str, str, tuple[Any, ...]]]) -> list[dict[str, Any]]:
                 "floor": furthest(same[1], full[1]),
                 "cuts sums": spread.shape.tp > 1,
                 "sent": sent,
-                "told": {str(spec.dtype) for spec in spread.piped.pipe.plan.hidden[1:]},
+                "told": {str(spec.dtype) for spec in spread.pipeline.runner.plan.hidden[1:]},
             }
         )
     return found
@@ -306,7 +306,7 @@ def overflows() -> dict[str, list[float]]:
             before = {name: p.detach().clone() for name, p in model.named_parameters()}
             opt.zero_grad()
             spread.step(*batch("gpt", 0, torch.float32), loss_of)
-            if breaks and spread.piped.pipe.has_loss:
+            if breaks and spread.pipeline.runner.has_loss:
                 model.head.weight.grad.fill_(float("inf"))
             spread.scaler.step(opt)
             spread.scaler.update()
@@ -465,7 +465,7 @@ def _drawn_in_a_step(layout: str, *policies: object) -> tuple[list[float], Layou
     model = GPT(2, Noisy)
     spread = parallelize(model, layout, Pipeline("gpipe", microbatches=2), *policies)
     x, y = batch("gpt", 0, torch.float32)
-    block = model.blocks[spread.piped.pipe.rank]
+    block = model.blocks[spread.pipeline.runner.rank]
     block.drawn.clear()
     spread.step(x, y, loss_of)
     return [float(number) for number in block.drawn], spread

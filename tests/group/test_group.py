@@ -1,4 +1,4 @@
-"""The process group on real ranks: waiting ranks freed, groups formed anew, who listens where."""
+"""The process group on real ranks: waiting ranks freed, groups re-created, who listens where."""
 
 import time
 from collections.abc import Iterator

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.metrics.analysis.links import Links, SlowLink
+from nbdist.client.metrics.analysis.links import LinkSamples, SlowLink
 from nbdist.wire import Record
 from tests.group import faults, link_ranks
 from tests.group.engines import Cluster, cluster
@@ -33,7 +33,7 @@ def ranks() -> Iterator[Cluster]:
 
 
 def slow_link(told: list[list[tuple[int, dict[str, float]]]]) -> SlowLink | None:
-    links = Links()
+    links = LinkSamples()
     for rank, records in enumerate(told):
         for seq, (step, values) in enumerate(records):
             links.add(Record(rank, seq, "links", step, 0, values))

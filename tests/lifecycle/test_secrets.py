@@ -135,7 +135,7 @@ def test_a_message_with_a_wrong_signature_is_refused(notebook: Notebook) -> None
     assert "refused" in said
 
 
-def test_a_forged_cell_runs_nowhere(notebook: Notebook) -> None:
+def test_a_forged_cell_is_not_run(notebook: Notebook) -> None:
     said = notebook.run(
         "connection = nbdist.client.notebook.current._current._cluster._connection\n"
         "real, session = connection._client.session.key, connection._client.session\n"

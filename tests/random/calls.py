@@ -93,7 +93,7 @@ class Calls:
     def run(
         self, code: str, fault: Fault = NO_FAULT, *, retry: int = 0, is_told: bool = True
     ) -> Ran:
-        """Run a cell; once more where a rank had died before it, and it ran nowhere."""
+        """Run a cell; once more where a rank had died before it, and it was not run."""
         if is_told:
             self.driven.story.append(code)
         ran = self.call(
@@ -103,7 +103,7 @@ class Calls:
             fault,
             is_told=is_told,
         )
-        if "so this cell ran nowhere" in ran.text:
+        if "so the cell was not run" in ran.text:
             return self.run(code, fault, retry=retry, is_told=is_told)
         return ran
 

@@ -6,10 +6,10 @@ import random
 from nbdist.client.metrics.analysis.values import (
     Analysis,
     CollectiveRow,
-    Lane,
     RankStep,
     Span,
     TimeLine,
+    TimelineLane,
     Verdict,
 )
 from nbdist.client.metrics.telemetry import Telemetry
@@ -119,7 +119,7 @@ def _parts(rank: int, late: list[float]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _lane(rank: int, late: list[float], buckets: int, draw: random.Random) -> Lane:
+def _lane(rank: int, late: list[float], buckets: int, draw: random.Random) -> TimelineLane:
     spans, blocked = [], []
     for step in range(3):
         begin = 16.0 * step
@@ -131,4 +131,4 @@ def _lane(rank: int, late: list[float], buckets: int, draw: random.Random) -> La
             end = arrived + 1.6 + 0.8 * draw.random()
             spans.append(Span(bucket, launch, start, end, arrived))
         blocked.append((begin + 5.4 + 2.0 * (buckets - 1) + late[rank], end))
-    return Lane(rank, tuple(spans), tuple(blocked))
+    return TimelineLane(rank, tuple(spans), tuple(blocked))

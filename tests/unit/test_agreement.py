@@ -1,20 +1,20 @@
 from dataclasses import replace
 
-from nbdist.engine.recovery.decide import Report, decide, from_json, has_unmatched, to_json
+from nbdist.engine.recovery.decide import ModelReport, decide, from_json, has_unmatched, to_json
 
 
 def replicated(
     *steps: int, torn: bool = False, ranks: tuple[int, ...] = (0, 1, 2), identity: str = "m1"
-) -> Report:
+) -> ModelReport:
     parts = tuple(f"{identity}/{number}" for number in range(len(steps)))
-    return Report("replicated", "GPT", ranks, identity, steps, parts, identity, torn)
+    return ModelReport("replicated", "GPT", ranks, identity, steps, parts, identity, torn)
 
 
 def sharded(
     step: int, *snapshots: int, ranks: tuple[int, ...] = (0, 1), identity: str = "o1"
-) -> Report:
+) -> ModelReport:
     held = tuple(((s,), 8.0) for s in snapshots)
-    return Report("sharded", "GPT", ranks, identity, (step,), (identity,), snapshots=held)
+    return ModelReport("sharded", "GPT", ranks, identity, (step,), (identity,), snapshots=held)
 
 
 def test_ranks_at_the_same_step_do_nothing() -> None:
@@ -62,7 +62,7 @@ def test_sharded_ranks_go_back_to_their_newest_common_snapshot() -> None:
     )
 
 
-def planned(step: int, epoch: int, *snapshots: int, is_alike: bool = True) -> Report:
+def planned(step: int, epoch: int, *snapshots: int, is_alike: bool = True) -> ModelReport:
     one = replace(sharded(step, *snapshots), steps=(step, epoch), parts=("o1", "s1"), schedulers=1)
     return replace(one, is_alike=is_alike)
 
@@ -103,9 +103,9 @@ def test_steps_are_told_as_those_of_optimizers_however_often_schedulers_step() -
     assert "Rank 1 had lost step 13" in found.line
 
 
-def apart(step: int, *snapshots: int, torn: bool = False) -> Report:
+def apart(step: int, *snapshots: int, torn: bool = False) -> ModelReport:
     held = tuple(((s,), 8.0) for s in snapshots)
-    return Report("apart", "GPT", (0, 1, 2), "o1", (step,), ("o1",), "", torn, snapshots=held)
+    return ModelReport("apart", "GPT", (0, 1, 2), "o1", (step,), ("o1",), "", torn, snapshots=held)
 
 
 def test_ranks_that_train_apart_go_back_together_each_to_its_own() -> None:

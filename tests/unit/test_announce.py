@@ -8,9 +8,9 @@ from nbdist.engine.tap.collective_check import (
     CUDA,
     DTYPES,
     ENTRIES,
-    Call,
-    Channel,
-    Table,
+    CheckChannel,
+    CollectiveCall,
+    SharedTable,
     mismatch,
     pack,
     size_bytes,
@@ -21,11 +21,11 @@ F32 = DTYPES.index("float32")
 SUM = pack("all_reduce", F32)
 
 
-def channels(world_size: int, *, members: tuple[int, ...] | None = None) -> list[Channel]:
+def channels(world_size: int, *, members: tuple[int, ...] | None = None) -> list[CheckChannel]:
     """Return every member's channel of one group over the same memory."""
     memory = memoryview(bytearray(size_bytes(world_size)))
     members = members or tuple(range(world_size))
-    found = [Table(memory, rank).channel("0", "group dp", members, "1") for rank in members]
+    found = [SharedTable(memory, rank).channel("0", "group dp", members, "1") for rank in members]
     return [channel for channel in found if channel is not None]
 
 
@@ -53,7 +53,7 @@ def test_both_are_told_when_they_come_together() -> None:
     together = threading.Barrier(2)
     told: list[str] = []
 
-    def call(channel: Channel, size: int) -> None:
+    def call(channel: CheckChannel, size: int) -> None:
         together.wait(30)
         try:
             channel.announce(1, SUM, size, size, 0)
@@ -96,7 +96,7 @@ def test_what_the_backend_would_not_have_is_compared_with_nothing_else() -> None
 
 def test_other_numbers_other_groups_and_other_ranks_are_not_compared() -> None:
     memory = memoryview(bytearray(size_bytes(3)))
-    tables = [Table(memory, rank) for rank in range(3)]
+    tables = [SharedTable(memory, rank) for rank in range(3)]
     groups = [
         ("0", (0, 1, 2), "1"),
         ("1", (0, 1, 2), "1"),
@@ -119,17 +119,17 @@ def test_a_peer_that_is_far_ahead_is_not_compared() -> None:
 
 
 def test_a_rank_outside_the_group_or_alone_in_it_announces_nothing() -> None:
-    table = Table(memoryview(bytearray(size_bytes(2))), 0)
+    table = SharedTable(memoryview(bytearray(size_bytes(2))), 0)
     assert table.channel("1", "group 1", (1,), "1") is None
     assert table.channel("1", "group 1", (0,), "1") is None
 
 
 def test_ranks_that_call_alike_are_named_together_and_roots_by_their_global_rank() -> None:
     calls = {
-        4: Call(pack("broadcast", F32, root=0), 8, 8, 0),
-        5: Call(pack("broadcast", F32, root=1), 8, 8, 0),
-        6: Call(pack("broadcast", F32, root=0), 8, 8, 0),
-        7: Call(pack("barrier"), 0, 0, 3 << 32 | 2),
+        4: CollectiveCall(pack("broadcast", F32, root=0), 8, 8, 0),
+        5: CollectiveCall(pack("broadcast", F32, root=1), 8, 8, 0),
+        6: CollectiveCall(pack("broadcast", F32, root=0), 8, 8, 0),
+        7: CollectiveCall(pack("barrier"), 0, 0, 3 << 32 | 2),
     }
     error = mismatch("group 3", 2, (4, 5, 6, 7), calls)
     assert error is not None
@@ -141,14 +141,17 @@ def test_ranks_that_call_alike_are_named_together_and_roots_by_their_global_rank
 
 
 def test_tensors_on_different_devices_are_named() -> None:
-    calls = {0: Call(SUM + CUDA, 4, 4, 0), 1: Call(SUM, 4, 4, 0)}
+    calls = {0: CollectiveCall(SUM + CUDA, 4, 4, 0), 1: CollectiveCall(SUM, 4, 4, 0)}
     error = mismatch("the default group", 1, (0, 1), calls)
     assert error is not None
     assert "rank 0 calls all_reduce of 1 float32 (4 B) on cuda; rank 1 calls" in error.why
 
 
 def test_reductions_are_named_where_they_differ() -> None:
-    calls = {0: Call(SUM, 4, 4, 0), 1: Call(pack("all_reduce", F32, 4), 4, 4, 0)}
+    calls = {
+        0: CollectiveCall(SUM, 4, 4, 0),
+        1: CollectiveCall(pack("all_reduce", F32, 4), 4, 4, 0),
+    }
     error = mismatch("the default group", 1, (0, 1), calls)
     assert error is not None
     assert "rank 0 calls all_reduce (SUM) of 1 float32 (4 B)" in error.why

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from nbdist.engine.tap.collective_check import DTYPES, MESSAGES, Table, pack, size_bytes
-from nbdist.engine.tap.message_check import End, Messages, messages
+from nbdist.engine.tap.collective_check import DTYPES, MESSAGES, SharedTable, pack, size_bytes
+from nbdist.engine.tap.message_check import MessageEnd, Messages, messages
 from nbdist.errors import MismatchError
 
 F32, I32 = DTYPES.index("float32"), DTYPES.index("int32")
@@ -15,16 +15,18 @@ HERE = 7 << 32 | 5
 def group_of(n: int) -> list[Messages]:
     """Return every member's way to announce messages in one group over the same memory."""
     memory = memoryview(bytearray(size_bytes(n)))
-    found = [messages(Table(memory, r), "0", "group dp", tuple(range(n)), "1") for r in range(n)]
+    found = [
+        messages(SharedTable(memory, r), "0", "group dp", tuple(range(n)), "1") for r in range(n)
+    ]
     return [each for each in found if each is not None]
 
 
 def send(from_rank: Messages, to: int, count: int, tag: int = 0) -> object:
-    return from_rank.announce(True, to, tag, False, End(F32, 4 * count, HERE))
+    return from_rank.announce(True, to, tag, False, MessageEnd(F32, 4 * count, HERE))
 
 
 def receive(at_rank: Messages, source: int | None, count: int, tag: int = 0) -> object:
-    return at_rank.announce(False, source, tag, False, End(F32, 4 * count, HERE))
+    return at_rank.announce(False, source, tag, False, MessageEnd(F32, 4 * count, HERE))
 
 
 def test_ends_that_agree_meet_whoever_comes_first() -> None:
@@ -66,7 +68,7 @@ def test_another_type_of_as_many_bytes_differs() -> None:
     first, second = group_of(2)
     send(first, 1, 4)
     with pytest.raises(MismatchError, match="receives 4 int32"):
-        second.announce(False, 0, 0, False, End(I32, 16, 0))
+        second.announce(False, 0, 0, False, MessageEnd(I32, 16, 0))
 
 
 def test_both_ends_are_told_when_they_come_together() -> None:
@@ -105,7 +107,7 @@ def test_a_message_that_was_refused_can_be_received_rightly_afterwards() -> None
 
 def test_what_the_backend_would_not_have_is_taken_back_with_its_number() -> None:
     first, second = group_of(2)
-    message = first.announce(True, 1, 0, False, End(F32, 8, 0))
+    message = first.announce(True, 1, 0, False, MessageEnd(F32, 8, 0))
     assert message is not None
     first.withdraw(message)
     receive(second, 0, 4)
@@ -121,12 +123,12 @@ def test_tags_directions_peers_groups_and_second_backends_are_lanes_of_their_own
         for source in range(3):
             for to in {0, 1, 2} - {source}:
                 send(ranks[source], to, 10 * source + to + 100 * tag, tag)
-    ranks[0].announce(True, 1, 0, True, End(F32, 4, 0))
+    ranks[0].announce(True, 1, 0, True, MessageEnd(F32, 4, 0))
     for tag in (1, 0):
         for to in range(3):
             for source in {0, 1, 2} - {to}:
                 receive(ranks[to], source, 10 * source + to + 100 * tag, tag)
-    ranks[1].announce(False, 0, 0, True, End(F32, 4, 0))
+    ranks[1].announce(False, 0, 0, True, MessageEnd(F32, 4, 0))
 
 
 def test_what_follows_a_receive_from_anyone_with_its_tag_is_not_compared() -> None:
@@ -156,7 +158,7 @@ def test_a_sender_that_is_far_ahead_is_not_compared() -> None:
 
 def test_messages_leave_what_is_announced_of_collectives_alone() -> None:
     memory = memoryview(bytearray(size_bytes(2)))
-    tables = [Table(memory, rank) for rank in range(2)]
+    tables = [SharedTable(memory, rank) for rank in range(2)]
     channels = [table.channel("0", "group dp", (0, 1), "1") for table in tables]
     ends = [messages(table, "0", "group dp", (0, 1), "1") for table in tables]
     assert channels[0] is not None
@@ -172,6 +174,6 @@ def test_messages_leave_what_is_announced_of_collectives_alone() -> None:
 
 
 def test_a_rank_outside_the_group_or_alone_in_it_announces_nothing() -> None:
-    table = Table(memoryview(bytearray(size_bytes(2))), 0)
+    table = SharedTable(memoryview(bytearray(size_bytes(2))), 0)
     assert messages(table, "1", "group 1", (1,), "1") is None
     assert messages(table, "1", "group 1", (0,), "1") is None

@@ -161,7 +161,7 @@ def test_a_thread_that_hangs_is_left_behind_in_bounded_time(
 ) -> None:
     release = threading.Event()
     monkeypatch.setattr(live_module, "STOP_S", 0.05)
-    monkeypatch.setattr(live_module.Live, "_draw", lambda self: release.wait(30))
+    monkeypatch.setattr(live_module.LiveBoard, "_draw", lambda self: release.wait(30))
     board = Board(cell_info(2), training(2, 30), Shelf(), pictures=True)
     until_it_wants_to_open(board)
     board.open()

@@ -16,7 +16,7 @@ from nbdist.client.board.timeline import (
     tracks,
 )
 from nbdist.client.board.view import View
-from nbdist.client.metrics.analysis.values import Lane, Span
+from nbdist.client.metrics.analysis.values import Span, TimelineLane
 from tests.unit.board_data import analysis_of, cell_info, training
 
 
@@ -52,20 +52,20 @@ def test_an_arrival_after_the_end_which_a_clock_may_tell_ends_nothing_late() -> 
 
 
 def test_collectives_one_after_another_lie_in_one_track() -> None:
-    lane = Lane(0, (span(0, 0, 1), span(1, 1, 2), span(0, 3, 4)), ())
+    lane = TimelineLane(0, (span(0, 0, 1), span(1, 1, 2), span(0, 3, 4)), ())
 
     assert tracks([lane]) == [[0, 0, 0]]
 
 
 def test_a_bucket_lies_at_the_same_height_in_all_lanes() -> None:
-    overlapping = Lane(0, (span(0, 0, 5), span(3, 1, 6)), ())
-    apart = Lane(1, (span(0, 0, 1), span(3, 2, 3)), ())
+    overlapping = TimelineLane(0, (span(0, 0, 5), span(3, 1, 6)), ())
+    apart = TimelineLane(1, (span(0, 0, 1), span(3, 2, 3)), ())
 
     assert tracks([overlapping, apart]) == [[0, 1], [0, 1]]
 
 
 def test_many_sorts_that_overlap_share_few_tracks_and_none_is_lost() -> None:
-    lane = Lane(0, tuple(span(row, row, row + 7.5) for row in range(20)), ())
+    lane = TimelineLane(0, tuple(span(row, row, row + 7.5) for row in range(20)), ())
 
     (placed,) = tracks([lane])
 

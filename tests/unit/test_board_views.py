@@ -145,7 +145,7 @@ def test_a_table_in_html_has_the_cells_of_the_text_and_marked_headers(name: str)
 
 
 def test_columns_of_numbers_end_on_one_line() -> None:
-    table = tables.Table("Speed", ("rank", "name", "ms"), (("0", "a", "9.5"), ("1", "bb", "–")))
+    table = tables.ViewTable("Speed", ("rank", "name", "ms"), (("0", "a", "9.5"), ("1", "bb", "–")))
 
     assert tables.to_text(table) == "Speed\nrank  name   ms\n   0  a     9.5\n   1  bb      –"
 

@@ -3,29 +3,29 @@ import threading
 
 import pytest
 
-from nbdist.client.session.chaos import Fault, Plan, Stopwatch, schedule
+from nbdist.client.session.chaos import ChaosPlan, Fault, Stopwatch, schedule
 from nbdist.client.session.chaos_report import report, within
 
 KINDS = ("kill", "stop", "raise")
 
 
 def test_a_plan_strikes_at_even_times_until_its_time_is_over() -> None:
-    plan = Plan(("kill",), (2,), every_s=5.0, for_s=16.0)
+    plan = ChaosPlan(("kill",), (2,), every_s=5.0, for_s=16.0)
 
     assert list(schedule(plan)) == [Fault(at, "kill", 2) for at in (5.0, 10.0, 15.0)]
 
 
 def test_a_plan_strikes_as_often_as_it_says() -> None:
-    assert len(list(schedule(Plan(KINDS, (0, 1), faults=7)))) == 7
+    assert len(list(schedule(ChaosPlan(KINDS, (0, 1), faults=7)))) == 7
 
 
 def test_a_plan_without_an_end_goes_on() -> None:
-    assert len(list(itertools.islice(schedule(Plan(KINDS, (0, 1))), 1000))) == 1000
+    assert len(list(itertools.islice(schedule(ChaosPlan(KINDS, (0, 1))), 1000))) == 1000
 
 
 def test_the_same_seed_strikes_alike_and_another_does_not() -> None:
     first, again, other = (
-        list(schedule(Plan(KINDS, (0, 1, 2, 3), faults=50, seed=seed))) for seed in (1, 1, 2)
+        list(schedule(ChaosPlan(KINDS, (0, 1, 2, 3), faults=50, seed=seed))) for seed in (1, 1, 2)
     )
 
     assert first == again

@@ -31,7 +31,7 @@ def test_text_and_displays_are_gathered_in_order() -> None:
     heard.take("display_data", {"data": {"text/html": "<b>", "text/plain": "b"}, "metadata": {}})
     heard.take(wire.OUTPUT, {"parts": [["stderr", "c\n"]]})
     kinds = [type(item).__name__ for item in heard.text.items()[0]]
-    assert kinds == ["Line", "Shown", "Line"]
+    assert kinds == ["OutputLine", "Shown", "OutputLine"]
 
 
 def test_a_reply_settles_the_rank_and_carries_its_summary() -> None:

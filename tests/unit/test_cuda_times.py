@@ -15,8 +15,8 @@ import torch
 
 from nbdist.engine.tap import cuda_times, in_flight
 from nbdist.engine.tap.collective import Launch
-from nbdist.engine.tap.counters import Book
-from nbdist.engine.tap.cuda_events import Gpu, Mark
+from nbdist.engine.tap.counters import GroupCounters
+from nbdist.engine.tap.cuda_events import CudaMark, Gpu
 from nbdist.engine.tap.cuda_times import ANCHOR_EVERY_NS, BLOCKED_NS, MAX_SPANS, CudaTimes
 from nbdist.packed import CALL, TICK_NS
 
@@ -125,7 +125,7 @@ class _Book:
     name, title, ranks, workers = "0", "the default group", (0, 1), 0
 
 
-BOOK = cast("Book", _Book())
+BOOK = cast("GroupCounters", _Book())
 
 
 class _Rank:
@@ -138,7 +138,7 @@ class _Rank:
         self.tensor = cast("torch.Tensor", torch.empty(4, device="meta"))
         self.seq = 0
 
-    def begin(self) -> Mark | None:
+    def begin(self) -> CudaMark | None:
         return self.times.begin([[self.tensor]])
 
     def nccl(self, ms: float | None, book: Any = BOOK, stream: int = NCCL) -> Launch:
@@ -204,7 +204,7 @@ def test_a_collective_begins_when_the_gpu_comes_to_it_and_ends_when_it_has_passe
 
 def test_collectives_of_a_group_follow_each_other_and_those_of_another_do_not() -> None:
     rank = _Rank()
-    other = cast("Book", _Book())
+    other = cast("GroupCounters", _Book())
     since_ns = rank.world.now_ns
     first, second = rank.nccl(10), rank.nccl(10)
     beside = rank.nccl(5, book=other, stream=SIDE)
@@ -419,7 +419,7 @@ def test_a_step_is_told_when_its_gpu_is_through_and_with_its_own_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rank = _Rank()
-    state = in_flight.State()
+    state = in_flight.TapState()
     state.level, state.cuda = "full", rank.times
     monkeypatch.setattr(in_flight, "state", state)
     in_flight.take()

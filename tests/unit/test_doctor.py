@@ -18,7 +18,7 @@ GOOD_TORCH = Torch("2.13.0", "", (), gloo=True, nccl=False)
 def test_a_report_names_what_is_wrong_with_its_mend_and_counts_it() -> None:
     report = doctor.render([Finding("cores", "2"), Finding("torch", "missing", True, "pip it")])
 
-    assert report == ("ok  cores  2\n!!  torch  missing\n           Do: pip it\n1 thing to mend.")
+    assert report == ("ok  cores  2\n!!  torch  missing\n           Do: pip it\n1 problem found.")
 
 
 def test_a_report_without_faults_says_so() -> None:
@@ -45,7 +45,7 @@ def test_packages_that_are_missing_or_out_of_range_are_named_with_the_range() ->
         ("numpy", True),
     ]
     assert findings[2].says == "4.0.1; needs <4,>=3.5"
-    assert findings[3].mend.endswith("-m pip install 'numpy>=1.26'")
+    assert findings[3].fix.endswith("-m pip install 'numpy>=1.26'")
 
 
 def test_torch_that_cannot_be_imported_shows_why() -> None:
@@ -69,7 +69,7 @@ def test_a_cpu_build_of_torch_beside_a_gpu_is_to_be_mended() -> None:
     _, gpus = software.judge_torch(GOOD_TORCH, has_gpu=True)
 
     assert gpus.is_wrong
-    assert "CUDA build" in gpus.mend
+    assert "CUDA build" in gpus.fix
 
 
 def test_the_64_mib_of_a_container_are_too_little_shared_memory() -> None:
@@ -91,7 +91,7 @@ def test_memory_disk_and_open_files_are_judged_by_what_ranks_need() -> None:
     assert machine.judge_disk(here, 10 << 20).is_wrong
     assert machine.judge_disk(here, None).says == "/here cannot be written to"
     assert not machine.judge_disk(here, 10 << 30).is_wrong
-    assert machine.judge_descriptors(256).mend.startswith("ulimit -n 4096")
+    assert machine.judge_descriptors(256).fix.startswith("ulimit -n 4096")
     assert not machine.judge_descriptors(None).is_wrong
 
 
@@ -148,7 +148,7 @@ def test_shared_memory_is_left_over_when_its_maker_has_ended() -> None:
     ended, alive, other = (Path(f"/dev/shm/{n}") for n in ("torch_5_9_0", "torch_7_9_0", "psm_1"))
     found = orphans.find_shared_leftovers([ended, alive, other], pids=[7])
     assert found == [ended]
-    assert orphans.judge_shared_leftovers(found).mend == "rm /dev/shm/torch_5_9_0"
+    assert orphans.judge_shared_leftovers(found).fix == "rm /dev/shm/torch_5_9_0"
 
 
 def test_a_folder_with_keys_is_left_over_when_no_controller_answers(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_processes_whose_kernel_ended_are_left_over_whoever_inherits_them(
     orphan = Process(20, 1, PARENT.words)
 
     assert orphans.find_leftovers([*heir, orphan, ENGINE]) == [orphan, ENGINE]
-    assert orphans.judge_leftovers([orphan, ENGINE]).mend == "kill -9 20 30"
+    assert orphans.judge_leftovers([orphan, ENGINE]).fix == "kill -9 20 30"
 
 
 def test_a_process_that_only_mentions_nbdist_is_not_ours() -> None:

@@ -288,9 +288,9 @@ def test_a_mismatch_reads_alike_whoever_was_told_of_it_first(told: tuple[int, ..
         else Failure(r, "RuntimeError", closed, ("f",))
         for r in range(3)
     ]
-    error = rank_error(failures, asked=range(3), notes=["The process group was formed anew."])
+    error = rank_error(failures, asked=range(3), notes=["The process group was re-created."])
     what, why, do = MISMATCH.split("\n")
-    assert error.what == f"{what}\nThe process group was formed anew.\n\n{why}\n"
+    assert error.what == f"{what}\nThe process group was re-created.\n\n{why}\n"
     assert error.do == do.removeprefix("Do:  ")
 
 
@@ -349,7 +349,7 @@ def test_an_interrupt_of_a_cell_that_was_well_is_one_line() -> None:
 def test_a_cell_that_has_left_loops_names_what_lets_them_go_on() -> None:
     failed = Failure(1, "ValueError", "bad sample")
     told = rank_error([failed], asked=range(2), in_loops=True).do
-    assert told.startswith("mend the cell and run it again; variables are kept on every rank.")
+    assert told.startswith("fix the cell and run it again; all ranks kept their variables.")
     assert "With %%distributed --go-on" in told
     assert "unmended: %dist retry" in told
     assert "begin anew" in told

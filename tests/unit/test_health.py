@@ -20,7 +20,7 @@ def test_dead_ranks_silent_ones_and_a_broken_cluster_are_told_with_the_mend() ->
     silent_line = line(1, "not answering: stopped (SIGSTOP?)")
     status = Status("", (line(0, "dead: killed by SIGKILL"), silent_line))
     broken, dead, silent, _ = judge(status, "The store has ended.", EVENTS)
-    assert (broken.says, broken.mend) == ("The store has ended.", "%dist restart")
+    assert (broken.says, broken.fix) == ("The store has ended.", "%dist restart")
     assert dead.says == "rank 0 is dead: killed by SIGKILL"
-    assert dead.mend == "%dist restart -r 0"
+    assert dead.fix == "%dist restart -r 0"
     assert "rank 1 does not answer" in silent.says

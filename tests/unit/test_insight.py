@@ -10,7 +10,7 @@ import pytest
 
 from nbdist import clock
 from nbdist.client.metrics.analysis.analyst import Analyst
-from nbdist.client.metrics.analysis.cell_analysis import Insight
+from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import PARTS
 from nbdist.wire import CellInfo, Record
@@ -36,7 +36,7 @@ def begun(thread: str) -> bool:
 
 
 def test_a_cell_without_steps_gets_no_thread() -> None:
-    insight = Insight(INFO, clocks())
+    insight = CellAnalysis(INFO, clocks())
     insight.receive([Record(0, 0, "log", 0, 0, {"accuracy": 0.9})])
     assert not begun("nbdist-insight")
     insight.finish(1)
@@ -44,7 +44,7 @@ def test_a_cell_without_steps_gets_no_thread() -> None:
 
 
 def test_what_came_before_the_end_is_known_after_it_and_the_thread_is_gone() -> None:
-    insight = Insight(INFO, clocks())
+    insight = CellAnalysis(INFO, clocks())
     for number in range(1, 200):
         insight.receive([step(0, number, step_s=0.010, compute_s=0.010)])
     insight.finish(20)
@@ -53,7 +53,7 @@ def test_what_came_before_the_end_is_known_after_it_and_the_thread_is_gone() -> 
 
 
 def test_the_parts_of_a_step_sum_to_it_and_nobody_is_blamed_before_ranks_were_compared() -> None:
-    insight = Insight(INFO, clocks())
+    insight = CellAnalysis(INFO, clocks())
     seconds = {"compute_s": 0.05, "comm_s": 0.02, "data_s": 0.01, "optimizer_s": 0.007}
     insight.receive([step(1, 1, step_s=0.09, comm_total_s=0.05, **seconds)])
     insight.finish(20)
@@ -68,7 +68,7 @@ def test_the_parts_of_a_step_sum_to_it_and_nobody_is_blamed_before_ranks_were_co
 
 
 def test_a_step_whose_communication_was_not_measured_has_no_such_part() -> None:
-    insight = Insight(INFO, clocks())
+    insight = CellAnalysis(INFO, clocks())
     seconds = {"compute_s": 0.07, "data_s": 0.01, "optimizer_s": 0.007}
     insight.receive([step(1, number, step_s=0.09, **seconds) for number in range(1, 4)])
     insight.finish(20)
@@ -78,7 +78,7 @@ def test_a_step_whose_communication_was_not_measured_has_no_such_part() -> None:
 
 
 def test_what_computing_hides_of_communication_is_known_of_told_steps_and_stands_for_all() -> None:
-    insight = Insight(INFO, clocks())
+    insight = CellAnalysis(INFO, clocks())
     seconds = {"step_s": 0.05, "compute_s": 0.04, "comm_s": 0.01}
     for number in range(1, 51):
         told = {"comm_total_s": 0.02} if number % 8 == 0 else {}
@@ -90,7 +90,7 @@ def test_what_computing_hides_of_communication_is_known_of_told_steps_and_stands
 
 
 def test_only_recent_steps_count() -> None:
-    insight = Insight(INFO, clocks())
+    insight = CellAnalysis(INFO, clocks())
     insight.receive([step(0, number, step_s=1.0) for number in range(1, 51)])
     insight.receive([step(0, number, step_s=0.002) for number in range(51, 101)])
     insight.finish(20)
@@ -100,7 +100,7 @@ def test_only_recent_steps_count() -> None:
 def test_a_failure_is_logged_and_the_last_result_stays(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    insight = Insight(INFO, clocks())
+    insight = CellAnalysis(INFO, clocks())
     insight.receive([step(0, 1, step_s=0.01)])
     wait_until(lambda: bool(insight.now().ranks))
     before = insight.now()

@@ -119,7 +119,7 @@ def test_the_rest_must_be_a_whole_number() -> None:
 )
 def test_an_unknown_word_is_answered_with_the_nearest_right_one(text: str, near: str) -> None:
     word = text.partition("=")[0]
-    assert f'"{word}" is no word of a layout. Did you mean "' in refusal(text, 2)
+    assert f'Unknown word "{word}" in layout. Did you mean "' in refusal(text, 2)
     assert near in refusal(text, 2)
 
 

@@ -58,12 +58,12 @@ def test_the_counter_is_found_of_both_versions_and_inside_a_container(
     assert oom.find_counter("9:name=systemd:/\n", tmp_path) is None
 
 
-def watch_of_this_process(folder: Path) -> tuple[oom.Watch, int, Path]:
+def watch_of_this_process(folder: Path) -> tuple[oom.OomWatch, int, Path]:
     counter = folder / "memory.events"
     counter.write_text("oom_kill 2\n")
     (folder / "memory").mkdir()
     (folder / "memory" / "memory.oom_control").write_text("oom_kill 2\n")
-    watch = oom.Watch(folder, folder / "no-kernel-log")
+    watch = oom.OomWatch(folder, folder / "no-kernel-log")
     watch.add(os.getpid())
     found = oom.find_counter(Path("/proc/self/cgroup").read_text(), folder)
     assert found is not None
@@ -89,6 +89,6 @@ def test_without_evidence_nothing_is_claimed_and_other_ends_need_none(tmp_path: 
 
 
 def test_where_nothing_can_be_read_nothing_is_said(tmp_path: Path) -> None:
-    watch = oom.Watch(tmp_path, tmp_path / "none")
+    watch = oom.OomWatch(tmp_path, tmp_path / "none")
     watch.add(1 << 30)  # no such process
     assert watch.explain(1 << 30, -signal.SIGKILL) == ""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine.training.parts import Parts, with_stream
+from nbdist.engine.training.parts import PartTimer, with_stream
 
 MS = 1_000_000
 TRAIN, CHECK = 1, 2  # loaders
@@ -15,7 +15,7 @@ class Clock:
     """Drives the parts: each method does one thing for so many ms, of which some are blocked."""
 
     def __init__(self) -> None:
-        self.parts = Parts()
+        self.parts = PartTimer()
         self.now = self.blocked = 0
         self.parts.begin(0)
 

@@ -1,10 +1,10 @@
 """Which groups a generation forms, from what the ranks say of themselves."""
 
-from nbdist.engine.compat.group_spec import Spec
+from nbdist.engine.compat.group_spec import GroupSpec
 from nbdist.engine.group.plan import Hello, Key, make_plan
 from nbdist.engine.group.shared_memory import Offer
 
-SPEC = Spec("gloo", 60.0, "undefined")
+SPEC = GroupSpec("gloo", 60.0, "undefined")
 WORLD: Key = ("0", (0, 1, 2))
 
 
@@ -13,7 +13,7 @@ def hello(*groups: Key, count: int = 1, is_new: bool = False) -> Hello:
 
 
 def test_a_hello_comes_back_from_the_store_as_it_was() -> None:
-    specs = {WORLD: SPEC, ("1", (2, 0)): Spec("cpu:gloo,cuda:nccl", 1.5, "mesh_dp", "mine")}
+    specs = {WORLD: SPEC, ("1", (2, 0)): GroupSpec("cpu:gloo,cuda:nccl", 1.5, "mesh_dp", "mine")}
     for memory in (None, Offer("host", "/proc/3/fd/4", "abc", 5)):
         said = Hello(("::1", 7), specs, 9, is_new=True, memory=memory)
         assert Hello.from_json(said.to_json()) == said
@@ -33,7 +33,7 @@ def test_a_group_that_one_member_never_made_is_stale() -> None:
 
 
 def test_a_newcomer_gets_the_groups_that_its_peers_say_it_is_in_made_as_theirs() -> None:
-    pair, made = ("1", (1, 2)), Spec("gloo", 5.0, "mesh_tp")
+    pair, made = ("1", (1, 2)), GroupSpec("gloo", 5.0, "mesh_tp")
     old = Hello(("127.0.0.1", 1), {WORLD: SPEC, pair: made}, 4)
     plan = make_plan({0: hello(count=4), 1: old, 2: hello(is_new=True)})
     assert plan.groups == {WORLD: SPEC, pair: made}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.metrics.profile.chosen import Steps, parse_steps
+from nbdist.client.metrics.profile.chosen import ChosenSteps, parse_steps
 from nbdist.client.notebook.arguments import DEFAULT_STEPS, parse_distributed
 from nbdist.errors import UsageError
 
@@ -14,7 +14,7 @@ from nbdist.errors import UsageError
 def test_a_count_follows_a_warm_up_and_a_range_is_taken_as_it_is(
     text: str, first: int, last: int
 ) -> None:
-    assert parse_steps(text) == Steps(first, last)
+    assert parse_steps(text) == ChosenSteps(first, last)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0", "0-3", "-3", "3-", "1.5", "1-2-3", "²", "1,2"])

@@ -2,11 +2,11 @@
 
 import pytest
 
-from nbdist.client.metrics.profile.chosen import Steps
+from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.summary import KINDS, OpTotal, RankSummary
 from nbdist.client.metrics.profile.words import as_html, as_text, what_was_recorded
 
-CHOSEN = Steps(3, 5)
+CHOSEN = ChosenSteps(3, 5)
 
 
 def said(

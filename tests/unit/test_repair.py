@@ -76,13 +76,13 @@ def test_a_dead_rank_is_replaced_and_what_was_cloned_is_said() -> None:
             "random state was derived anew from (seed 0, rank 1, step 41)."
         ),
         "Not cloned to rank 1, make again where needed: file (an open file).",
-        "The process group was formed anew.",
+        "The process group was re-created.",
     )
 
 
 def test_without_a_death_nothing_is_replaced() -> None:
     fake = FakeCluster([])
-    assert mended(fake).lines == ("The process group was formed anew.",)
+    assert mended(fake).lines == ("The process group was re-created.",)
     assert fake.replaced == []
 
 
@@ -114,7 +114,7 @@ def test_a_recovery_that_fails_each_time_is_given_up() -> None:
     fake = FakeCluster([], ["odd"] * 9)
     mended(fake)
     assert 9 - len(fake.plan) == MOST_ROUNDS
-    assert "The process group could not be formed anew: trouble: odd." in (fake.broken or "")
+    assert "The process group could not be re-created: trouble: odd." in (fake.broken or "")
 
 
 def test_a_restart_that_fails_raises_and_the_next_makes_all_anew() -> None:
@@ -175,6 +175,6 @@ def test_what_several_ranks_say_alike_is_said_once() -> None:
     lines = describe({0: answer, 1: answer | {"reforms_left": 3}}, {}).lines
     assert lines[1:3] == (
         "ranks agree on step 41",
-        "Not formed anew, make them again: group 1 (ranks 0-1).",
+        "Not re-created, make them again: group 1 (ranks 0-1).",
     )
-    assert "formed anew 3 more times" in lines[3]
+    assert "re-created 3 more times" in lines[3]

@@ -1,4 +1,4 @@
-"""What decides whether a group must be formed anew."""
+"""What decides whether a group must be re-created."""
 
 import pytest
 

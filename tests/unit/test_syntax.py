@@ -40,7 +40,7 @@ def test_what_a_cell_may_hold_passes(code: str) -> None:
     ["if x print", "x = (1", "return 1", "def f(:", "  x\n y", "break", "'open", "f(**)", "x = \0"],
 )
 def test_what_does_not_compile_is_refused_with_its_line(code: str) -> None:
-    with pytest.raises(CellSyntaxError, match="the cell ran nowhere"):
+    with pytest.raises(CellSyntaxError, match="the cell was not run"):
         check(code)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from nbdist.engine.tap import encode, in_flight
 from nbdist.engine.tap.collective import Launch
-from nbdist.engine.tap.counters import MAX_TAGS, Book
+from nbdist.engine.tap.counters import MAX_TAGS, GroupCounters
 from nbdist.engine.tap.encode import MAX_TEMPLATES, Templates
 from nbdist.packed import ANY_TAG, CALL, Calls
 
@@ -17,7 +17,7 @@ class _Book:
     name, title, ranks = "0", "the default group", (0, 1)
 
 
-BOOK = cast("Book", _Book())
+BOOK = cast("GroupCounters", _Book())
 
 
 def _launch(size: int, kind: str = "all_reduce", seq: int = 1, peer: int | None = None) -> Launch:
@@ -72,7 +72,7 @@ def test_a_message_told_as_other_has_its_number_among_all_to_its_peer() -> None:
 
 
 def _fresh_book() -> Any:
-    book = Book.__new__(Book)
+    book = GroupCounters.__new__(GroupCounters)
     book.tagged = {}
     return book
 
@@ -108,7 +108,7 @@ def test_messages_of_too_many_tags_are_numbered_by_peer_alone() -> None:
 
 
 def test_of_a_step_with_too_many_calls_the_first_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = in_flight.State()
+    state = in_flight.TapState()
     monkeypatch.setattr(in_flight, "state", state)
     state.level = "full"
     for number in range(in_flight.MAX_ROWS + 100):

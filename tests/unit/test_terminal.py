@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from nbdist.client.output.merge import Line, Shown
+from nbdist.client.output.merge import OutputLine, Shown
 from nbdist.client.output.terminal import MAX_DISPLAYS, RankOutput, Screen
 from nbdist.wire import Display
 
@@ -90,7 +90,7 @@ def test_text_and_displays_stay_in_the_order_in_which_they_came() -> None:
     rank.write("before\n")
     rank.show(display("x"))
     rank.write("after\n")
-    assert rank.items() == [Line("before"), Shown(display("x")), Line("after")]
+    assert rank.items() == [OutputLine("before"), Shown(display("x")), OutputLine("after")]
     assert rank.text() == "before\nafter"
 
 
@@ -124,7 +124,7 @@ def test_an_updated_display_stays_in_its_place() -> None:
     rank.write("after\n")
     rank.update("id", display("new"))
     rank.update("unknown", display("never"))
-    assert rank.items() == [Shown(display("new")), Line("after")]
+    assert rank.items() == [Shown(display("new")), OutputLine("after")]
 
 
 def test_a_loop_that_displays_without_end_stays_bounded_and_keeps_the_newest() -> None:

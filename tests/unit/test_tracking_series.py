@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.client.tracking.flat import flat_values, skew_estimate_ms, spread
-from nbdist.client.tracking.series import LAG_S, Point, Series
+from nbdist.client.tracking.series import LAG_S, Point, RunSeries
 from nbdist.wire import Record
 
 MS = 1_000_000
@@ -26,7 +26,7 @@ def values_of(points: list[Point], key: str) -> list[tuple[int, float]]:
 
 
 def test_the_mean_loss_appears_when_the_last_rank_has_made_the_step() -> None:
-    series = Series((0, 1))
+    series = RunSeries((0, 1))
     first = series.add([step(0, 1, loss=1.0)])
     assert values_of(first, "rank_loss/00") == [(1, 1.0)]
     assert values_of(first, "loss") == []
@@ -34,7 +34,7 @@ def test_the_mean_loss_appears_when_the_last_rank_has_made_the_step() -> None:
 
 
 def test_a_point_carries_the_time_of_its_rank() -> None:
-    points = Series((0, 1)).add([step(0, 1, 1000, loss=1.0), step(1, 1, 1007, loss=1.0)])
+    points = RunSeries((0, 1)).add([step(0, 1, 1000, loss=1.0), step(1, 1, 1007, loss=1.0)])
     assert [p.time_ms for p in points] == [1000, 1007, 1007]
 
 
@@ -51,7 +51,7 @@ def test_skew_is_the_work_of_the_slowest_rank_beyond_the_fastest_waiting_left_ou
 
 
 def test_a_rank_that_stays_silent_holds_the_others_up_only_so_long() -> None:
-    series = Series((0, 1))
+    series = RunSeries((0, 1))
     series.add([step(0, 1, loss=1.0)], now_s=10.0)
     later = series.add([step(0, 2, loss=1.0)], now_s=10.1 + LAG_S)
     assert values_of(later, "loss") == [(1, 1.0)]
@@ -62,7 +62,7 @@ def test_a_rank_that_stays_silent_holds_the_others_up_only_so_long() -> None:
 
 
 def test_a_rank_whose_clock_is_an_hour_off_is_waited_for_like_any_other() -> None:
-    series, hour_ms = Series((0, 1)), 3_600_000
+    series, hour_ms = RunSeries((0, 1)), 3_600_000
     assert values_of(series.add([step(0, 1, loss=1.0)], now_s=10.0), "loss") == []
     early = series.add([step(0, 2, hour_ms, loss=1.0)], now_s=10.1)
     assert values_of(early, "loss") == []
@@ -72,32 +72,32 @@ def test_a_rank_whose_clock_is_an_hour_off_is_waited_for_like_any_other() -> Non
 
 
 def test_the_end_closes_steps_that_wait_for_a_rank() -> None:
-    series = Series((0, 1))
+    series = RunSeries((0, 1))
     series.add([step(0, 1, loss=4.0)])
     assert values_of(series.finish(), "loss") == [(1, 4.0)]
 
 
 def test_what_the_user_logs_is_the_mean_over_the_ranks_that_logged_it() -> None:
-    series = Series((0, 1))
+    series = RunSeries((0, 1))
     series.add([logged(0, 3, accuracy=0.5)])
     assert values_of(series.add([logged(1, 3, accuracy=1.0)]), "accuracy") == [(3, 0.75)]
 
 
 def test_logging_without_an_optimizer_counts_the_calls_as_steps() -> None:
-    series = Series((0,))
+    series = RunSeries((0,))
     points = series.add([logged(0, 0, t, score=float(t)) for t in (1, 2, 3)])
     assert values_of(points, "score") == [(0, 1.0), (1, 2.0), (2, 3.0)]
 
 
 def test_the_users_own_loss_takes_the_place_of_the_automatic_one() -> None:
-    series = Series((0,))
+    series = RunSeries((0,))
     points = series.add([logged(0, 1, loss=7.0), step(0, 1, loss=1.0)])
     assert values_of(points, "loss") == [(1, 7.0)]
     assert values_of(points, "rank_loss/00") == [(1, 1.0)]
 
 
 def test_more_than_16_ranks_become_least_median_greatest_and_who() -> None:
-    series = Series(range(17))
+    series = RunSeries(range(17))
     points = series.add([step(r, 1, loss=float(r)) for r in range(17)])
     (point,) = points
     assert point.values["rank_loss/max"] == 16
@@ -117,7 +117,7 @@ def timed(rank: int, n: int) -> Record:
 
 
 def test_what_was_explained_takes_the_place_of_the_estimated_skew() -> None:
-    series = Series((0, 1))
+    series = RunSeries((0, 1))
     points = series.add([timed(0, 1), timed(1, 1)], now_s=10.0)
     assert values_of(points, "skew_ms") == []
     explained = ExplainedStep(1, {0: 30.0, 1: 0.0}, {0: 5.0, 1: 5.0}, skew_ms=31.0, last=1)
@@ -130,7 +130,7 @@ def test_what_was_explained_takes_the_place_of_the_estimated_skew() -> None:
 
 
 def test_the_skew_is_estimated_where_nothing_is_explained() -> None:
-    series = Series((0, 1))
+    series = RunSeries((0, 1))
     series.add([timed(0, 1), timed(1, 1)], now_s=10.0)
     later = series.add([timed(0, 2), timed(1, 2)], now_s=10.1 + LAG_S)
     assert [(n, round(v, 6)) for n, v in values_of(later, "skew_ms")] == [(1, 20.0)]
@@ -143,13 +143,13 @@ def test_the_gradients_norm_needs_every_ranks_share() -> None:
 
 
 def test_a_rank_without_a_loader_has_no_data_time() -> None:
-    points = Series((0, 1)).add([step(0, 1, data_s=0.0), step(1, 1, data_s=0.5)])
+    points = RunSeries((0, 1)).add([step(0, 1, data_s=0.0), step(1, 1, data_s=0.5)])
     assert values_of(points, "rank_data_s/01") == [(1, 0.5)]
     assert values_of(points, "rank_data_s/00") == []
 
 
 def test_above_16_ranks_waiting_has_extremes_too() -> None:
-    series = Series(range(64))
+    series = RunSeries(range(64))
     waiting = {rank: float(rank) for rank in range(64)}
     (point,) = series.add_explained([ExplainedStep(3, waiting, waiting)])
     assert point.values["rank_wait_s/max"] == 0.063
@@ -158,12 +158,12 @@ def test_above_16_ranks_waiting_has_extremes_too() -> None:
 
 
 def test_losses_that_explode_both_ways_do_not_stop_the_run() -> None:
-    points = Series((0, 1)).add([step(0, 1, loss=math.inf), step(1, 1, loss=-math.inf)])
+    points = RunSeries((0, 1)).add([step(0, 1, loss=math.inf), step(1, 1, loss=-math.inf)])
     assert math.isnan(values_of(points, "loss")[0][1])
 
 
 def test_a_resumed_run_goes_on_after_its_last_step() -> None:
-    series = Series((0,), first_step=40)
+    series = RunSeries((0,), first_step=40)
     assert values_of(series.add([step(0, 1, loss=1.0)]), "loss") == [(41, 1.0)]
     assert series.last_step == 41
     assert series.steps == 1
@@ -173,7 +173,7 @@ def test_a_resumed_run_goes_on_after_its_last_step() -> None:
 def test_each_step_gives_one_flat_point_in_whatever_order_the_ranks_come(
     order: list[tuple[int, int]],
 ) -> None:
-    series = Series((0, 1, 2))
+    series = RunSeries((0, 1, 2))
     points = [p for rank, n in order for p in series.add([step(rank, n, loss=float(rank))])]
     points += series.finish()
     assert sorted(values_of(points, "loss")) == [(n, 1.0) for n in range(1, 6)]

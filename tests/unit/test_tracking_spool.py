@@ -7,7 +7,7 @@ import pytest
 
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.series import Point
-from nbdist.client.tracking.spool import Begin, SpooledRun, SpoolWriter, State, spooled_runs
+from nbdist.client.tracking.spool import Begin, SpooledRun, SpoolState, SpoolWriter, spooled_runs
 
 BEGIN = Begin(
     key="00000000000000000001-1-3", uri="sqlite:///x", experiment="nb", name="a", time_ms=5
@@ -93,11 +93,11 @@ def test_a_run_belongs_to_its_kernel_until_that_closes_it(spool: Path) -> None:
 def test_state_survives_and_an_unknown_field_is_ignored(spool: Path) -> None:
     SpoolWriter(spool, BEGIN).close()
     run = SpooledRun(spool / BEGIN.key)
-    assert run.state() == State()
-    run.save(State(offset=7, run_id="r", is_done=True))
+    assert run.state() == SpoolState()
+    run.save(SpoolState(offset=7, run_id="r", is_done=True))
     path = run.folder / "state.json"
     path.write_text(path.read_text().replace("{", '{"from_the_future": 1, ', 1))
-    assert run.state() == State(offset=7, run_id="r", is_done=True)
+    assert run.state() == SpoolState(offset=7, run_id="r", is_done=True)
 
 
 def test_nobody_else_may_look_inside(spool: Path) -> None:

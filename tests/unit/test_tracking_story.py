@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nbdist.client.tracking import provenance
-from nbdist.client.tracking.machine import PERIOD_S, Machine, system_metrics
+from nbdist.client.tracking.machine import PERIOD_S, HostFacts, system_metrics
 from nbdist.client.tracking.names import hide_secrets
 from nbdist.client.tracking.settings import split_password, whole_uri
 from nbdist.client.tracking.story import cells_text, kept_patch, notebook_text, story
@@ -109,7 +109,7 @@ def test_a_password_is_split_from_what_may_be_written_down() -> None:
 
 
 def test_a_host_is_measured_every_period_and_at_the_end_of_a_short_run() -> None:
-    machine = Machine()
+    machine = HostFacts()
     assert machine.points(100.0) == []
     assert machine.points(100.0 + PERIOD_S / 2) == []
     (first,) = machine.points(100.0 + PERIOD_S)
@@ -118,7 +118,7 @@ def test_a_host_is_measured_every_period_and_at_the_end_of_a_short_run() -> None
     host = f"system/{machine.host}"
     assert 0 <= first.values[f"{host}/cpu_utilization_percentage"] <= 100
     assert 0 < first.values[f"{host}/system_memory_usage_percentage"] <= 100
-    short = Machine()
+    short = HostFacts()
     assert len(short.points(1.0, is_last=True)) == 1
 
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.client.output.merge import Item, Line, Shown, align, arrange, render, text_of
+from nbdist.client.output.merge import Item, OutputLine, Shown, align, arrange, render, text_of
 from nbdist.wire import Display
 
 
 def lines(*texts: str) -> list[Item]:
-    return [Line(text) for text in texts]
+    return [OutputLine(text) for text in texts]
 
 
 def value(text: str) -> Item:

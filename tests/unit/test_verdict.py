@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+from nbdist.client.cells.listener import CellFailure as Told
 from nbdist.client.cells.listener import Collector
-from nbdist.client.cells.listener import Failure as Told
 from nbdist.client.cells.outcome import gone
 from nbdist.client.faults.rank_state import Gone
 from nbdist.client.output.live_text import LiveText

@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from typing import Any
 
-from nbdist.client.faults.poll import Watch
+from nbdist.client.faults.poll import Poll
 from nbdist.client.faults.rank_state import Gone
 
 WORLD = frozenset({0, 1})
@@ -35,7 +35,7 @@ class Ranks:
 
 def test_two_rounds_that_are_alike_and_apart_prove_a_deadlock_and_one_does_not() -> None:
     ranks = Ranks()
-    watch = Watch(ranks.ask)
+    watch = Poll(ranks.ask)
     watch.attend([0, 1], FINISHED, 0.3, 100.0)
     ranks.say()
     assert watch.attend([0, 1], FINISHED, 0.3, 100.1)
@@ -53,7 +53,7 @@ def test_two_rounds_that_are_alike_and_apart_prove_a_deadlock_and_one_does_not()
 def test_rounds_that_follow_too_soon_or_with_a_rank_newly_gone_prove_nothing() -> None:
     for gone_before, pause in ((FINISHED, 0.1), ({}, 0.4)):
         ranks = Ranks()
-        watch = Watch(ranks.ask)
+        watch = Poll(ranks.ask)
         watch.attend([0, 1], gone_before, 0.1, 100.0)
         ranks.say()
         watch.attend([0, 1], gone_before, 0.1, 100.0)
@@ -65,7 +65,7 @@ def test_rounds_that_follow_too_soon_or_with_a_rank_newly_gone_prove_nothing() -
 
 def test_a_rank_that_does_not_answer_is_left_out_and_not_asked_again() -> None:
     ranks = Ranks()
-    watch = Watch(ranks.ask)
+    watch = Poll(ranks.ask)
     watch.attend([0, 1], {}, 0.3, 100.0)
     ranks.open[0].set_result(answer(1, waits=True))
     assert not watch.attend([0, 1], {}, 0.3, 100.5)
@@ -78,7 +78,7 @@ def test_a_rank_that_does_not_answer_is_left_out_and_not_asked_again() -> None:
 
 def test_a_rank_that_has_died_is_left_out_of_the_answers() -> None:
     ranks = Ranks()
-    watch = Watch(ranks.ask)
+    watch = Poll(ranks.ask)
     watch.attend([0, 1], {}, 0.3, 100.0)
     ranks.open[0].set_result(answer(1, waits=True))
     ranks.open[1].set_exception(RuntimeError("rank 1 ended"))
@@ -89,7 +89,7 @@ def test_a_rank_that_has_died_is_left_out_of_the_answers() -> None:
 
 def test_answers_that_change_tell_that_something_moves() -> None:
     ranks = Ranks()
-    watch = Watch(ranks.ask)
+    watch = Poll(ranks.ask)
     moved = []
     for at, count in ((1000.0, 1), (2000.0, 1), (3000.0, 2)):
         watch.attend([0, 1], {}, 0.3, at)
@@ -102,7 +102,7 @@ def test_answers_that_change_tell_that_something_moves() -> None:
 
 def test_a_rank_that_says_it_waits_is_known_before_the_others_have_answered() -> None:
     ranks = Ranks()
-    watch = Watch(ranks.ask)
+    watch = Poll(ranks.ask)
     watch.attend([0, 1], {}, 0.1, 100.0)
     ranks.open[0].set_result(answer(1, waits=True))
     assert not watch.attend([0, 1], {}, 0.1, 100.1), "rank 1 owes its answer"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from nbdist.client.board import palette
-from nbdist.client.board.live import Live, Slots
+from nbdist.client.board.live import LiveBoard, Slots
 from nbdist.client.board.past import SHARP, WIDTH, Past, caption, picture
 from nbdist.wire import CellInfo, Display
 
@@ -58,7 +58,7 @@ class Board:
         self.past: Past | None = None  # once it is finished, and had records that could be read
         self._pictures = _in_a_kernel() if pictures is None else pictures
         self._is_static, self._is_live = static, self._pictures and not static
-        self._live: Live | None = None
+        self._live: LiveBoard | None = None
         self._is_open = self._is_finished = False
         self._pngs: dict[str, bytes] = {}  # lasting pictures, by their views
 
@@ -74,7 +74,7 @@ class Board:
         if self._live is None:
             if self._telemetry.first_record.is_set():
                 records = self._telemetry, self._info, self._insight
-                self._live = Live(*records, self._theme, self._name)
+                self._live = LiveBoard(*records, self._theme, self._name)
             return False
         return self._live.ready.is_set()
 

@@ -45,7 +45,7 @@ class Slots(Protocol):
         """Show a Display or a widget from now on."""
 
 
-class Live:
+class LiveBoard:
     """The live board of one cell. Made when its first record has come.
 
     Args:

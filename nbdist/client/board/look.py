@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from nbdist.client.board.scales import Floats
-from nbdist.client.board.view import ALL, Line, Panel, Row, Split, View
+from nbdist.client.board.view import ALL, Curve, Panel, Row, StepSplit, View
 from nbdist.client.metrics.analysis.values import RECENT, Analysis
 from nbdist.wire import STEP_KEYS, CellInfo
 
@@ -140,7 +140,7 @@ def _panel(
         y = np.array(series.values[:n], dtype=np.float64) * scale
         if n > 1 and x[-1] == x[0]:
             x, by = np.arange(1.0, n + 1), "record"  # logged without an optimizer
-        lines.append(Line(rank, x, y))
+        lines.append(Curve(rank, x, y))
     return Panel(key, title, unit, tuple(lines), floor, by) if lines else None
 
 
@@ -162,7 +162,7 @@ def _norm(telemetry: Telemetry) -> Panel | None:
         return None
     squared = np.array([sum(told[step] for told in by_step) for step in common])
     norm = np.sqrt(np.where(squared >= 0, squared, np.nan))
-    return Panel("grad_norm", "gradient norm, of all ranks", "", (Line(ALL, common, norm),))
+    return Panel("grad_norm", "gradient norm, of all ranks", "", (Curve(ALL, common, norm),))
 
 
 def recent_mean(series: Series) -> float | None:
@@ -182,7 +182,7 @@ def _means(telemetry: Telemetry, key: str) -> dict[int, float]:
     return {rank: mean for rank, mean in means.items() if mean is not None}
 
 
-def _split(means: dict[str, dict[int, float]]) -> Split | None:
+def _split(means: dict[str, dict[int, float]]) -> StepSplit | None:
     ranks = tuple(sorted(set(means["compute_s"]) | set(means["comm_s"])))
     if not ranks:
         return None
@@ -194,7 +194,7 @@ def _split(means: dict[str, dict[int, float]]) -> Split | None:
     comm_ms = column("comm_s") if means["comm_s"] else None
     told_ms = compute_ms + data_ms + optimizer_ms + (0.0 if comm_ms is None else comm_ms)
     other_ms = np.maximum(0.0, column("step_s") - told_ms)
-    return Split(ranks, compute_ms, comm_ms, data_ms, optimizer_ms, other_ms)
+    return StepSplit(ranks, compute_ms, comm_ms, data_ms, optimizer_ms, other_ms)
 
 
 def _row(

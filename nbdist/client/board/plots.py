@@ -39,7 +39,7 @@ from nbdist.client.board.scales import (
     smoothing_window,
 )
 from nbdist.client.board.text import figure, tick
-from nbdist.client.board.view import ALL, Line, Panel, Stack, View
+from nbdist.client.board.view import ALL, Curve, Panel, Stack, View
 from nbdist.ranks import name_ranks
 
 FAINT_LINES = 2  # up to so many ranks show every value behind their mean; more would be mud
@@ -130,7 +130,7 @@ class LinePlot:
         # From 20 on, so that the first seconds of a training do not redraw axes all the time.
         return first, first + max(20.0, math.ceil((last - first) * 1.25))
 
-    def _lines(self, lines: tuple[Line, ...], top: float) -> list[Artist]:
+    def _lines(self, lines: tuple[Curve, ...], top: float) -> list[Artist]:
         faint: list[Artist] = []
         strong: list[Artist] = []
         for line in lines:
@@ -154,19 +154,19 @@ class LinePlot:
             faint = [self._range(lines)]
         return faint + strong
 
-    def _mean(self, lines: tuple[Line, ...], top: float) -> Artist:
+    def _mean(self, lines: tuple[Curve, ...], top: float) -> Artist:
         """Return the mean over the ranks that have a value, smoothed like the lines."""
         x, mean = mean_over_ranks([(line.x, line.y) for line in lines])
         even = smooth(np.where(mean > top, np.nan, mean), self._window(len(mean)))
         return path(*decimate(x, even, self._columns // 2), self._theme.text, (), 2.4, 1.0)
 
-    def _range(self, lines: tuple[Line, ...]) -> Artist:
+    def _range(self, lines: tuple[Curve, ...]) -> Artist:
         """Return the area between the lowest and the highest line."""
         x, (low, *_, high) = band([(line.x, line.y) for line in lines], self._columns)
         seen = np.isfinite(low)
         return area(x[seen], low[seen], high[seen], self._theme.text, BAND_ALPHAS[0])
 
-    def _band(self, lines: tuple[Line, ...], top: float) -> list[Artist]:
+    def _band(self, lines: tuple[Curve, ...], top: float) -> list[Artist]:
         x, spread = band([(line.x, line.y) for line in lines], self._columns)
         seen = np.isfinite(spread).all(axis=0)
         if not seen.any():
@@ -195,7 +195,7 @@ class LinePlot:
             transform=self._axes.transAxes, bbox=self._ground,
         )  # fmt: skip
 
-    def _peaks(self, lines: tuple[Line, ...], top: float) -> list[Artist]:
+    def _peaks(self, lines: tuple[Curve, ...], top: float) -> list[Artist]:
         """Mark where lines leave the plot: triangles at the upper edge."""
         if self._many:
             return []  # the band is seen to leave
@@ -280,7 +280,7 @@ class SplitPlot:
         )  # fmt: skip
 
 
-def _extremes(lines: tuple[Line, ...]) -> list[Line]:
+def _extremes(lines: tuple[Curve, ...]) -> list[Curve]:
     """Return the lines that are highest and lowest over the last steps."""
     recent = {line.rank: _recent(line) for line in lines}
     known = [line for line in lines if math.isfinite(recent[line.rank])]
@@ -292,14 +292,14 @@ def _extremes(lines: tuple[Line, ...]) -> list[Line]:
     ]
 
 
-def _recent(line: Line) -> float:
+def _recent(line: Curve) -> float:
     """Return where a line is now: where its running mean ends."""
     tail = line.y[-smoothing_window(len(line.y)) :]
     tail = tail[np.isfinite(tail)]
     return float(tail.mean()) if len(tail) else math.nan
 
 
-def _recent_steps(line: Line) -> int:
+def _recent_steps(line: Curve) -> int:
     """Return how many steps that mean is of; a point of a thinned history stands for several."""
     window = smoothing_window(len(line.x))
     return 1 if window == 1 else int(line.x[-1] - line.x[-window]) + 1

@@ -21,7 +21,7 @@ CELL = 'style="padding: 1px 10px; text-align: {}; white-space: nowrap"'
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ViewTable:
     """Rows of words; the first cell of a row is its name. `caption` says what it is a table of."""
 
     caption: str
@@ -37,7 +37,7 @@ class Table:
         ) or tuple(False for _ in self.head)
 
 
-def to_html(table: Table) -> str:
+def to_html(table: ViewTable) -> str:
     """Return `table` with headers that screen readers tell with each cell; scrolls when long."""
     sides = ["right" if right else "left" for right in table.to_the_right]
     head = "".join(
@@ -53,7 +53,7 @@ def to_html(table: Table) -> str:
     )
 
 
-def to_text(table: Table) -> str:
+def to_text(table: ViewTable) -> str:
     """Return `table` as aligned columns."""
     lines = [table.head, *table.rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -69,12 +69,12 @@ def to_text(table: Table) -> str:
     return "\n".join([table.caption, *map(line, lines)])
 
 
-def table(name: str, view: "View") -> Table:
+def table(name: str, view: "View") -> ViewTable:
     """Return the table of the view called `name`, one of `board.VIEWS`."""
     return _TABLES[name](view)
 
 
-def _overview(view: "View") -> Table:
+def _overview(view: "View") -> ViewTable:
     own = sorted({key for row in view.rows for key in row.own})[:4]
     slow = "◀ they wait for each other" if view.slow >= set(view.ranks) else "◀ the others wait"
     untold = NONE if view.is_timed else "not measured"
@@ -93,10 +93,10 @@ def _overview(view: "View") -> Table:
             slow if row.rank in view.slow else "",
         )
 
-    return Table("Ranks, over their last steps", head, tuple(map(cells, view.rows)))
+    return ViewTable("Ranks, over their last steps", head, tuple(map(cells, view.rows)))
 
 
-def _loss(view: "View") -> Table:
+def _loss(view: "View") -> ViewTable:
     rows = []
     for line in next((panel.lines for panel in view.panels if panel.key == "loss"), ()):
         known = [value for value in line.y.tolist() if math.isfinite(value)]
@@ -112,13 +112,13 @@ def _loss(view: "View") -> Table:
             )
         )
     head = ("rank", "step", "loss", "mean of last 50", "lowest", "not finite")
-    return Table("Loss by rank", head, tuple(rows))
+    return ViewTable("Loss by rank", head, tuple(rows))
 
 
-def _step(view: "View") -> Table:
+def _step(view: "View") -> ViewTable:
     stack = view.stack
     if stack is None:
-        return Table("Milliseconds of a step by rank", ("rank", "step"), ())
+        return ViewTable("Milliseconds of a step by rank", ("rank", "step"), ())
     rows = []
     for place, rank in enumerate(stack.ranks):
         waits = stack.waits_for.get(rank)
@@ -131,10 +131,10 @@ def _step(view: "View") -> Table:
             )
         )
     head = ("rank", "step", *stack.parts, "waits for")
-    return Table("Milliseconds of a step by rank, mean of the last 50", head, tuple(rows))
+    return ViewTable("Milliseconds of a step by rank, mean of the last 50", head, tuple(rows))
 
 
-def _collectives(view: "View") -> Table:
+def _collectives(view: "View") -> ViewTable:
     head = (
         *("no.", "kind", "group", "line", "a step", "bytes", "skew ms", "came last"),
         *("waiting ms", "queueing ms", "transferring ms", "algbw", "busbw"),
@@ -146,7 +146,7 @@ def _collectives(view: "View") -> Table:
             zip(view.analysis.table, groups, strict=True), start=1
         )
     )
-    return Table("Collectives of a step, means over the last 50", head, rows)
+    return ViewTable("Collectives of a step, means over the last 50", head, rows)
 
 
 def group_names(table: Sequence[CollectiveRow]) -> list[str]:
@@ -180,7 +180,7 @@ def collective_cells(row: CollectiveRow, group: str) -> tuple[str, ...]:
     )
 
 
-def _ranks(view: "View") -> Table:
+def _ranks(view: "View") -> ViewTable:
     head = ["rank", "device", "state", "step", "steps/s", "samples/s", "tokens/s", "memory"]
     has_cuda = any(row.cuda_bytes is not None for row in view.rows)
     if has_cuda:
@@ -194,19 +194,19 @@ def _ranks(view: "View") -> Table:
             cells += map(_size, (row.cuda_bytes, row.cuda_peak_bytes))
         rows.append(tuple(cells))
     caption = "Ranks now" if view.outcome is None else "Ranks at the end of the cell"
-    return Table(caption, tuple(head), tuple(rows))
+    return ViewTable(caption, tuple(head), tuple(rows))
 
 
-def _verdicts(view: "View") -> Table:
+def _verdicts(view: "View") -> ViewTable:
     head = ("rank", "slower by", "cause", "since step", "verdict")
     rows = tuple(
         (str(v.rank), slower(v.share), v.cause, f"{v.since_step:,}", v.sentence)
         for v in view.analysis.verdicts
     )
-    return Table("Ranks that make the others slow", head, rows)
+    return ViewTable("Ranks that make the others slow", head, rows)
 
 
-_TABLES: dict[str, "Callable[[View], Table]"] = {
+_TABLES: dict[str, "Callable[[View], ViewTable]"] = {
     "overview": _overview,
     "loss": _loss,
     "step": _step,

@@ -24,7 +24,7 @@ from nbdist.client.board.artists import TEXT_PT, draw, note, rectangles, title
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Limits, grown
 from nbdist.client.board.view import View
-from nbdist.client.metrics.analysis.values import Lane, Span, TimeLine
+from nbdist.client.metrics.analysis.values import Span, TimeLine, TimelineLane
 
 MOST_LANES = 12
 MOST_TRACKS = 4  # bars of one rank above each other, where collectives overlap
@@ -49,7 +49,7 @@ class Number:
     width_ms: float
 
 
-def telling_lanes(view: View, most: int = MOST_LANES) -> list[Lane]:
+def telling_lanes(view: View, most: int = MOST_LANES) -> list[TimelineLane]:
     """Return the lanes worth showing: of many, those who came last or waited most.
 
     Ranks of verdicts come first, then those who most often came last at a collective, then those
@@ -71,7 +71,7 @@ def telling_lanes(view: View, most: int = MOST_LANES) -> list[Lane]:
     return [lane for lane in line.lanes if lane.rank in chosen]
 
 
-def tracks(lanes: list[Lane]) -> list[list[int]]:
+def tracks(lanes: list[TimelineLane]) -> list[list[int]]:
     """Return the track of each span in each lane: those that overlap lie above each other.
 
     Without an overlap there is one track. With few lines of the table each has its own, so that a
@@ -147,7 +147,7 @@ class TimeLinePlot:
             self._x = x
             self._axes.set_xlim(*x)
         lanes = {lane.rank: lane for lane in line.lanes}
-        shown = [lanes.get(rank, Lane(rank, (), ())) for rank in self._ranks]
+        shown = [lanes.get(rank, TimelineLane(rank, (), ())) for rank in self._ranks]
         self._artists = [*self._bars(shown, x), self._blocked(shown), *self._steps(line)]
         return changed
 
@@ -155,7 +155,7 @@ class TimeLinePlot:
         """Draw the bars."""
         draw(self._artists, self._axes)
 
-    def _bars(self, lanes: list[Lane], x: Limits) -> list[Artist]:
+    def _bars(self, lanes: list[TimelineLane], x: Limits) -> list[Artist]:
         boxes: dict[tuple[int, str], list[Box]] = {}
         numbers: list[Number] = []
         px_per_ms = self._width_px / (x[1] - x[0])
@@ -209,7 +209,7 @@ class TimeLinePlot:
             for ink, paths in digits.items()
         ]  # fmt: skip
 
-    def _blocked(self, lanes: list[Lane]) -> Artist:
+    def _blocked(self, lanes: list[TimelineLane]) -> Artist:
         x: list[float] = []
         y: list[float] = []
         for place, lane in enumerate(lanes):

@@ -18,7 +18,7 @@ REPORT_S = 0.25  # a rank's report may be late by so much on a busy machine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Line:
+class Curve:
     """One rank's history of one number; `x` and `y` of one length, at least 1."""
 
     rank: int
@@ -37,13 +37,13 @@ class Panel:
     key: str
     title: str
     unit: str
-    lines: tuple[Line, ...]
+    lines: tuple[Curve, ...]
     floor: float | None = None
     by: str = "step"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Split:
+class StepSplit:
     """Where a recent step's time went: milliseconds, one entry a rank of `ranks`.
 
     `comm_ms` is None where communication was not measured: `compute_ms` holds it.
@@ -112,7 +112,7 @@ class View:
     """
 
     panels: tuple[Panel, ...]
-    split: Split | None
+    split: StepSplit | None
     rows: tuple[Row, ...]
     total: int | None
     paces: Panel | None = None

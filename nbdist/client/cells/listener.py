@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CellFailure:
     """An exception on a rank, as its reply told it.
 
     `at` is `time.monotonic()` when the notebook heard of it.
@@ -54,7 +54,7 @@ class Collector:
         self.rank = rank
         self.replied = False
         self.summary = wire.Summary()
-        self.failure: Failure | None = None
+        self.failure: CellFailure | None = None
         self.death: str | None = None
         self.died_at = 0.0
         self.heard_at = time.monotonic()
@@ -106,9 +106,9 @@ class Collector:
         now = time.monotonic()
         if content["status"] == "error":
             traceback = tuple(content.get("traceback", ()))
-            self.failure = Failure(content["ename"], content["evalue"], traceback, now)
+            self.failure = CellFailure(content["ename"], content["evalue"], traceback, now)
         elif content["status"] != "ok":
-            self.failure = Failure("Aborted", "the rank dropped the cell", (), now)
+            self.failure = CellFailure("Aborted", "the rank dropped the cell", (), now)
         if wire.SUMMARY_KEY in content:
             self.summary = wire.Summary.from_wire(content[wire.SUMMARY_KEY])
         self.replied = True

@@ -6,7 +6,7 @@ Pure: what the ranks have told goes in.
 from collections.abc import Callable, Mapping, Sequence
 
 from nbdist import plain
-from nbdist.client.cells.listener import Collector, Failure
+from nbdist.client.cells.listener import CellFailure, Collector
 from nbdist.client.cluster.processes import RankState
 from nbdist.client.faults import rank_errors
 from nbdist.client.faults.rank_state import Gone
@@ -131,6 +131,6 @@ def result(collector: Collector, output: RankOutput) -> RankResult:
     )
 
 
-def failure(rank: int, told: Failure) -> rank_errors.Failure:
+def failure(rank: int, told: CellFailure) -> rank_errors.Failure:
     """Return a rank's error as `rank_errors` takes it."""
     return rank_errors.Failure(rank, told.ename, told.evalue, told.traceback, told.at)

@@ -23,16 +23,16 @@ from nbdist.client.cluster.controller import ControllerFolder
 from nbdist.client.cluster.events import EventLog
 from nbdist.client.cluster.folders import (
     current_folder,
+    fix_for_start,
     last_lines,
     living_logs,
-    mend_start,
     work_folders,
 )
 from nbdist.client.cluster.launchers.base import Launcher, Started
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.network import LOOPBACK, check_connection
 from nbdist.client.cluster.options import Options
-from nbdist.client.cluster.process_group import Answers, Membership
+from nbdist.client.cluster.process_group import Answers, ProcessGroup
 from nbdist.client.cluster.processes import RankState, Roster, describe_end
 from nbdist.client.cluster.requests import Requests
 from nbdist.errors import ClusterError, StartError
@@ -66,7 +66,7 @@ class Cluster:
         self._folder: ControllerFolder | None = None
         self._roster = Roster()
         self.requests = Requests()
-        self.group = Membership(self.requests, self.events, self.living, self._wake)
+        self.group = ProcessGroup(self.requests, self.events, self.living, self._wake)
         self._death_callbacks: list[Callable[[int, str], None]] = []
         self._stopping = False
 
@@ -144,7 +144,7 @@ class Cluster:
         return StartError(
             what,
             why=f"{error}\n     The logs are in {self.logs}.",
-            do=mend_start(str(error)),
+            do=fix_for_start(str(error)),
         )
 
     def stop(self) -> None:
@@ -204,12 +204,12 @@ class Cluster:
             raise StartError(f"The controller did not let go of {name_ranks(ranks)}.")
 
     def recover(self, newcomers: Iterable[int] = ()) -> Answers:
-        """Form the group of all ranks anew; see `Membership.recover`."""
+        """Form the group of all ranks anew; see `ProcessGroup.recover`."""
         assert self.options is not None
         return self._learn(self.group.recover(self.options, newcomers))
 
     def form(self, n: int, newcomers: Sequence[int]) -> Answers:
-        """Form the group of `n` ranks, after `group.leave`; see `Membership.form`."""
+        """Form the group of `n` ranks, after `group.leave`; see `ProcessGroup.form`."""
         assert self.options is not None
         self.options = dataclasses.replace(self.options, n=n)
         return self._learn(self.group.form(self.options, newcomers))
@@ -310,7 +310,7 @@ class Cluster:
         if self.broken:
             file = self.logs / ("store.log" if self.reachable else "controller.log")
             why = last_lines(file)
-            raise StartError(self.broken, why=why, do=mend_start(why))
+            raise StartError(self.broken, why=why, do=fix_for_start(why))
         dead = [rank for rank, state in self.ranks.items() if not state.alive]
         if dead:
             is_new = starting is None or set(dead) <= set(starting)
@@ -318,7 +318,7 @@ class Cluster:
             raise StartError(
                 f"{begin_with_ranks(dead)} ended while {when}.",
                 why=(why := last_lines(self.logs / f"rank-{dead[0]}.log")),
-                do=mend_start(why),
+                do=fix_for_start(why),
             )
 
     def _end(self, keys: Iterable[str]) -> None:

@@ -38,7 +38,7 @@ def project_folder(place: Path | None) -> Path:
             if os.access(folder, os.W_OK | os.X_OK):
                 return folder
         except OSError:
-            pass  # a folder that others gave, or that has been deleted: not our notebook's to mend
+            pass  # a folder that others gave, or that has been deleted: not our notebook's to fix
     spare = _spare_place(place)
     try:
         spare.mkdir(mode=0o700, exist_ok=True)
@@ -131,7 +131,7 @@ def last_lines(file: Path, count: int = 5) -> str:
 _NOISE = ("CurveZMQ", "debugpy_stream")
 
 
-def mend_start(why: str) -> str:
+def fix_for_start(why: str) -> str:
     """Return what to do about a start that failed, where its `why` tells."""
     if "oo many open files" in why:
         return "allow more of them: ulimit -n 4096 in the shell that starts Jupyter."

@@ -1,4 +1,4 @@
-"""The process group of all ranks, as the notebook asks for it: joined, formed anew, left.
+"""The process group of all ranks, as the notebook asks for it: joined, re-created, left.
 
 Each forming has a *generation*, and none is used twice. When one rank fails in it, all are freed,
 so that the next generation can begin at once.
@@ -22,7 +22,7 @@ _WAKE_EVERY_S = 1.0
 Answers = dict[int, dict[str, Any]]
 
 
-class Membership:
+class ProcessGroup:
     """Which generation of the group there is, and how its ranks come to be in it."""
 
     def __init__(

@@ -29,7 +29,7 @@ class RankFailedError(NBDistError):
     """A request failed on a rank; `what` carries the rank's own error."""
 
 
-class Asked(Future[Any]):
+class PendingReply(Future[Any]):
     """What a rank will answer; `message` is the id of the request."""
 
     message = ""
@@ -78,7 +78,7 @@ class Requests:
         busy: bool = False,
         buffers: list[Any] | None = None,
         **kwargs: Any,
-    ) -> Asked:
+    ) -> PendingReply:
         """Ask a rank to run one of the functions in `engine/kernel/calls.py`.
 
         Args:
@@ -92,7 +92,7 @@ class Requests:
             A future of the function's value, or of `(value, buffers)` where it returns some. It
             fails with `RankFailedError`, or with `RankDiedError` when the rank's process ends.
         """
-        future = Asked()
+        future = PendingReply()
         connection = self._require()
         with self._lock:
             how = self._ended.get(rank)
@@ -180,7 +180,7 @@ class Requests:
                     f"{begin_with_ranks(late)} did not answer within {timeout_s:.0f} s."
                 )
 
-    def _ask_for_life(self, rank: int, busy: bool) -> Asked:
+    def _ask_for_life(self, rank: int, busy: bool) -> PendingReply:
         return self.ask(rank, "clock.read", busy=True) if busy else self.ask(rank, "boot.answer")
 
     def execute(self, rank: int, code: str, options: Mapping[str, Any], handler: "Handler") -> str:
@@ -213,7 +213,7 @@ class Requests:
         except KeyError:
             raise RankDiedError(f"rank {rank} is not there.") from None
 
-    def interrupt(self, rank: int, message_id: str) -> Asked:
+    def interrupt(self, rank: int, message_id: str) -> PendingReply:
         """Interrupt a cell, a push or a pull on a rank, and nothing that runs there after it.
 
         Args:

@@ -166,14 +166,14 @@ def _advice(reasons: Collection[str], *, is_message: bool) -> str:
     if "absent" in reasons:
         return (
             "run the cell on all ranks of the group, or make a group of those it runs on "
-            "(dist.new_group, on all ranks); variables are kept on every rank."
+            "(dist.new_group, on all ranks); all ranks kept their variables."
         )
     if is_message:
         return (
             "let each recv meet a send with its tag, in the order of their calls, and run the cell "
-            "again; variables are kept on every rank."
+            "again; all ranks kept their variables."
         )
     return (
         "let all ranks of a group make the same calls in the same order, and run the cell again; "
-        "variables are kept on every rank."
+        "all ranks kept their variables."
     )

@@ -29,7 +29,7 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults import describe
 from nbdist.client.faults.deadlock import Deadlock
 from nbdist.client.faults.notes import Commentary, silent_ranks
-from nbdist.client.faults.poll import Watch
+from nbdist.client.faults.poll import Poll
 from nbdist.client.faults.rank_state import Gone
 from nbdist.client.faults.recovery import Repaired, repair
 from nbdist.client.output.live_text import LiveText
@@ -66,7 +66,7 @@ class Rescue:
         self.killed: list[int] = []  # by a second interrupt
         self._cluster = cluster
         self._sent = sent
-        self._watch = Watch(lambda rank: cluster.requests.ask(rank, "control.state", busy=True))
+        self._watch = Poll(lambda rank: cluster.requests.ask(rank, "control.state", busy=True))
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
         self._passed_on: set[int] = set()  # ranks whose children were interrupted

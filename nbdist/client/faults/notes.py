@@ -12,7 +12,7 @@ import psutil
 
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults import describe
-from nbdist.client.faults.poll import Watch
+from nbdist.client.faults.poll import Poll
 from nbdist.client.faults.rank_state import Doing, Gone
 from nbdist.client.output.live_text import LiveText
 from nbdist.ranks import begin_with_ranks
@@ -53,7 +53,7 @@ class Commentary:
 
     def attend(
         self,
-        watch: Watch,
+        watch: Poll,
         running: list[int],
         gone: Mapping[int, Gone],
         *,
@@ -98,7 +98,7 @@ class Commentary:
 
     def _warn(
         self,
-        watch: Watch,
+        watch: Poll,
         running: list[int],
         interrupted_at: float,
         cut_at: float | None,
@@ -121,7 +121,7 @@ class Commentary:
 
     def _quiet_note(
         self,
-        watch: Watch,
+        watch: Poll,
         running: list[int],
         gone: Mapping[int, Gone],
         since: float | None,
@@ -179,7 +179,7 @@ def deaf(
     ]
 
 
-def silent_ranks(watch: Watch, cluster: Cluster, now: float) -> dict[int, str]:
+def silent_ranks(watch: Poll, cluster: Cluster, now: float) -> dict[int, str]:
     """Return the ranks that do not answer, each with what its process is known to do."""
     return {rank: process_word(cluster.ranks[rank].pid) for rank in watch.silent(now)}
 

@@ -29,7 +29,7 @@ class Round:
     said: Mapping[int, Doing] = field(default_factory=dict)
 
 
-class Watch:
+class Poll:
     """The last two rounds of questions, and the one that is under way."""
 
     def __init__(self, ask: Callable[[int], "Future[Any]"]) -> None:

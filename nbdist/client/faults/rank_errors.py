@@ -237,7 +237,7 @@ def rank_error(
         asked: All ranks that ran the cell.
         deaths: Ranks whose process ended.
         where: For a rank, its host and device, such as `node-b, cuda:0`; shown in brackets.
-        notes: Sentences about what was done since, such as that the group was formed anew.
+        notes: Sentences about what was done since, such as that the group was re-created.
         because: Why ranks were freed although none had failed; what they raise then is no news.
         do: What to do next; found from the failures when empty.
         in_loops: Whether loops over loaders have trained in the cell.
@@ -443,7 +443,7 @@ def _advice(groups: Sequence[Group]) -> str:
             return own[-1].removeprefix(_DO)
     return (
         _shared_memory_advice(causes)
-        or "mend the cell and run it again; variables are kept on every rank."
+        or "fix the cell and run it again; all ranks kept their variables."
     )
 
 

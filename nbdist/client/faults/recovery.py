@@ -28,7 +28,7 @@ _FEW_REFORMS = 10
 _MOST_NAMES = 12  # of those that differ between ranks
 _MOST_CHARS = 120  # of why a name was not cloned
 _DESTROYED = (
-    "The cell destroyed the process group; it was formed anew. Models wrapped before belong to the "
+    "The cell destroyed the process group; it was re-created. Models wrapped before belong to the "
     "old one: wrap them again."
 )
 
@@ -69,7 +69,7 @@ def repair(
     Args:
         cluster: Whose ranks are all idle.
         anew: Living ranks that get new processes as well.
-        is_news: Whether to say that the group was formed anew; that new processes came always is.
+        is_news: Whether to say that the group was re-created; that new processes came always is.
         told: Dead ranks whose end the caller tells; of others, and of all that die meanwhile, the
             cause is among the lines.
         last_words: Returns what a rank that died wrote last.
@@ -149,7 +149,7 @@ def _break(cluster: Cluster, new: Iterable[int], why: str) -> None:
     what = (
         f"{begin_with_ranks(new)} could not be replaced"
         if new
-        else "The process group could not be formed anew"
+        else "The process group could not be re-created"
     )
     cluster.broken = cluster.broken or (
         f"{what}: {why.rstrip('.')}. What living ranks hold can still be pulled."
@@ -164,20 +164,20 @@ def describe(
     Args:
         answers: What each rank answered, see `engine/recovery/recovery.py`.
         pids: The newcomers and their processes.
-        is_news: Whether to say that the group was formed anew.
+        is_news: Whether to say that the group was re-created.
     """
     lines = describe_newcomers(answers, pids, replaced=True)
     if any(answer.get("is_anew") for answer in answers.values()):
         lines.append(_DESTROYED)
     elif is_news:
-        lines.append("The process group was formed anew.")
+        lines.append("The process group was re-created.")
     lines += _each_once(answers, "agreed")
     if (stale := _each_once(answers, "stale")) and is_news:
-        lines.append(f"Not formed anew, make them again: {', '.join(stale)}.")
+        lines.append(f"Not re-created, make them again: {', '.join(stale)}.")
     left = [said for a in answers.values() if (said := a.get("reforms_left")) is not None]
     if left and min(left) < _FEW_REFORMS:
         lines.append(
-            f"It can be formed anew {min(left)} more times: %dist restart soon, at a moment when "
+            f"It can be re-created {min(left)} more times: %dist restart soon, at a moment when "
             "what the ranks hold may go."
         )
     clones = [answers[rank].get("cloned") for rank in pids]

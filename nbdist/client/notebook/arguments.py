@@ -27,7 +27,7 @@ COMMANDS = {
     "board": "the board of the last run; with a VIEW, that view of it, and of cells from now on",
     "runs": "this notebook's runs, newest first; with names or numbers, these beside each other",
     "ui": "start the MLflow UI and show its link",
-    "doctor": "what is wrong with this machine, and the mend",
+    "doctor": "check this machine and suggest fixes",
 }
 
 # What `%dist chaos` can do to a rank.
@@ -173,7 +173,7 @@ def distributed_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--go-on",
         action="store_true",
-        help="this is the cell that failed last, mended: its loops go on where they stood",
+        help="this is the cell that failed last, fixed: its loops go on where they stood",
     )
     parser.add_argument(
         "--profile",

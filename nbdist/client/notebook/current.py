@@ -55,7 +55,7 @@ def current() -> Session:
                 "world_size, device and dist",
             )
         raise ClusterError(
-            "No ranks are running, so this ran nowhere.",
+            "No ranks are running, so nothing was run.",
             why="no cluster has been started in this notebook.",
             do="%dist start, then run the cell again.",
         )
@@ -275,8 +275,8 @@ def judge(status: Status, broken: str | None, events: Path) -> list[Finding]:
     if broken:
         found.append(Finding("cluster", broken, True, "%dist restart"))
     for line in dead:
-        mend = f"%dist restart -r {line.rank}"
-        found.append(Finding("cluster", f"rank {line.rank} is {line.state}", True, mend))
+        fix = f"%dist restart -r {line.rank}"
+        found.append(Finding("cluster", f"rank {line.rank} is {line.state}", True, fix))
     if silent:
         names = ",".join(map(str, silent))
         says = f"rank {names} does not answer: it is stopped, or its machine swaps"

@@ -212,7 +212,7 @@ class NBDist(Magics):
 
     def _chaos(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
-        from nbdist.client.session.chaos import Plan
+        from nbdist.client.session.chaos import ChaosPlan
         from nbdist.ranks import parse_ranks
 
         session = current()
@@ -221,7 +221,7 @@ class NBDist(Magics):
         elif asked.kinds:
             ranks = parse_ranks(asked.ranks, session.world_size)
             limits = {"for_s": asked.seconds, "faults": asked.faults}
-            plan = Plan(asked.kinds, ranks, asked.every, **limits, seed=asked.seed)
+            plan = ChaosPlan(asked.kinds, ranks, asked.every, **limits, seed=asked.seed)
             chaos = session.start_chaos(plan)
         else:
             chaos = session.chaos

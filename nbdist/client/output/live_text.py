@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from nbdist.client.output.merge import Item, Line, Shown, kind_of, render, text_of
+from nbdist.client.output.merge import Item, OutputLine, Shown, kind_of, render, text_of
 from nbdist.client.output.slots import Slot, Slots
 from nbdist.client.output.terminal import RankOutput
 from nbdist.wire import Display
@@ -151,6 +151,6 @@ def _tail(output: RankOutput) -> list[Item]:
     items: list[Item] = []
     for item in output.items()[-TAIL_LINES:]:
         if isinstance(item, Shown) and text_of(item) is None:
-            item = Line(f"[{kind_of(item.display)}]")
+            item = OutputLine(f"[{kind_of(item.display)}]")
         items.append(item)
     return items

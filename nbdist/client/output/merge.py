@@ -33,7 +33,7 @@ _RESET = "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class OutputLine:
     """One line of output, without its line break; stdout and stderr are not told apart."""
 
     text: str
@@ -47,7 +47,7 @@ class Shown:
     value: bool = False
 
 
-Item = Line | Shown
+Item = OutputLine | Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Row:
 
 def text_of(item: Item) -> list[str] | None:
     """Return the lines of an item that is nothing but text, or None for a rich display."""
-    if isinstance(item, Line):
+    if isinstance(item, OutputLine):
         return [item.text]
     if set(item.display.data) - {"text/plain"}:
         return None

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.client.output.merge import Item, Line, Shown, spaced
+from nbdist.client.output.merge import Item, OutputLine, Shown, spaced
 from nbdist.wire import Display
 
 HEAD_LINES = 500
@@ -193,12 +193,12 @@ class RankOutput:
             if isinstance(piece, _Rich):
                 items.append(piece.shown)
             else:
-                items += [Line(line) for line in piece.screen.lines()]
+                items += [OutputLine(line) for line in piece.screen.lines()]
         return items
 
     def text(self) -> str:
         """Return the text alone, without the displays."""
-        return "\n".join(item.text for item in self.items() if isinstance(item, Line))
+        return "\n".join(item.text for item in self.items() if isinstance(item, OutputLine))
 
 
 def _without_widget(display: Display) -> Display:

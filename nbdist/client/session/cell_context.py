@@ -22,11 +22,11 @@ from nbdist.client.board.past import Past, caption
 from nbdist.client.cells.run import CellRequest, Outcome
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.rank_errors import should_go_on
-from nbdist.client.metrics.analysis.cell_analysis import Insight
+from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.checks.batch_growth import Trained
-from nbdist.client.metrics.checks.checks import Checks
+from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.metrics.profile.words import HOW_TO_OPEN
 from nbdist.client.metrics.telemetry import Telemetry
@@ -66,9 +66,11 @@ class Showing:
         self._heard: dict[int, tuple[int, int]] = {}
         self._pids: dict[int, int] = {}
         self._clocks: Clocks | None = None
-        self.insight: Insight | None = None  # of the newest cell
-        self.checks: Checks | None = None  # of the newest cell
-        self._trained: Insight | None = None  # of the newest cell that made steps, and has ended
+        self.insight: CellAnalysis | None = None  # of the newest cell
+        self.checks: CellChecks | None = None  # of the newest cell
+        self._trained: CellAnalysis | None = (
+            None  # of the newest cell that made steps, and has ended
+        )
         self._cells: deque[wire.CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
 
     @property
@@ -159,9 +161,9 @@ class Showing:
         )
         self._pids = pids
         clocks = self._clocks_of(cluster, pids)
-        insight = self.insight = Insight(info, clocks)
+        insight = self.insight = CellAnalysis(info, clocks)
         telemetry.subscribe(insight.receive)
-        checks = self.checks = Checks(info, _trained)
+        checks = self.checks = CellChecks(info, _trained)
         telemetry.subscribe(checks.receive)
         before = tuple(self._cells)
         run = self._tracking().follow(info, telemetry, insight, before) if track else None
@@ -228,9 +230,9 @@ class ShownCell:
         showing: Showing,
         info: wire.CellInfo,
         telemetry: Telemetry,
-        insight: Insight,
+        insight: CellAnalysis,
         clocks: Clocks,
-        checks: Checks,
+        checks: CellChecks,
         run: "TrackedRun | None",
         above: Sequence[wire.Display],
         *,
@@ -348,8 +350,8 @@ def _notices(outcome: Outcome) -> list[wire.Display]:
     cell that went well: an error tells it itself.
     """
     said = next(filter(None, (c.summary.notices for c in outcome.collectors.values())), ())
-    mended = outcome.repaired.lines if outcome.error is None else ()
-    return [_text(line) for line in (*said, *mended)]
+    repaired = outcome.repaired.lines if outcome.error is None else ()
+    return [_text(line) for line in (*said, *repaired)]
 
 
 def _text(line: str) -> wire.Display:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.events import read_events
-from nbdist.client.session.chaos_report import Report, report
+from nbdist.client.session.chaos_report import ChaosReport, report
 from nbdist.ranks import name_ranks
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _SLOW_RUNNING_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChaosPlan:
     """What is to fail: one of `kinds`, on one of `ranks`, `every_s` seconds of running cells.
 
     It ends after `for_s` seconds or `faults` faults; with neither, at `%dist chaos off`.
@@ -53,7 +53,7 @@ class Fault:
     rank: int
 
 
-def schedule(plan: Plan) -> Iterator[Fault]:
+def schedule(plan: ChaosPlan) -> Iterator[Fault]:
     """Return the faults of a plan in order, the same ones each time."""
     choose = random.Random(plan.seed)
     for number in itertools.count(1) if plan.faults is None else range(1, plan.faults + 1):
@@ -118,7 +118,7 @@ class Stopwatch:
 class Chaos:
     """The faults of one plan, struck into one cluster."""
 
-    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+    def __init__(self, cluster: Cluster, plan: ChaosPlan) -> None:
         """Prepare; nothing strikes before `start`."""
         self.plan = plan
         self._since_s = cluster.events.seconds
@@ -157,7 +157,7 @@ class Chaos:
             if self._thread.is_alive():
                 log.error("%%dist chaos did not end within %.0f s", _STOP_TIMEOUT_S)
 
-    def report(self) -> Report:
+    def report(self) -> ChaosReport:
         """Return what has come of it so far."""
         return report(read_events(self._cluster.events.path, self._since_s))
 

@@ -16,7 +16,7 @@ _FAILING = ("kill", "raise", "interrupt")
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ChaosReport:
     """Figures of all cells since the chaos began. Prints as a few lines.
 
     `cells` counts their attempts, `failed` those that a fault ended. `faults` counts by kind.
@@ -64,7 +64,7 @@ class Report:
         return str(self)
 
 
-def report(events: Iterable[Mapping[str, Any]]) -> Report:
+def report(events: Iterable[Mapping[str, Any]]) -> ChaosReport:
     """Return what these events tell of the faults among them, oldest first."""
     faults: Counter[str] = Counter()
     missed = cells = failed = lost_sessions = done = lost_steps = 0
@@ -94,7 +94,7 @@ def report(events: Iterable[Mapping[str, Any]]) -> Report:
             if event["outcome"] == "failed" and struck_s is not None:
                 failed += 1
                 recoveries.append(event["s"] - struck_s)
-    return Report(
+    return ChaosReport(
         faults=dict(faults),
         missed=missed,
         cells=cells,

@@ -19,7 +19,7 @@ from nbdist.client.cells.run import CellRequest, CellRun, Outcome
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.rank_errors import should_go_on, uses_what_is_lost
 from nbdist.client.faults.recovery import repair
-from nbdist.client.metrics.profile.chosen import Steps
+from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.collectives import Heard
 from nbdist.client.metrics.profile.gather import Profiled, folder_of, gather
 from nbdist.client.output.result import CellResult
@@ -30,7 +30,7 @@ from nbdist.wire import Display
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CellCall:
     """A cell and what it was asked with; see `Session.run`.
 
     In a sweep, `study` is the key under which its run is nested, `heading` a line above it, and
@@ -46,7 +46,7 @@ class Asked:
     track: bool = True
     show: bool = False
     prompt: int | None = None
-    profile: Steps | None = None
+    profile: ChosenSteps | None = None
     study: str | None = None
     heading: str = ""
     above: tuple[Display, ...] = ()
@@ -80,15 +80,15 @@ class Attempts:
         self._count = 0
         self._profiled_cells: Counter[int] = Counter()  # by their prompt, whose folders bear it
         self._profile_folder: Path | None = None  # of the newest
-        self._failed: tuple[Asked, _Before] | None = None
+        self._failed: tuple[CellCall, _Before] | None = None
         # The newest of those whose loops have trained, which ranks remember: a typo in a cell that
         # looks around does not take its place.
-        self._stood: tuple[Asked, _Before] | None = None
+        self._stood: tuple[CellCall, _Before] | None = None
 
-    def run(self, asked: Asked, retries: int = 0, *, go_on: bool = False) -> CellResult:
+    def run(self, asked: CellCall, retries: int = 0, *, go_on: bool = False) -> CellResult:
         """Run a cell; after a RankError again, `retries` times at most.
 
-        With `go_on` it is the cell that failed last in its loops, mended.
+        With `go_on` it is the cell that failed last in its loops, fixed.
 
         Raises:
             ClusterError: No cell has failed that it could go on with, or a rank had died before the
@@ -112,7 +112,7 @@ class Attempts:
             self._stood = None  # ranks remember one cell
         return self._run(replace(asked, above=()), before, 0)  # in another cell of the notebook
 
-    def _last_failed(self) -> tuple[Asked, _Before]:
+    def _last_failed(self) -> tuple[CellCall, _Before]:
         if self._failed is None:
             raise ClusterError(
                 "There is nothing to retry.",
@@ -121,7 +121,7 @@ class Attempts:
             )
         return self._failed
 
-    def _run(self, asked: Asked, before: _Before | None, retries: int) -> CellResult:
+    def _run(self, asked: CellCall, before: _Before | None, retries: int) -> CellResult:
         notice = self._mend()
         for attempt in range(1, retries + 2):
             done = self._attempt(asked, before, notice, follows=attempt > 1)
@@ -140,14 +140,14 @@ class Attempts:
             before = done
         raise AssertionError("the last attempt returns or raises")
 
-    def _has_failed(self, asked: Asked, done: _Before, before: _Before | None) -> None:
+    def _has_failed(self, asked: CellCall, done: _Before, before: _Before | None) -> None:
         """Note the cell that failed, and whether it is the one whose loops can go on."""
         self._failed = asked, done
         repeats = self._stood is not None and before is self._stood[1]
         if repeats or in_loops(done.outcome.collectors):
             self._stood = self._failed
 
-    def _went_well(self, asked: Asked, before: _Before | None) -> None:
+    def _went_well(self, asked: CellCall, before: _Before | None) -> None:
         """Forget the cell that failed, where this was it."""
         if before is not None or (self._failed and self._failed[0].code == asked.code):
             self._failed = None
@@ -167,7 +167,7 @@ class Attempts:
         died = f"{begin_with_ranks(causes)} had died since the last cell ({how})"
         if not repaired.is_whole:
             raise ClusterError(
-                f"{died}, so this cell ran nowhere.",
+                f"{died}, so the cell was not run.",
                 why=" ".join(repaired.lines),
                 do="run the cells again that make what is lost, then this one.",
             )
@@ -176,7 +176,7 @@ class Attempts:
         return f"{died}. {' '.join(repaired.lines)}"
 
     def _attempt(
-        self, asked: Asked, before: _Before | None, notice: str, *, follows: bool
+        self, asked: CellCall, before: _Before | None, notice: str, *, follows: bool
     ) -> _Before:
         """Run the cell once, and once more where it comes to nothing as it started over.
 
@@ -201,7 +201,7 @@ class Attempts:
 
     def _send(
         self,
-        asked: Asked,
+        asked: CellCall,
         before: _Before | None,
         notice: str,
         *,
@@ -254,7 +254,7 @@ class Attempts:
             self._count, outcome, shown, shown.run_key or (before.run if before else None)
         )
 
-    def _to_profile(self, chosen: Steps | None, prompt: int) -> dict[str, Any] | None:
+    def _to_profile(self, chosen: ChosenSteps | None, prompt: int) -> dict[str, Any] | None:
         """Return what ranks are told of the steps to record in the newest cell."""
         if chosen is None:
             return None
@@ -264,7 +264,7 @@ class Attempts:
         return {"first": chosen.first, "last": chosen.last, "folder": str(folder / "ranks")}
 
     def _profiled(
-        self, chosen: Steps, outcome: Outcome, heard: Heard, shown: ShownCell
+        self, chosen: ChosenSteps, outcome: Outcome, heard: Heard, shown: ShownCell
     ) -> Profiled:
         steps_made = {rank: c.summary.steps for rank, c in outcome.collectors.items()}
         folder = self._profile_folder

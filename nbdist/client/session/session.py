@@ -22,9 +22,9 @@ from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.output.result import CellResult
 from nbdist.client.session import syntax
 from nbdist.client.session.cell_context import Showing
-from nbdist.client.session.chaos import Chaos, Plan
+from nbdist.client.session.chaos import Chaos, ChaosPlan
 from nbdist.client.session.params import require_params
-from nbdist.client.session.retries import Asked, Attempts
+from nbdist.client.session.retries import Attempts, CellCall
 from nbdist.client.session.scale import scale
 from nbdist.client.session.status import Stacks, Status
 from nbdist.client.session.sweep import SweepResult, combinations, sweep
@@ -151,7 +151,7 @@ class Session:
             Output, value and error of each rank.
 
         Raises:
-            CellSyntaxError: The code does not compile; it ran nowhere.
+            CellSyntaxError: The code does not compile; it was not run.
             ClusterError: The session is stopped, busy or has lost a rank.
             RankError: The code failed on a rank.
             UsageError: `ranks` names no ranks, a parameter is not plain or replaces a name of the
@@ -165,7 +165,7 @@ class Session:
         if resume and track and run_name is not None:
             self._showing.require_run(run_name)
         steps = None if profile is None else parse_steps(str(profile))
-        asked = Asked(
+        asked = CellCall(
             code, chosen, timeout_s, params or {}, run_name, resume, track, show, prompt, steps
         )
         with self._alone():
@@ -216,7 +216,7 @@ class Session:
         combinations(lists)  # too many are refused before anything else happens
         syntax.check(code)
         steps = None if profile is None else parse_steps(str(profile))
-        asked = Asked(
+        asked = CellCall(
             code, chosen, timeout_s, params or {}, run_name, False, track, show, prompt, steps
         )
         with self._alone():
@@ -284,7 +284,7 @@ class Session:
         self._require_running()
         return Stacks.ask(self._cluster, parse_ranks(ranks, self.world_size))
 
-    def start_chaos(self, plan: Plan) -> Chaos:
+    def start_chaos(self, plan: ChaosPlan) -> Chaos:
         """Make ranks fail on purpose while cells run, instead of by the plan before.
 
         Returns:
@@ -391,7 +391,7 @@ class Session:
     def _require_running(self) -> None:
         if not self.is_running:
             raise ClusterError(
-                "No ranks are running, so this ran nowhere.",
+                "No ranks are running, so nothing was run.",
                 why=self._stopped_text(),
                 do="%dist start, then run the cell again.",
             )
@@ -430,7 +430,7 @@ class Session:
         if dead:
             causes = {self._cluster.ranks[r].cause for r in dead}
             raise ClusterError(
-                f"{begin_with_ranks(dead, be=True)} not running any more, so this ran nowhere.",
+                f"{begin_with_ranks(dead, be=True)} not running any more, so nothing was run.",
                 why=f"{', '.join(sorted(causes))}. The other ranks keep their variables.",
                 do=f"%dist restart -r {','.join(map(str, dead))}",
             )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import Slots
 from nbdist.client.session.cell_context import Showing
-from nbdist.client.session.retries import Asked, Attempts
+from nbdist.client.session.retries import Attempts, CellCall
 from nbdist.errors import UsageError
 from nbdist.wire import Display
 
@@ -92,7 +92,7 @@ def announcement(lists: Mapping[str, Sequence[Any]], count: int) -> str:
 def sweep(
     attempts: Attempts,
     showing: Showing,
-    asked: Asked,
+    asked: CellCall,
     lists: Mapping[str, Sequence[Any]],
     retries: int = 0,
 ) -> SweepResult:
@@ -120,7 +120,7 @@ class _Sweep:
     def __init__(
         self,
         attempts: Attempts,
-        asked: Asked,
+        asked: CellCall,
         tried: tuple[Values, ...],
         study: "Study | None",
         notice: str,

@@ -27,7 +27,7 @@ def check(code: str) -> None:
 
 def describe(error: SyntaxError) -> str:
     """Return a syntax error as Python shows it: where, the line, a caret, what is wrong."""
-    lines = [f"{error.msg}, line {error.lineno}; the cell ran nowhere."]
+    lines = [f"{error.msg}, line {error.lineno}; the cell was not run."]
     if error.text:
         text = error.text.rstrip("\n")
         shift = len(text) - len(text.lstrip())

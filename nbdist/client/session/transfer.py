@@ -9,7 +9,7 @@ from typing import Any
 
 from nbdist import payload
 from nbdist.client.cluster.cluster import Cluster
-from nbdist.client.cluster.requests import Asked
+from nbdist.client.cluster.requests import PendingReply
 from nbdist.errors import ClusterError, Interrupted, NBDistError, TransferError, UsageError
 from nbdist.ranks import begin_with_ranks
 from nbdist.told import named
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 600.0
 _INTERRUPT_TIMEOUT_S = 3.0
 
-_Futures = Mapping[int, Asked]
+_Futures = Mapping[int, PendingReply]
 
 
 def push(cluster: Cluster, values: Mapping[str, Any], ranks: Iterable[int]) -> None:

@@ -22,7 +22,7 @@ _COLORS = ("#1845fb", "#ff5e02", "#c91f16", "#c849a9", "#adad7d", "#86c8dd", "#5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunPlace:
     """Where the runs of one notebook go: `uri` holds no password."""
 
     folder: Path
@@ -41,7 +41,7 @@ def name_of(info: CellInfo, facts: Mapping[str, str]) -> str:
     return asked_name(name)
 
 
-def continued(place: Place, info: CellInfo, facts: Mapping[str, str]) -> SpooledRun | None:
+def continued(place: RunPlace, info: CellInfo, facts: Mapping[str, str]) -> SpooledRun | None:
     """Return the run of this folder that the cell goes on with, if it goes on with any.
 
     That is the run that a failed attempt at the same cell has begun, or with `--resume` the newest
@@ -62,7 +62,7 @@ def continued(place: Place, info: CellInfo, facts: Mapping[str, str]) -> Spooled
 
 
 def make_begin(
-    place: Place,
+    place: RunPlace,
     info: CellInfo,
     facts: Mapping[str, str],
     before: SpooledRun | None,
@@ -128,6 +128,6 @@ def own_params(info: CellInfo) -> dict[str, str]:
     return params_of(own) | params_of(info.params)
 
 
-def _count(place: Place) -> int:
+def _count(place: RunPlace) -> int:
     """Return how many lines the charts have by now; studies have none."""
     return sum(run.summary().get("kind") != "study" for run in spooled_runs(place.folder))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.client.tracking.curves import RECENT
-from nbdist.client.tracking.losses import Window, has_steps, loss_over, window_of
+from nbdist.client.tracking.losses import StepRange, has_steps, loss_over, window_of
 from nbdist.client.tracking.tables import html_table, number, text_table, used_columns
 
 _MOST_DIFFERENT = 8
@@ -65,7 +65,7 @@ class Comparison:
     entries: tuple[Entry, ...]
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> StepRange | None:
         """The steps that losses are compared over; None when no run has kept any."""
         return window_of(e.curve for e in self.entries if e.state != "failed" or self._all_failed)
 
@@ -242,7 +242,7 @@ def _listed(texts: Sequence[str], more: str) -> str:
     return f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
-def _loss(entry: Entry, window: Window | None) -> Figure | None:
+def _loss(entry: Entry, window: StepRange | None) -> Figure | None:
     """Return a run's loss over a window, or what is known of its end where it has no steps."""
     if window is None or not has_steps(entry.curve):
         return entry.loss

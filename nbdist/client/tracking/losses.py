@@ -21,7 +21,7 @@ Curve = Sequence[Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class StepRange:
     """Steps `first` to `last`, both included."""
 
     first: int
@@ -33,7 +33,7 @@ class Window:
         return f"the mean of steps {self.first} to {self.last}"
 
 
-def window_of(curves: Iterable[Curve]) -> Window | None:
+def window_of(curves: Iterable[Curve]) -> StepRange | None:
     """Return the steps that these runs are compared over: half of them, `RECENT` as a rule.
 
     None when no curve has steps. A curve that was thinned needs a longer window.
@@ -46,7 +46,7 @@ def window_of(curves: Iterable[Curve]) -> Window | None:
     # Of a handful of steps no spread can be told, and half of them would be the start's.
     half = last // 2 if last >= 2 * FEWEST else 1
     length = min(max(RECENT, _FEWEST_ROWS * spacing), half)
-    return Window(last - length + 1, last)
+    return StepRange(last - length + 1, last)
 
 
 def has_steps(curve: Curve) -> bool:
@@ -54,7 +54,7 @@ def has_steps(curve: Curve) -> bool:
     return len(curve) > 1
 
 
-def loss_over(curve: Curve, window: Window) -> tuple[float, float | None] | None:
+def loss_over(curve: Curve, window: StepRange) -> tuple[float, float | None] | None:
     """Return the mean of a curve over a window, and its error: two standard errors over the steps.
 
     A curve that ends before the window gives its own last steps. The error is None for less than

@@ -5,7 +5,7 @@ Once a host, whatever the number of its ranks, under the names of MLflow's own m
 metrics shows them. Our own samples, for they travel through the spool: they keep their time, and
 need no server. Ranks run on this host; another host's samples only need another name.
 
-Threads: a `Machine` belongs to one thread, a run's own. A sample costs about a millisecond.
+Threads: a `HostFacts` belongs to one thread, a run's own. A sample costs about a millisecond.
 """
 
 import importlib
@@ -27,7 +27,7 @@ _MB = 1e6
 _log = logging.getLogger("nbdist.tracking")
 
 
-class Machine:
+class HostFacts:
     """This host, from when a run began."""
 
     def __init__(self) -> None:

@@ -18,15 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbdist.client.metrics.analysis.cell_analysis import Insight
+from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.client.tracking import provenance
-from nbdist.client.tracking.begin import Place
+from nbdist.client.tracking.begin import RunPlace
 from nbdist.client.tracking.settings import shown_uri, split_password, tracking_uri, whole_uri
 from nbdist.client.tracking.shipper import ShippingProcess, wait_until_sent
-from nbdist.client.tracking.spool import PREPARING, SpooledRun, State, spool_of
+from nbdist.client.tracking.spool import PREPARING, SpooledRun, SpoolState, spool_of
 from nbdist.client.tracking.study import Study
-from nbdist.client.tracking.writing import End, Feed, Outcome, RunWriter
+from nbdist.client.tracking.writing import Feed, Outcome, RunEnd, RunWriter
 from nbdist.errors import TrackingError
 from nbdist.wire import RUN_KINDS, CellInfo, Record
 
@@ -75,15 +75,15 @@ class Tracker:
         return whole_uri(self.uri, self.credentials)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RunPlace:
         """Where the runs go."""
-        return Place(self.folder, self.uri, self.experiment)
+        return RunPlace(self.folder, self.uri, self.experiment)
 
     def follow(
         self,
         info: CellInfo,
         telemetry: Feed,
-        insight: Insight | None = None,
+        insight: CellAnalysis | None = None,
         cells: Sequence[CellInfo] = (),
     ) -> "TrackedRun":
         """Return the run of a cell; it begins with the cell's first record, or never.
@@ -142,7 +142,7 @@ class TrackedRun:
         tracker: Tracker,
         info: CellInfo,
         telemetry: Feed,
-        insight: Insight | None,
+        insight: CellAnalysis | None,
         cells: Sequence[CellInfo],
         study: Study | None,
     ) -> None:
@@ -161,7 +161,7 @@ class TrackedRun:
         self._lost = 0
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
-        self._end: End | None = None
+        self._end: RunEnd | None = None
         self._failure: str | None = None
         self._writer: RunWriter | None = None
 
@@ -219,7 +219,7 @@ class TrackedRun:
             return None
         verdicts = self._insight.now().verdicts if self._insight is not None else ()
         now_ms = time.time_ns() // 1_000_000
-        self._end = End(outcome, error, picture, now_ms, verdicts, files or {})
+        self._end = RunEnd(outcome, error, picture, now_ms, verdicts, files or {})
         if self._thread is None:
             self._thread = self._started()
         self._ending.set()
@@ -306,7 +306,7 @@ class TrackedRun:
         writer.lost = self._lost
 
 
-def resume_text(name: str, state: State) -> str:
+def resume_text(name: str, state: SpoolState) -> str:
     """Return what is known of a run to go on with that this folder did not have."""
     if state.resumed == "there":
         return f"It goes on with the run {name} that MLflow had."

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from nbdist.client.tracking.names import hide_secrets
-from nbdist.client.tracking.spool import MOST_POINTS, Begin, Chunk, SpooledRun, State
+from nbdist.client.tracking.spool import MOST_POINTS, Begin, Chunk, SpooledRun, SpoolState
 
 _ARTIFACT_ATTEMPTS = 3
 # 400 and 409: this entry is wrong or already there; 413 and 422: too large, not understood.
@@ -84,7 +84,7 @@ class RunSender:
         state: How far it has come; kept up to date, saved by the caller.
     """
 
-    def __init__(self, client: Any, run: SpooledRun, begin: Begin, state: State) -> None:
+    def __init__(self, client: Any, run: SpooledRun, begin: Begin, state: SpoolState) -> None:
         self._client = client
         self._run = run
         self._begin = begin

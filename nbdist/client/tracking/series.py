@@ -59,7 +59,7 @@ class _Pending:
     by_rank: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
-class Series:
+class RunSeries:
     """The points of one run, made from its records as they come, in any order of ranks.
 
     Args:

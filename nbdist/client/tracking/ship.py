@@ -47,7 +47,7 @@ from nbdist.client.tracking.spool import (
     PREPARING,
     Begin,
     SpooledRun,
-    State,
+    SpoolState,
     forget_old,
     spooled_runs,
 )
@@ -259,14 +259,14 @@ class Shipper:
         else:
             self._pauses[run.key].longer()
 
-    def _note(self, run: SpooledRun, state: State, why: str) -> None:
+    def _note(self, run: SpooledRun, state: SpoolState, why: str) -> None:
         if state.error != why:
             _log.warning("run %s waits: %s", run.key, why)
             state.error = why
             run.save(state)
 
     def _send(
-        self, run: SpooledRun, begin: Begin, state: State, server: _Server, is_owned: bool
+        self, run: SpooledRun, begin: Begin, state: SpoolState, server: _Server, is_owned: bool
     ) -> None:
         sender = RunSender(self._client(server), run, begin, state)
         sender.open()
@@ -288,7 +288,7 @@ class Shipper:
         self.sent += state.sent - sent_before
         self._update_view(run, state, server)
 
-    def _update_view(self, run: SpooledRun, state: State, server: _Server) -> None:
+    def _update_view(self, run: SpooledRun, state: SpoolState, server: _Server) -> None:
         """Prepare the charts the UI opens with; they are a comfort and never hold up a run."""
         own = run.summary()
         shown = repr([own.get(key) for key in ("ranks", "user_keys", "params")])

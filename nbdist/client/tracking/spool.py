@@ -65,7 +65,7 @@ class Begin:
 
 
 @dataclass(slots=True)
-class State:
+class SpoolState:
     """How far the shipping process has come with a run.
 
     `offset` counts bytes of `ops.jsonl` that MLflow has; `creating` is set while a run is asked
@@ -91,9 +91,9 @@ class State:
     is_done: bool = False
     is_lost: bool = False
 
-    def start_over(self) -> "State":
+    def start_over(self) -> "SpoolState":
         """Return the state of a run of which nothing was sent."""
-        return State(error=self.error)
+        return SpoolState(error=self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +198,12 @@ class SpooledRun:
             return None
         return Begin(**{f.name: row[f.name] for f in fields(Begin) if f.name in row})
 
-    def state(self) -> State:
+    def state(self) -> SpoolState:
         """Return how far the shipping process has come."""
         saved = read_json(self.folder / "state.json")
-        return State(**{f.name: saved[f.name] for f in fields(State) if f.name in saved})
+        return SpoolState(**{f.name: saved[f.name] for f in fields(SpoolState) if f.name in saved})
 
-    def save(self, state: State) -> None:
+    def save(self, state: SpoolState) -> None:
         """Write down how far we have come; the shipping process alone calls this."""
         write_private(self.folder / "state.json", json.dumps(asdict(state)).encode())
 

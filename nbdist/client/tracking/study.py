@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from nbdist.client.tracking import provenance
-from nbdist.client.tracking.begin import Place, new_key, own_params, summary_of
+from nbdist.client.tracking.begin import RunPlace, new_key, own_params, summary_of
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.names import asked_name, hide_secrets, params_of
 from nbdist.client.tracking.settings import own_artifacts
@@ -34,7 +34,7 @@ class Study:
     """One sweep's run. Made by `Tracker.begin_study`; `key` is what its runs name it by."""
 
     def __init__(
-        self, place: Place, name: str, source: str, values: Mapping[str, Sequence[object]]
+        self, place: RunPlace, name: str, source: str, values: Mapping[str, Sequence[object]]
     ) -> None:
         self.key = new_key(0)
         self._place = place

@@ -16,7 +16,7 @@ from nbdist.client.metrics.telemetry import Series as History
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import (
     TAG_FACTS,
-    Place,
+    RunPlace,
     continued,
     make_begin,
     own_params,
@@ -24,9 +24,9 @@ from nbdist.client.tracking.begin import (
 )
 from nbdist.client.tracking.curves import curves_of, end_of, end_values, joined
 from nbdist.client.tracking.folder import make_private_folder
-from nbdist.client.tracking.machine import Machine
+from nbdist.client.tracking.machine import HostFacts
 from nbdist.client.tracking.names import hide_secrets, merge_facts, params_of
-from nbdist.client.tracking.series import Series
+from nbdist.client.tracking.series import RunSeries
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
 from nbdist.wire import CellInfo, Record
@@ -56,7 +56,7 @@ class Feed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class RunEnd:
     """How a run ended. `error` is text for people, `picture` a PNG.
 
     `files` are more artifacts: where they lie, by their names in the run.
@@ -82,21 +82,21 @@ class RunWriter:
     """
 
     def __init__(
-        self, place: Place, info: CellInfo, cells: Sequence[CellInfo], feed: Feed, time_ms: int
+        self, place: RunPlace, info: CellInfo, cells: Sequence[CellInfo], feed: Feed, time_ms: int
     ) -> None:
         make_private_folder(place.folder)
         self._place, self._info, self._cells, self._feed = place, info, cells, feed
         before = continued(place, info, self._facts())
         self._curves_before = before.curves() if before else {}
         self._steps_before = int(before.summary().get("steps", 0)) if before else 0
-        self._machine = Machine()
+        self._machine = HostFacts()
         self._facts_told: set[str] = set()
         self._taken = {*own_params(info)}
         self._summary_at = self._curves_at = time.monotonic()
         self._curves_every_s = SUMMARY_S
         self.lost = 0  # records that the run had to leave out
         self.begin = make_begin(place, info, self._facts(), before, time_ms)
-        self.series = Series(info.ranks, self.begin.first_step)
+        self.series = RunSeries(info.ranks, self.begin.first_step)
         self._spool = SpoolWriter(spool_of(place.folder), self.begin)
         try:
             self._write_summary("running")
@@ -135,7 +135,7 @@ class RunWriter:
             # A long history of many ranks takes tenths of a second: a hundredth of our time.
             self._curves_every_s = max(SUMMARY_S, 100 * (self._curves_at - now_s))
 
-    def end(self, end: End) -> None:
+    def end(self, end: RunEnd) -> None:
         """Write the end of the run; all of it is on the disk when this returns."""
         spool = self._spool
         spool.points(self.series.finish())

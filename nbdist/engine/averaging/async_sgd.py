@@ -220,7 +220,7 @@ class AsyncSGD(Wrapper):
             raise ClusterError(
                 f"{self.name} was interrupted in the midst of a message.",
                 why="the server would take the rest of it for another one",
-                do="let the cell end with its error: the groups are then formed anew",
+                do="let the cell end with its error: the groups are then re-created",
             )
         parameters = self.parameters()
         self._is_torn = True  # until the answer is there
@@ -263,7 +263,7 @@ def cell_ended() -> None:
 
 
 def begin_anew() -> None:
-    """Go on after a fault, when the groups have been formed anew. Main thread, all ranks."""
+    """Go on after a fault, when the groups have been re-created. Main thread, all ranks."""
     optimizers = _live()
     for optimizer in optimizers:
         optimizer.begin_anew()

@@ -6,7 +6,7 @@ rank does not: gloo tells nobody who waits so). A group is found by what it is c
 and on a newcomer it is the same question. The threads of a rank serve every master there is.
 
 They end when the groups let go (a fault, an interrupt); `begin_anew` starts them again when those
-have been formed anew.
+have been re-created.
 """
 
 import atexit
@@ -73,7 +73,7 @@ def start() -> None:
 
 
 def begin_anew() -> None:
-    """Go on when the groups have been formed anew. Main thread, after a fault."""
+    """Go on when the groups have been re-created. Main thread, after a fault."""
     for thread in _threads.values():
         thread.join(10.0)
     for master in list(_masters.values()):

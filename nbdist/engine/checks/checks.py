@@ -35,7 +35,7 @@ def is_due(step: int) -> bool:
     return step in SOON or step % EVERY == 0
 
 
-class Checks:
+class RankChecks:
     """What one rank tells: of the models that the cell trains, in the order of their first steps.
 
     Others may be alive on some ranks only, for Python frees them when it likes.

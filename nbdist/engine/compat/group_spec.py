@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class GroupSpec:
     """With what a group was made, so that a newcomer can make it too.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Private parts of torch that process groups stand on: one gloo device, new backends in a group.
 
-One of three files that make the room for torch's private parts; `torch_modules.py` has what
+One of the modules that hold what nbdist uses of torch's private parts; `torch_modules.py` has what
 belongs to wrapped modules, `torch_hooks.py` the places where tap and training look on. `check()`
 says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU): tests/group.
 """
@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch._C._distributed_c10d import _ProcessGroupWrapper, _register_process_group
 from torch.distributed import c10d_logger
 
-from nbdist.engine.compat.group_spec import Spec
+from nbdist.engine.compat.group_spec import GroupSpec
 
 
 def check() -> list[str]:
@@ -88,14 +88,14 @@ def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
     return tuple(sorted(members, key=members.__getitem__))
 
 
-def spec_of(group: dist.ProcessGroup) -> Spec:
+def spec_of(group: dist.ProcessGroup) -> GroupSpec:
     """Return with what a group of this process was made."""
     world = c10d._world
     backend = backends_of(group)[0][1]
     if isinstance(backend, _ProcessGroupWrapper):
         backend = backend.wrapped_pg
     tag = str(world.pg_to_tag.get(group, ""))
-    return Spec(
+    return GroupSpec(
         str(world.pg_map[group][0]),
         backend.options._timeout.total_seconds(),
         group.group_desc,
@@ -106,7 +106,7 @@ def spec_of(group: dist.ProcessGroup) -> Spec:
 _USERS_TAG = "user:"
 
 
-def make_group(name: str, ranks: tuple[int, ...], spec: Spec, store: Store) -> None:
+def make_group(name: str, ranks: tuple[int, ...], spec: GroupSpec, store: Store) -> None:
     """Make, on this rank alone, a group that the other members have already.
 
     It lies in the same place of the store as the new backends that they give theirs at the same

@@ -25,7 +25,7 @@ from nbdist.engine.compat.torch_compat import Store, lacking
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class InitArguments:
     """What a call of `init_process_group` asks for; None is what it leaves open.
 
     Attributes:
@@ -46,7 +46,7 @@ def backends_in(backend: str) -> frozenset[str]:
     return frozenset(part.split(":")[-1].strip().lower() for part in backend.split(","))
 
 
-def take_as_done(agree: Callable[[Asked], None]) -> None:
+def take_as_done(agree: Callable[[InitArguments], None]) -> None:
     """Let `init_process_group` be taken as done where there is a default group already.
 
     Args:
@@ -74,8 +74,8 @@ def _asked(
     world_size: int = -1,
     rank: int = -1,
     **_: Any,
-) -> Asked:
-    return Asked(
+) -> InitArguments:
+    return InitArguments(
         None if backend is None else backends_in(backend),
         None if rank < 0 else rank,
         None if world_size < 0 else world_size,
@@ -85,7 +85,7 @@ def _asked(
 
 _native_init: Callable[..., None] = dist.init_process_group
 
-EnvRendezvous = Callable[[Asked], tuple[Store, int, int] | None]
+EnvRendezvous = Callable[[InitArguments], tuple[Store, int, int] | None]
 
 
 def answer_env_rendezvous(answer: EnvRendezvous) -> None:
@@ -106,7 +106,7 @@ def answer_env_rendezvous(answer: EnvRendezvous) -> None:
         rank, world_size = (
             int(query[name][0]) if name in query else None for name in ("rank", "world_size")
         )
-        ours = answer(Asked(rank=rank, world_size=world_size))
+        ours = answer(InitArguments(rank=rank, world_size=world_size))
         if ours is None:
             # As in a plain script: its rank 0 hosts the store.
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"

@@ -1,7 +1,7 @@
 """Private parts of torch around replicated modules: `replicate`, comm hooks, GradScaler.
 
-One of the files that make the room for torch's private parts; see `torch_compat.py`. `check()`
-says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU).
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`.
+`check()` says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU).
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Private parts of torch inside DDP's reducer: its buckets, made anew or reset.
 
-One of the files that make the room for torch's private parts; see `torch_compat.py`. `check()`
-says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU).
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`.
+`check()` says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU).
 
 A reducer begins with the buckets it is made with. In the forward after its first whole backward it
 lays them anew, once, in the order in which gradients came: rank 0 broadcasts its own. Other buckets

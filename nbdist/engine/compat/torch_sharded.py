@@ -1,8 +1,8 @@
 """Private parts of torch inside sharded modules: `fully_shard` and FullyShardedDataParallel.
 
-One of the files that make the room for torch's private parts; see `torch_compat.py`. `check()`
-says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU); `fully_shard` with
-its own `_reset_iter_state`, and with ours for 2.11, which lacks it.
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`.
+`check()` says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU);
+`fully_shard` with its own `_reset_iter_state`, and with ours for 2.11, which lacks it.
 """
 
 import sys

@@ -4,8 +4,8 @@
 not have; in evaluation it packs a padded batch into a nested tensor, and its layers call one kernel
 instead of their modules. Shapes, and what is computed, are the same without.
 
-One of the files that make the room for torch's private parts; see `torch_compat.py`. Tried with
-torch 2.13.0 (CPU).
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`. Tried
+with torch 2.13.0 (CPU).
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """The places where torch spreads a model or clips its gradients; somebody may object, or look on.
 
-One of the files that make the room for torch's private parts; see `torch_compat.py`. Constructors
-and `FSDPState.init` are replaced, and not `fully_shard` itself: a program has imported that by its
-name long before. Tried with torch 2.13.0 and 2.15.0 (CPU).
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`.
+Constructors and `FSDPState.init` are replaced, and not `fully_shard` itself: a program has imported
+that by its name long before. Tried with torch 2.13.0 and 2.15.0 (CPU).
 """
 
 import functools

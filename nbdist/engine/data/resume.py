@@ -58,8 +58,8 @@ class _Again:
     made: list[_Planned]
     live: list[tuple["weakref.ref[Standing]", _Place]]
     optimizers: list["weakref.ref[Optimizer]"]
-    began: step_state.Mark | None = None
-    kept: step_state.Mark | None = None
+    began: step_state.StepState | None = None
+    kept: step_state.StepState | None = None
 
 
 @dataclass

@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from nbdist.engine.compat import torch_init
 from nbdist.engine.compat.torch_compat import PrefixStore, Store
-from nbdist.engine.compat.torch_init import Asked
+from nbdist.engine.compat.torch_init import InitArguments
 from nbdist.engine.group import sockets
-from nbdist.engine.group.state import Membership
+from nbdist.engine.group.state import GroupState
 from nbdist.errors import ClusterError
 
 
@@ -61,7 +61,7 @@ def gloo_device(interface: str) -> tuple[Any, sockets.Address]:
     return device, new.pop()
 
 
-def agree(here: Membership, asked: Asked) -> None:
+def agree(here: GroupState, asked: InitArguments) -> None:
     """Take a program's `init_process_group` as done, and say so; this rank has its group.
 
     Raises:
@@ -83,7 +83,7 @@ def agree(here: Membership, asked: Asked) -> None:
         print(f"{line}).")
 
 
-def _differing(here: Membership, asked: Asked) -> list[str]:
+def _differing(here: GroupState, asked: InitArguments) -> list[str]:
     """Return what a program asks for and this rank's group has not, in words. Pure."""
     had = torch_init.backends_in(here.backend)
     pairs = [
@@ -107,7 +107,7 @@ def _told(value: object) -> str:
     return " and ".join(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
-def answer_env(here: Membership, asked: Asked) -> tuple[Store, int, int] | None:
+def answer_env(here: GroupState, asked: InitArguments) -> tuple[Store, int, int] | None:
     """Return (store, rank, world size) for `env://`, or None: the program means another group.
 
     MASTER_ADDR and MASTER_PORT, which scripts set to any free port, are not asked: all ranks of

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from nbdist import told
 from nbdist.engine.compat import torch_compat, torch_hooks, torch_init, torch_live, torch_modules
-from nbdist.engine.compat.group_spec import Spec
+from nbdist.engine.compat.group_spec import GroupSpec
 from nbdist.engine.compat.torch_compat import TCPStore
 from nbdist.engine.group import (
     ddp_hook_state,
@@ -36,7 +36,7 @@ from nbdist.engine.group import (
     throttle,
 )
 from nbdist.engine.group.rendezvous import FORM_TIMEOUT_S
-from nbdist.engine.group.state import GLOO_THREADS, Membership
+from nbdist.engine.group.state import GLOO_THREADS, GroupState
 from nbdist.engine.steps import step_state
 from nbdist.engine.tap import counters, in_flight
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
@@ -88,7 +88,7 @@ def join(
         store_host, store_port, None, False, timeout=timedelta(seconds=FORM_TIMEOUT_S)
     )
     device, address = gloo_setup.gloo_device(interface)
-    here = Membership(
+    here = GroupState(
         rank,
         world_size,
         backend,
@@ -117,7 +117,7 @@ def join(
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:
         torch_compat.set_group_count(first_group)
-        everyone, spec = tuple(range(world_size)), Spec(backend, timeout_s, "")
+        everyone, spec = tuple(range(world_size)), GroupSpec(backend, timeout_s, "")
         record = group_record.read(client, rank) if generation else None
         if record is not None and int(record.default) < first_group:
             record = None  # of groups that all ranks have left since
@@ -142,7 +142,7 @@ def _note_made(made: Any) -> None:
     step_state.here().note_made(made)
 
 
-def _make_default(here: Membership, name: str) -> None:
+def _make_default(here: GroupState, name: str) -> None:
     # torch names the first group it makes by a number.
     torch_compat.set_group_count(int(name))
     dist.init_process_group(
@@ -204,7 +204,7 @@ def abort(generation: int | None = None) -> int:
     return _cut(here)
 
 
-def _cut(here: Membership) -> int:
+def _cut(here: GroupState) -> int:
     """Break every pair and communicator of this process. Any thread; returns as `abort` does."""
     # A peer must not see our sockets close before it has let go itself: a gloo pair whose write
     # fails loses the operation that its event loop has just taken from the queue, and who waits
@@ -253,7 +253,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
         )
     if state.reforms_left() == 0:
         raise ClusterError(
-            "The process group cannot be formed anew any more.",
+            "The process group cannot be re-created any more.",
             why=f"torch numbers a group's backends in one byte, and after {here.generation} "
             "faults all numbers are used.",
             do=_RESTART,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbdist.engine.compat import torch_compat
-from nbdist.engine.compat.group_spec import Spec
+from nbdist.engine.compat.group_spec import GroupSpec
 from nbdist.engine.compat.torch_compat import TCPStore
 from nbdist.engine.group import group_names, state
 from nbdist.engine.group.group_names import Names
@@ -19,7 +19,7 @@ from nbdist.engine.group.plan import Key, groups_from_json, groups_to_json
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class GroupRecord:
     """What one process wrote down at the end of its last cell.
 
     Attributes:
@@ -32,13 +32,13 @@ class Record:
 
     default: str
     group_count: int
-    groups: dict[Key, Spec]
+    groups: dict[Key, GroupSpec]
     names: Names
     cell: int
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SurvivorReport:
     """What a living rank tells newcomers.
 
     Attributes:
@@ -85,24 +85,24 @@ def write(namespace: Mapping[str, Any], cell: int, source: str) -> None:
         _written = text
 
 
-def tell(namespace: Mapping[str, Any]) -> Told:
+def tell(namespace: Mapping[str, Any]) -> SurvivorReport:
     """Return what this living rank tells newcomers.
 
     Args:
         namespace: Where cells run.
     """
-    return Told(group_names.given(namespace), _cell, _changed)
+    return SurvivorReport(group_names.given(namespace), _cell, _changed)
 
 
-def read(client: TCPStore, rank: int) -> Record | None:
+def read(client: TCPStore, rank: int) -> GroupRecord | None:
     """Return what the process before this one wrote down as this rank; None for nothing."""
     if not client.check([_key(rank)]):
         return None
     default, count, groups, names, cell = json.loads(bytes(client.get(_key(rank))))
-    return Record(default, count, groups_from_json(groups), names, cell)
+    return GroupRecord(default, count, groups_from_json(groups), names, cell)
 
 
-def names_before(client: TCPStore, rank: int, told: Iterable[Told]) -> Names:
+def names_before(client: TCPStore, rank: int, told: Iterable[SurvivorReport]) -> Names:
     """Return what the cells of this rank's predecessor called its groups, as far as that is known.
 
     Where groups were made after it was written down, a name may mean one of those; and a cell that

@@ -24,7 +24,7 @@ SMALL = 0.01  # of the busiest connection's bytes, either way: less is not told
 MOST_TOLD = 16  # connections in a record: of 64 ranks that exchange all with all, the busiest
 
 
-class Links:
+class LinkStats:
     """The connections of this rank, as they were at the last sample."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Links:
         """
         self._current_step = current_step
         self._tell = tell
-        self._pairs: list[sockets.Pair] = []
+        self._pairs: list[sockets.GlooPair] = []
         self._looked = 0.0
         self._next = 0.0
         self._step = 0
@@ -125,7 +125,7 @@ def passed(
     return values
 
 
-def _name(pair: sockets.Pair) -> str:
+def _name(pair: sockets.GlooPair) -> str:
     host, port = pair.caller
     peer = "" if pair.peer is None else pair.peer
     return f"{peer}@{host}:{port}"

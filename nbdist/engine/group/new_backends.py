@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from nbdist.engine.compat import torch_compat
 from nbdist.engine.compat.torch_compat import PrefixStore
-from nbdist.engine.group.state import Membership
+from nbdist.engine.group.state import GroupState
 from nbdist.engine.tap import counters
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 BURY_TIMEOUT_S = 1.0  # normally it takes less than a millisecond
 
 
-def renew(here: Membership, live: torch_compat.LiveGroup) -> None:
+def renew(here: GroupState, live: torch_compat.LiveGroup) -> None:
     """Give one group new backends; the other members do the same at this moment."""
     place = PrefixStore(f"{live.name}/", here.place())
     rank = live.ranks.index(here.rank)

@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nbdist.engine.compat.group_spec import Spec
+from nbdist.engine.compat.group_spec import GroupSpec
 from nbdist.engine.group import sockets
 from nbdist.engine.group.shared_memory import Offer
 
 Key = tuple[str, tuple[int, ...]]  # a group's name and its global ranks
 
 
-def groups_to_json(groups: Mapping[Key, Spec]) -> list[Any]:
+def groups_to_json(groups: Mapping[Key, GroupSpec]) -> list[Any]:
     """Return groups as plain values for JSON."""
     return [(*key, asdict(spec)) for key, spec in groups.items()]
 
 
-def groups_from_json(told: list[Any]) -> dict[Key, Spec]:
+def groups_from_json(told: list[Any]) -> dict[Key, GroupSpec]:
     """Return the groups of which `groups_to_json` made this."""
-    return {(name, tuple(ranks)): Spec(**spec) for name, ranks, spec in told}
+    return {(name, tuple(ranks)): GroupSpec(**spec) for name, ranks, spec in told}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Hello:
     """
 
     address: sockets.Address
-    groups: Mapping[Key, Spec]
+    groups: Mapping[Key, GroupSpec]
     group_count: int
     is_new: bool = False
     default: str = "0"
@@ -74,7 +74,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GroupPlan:
     """What a generation forms, in an order that is the same on every rank.
 
     Attributes:
@@ -85,14 +85,14 @@ class Plan:
         is_anew: A rank has none any more: all leave what they have, and make this one.
     """
 
-    groups: Mapping[Key, Spec]
+    groups: Mapping[Key, GroupSpec]
     stale: tuple[Key, ...]
     group_count: int
     default: str
     is_anew: bool = False
 
 
-def make_plan(hellos: Mapping[int, Hello]) -> Plan:
+def make_plan(hellos: Mapping[int, Hello]) -> GroupPlan:
     """Return what ranks that said these hellos can form together.
 
     A group lives on when each of its ranks still has it, or is new and makes it. A fault in the
@@ -112,9 +112,9 @@ def make_plan(hellos: Mapping[int, Hello]) -> Plan:
     asked = [hello for hello in hellos.values() if not hello.is_new] or list(hellos.values())
     default = asked[0].default
     if any(hello.default != default for hello in asked) or not lives((default, everyone)):
-        return Plan({}, (), count, str(count), is_anew=True)
+        return GroupPlan({}, (), count, str(count), is_anew=True)
 
-    known: dict[Key, Spec] = {}
+    known: dict[Key, GroupSpec] = {}
     # Who is new knows less of the default group than the others.
     for rank in sorted(hellos, key=lambda rank: (hellos[rank].is_new, rank)):
         hello = hellos[rank]
@@ -122,7 +122,7 @@ def make_plan(hellos: Mapping[int, Hello]) -> Plan:
             known = dict(hello.groups) | known
     # Larger groups first, the default one before all; any order will do that all ranks share.
     ordered = sorted(known, key=lambda key: (-len(key[1]), len(key[0]), key))
-    return Plan(
+    return GroupPlan(
         groups={key: known[key] for key in ordered if lives(key)},
         stale=tuple(key for key in ordered if not lives(key)),
         group_count=count,

@@ -10,12 +10,12 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_compat
-from nbdist.engine.compat.group_spec import Spec
+from nbdist.engine.compat.group_spec import GroupSpec
 from nbdist.engine.compat.torch_compat import PrefixStore
 from nbdist.engine.group import shared_memory, state
-from nbdist.engine.group.plan import Hello, Key, Plan, make_plan
+from nbdist.engine.group.plan import GroupPlan, Hello, Key, make_plan
 from nbdist.engine.group.shared_memory import Offer, Offered
-from nbdist.engine.group.state import Membership
+from nbdist.engine.group.state import GroupState
 from nbdist.engine.tap import collective_check, counters
 from nbdist.engine.tap.collective_check_store import StoreTable
 from nbdist.errors import ClusterError
@@ -58,13 +58,13 @@ def exchange(topic: str, text: str, timeout_s: float) -> dict[int, str]:
 
 
 def meet(
-    here: Membership,
-    groups: Mapping[Key, Spec],
+    here: GroupState,
+    groups: Mapping[Key, GroupSpec],
     timeout_s: float,
     *,
     default: str,
     is_new: bool = False,
-) -> Plan:
+) -> GroupPlan:
     """Tell the other ranks of this process, hear of theirs, and return what follows."""
     here.offered = _share(here)
     offer = None if here.offered is None else here.offered.offer
@@ -78,17 +78,17 @@ def meet(
 
 
 def _announcements(
-    here: Membership, offer: Offer | None
-) -> collective_check.Table | StoreTable | None:
+    here: GroupState, offer: Offer | None
+) -> collective_check.SharedTable | StoreTable | None:
     """Return where this generation's collectives are announced; `offer` is rank 0's memory."""
     if here.check == "store":
         limit = timedelta(seconds=here.timeout_s)
         return StoreTable(here.store, here.rank, here.generation, limit)
     memory = None if offer is None else shared_memory.accept(offer)
-    return None if memory is None else collective_check.Table(memory, here.rank)
+    return None if memory is None else collective_check.SharedTable(memory, here.rank)
 
 
-def _share(here: Membership) -> Offered | None:
+def _share(here: GroupState) -> Offered | None:
     """Make memory for announcements, on rank 0; None when there is none to be had."""
     if here.rank or here.world_size == 1 or here.check != "shared":
         return None
@@ -101,7 +101,7 @@ def _share(here: Membership) -> Offered | None:
         return None
 
 
-def share_no_more(here: Membership) -> None:
+def share_no_more(here: GroupState) -> None:
     """Give up the memory that rank 0 offered, when the groups have been formed.
 
     Gloo's ranks have met in them after they mapped it. NCCL's meet later: there it is kept until

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class GlooPair:
     """A connection of gloo's to another rank: the `number` of its descriptor, gloo's own.
 
     `peer` is the rank that we called; None where we were called, for a caller's address says
@@ -55,7 +55,7 @@ def listeners() -> set[Address]:
     return {_address(s.getsockname()) for s in _tcp_sockets() if _listens(s)}
 
 
-def pairs(own: Address, peers: Mapping[int, Address]) -> list[Pair]:
+def pairs(own: Address, peers: Mapping[int, Address]) -> list[GlooPair]:
     """Return gloo's connections here. Callable from any thread; takes about 5 us a descriptor.
 
     Args:
@@ -63,16 +63,16 @@ def pairs(own: Address, peers: Mapping[int, Address]) -> list[Pair]:
         peers: Where the other ranks' devices listen, by rank.
     """
     ranks = {address: rank for rank, address in peers.items()}
-    found: dict[tuple[Address, int | None], Pair] = {}
+    found: dict[tuple[Address, int | None], GlooPair] = {}
     for number, s in _numbered():
         with suppress(OSError):  # as in `hold`
             if _listens(s):
                 continue
             local, remote = _address(s.getsockname()), _address(s.getpeername())
             if remote in ranks:
-                pair = Pair(number, s.family, local, ranks[remote])
+                pair = GlooPair(number, s.family, local, ranks[remote])
             elif local == own:
-                pair = Pair(number, s.family, remote, None)
+                pair = GlooPair(number, s.family, remote, None)
             else:
                 continue
             found.setdefault((pair.caller, pair.peer), pair)  # `hold` makes duplicates

@@ -26,7 +26,7 @@ GLOO_THREADS = 2  # per group, as in torch
 
 
 @dataclass
-class Membership:
+class GroupState:
     """This process's place in the group."""
 
     rank: int
@@ -66,15 +66,15 @@ class Membership:
         return self.slots.get(group, torch_compat.FIRST_SLOT)
 
 
-_here: Membership | None = None
+_here: GroupState | None = None
 
 
-def here() -> Membership | None:
+def here() -> GroupState | None:
     """Return this process's place, or None while it is in no group."""
     return _here
 
 
-def member() -> Membership:
+def member() -> GroupState:
     """Return this process's place.
 
     Raises:
@@ -85,13 +85,13 @@ def member() -> Membership:
     return _here
 
 
-def enter(place: Membership) -> None:
+def enter(place: GroupState) -> None:
     """Take a place."""
     global _here
     _here = place
 
 
-def leave() -> Membership | None:
+def leave() -> GroupState | None:
     """Give the place up, and return what it was."""
     global _here
     left, _here = _here, None
@@ -104,7 +104,7 @@ def store() -> Store:
 
 
 def reforms_left() -> int | None:
-    """Return how many more times this process's groups can be formed anew; None: no limit."""
+    """Return how many more times this process's groups can be re-created; None: no limit."""
     if torch_compat.can_release():
         return None
     place = member()

@@ -1,4 +1,4 @@
-"""The room that touches private parts of ipykernel and of ipyparallel's engine.
+"""What nbdist uses of the private parts of ipykernel and of ipyparallel's engine.
 
 Tried with ipykernel 7.4, IPython 9.18, ipyparallel 9.2. `check()` says what broke when one of
 them moves. What is touched, and what for:

@@ -1,6 +1,6 @@
 """How IPython's shell behaves on a rank: no questions, no exit, cells named alike on all ranks.
 
-A compat room, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What is touched:
+A compat module, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What is touched:
 
 - `shell.compile.get_code_name`, which names a cell's file;
 - `display_pub` and `displayhook`: their hooks;

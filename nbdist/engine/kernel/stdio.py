@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nbdist.engine.kernel.stdio_files import KeptText, WatchedFile, write_all
-from nbdist.engine.kernel.text_window import Part, Window, as_lists, joined
+from nbdist.engine.kernel.text_window import Part, TextWindow, as_lists, joined
 
 HEAD_BYTES: Final = 256 * 1024
 INTERVAL_S: Final = 0.1
@@ -158,7 +158,7 @@ class Output:
         self._head: list[Part] = []  # of the whole cell, until a file takes over
         self._head_bytes = 0
         self._unsent = 0  # index into _head
-        self._window = Window()
+        self._window = TextWindow()
         self._window_number = 0
         self._window_new = False
         self._cut_bytes = 0  # in windows that are closed
@@ -341,7 +341,7 @@ class Output:
             with self._lock:
                 if self._in_cell and self._window.total:
                     self._cut_bytes += self._window.cut_bytes
-                    self._window = Window()
+                    self._window = TextWindow()
                     self._window_number += 1
                     self._window_new = False
 

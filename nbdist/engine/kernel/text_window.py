@@ -9,7 +9,7 @@ WINDOW_BYTES: Final = 4 * 1024
 Part = tuple[str, str]  # (stream's name, text)
 
 
-class Window:
+class TextWindow:
     """The newest `WINDOW_BYTES` of a text, and how many bytes came before them."""
 
     def __init__(self) -> None:

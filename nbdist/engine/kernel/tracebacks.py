@@ -1,6 +1,6 @@
 """What IPython's tracebacks lack on a rank: lines of cells, and what an exception group holds.
 
-A compat room, as `shell.py` is. Tried with IPython 9.18. What is touched:
+A compat module, as `shell.py` is. Tried with IPython 9.18. What is touched:
 
 - `ultratb.get_line_number_of_frame`, which counts a file's lines. A cell is in no file: of its
   frames IPython then tells where the frame is *now*, which of a cause is the `raise` after it, and

@@ -8,8 +8,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout.axes.cp.context import Context
-from nbdist.engine.layout.axes.pp.pipeline import Plan as Stages
-from nbdist.engine.layout.axes.tp.cuts import Plan
+from nbdist.engine.layout.axes.pp.pipeline import StagePlan as Stages
+from nbdist.engine.layout.axes.tp.cuts import TensorPlan
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.spec import cost
@@ -75,7 +75,7 @@ class Explanation:
     size: cost.ModelSize
     local: cost.ModelSize
     backend: str
-    plan: Plan | None = None
+    plan: TensorPlan | None = None
     token_bytes: float | None = None
     stages: Stages | None = None
     context: Context | None = None

@@ -16,7 +16,7 @@ from nbdist.engine.data.batches import Shard
 from nbdist.engine.layout import plain_copy
 from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.layout.axes.cp.context import Context
-from nbdist.engine.layout.axes.pp.pipeline_step import Piped
+from nbdist.engine.layout.axes.pp.pipeline_step import PipelineStep
 from nbdist.engine.layout.axes.pp.stages import Stage
 from nbdist.engine.layout.axes.tp import cuts
 from nbdist.engine.layout.explain import BatchSize, Explanation
@@ -61,7 +61,7 @@ class Layout(Trainable):
         skeleton: The plain model as it was, without weights; None where it cannot be copied.
         no_skeleton: Why there is none.
         last_step: The last batch and loss of `step`; `%dist verify` proves with them.
-        piped: The pipeline's steps; None without pp.
+        pipeline: The pipeline's steps; None without pp.
         scaler: A GradScaler, for `Precision("fp16")`; else it passes everything on as it is, so
             that one loop serves all: `layout.scaler.scale(loss).backward()`,
             `layout.scaler.step(opt)`, `layout.scaler.update()`.
@@ -77,16 +77,16 @@ class Layout(Trainable):
         backend: str,
         *,
         local: cost.ModelSize | None = None,
-        plan: cuts.Plan | None = None,
+        plan: cuts.TensorPlan | None = None,
         policies: Policies | None = None,
         token_bytes: float | None = None,
         skeleton: nn.Module | None = None,
         no_skeleton: str = "",
-        piped: Piped | None = None,
+        pipeline: PipelineStep | None = None,
         context: Context | None = None,
         forgetting: Mapping[str, Checkpointed] | None = None,
     ) -> None:
-        super().__init__(model, shape, device_mesh, policies, piped, context)
+        super().__init__(model, shape, device_mesh, policies, pipeline, context)
         self.blocks = blocks
         self.size = size
         self.local = local or size
@@ -171,7 +171,7 @@ class Layout(Trainable):
             self.backend,
             self.plan,
             self._token_bytes,
-            self.piped.pipe.plan if self.piped else None,
+            self.pipeline.runner.plan if self.pipeline else None,
             self.context,
             None if batch is None else BatchSize.of(batch),
             self.policies,
@@ -192,7 +192,7 @@ class Layout(Trainable):
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages of the pipeline, with the names of their parameters; none without pp."""
-        return self.piped.pipe.plan.stages if self.piped else ()
+        return self.pipeline.runner.plan.stages if self.pipeline else ()
 
     def load_from(self, other: "Layout | nn.Module | Mapping[str, torch.Tensor] | None") -> None:
         """Copy weights and buffers into this model, by name; dtypes stay this model's. Collective.
@@ -269,7 +269,7 @@ class Layout(Trainable):
             loss_fn,
             lambda given, loss_of: self._step(Inputs(*given[:2]), given[2], loss_of),
             lambda model, given, loss_of: loss_of(Inputs(*given[:2]).run(model), given[2]),
-            _whole_batch if self.piped is None else self.piped.pipe.cut,
+            _whole_batch if self.pipeline is None else self.pipeline.runner.cut,
         )
         return verify.verify(self, task, steps)
 

@@ -15,8 +15,8 @@ from nbdist.engine.compat import torch_sharded
 from nbdist.engine.layout.axes import ddp, fsdp, outside_calls
 from nbdist.engine.layout.axes.cp import context as cp
 from nbdist.engine.layout.axes.pp import pipeline
-from nbdist.engine.layout.axes.pp.pipeline_step import Piped
-from nbdist.engine.layout.axes.pp.schedule_runner import Parts, Pipe
+from nbdist.engine.layout.axes.pp.pipeline_step import PipelineStep
+from nbdist.engine.layout.axes.pp.schedule_runner import ScheduleRunner, SequenceSlices
 from nbdist.engine.layout.axes.tp import cuts, fit, tp
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.policies import activation_checkpoint, compress, offload, precision
@@ -80,7 +80,7 @@ def spread(
         runs = stages.runs if stages else [list(blocks.values())]
         here = _cut_weights(model, shape, policies, device_mesh, blocks, runs, plan)
         if stages is not None:
-            stages.relay.run_always(here)
+            stages.forward.run_always(here)
     if context is not None:
         begin = [names[0] for names in stages.names] if stages else []
         _cut_sequences(context, shape, policies, device_mesh, blocks, begin)
@@ -111,7 +111,7 @@ def spread(
         token_bytes=token_bytes,
         skeleton=plain,
         no_skeleton=no_skeleton,
-        piped=stages.piped(model, shape, policies, device_mesh, context) if stages else None,
+        pipeline=stages.pipeline(model, shape, policies, device_mesh, context) if stages else None,
         context=context,
         forgetting=forgetting,
     )
@@ -131,7 +131,7 @@ class _Stages:
     ) -> None:
         self._skeleton = plain
         imitation = precision.Imitation.of(policies.precision, has_units=shape.fsdp > 1)
-        self._plan, self.relay = pipeline.find_plan(
+        self._plan, self.forward = pipeline.find_plan(
             model, policies.pipeline, shape.pp, blocks, imitation
         )
         rank = device_mesh.get_local_rank("pp")
@@ -140,23 +140,25 @@ class _Stages:
         self.runs = [[model.get_submodule(name) for name in names] for names in self.names]
         self.blocks = {name: model.get_submodule(name) for names in self.names for name in names}
 
-    def piped(
+    def pipeline(
         self,
         model: nn.Module,
         shape: MeshShape,
         policies: Policies,
         device_mesh: DeviceMesh,
         context: cp.Context | None,
-    ) -> Piped:
+    ) -> PipelineStep:
         """Return what runs the steps, when all other axes have been laid."""
-        self.relay.install()  # around what these have put there
+        self.forward.install()  # around what these have put there
         device = torch.device(device_mesh.device_type)
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
         dims = {name: dim for name, (_, dim) in context.hidden.items()} if context else {}
-        parts = Parts(shape.cp, dims)
-        pipe = Pipe(self._plan, self.relay, self._skeleton, device_mesh["pp"], device, parts)
-        return Piped(model, pipe, shape, device_mesh, policies)
+        parts = SequenceSlices(shape.cp, dims)
+        runner = ScheduleRunner(
+            self._plan, self.forward, self._skeleton, device_mesh["pp"], device, parts
+        )
+        return PipelineStep(model, runner, shape, device_mesh, policies)
 
 
 def _plan_cuts(
@@ -165,7 +167,7 @@ def _plan_cuts(
     policies: Policies,
     device_mesh: DeviceMesh,
     blocks: dict[str, nn.Module],
-) -> tuple[cuts.Plan, float | None]:
+) -> tuple[cuts.TensorPlan, float | None]:
     """Return what tp will cut, and bytes sent for each token where the plan tells."""
     policy, axis = policies.tensor, device_mesh["tp"]
     plan = tp.find_plan(model, policy, axis, blocks)
@@ -185,7 +187,7 @@ def _cut_weights(
     device_mesh: DeviceMesh,
     blocks: dict[str, nn.Module],
     runs: list[list[nn.Module]],
-    plan: cuts.Plan,
+    plan: cuts.TensorPlan,
 ) -> set[str]:
     """Cut over tp the weights that this rank has; return the modules that were cut."""
     # Twice where parameters are tied: both places are cut.

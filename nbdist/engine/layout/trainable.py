@@ -20,7 +20,7 @@ from nbdist.engine.data import resume
 from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.layout.axes.cp.context import Context
 from nbdist.engine.layout.axes.cp.exchange import own_part
-from nbdist.engine.layout.axes.pp.pipeline_step import Piped
+from nbdist.engine.layout.axes.pp.pipeline_step import PipelineStep
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.policies.precision import Scaler
 from nbdist.engine.layout.spec.inputs import Inputs, as_inputs, as_tree, samples_in
@@ -39,14 +39,14 @@ class Trainable:
         shape: MeshShape,
         device_mesh: DeviceMesh,
         policies: Policies | None,
-        piped: Piped | None,
+        pipeline: PipelineStep | None,
         context: Context | None,
     ) -> None:
         self.model = model
         self.shape = shape
         self.mesh = device_mesh
         self.policies = policies or Policies()
-        self.piped = piped
+        self.pipeline = pipeline
         self.context = context
         self.last_step: tuple[Any, Any, LossFunction] | None = None
         self.scaler = Scaler(
@@ -85,11 +85,11 @@ class Trainable:
 
     def _step(self, inputs: Inputs, y: Any, loss_fn: LossFunction) -> torch.Tensor | None:
         trains = torch.is_grad_enabled()
-        if self.piped is not None:
+        if self.pipeline is not None:
             weight: float | torch.Tensor = self._weight(inputs, y) if trains else 1.0
             if trains and self.scaler.is_enabled():
                 weight = self.scaler.scale(torch.tensor(weight, device=self.mesh.device_type))
-            loss = self.piped.step(inputs, y, lambda out, y: loss_fn(out, self.own(y)), weight)
+            loss = self.pipeline.step(inputs, y, lambda out, y: loss_fn(out, self.own(y)), weight)
             return None if loss is None else self._of_all_parts(loss)
         with loss_parallel() if self.policies.tensor.loss else nullcontext():
             loss = loss_fn(inputs.run(self.model), self.own(y))
@@ -159,8 +159,8 @@ class Trainable:
 
     def _accumulate(self, parts: int) -> Iterator[int]:
         switch = getattr(self.model, "set_requires_gradient_sync", lambda _is_on: None)
-        if self.piped is not None:
-            switch = self.piped.share
+        if self.pipeline is not None:
+            switch = self.pipeline.share
         try:
             for part in range(parts):
                 switch(part == parts - 1)
@@ -189,7 +189,7 @@ class Trainable:
             if params is None:
                 chosen = [p for p in chosen if p.requires_grad or not zero1.is_quantized(p)]
             return zero1.make(kind, chosen, self.mesh.get_group("dp"), **options)
-        if self.piped is not None and not chosen:
+        if self.pipeline is not None and not chosen:
             chosen = [{"params": []}]
         return kind(chosen, **options)
 
@@ -204,8 +204,8 @@ class Trainable:
         """
         has_scale = self.scaler.is_enabled() and not torch_modules.has_unscaled(self.scaler)
         scale = self.scaler.get_scale() if has_scale else 1.0
-        if self.piped is not None:
-            return self.piped.clip_grad_norm_(max_norm, scale)
+        if self.pipeline is not None:
+            return self.pipeline.clip_grad_norm_(max_norm, scale)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm * scale)
         whole: torch.Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return whole / scale

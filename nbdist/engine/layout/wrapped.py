@@ -83,7 +83,7 @@ def refuse_own_norm(parameters: list[torch.Tensor]) -> None:
     Raises:
         LayoutError: A layout with pp has spread any of these parameters.
     """
-    pipelines = [x for x in live_layouts() if x.piped is not None]
+    pipelines = [x for x in live_layouts() if x.pipeline is not None]
     for layout in _holding(parameters, pipelines):
         raise LayoutError(
             "torch.nn.utils.clip_grad_norm_ got parameters of a model with the layout "

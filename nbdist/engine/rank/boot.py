@@ -42,8 +42,8 @@ from nbdist.engine.kernel.stdio_files import LogStream
 from nbdist.told import named
 
 if TYPE_CHECKING:
-    from nbdist.engine.checks.checks import Checks
-    from nbdist.engine.group.link_stats import Links
+    from nbdist.engine.checks.checks import RankChecks
+    from nbdist.engine.group.link_stats import LinkStats
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ class Program:
         self.variables: dict[str, str] = {}
         self.joined = False
         self._spec = spec
-        self.links: Links | None = None
-        self.checks: Checks | None = None
+        self.links: LinkStats | None = None
+        self.checks: RankChecks | None = None
         self._began = 0.0
         self._first_seq = 0
         self._modes = cleanup.current_modes()
@@ -289,7 +289,7 @@ def join(
         RuntimeError: The notebook runs another version of nbdist.
     """
     from nbdist.engine.checks import begun, model_facts
-    from nbdist.engine.checks.checks import Checks
+    from nbdist.engine.checks.checks import RankChecks
     from nbdist.engine.data import shards
     from nbdist.engine.group import group, link_stats
     from nbdist.engine.layout import parallelize, wrapped
@@ -336,10 +336,10 @@ def join(
     begun.look_on()
     shards.pace_as(training.pace)
     training.at_new_optimizer("trained", lambda opt: model_facts.tell(here.recorder, opt))
-    here.checks = Checks(here.recorder.add)
+    here.checks = RankChecks(here.recorder.add)
     training.at_new_optimizer("checks", here.checks.optimizer_begins)
     training.at_step_end("checks", here.checks.step_ended)
-    here.links = link_stats.Links(
+    here.links = link_stats.LinkStats(
         training.current_step, lambda step, values: here.recorder.add("links", step, values)
     )
     here.recorder.before_publishing(here.links.sample)

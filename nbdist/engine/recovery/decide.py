@@ -27,7 +27,7 @@ Steps = tuple[int, ...]  # of each optimizer, then of each scheduler; the newest
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ModelReport:
     """What one rank says of one unit.
 
     Attributes:
@@ -91,15 +91,15 @@ class Decision:
     is_level: bool = False
 
 
-def to_json(reports: Sequence[Report]) -> str:
+def to_json(reports: Sequence[ModelReport]) -> str:
     """Return the text in which a rank's reports travel."""
     return json.dumps([asdict(report) for report in reports])
 
 
-def from_json(text: str | bytes) -> list[Report]:
+def from_json(text: str | bytes) -> list[ModelReport]:
     """Return the reports that `to_json` wrote."""
     return [
-        Report(
+        ModelReport(
             kind=item["kind"],
             name=item["name"],
             ranks=tuple(item["ranks"]),
@@ -119,7 +119,9 @@ def from_json(text: str | bytes) -> list[Report]:
     ]
 
 
-def decide(reports: Mapping[int, Sequence[Report]], newcomers: Iterable[int]) -> list[Decision]:
+def decide(
+    reports: Mapping[int, Sequence[ModelReport]], newcomers: Iterable[int]
+) -> list[Decision]:
     """Return what is to be done, in an order that all ranks share; nothing for units that agree.
 
     Args:
@@ -149,7 +151,7 @@ def decide(reports: Mapping[int, Sequence[Report]], newcomers: Iterable[int]) ->
 
 
 def _tell_who_stays(
-    decision: Decision, decisions: Sequence[Decision], reports: Mapping[int, Sequence[Report]]
+    decision: Decision, decisions: Sequence[Decision], reports: Mapping[int, Sequence[ModelReport]]
 ) -> Decision:
     """Say what was trained since the snapshot that a unit goes back to, and does not go back."""
     if decision.action != "roll back":
@@ -179,7 +181,7 @@ def _tell_who_stays(
     return replace(decision, line=line)
 
 
-def has_unmatched(reports: Mapping[int, Sequence[Report]], newcomers: Iterable[int]) -> bool:
+def has_unmatched(reports: Mapping[int, Sequence[ModelReport]], newcomers: Iterable[int]) -> bool:
     """Return whether a rank holds a unit that its partners do not: garbage, most of the time."""
     new = set(newcomers)
     return any(
@@ -189,7 +191,7 @@ def has_unmatched(reports: Mapping[int, Sequence[Report]], newcomers: Iterable[i
     )
 
 
-def _matched(reports: Mapping[int, Sequence[Report]]) -> list[dict[int, int]]:
+def _matched(reports: Mapping[int, Sequence[ModelReport]]) -> list[dict[int, int]]:
     """Return each unit as rank -> place, by the names that their ranks have agreed on."""
     units: dict[tuple[object, ...], dict[int, int]] = {}
     for rank in sorted(reports):
@@ -207,9 +209,9 @@ def _matched(reports: Mapping[int, Sequence[Report]]) -> list[dict[int, int]]:
 
 def _leave(
     places: Mapping[int, int],
-    of_unit: Mapping[int, Report],
+    of_unit: Mapping[int, ModelReport],
     missing: list[int],
-    reports: Mapping[int, Sequence[Report]],
+    reports: Mapping[int, Sequence[ModelReport]],
 ) -> list[Decision]:
     """Copy nothing of a unit that some of its ranks do not hold; stop an optimizer of shards."""
     some = next(iter(of_unit.values()))
@@ -236,7 +238,9 @@ def _leave(
     return [Decision(places, "leave", some.steps, some.parts, line)]
 
 
-def _forbid_strangers(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> list[Decision]:
+def _forbid_strangers(
+    places: Mapping[int, int], of_unit: Mapping[int, ModelReport]
+) -> list[Decision]:
     """Stop optimizers that have stepped and are not on all ranks of their model."""
     parts = _common_parts(of_unit)
     holders = [
@@ -258,11 +262,11 @@ def _forbid_strangers(places: Mapping[int, int], of_unit: Mapping[int, Report]) 
     return [Decision(places, "forbid", some.steps, parts, line)]
 
 
-def _shared(of_unit: Mapping[int, Report]) -> dict[int, Report]:
+def _shared(of_unit: Mapping[int, ModelReport]) -> dict[int, ModelReport]:
     """Return the reports of a unit with what all of its ranks have, in one order."""
     parts = _common_parts(of_unit)
 
-    def only(report: Report) -> Report:
+    def only(report: ModelReport) -> ModelReport:
         made = dict(zip(report.parts, report.steps, strict=True))
         schedulers = report.parts[len(report.parts) - report.schedulers :]
         return replace(
@@ -275,22 +279,22 @@ def _shared(of_unit: Mapping[int, Report]) -> dict[int, Report]:
     return {rank: only(report) for rank, report in of_unit.items()}
 
 
-def _common_parts(of_unit: Mapping[int, Report]) -> tuple[str, ...]:
+def _common_parts(of_unit: Mapping[int, ModelReport]) -> tuple[str, ...]:
     """Return the names that all ranks tell, in the order of the first; of two alike, neither."""
     told = [report.parts for report in of_unit.values()]
     return tuple(p for p in told[0] if p and all(parts.count(p) == 1 for parts in told))
 
 
-def _has_stepped(report: Report) -> bool:
+def _has_stepped(report: ModelReport) -> bool:
     return report.is_torn or any(report.steps)
 
 
-def _is_equal(of_unit: Mapping[int, Report]) -> bool:
+def _is_equal(of_unit: Mapping[int, ModelReport]) -> bool:
     is_torn = any(report.is_torn for report in of_unit.values())
     return not is_torn and len({report.steps for report in of_unit.values()}) == 1
 
 
-def _copy(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
+def _copy(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) -> Decision:
     # Whole before torn, then the most advanced, then the lowest rank.
     source = min(of_unit, key=lambda rank: (of_unit[rank].is_torn, -sum(of_unit[rank].steps), rank))
     best = of_unit[source]
@@ -314,7 +318,7 @@ def _copy(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
     return Decision(places, "copy", best.steps, best.parts, line, source, behind)
 
 
-def _settle_sharded(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
+def _settle_sharded(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) -> Decision:
     """Go back together, unless all ranks have made the same steps of the optimizer itself."""
     some = next(iter(of_unit.values()))
     is_torn = any(report.is_torn for report in of_unit.values())
@@ -330,7 +334,7 @@ def _settle_sharded(places: Mapping[int, int], of_unit: Mapping[int, Report]) ->
     return Decision(places, "follow", best.steps, best.parts, line, source, behind)
 
 
-def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
+def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) -> Decision:
     # Who has begun most has seen how schedulers stood as the step after a snapshot began.
     source = max(of_unit, key=lambda rank: (_begun(of_unit[rank]), -rank))
     best = of_unit[source]
@@ -354,13 +358,13 @@ def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Deci
     return Decision(places, "roll back", steps, best.parts, line, source, behind, lost=count)
 
 
-def _common(of_unit: Mapping[int, Report]) -> list[Steps]:
+def _common(of_unit: Mapping[int, ModelReport]) -> list[Steps]:
     """Return the steps at which all ranks hold a snapshot."""
     held = [dict(report.snapshots) for report in of_unit.values()]
     return [steps for steps in held[0] if all(steps in other for other in held)]
 
 
-def _settle_apart(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> Decision:
+def _settle_apart(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) -> Decision:
     """Go back together, or begin anew from the most advanced rank's model."""
     if _common(of_unit):
         return _roll_back(places, of_unit)
@@ -374,7 +378,7 @@ def _settle_apart(places: Mapping[int, int], of_unit: Mapping[int, Report]) -> D
     return replace(made, line=line)
 
 
-_DECIDE: Mapping[Kind, Callable[[Mapping[int, int], Mapping[int, Report]], Decision]] = {
+_DECIDE: Mapping[Kind, Callable[[Mapping[int, int], Mapping[int, ModelReport]], Decision]] = {
     "replicated": _copy,
     "sharded": _settle_sharded,
     "apart": _settle_apart,
@@ -382,7 +386,7 @@ _DECIDE: Mapping[Kind, Callable[[Mapping[int, int], Mapping[int, Report]], Decis
 
 
 def _refuse_lost(
-    places: Mapping[int, int], of_unit: Mapping[int, Report], lost: list[int]
+    places: Mapping[int, int], of_unit: Mapping[int, ModelReport], lost: list[int]
 ) -> Decision:
     newest = max(of_unit.values(), key=lambda report: sum(report.steps))
     name = newest.name
@@ -393,17 +397,17 @@ def _refuse_lost(
     )
 
 
-def _made(report: Report) -> int:
+def _made(report: ModelReport) -> int:
     """Return the number of steps for people: of the optimizer that has made most."""
     return max(report.steps[: len(report.steps) - report.schedulers], default=0)
 
 
-def _begun(report: Report) -> tuple[int, int]:
+def _begun(report: ModelReport) -> tuple[int, int]:
     """Return how far a rank has come: in steps of its optimizer, then of its schedulers."""
     return _made(report) + report.is_torn, sum(report.steps)
 
 
-def _spread(of_unit: Mapping[int, Report]) -> str:
+def _spread(of_unit: Mapping[int, ModelReport]) -> str:
     by_step: dict[str, list[int]] = {}
     for rank, report in sorted(of_unit.items()):
         torn = " and a part" if report.is_torn else ""

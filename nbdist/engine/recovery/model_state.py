@@ -1,9 +1,9 @@
 """Read the whole state of a unit on this rank, and put such a state back in place.
 
-A state is a frame (nested plain values, with a `Slot` where a tensor stands) and the tensors. Put
-back, values are copied into the tensors that are there: no object is replaced that anyone holds.
-Optimizers and schedulers are found by their names (`identity`): what only one side has stays as it
-is.
+A state is a frame (nested plain values, with a `TensorPlace` where a tensor stands) and the
+tensors. Put back, values are copied into the tensors that are there: no object is replaced that
+anyone holds. Optimizers and schedulers are found by their names (`identity`): what only one side
+has stays as it is.
 """
 
 import copy
@@ -18,7 +18,7 @@ from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorPlace:
     """Where a tensor stands in a frame."""
 
     number: int
@@ -147,7 +147,7 @@ def _wrappers(unit: Unit) -> list[ApartWrapper]:
 def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         tensors.append(local(value).detach())
-        return Slot(len(tensors) - 1)
+        return TensorPlace(len(tensors) - 1)
     if isinstance(value, dict):
         return {key: _take(item, tensors) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -156,7 +156,7 @@ def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _fill(saved: Any, live: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(saved, Slot):
+    if isinstance(saved, TensorPlace):
         tensor = tensors[saved.number]
         if isinstance(live, torch.Tensor) and local(live).shape == tensor.shape:
             local(live).detach().copy_(tensor)

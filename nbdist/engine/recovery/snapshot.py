@@ -89,7 +89,7 @@ class _Snapshot:
     at: float
     frame: dict[str, Any]
     tensors: list[torch.Tensor]
-    mark: step_state.Mark | None
+    mark: step_state.StepState | None
 
     @property
     def size_bytes(self) -> int:
@@ -158,7 +158,7 @@ def held(unit: wrapped_models.Unit) -> list[tuple[Steps, float]]:
     return [] if series is None else [(one.steps, now - one.at) for one in reversed(series.kept)]
 
 
-def put_back(unit: wrapped_models.Unit, steps: Steps) -> step_state.Mark | None:
+def put_back(unit: wrapped_models.Unit, steps: Steps) -> step_state.StepState | None:
     """Bring the unit back to its snapshot of `steps`; returns the boundary at which it was taken.
 
     Raises:

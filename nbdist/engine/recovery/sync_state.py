@@ -1,6 +1,6 @@
 """Bring all ranks to the same step after a fault: carry out what `decide` decides.
 
-Main thread of every rank, at the same time, when the group has been formed anew and healed.
+Main thread of every rank, at the same time, when the group has been re-created and healed.
 """
 
 import gc
@@ -21,7 +21,7 @@ from nbdist.engine.recovery import (
     snapshot,
     wrapped_models,
 )
-from nbdist.engine.recovery.decide import Decision, Report
+from nbdist.engine.recovery.decide import Decision, ModelReport
 from nbdist.engine.steps import step_state
 from nbdist.errors import ClusterError, LostStateError
 
@@ -56,7 +56,7 @@ def reconcile(newcomers: Iterable[int]) -> list[Decision]:
         mine, reports = _exchange("units again")
     snapshot.forget_schedules()
     rank = dist.get_rank()
-    mark: step_state.Mark | None = None
+    mark: step_state.StepState | None = None
     has_copied = False
     decisions = decide.decide(reports, new)
     for decision in decisions:
@@ -92,7 +92,7 @@ def reconcile(newcomers: Iterable[int]) -> list[Decision]:
     return decisions
 
 
-def _exchange(topic: str) -> tuple[list[wrapped_models.Unit], dict[int, Sequence[Report]]]:
+def _exchange(topic: str) -> tuple[list[wrapped_models.Unit], dict[int, Sequence[ModelReport]]]:
     """Return this rank's units, and what every rank says of its own."""
     mine = wrapped_models.find()
     for unit in mine:

@@ -29,7 +29,7 @@ from nbdist.engine.compat import (
     torch_sharded,
 )
 from nbdist.engine.group import identity
-from nbdist.engine.recovery.decide import Kind, Report, Steps
+from nbdist.engine.recovery.decide import Kind, ModelReport, Steps
 from nbdist.engine.steps import keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
 
@@ -98,7 +98,9 @@ class Unit:
         made = dict(zip(parts, steps, strict=False))
         for optimizer, part in zip(self.optimizers, self.parts, strict=False):
             if part in made:
-                step_state.here().steps.setdefault(optimizer, step_state.Steps()).settle(made[part])
+                step_state.here().steps.setdefault(optimizer, step_state.OptimizerSteps()).settle(
+                    made[part]
+                )
 
     def report(
         self,
@@ -106,12 +108,12 @@ class Unit:
         *,
         is_settled: bool = False,
         is_told: bool = False,
-    ) -> Report:
+    ) -> ModelReport:
         """Return what the other ranks need to know of it."""
         counts = step_state.here().steps
         active = [o for o in self.optimizers if o in counts and not step_state.here().is_idle(o)]
         last = max((counts[o].at for o in active), default=-math.inf)
-        return Report(
+        return ModelReport(
             kind=self.kind,
             name=self.name,
             ranks=self.ranks,

@@ -45,7 +45,7 @@ class KeptOptimizerError(BaseException):
 
 
 @dataclass(slots=True)
-class Steps:
+class OptimizerSteps:
     """What one optimizer has done since it was made."""
 
     whole: int = 0
@@ -68,7 +68,7 @@ class Steps:
         self.versions = None
 
 
-class Mark(NamedTuple):
+class StepState(NamedTuple):
     """The state at one boundary. Values, never changed afterwards, but for the buffers' copies.
 
     `plain_rng` is that of Python's and numpy's generators.
@@ -99,9 +99,9 @@ class Boundary:
     """The last boundary of this rank."""
 
     def __init__(self) -> None:
-        self.steps: WeakKeyDictionary[Optimizer, Steps] = WeakKeyDictionary()
-        self.last: Mark | None = None
-        self.cell_began: Mark | None = None
+        self.steps: WeakKeyDictionary[Optimizer, OptimizerSteps] = WeakKeyDictionary()
+        self.last: StepState | None = None
+        self.cell_began: StepState | None = None
         # Called once, when an optimizer's next step begins: what follows a step, a scheduler's, is
         # done then.
         self.before_next_step: WeakKeyDictionary[Optimizer, Callable[[Optimizer], None]]
@@ -154,7 +154,7 @@ class Boundary:
             self.before_first_step(optimizer)
         steps = self.steps.get(optimizer)
         if steps is None:
-            steps = self.steps[optimizer] = Steps()
+            steps = self.steps[optimizer] = OptimizerSteps()
         if steps.begun != steps.whole:  # one that failed, and nobody minded
             steps.begun = steps.whole
         if self.before_next_step:
@@ -228,7 +228,7 @@ class Boundary:
             if optimizer not in self._stepped:
                 self._first_step(optimizer)
 
-    def start_over(self, mark: Mark | None) -> None:
+    def start_over(self, mark: StepState | None) -> None:
         """Draw the random numbers that follow `mark` once more."""
         if mark is not None:
             _set_rng(mark)
@@ -277,9 +277,9 @@ class Boundary:
         self._has_stepped, self._goes_on = told.pop("cell")
         for optimizer, whole in told.values():
             torch_live.remember(Optimizer, optimizer)
-            self.steps.setdefault(optimizer, Steps()).settle(whole)
+            self.steps.setdefault(optimizer, OptimizerSteps()).settle(whole)
 
-    def take(self) -> Mark:
+    def take(self) -> StepState:
         """Note the state now, and return it."""
         moved = [(buffer, live) for buffer in self._buffers if (live := buffer.moved()) is not None]
         if moved:
@@ -289,15 +289,15 @@ class Boundary:
                 buffer.version = live._version
         return self.random_numbers()._replace(others=tuple(take() for take, _ in self._others))
 
-    def random_numbers(self) -> Mark:
+    def random_numbers(self) -> StepState:
         """Return a mark of the random generators alone, for `start_over`."""
-        return Mark(
+        return StepState(
             torch.default_generator.get_state(),
             torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
             random_states.take(),
         )
 
-    def restore(self, mark: Mark | None = None, *, random: bool = True) -> bool:
+    def restore(self, mark: StepState | None = None, *, random: bool = True) -> bool:
         """Go back to a mark, by default the last one of a cell that failed.
 
         Buffers go back with the last one only: a snapshot has its own. Random numbers go back
@@ -370,7 +370,7 @@ def _is_cut(optimizer: Optimizer) -> bool:
     return is_zero or any(hasattr(p, "device_mesh") for p in optimizer.param_groups[0]["params"])
 
 
-def _set_rng(mark: Mark) -> None:
+def _set_rng(mark: StepState) -> None:
     torch.default_generator.set_state(mark.rng)
     random_states.put_back(mark.plain_rng)
     if mark.cuda_rng is not None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from nbdist.engine.kernel import location
-from nbdist.engine.tap.counters import Book
+from nbdist.engine.tap.counters import GroupCounters
 
 WAKING_NS = 50_000  # until a thread that is woken on another core runs
 
@@ -32,7 +32,7 @@ class Launch:
     def __init__(
         self,
         kind: str,
-        book: Book,
+        book: GroupCounters,
         seq: int,
         size: int,
         start_ns: int,

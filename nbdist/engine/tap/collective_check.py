@@ -81,7 +81,7 @@ def pack(kind: str, dtype: int = 0, reduction: int = 0, root: int = -1) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CollectiveCall:
     """What one rank has announced, as its words say it."""
 
     call: int  # see `pack`
@@ -94,7 +94,7 @@ class Call:
         """Return the position in REDUCTIONS."""
         return self.call // REDUCTION & 0xFF
 
-    def is_like(self, other: "Call") -> bool:
+    def is_like(self, other: "CollectiveCall") -> bool:
         """Return whether the two can meet."""
         return (self.call, self.size) == (other.call, other.size)
 
@@ -129,7 +129,7 @@ def describe_place(place: int) -> str:
 
 
 def mismatch(
-    title: str, number: int, members: Sequence[int], calls: Mapping[int, Call]
+    title: str, number: int, members: Sequence[int], calls: Mapping[int, CollectiveCall]
 ) -> MismatchError | None:
     """Return the error when ranks have announced what cannot meet, None when all is well.
 
@@ -177,7 +177,7 @@ def key_of(text: str) -> int:
     return int.from_bytes(digest, "little") >> (64 - _KEY_BITS) | 1
 
 
-class Table:
+class SharedTable:
     """The announcements of all ranks in one generation."""
 
     def __init__(self, memory: memoryview, rank: int) -> None:
@@ -189,7 +189,7 @@ class Table:
 
     def channel(
         self, name: str, title: str, members: Sequence[int], incarnation: str
-    ) -> "Channel | None":
+    ) -> "CheckChannel | None":
         """Return this rank's way to announce collectives of a group, None where it is alone.
 
         Args:
@@ -201,10 +201,10 @@ class Table:
         if len(members) < 2 or self.rank not in members:
             return None
         key = key_of(f"{name}|{tuple(members)}|{incarnation}")
-        return Channel(self, key, title, tuple(members))
+        return CheckChannel(self, key, title, tuple(members))
 
 
-class Channel:
+class CheckChannel:
     """One group's entries in the table."""
 
     __slots__ = (
@@ -212,7 +212,7 @@ class Channel:
         *("_tried", "_tries"),
     )
 
-    def __init__(self, table: Table, key: int, title: str, members: tuple[int, ...]) -> None:
+    def __init__(self, table: SharedTable, key: int, title: str, members: tuple[int, ...]) -> None:
         self._words = table.words
         self._key = key
         self._title = title
@@ -230,7 +230,7 @@ class Channel:
             call: See `pack`.
             size: To be the same on all ranks; 0 where it need not.
             size_bytes: To be shown.
-            place: See `Call`.
+            place: See `CollectiveCall`.
 
         Raises:
             MismatchError: A peer has announced something else; nothing may be sent.
@@ -272,7 +272,7 @@ class Channel:
             found, *words = self._words[area + at : area + at + 5].tolist()
             # A peer that raises at this moment has marked its entry, and is still the other side.
             if found in (entry_id, entry_id | REFUSED):
-                calls[rank] = Call(*words)
+                calls[rank] = CollectiveCall(*words)
         error = mismatch(self._title, number, self._members, calls)
         if error is not None:
             self._words[self._own + at] = entry_id | REFUSED

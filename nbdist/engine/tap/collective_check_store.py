@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import blake2b
 
-from nbdist.engine.tap.collective_check import Call, mismatch
+from nbdist.engine.tap.collective_check import CollectiveCall, mismatch
 from nbdist.engine.tap.interruptible_store import PatientStore
 
 
@@ -78,7 +78,7 @@ class StoreChannel:
             table.store.deleteKey(before)
         texts = table.store.multi_get(keys)
         calls = {
-            rank: Call(*map(int, text.split()))
+            rank: CollectiveCall(*map(int, text.split()))
             for rank, text in zip(self._members, texts, strict=True)
         }
         error = mismatch(self._title, number, self._members, calls)

@@ -16,7 +16,7 @@ from weakref import WeakSet, ref
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_compat, torch_hooks
-from nbdist.engine.tap.collective_check import Channel, Table
+from nbdist.engine.tap.collective_check import CheckChannel, SharedTable
 from nbdist.engine.tap.collective_check_store import StoreChannel, StoreTable
 from nbdist.engine.tap.message_check import Messages, messages
 from nbdist.errors import ClusterError
@@ -26,11 +26,11 @@ MAX_TAGS = 4096  # of a book; more are counted by peer alone
 MAX_BOOKS = 1024  # beyond it, those of groups that are gone are dropped
 ANY_SOURCE = "any"  # a peer in `received` when a message was taken from whoever sent one
 
-AnyTable = Table | StoreTable
-AnyChannel = Channel | StoreChannel
+AnyTable = SharedTable | StoreTable
+AnyChannel = CheckChannel | StoreChannel
 
 
-class Book:
+class GroupCounters:
     """What is counted of one group."""
 
     __slots__ = (
@@ -81,7 +81,7 @@ class Book:
 
 class _Books:
     def __init__(self) -> None:
-        self.by_name: dict[str, Book] = {}
+        self.by_name: dict[str, GroupCounters] = {}
         # What all ranks of a group count alike, also those that have not used it: how often the
         # counts began anew in this generation, and how many groups of its name were destroyed.
         self.period = 0
@@ -94,7 +94,7 @@ class _Books:
 _books = _Books()
 
 
-def book_of(group: dist.ProcessGroup) -> Book:
+def book_of(group: dist.ProcessGroup) -> GroupCounters:
     """Return the group's book; a new one when another group has taken its name.
 
     Raises:
@@ -106,7 +106,7 @@ def book_of(group: dist.ProcessGroup) -> Book:
     return book
 
 
-def _open(group: dist.ProcessGroup) -> Book:
+def _open(group: dist.ProcessGroup) -> GroupCounters:
     name = group.group_name
     if group in _books.closed:
         raise ClusterError(
@@ -123,7 +123,7 @@ def _open(group: dist.ProcessGroup) -> Book:
         announced = messages(table, name, _title(group, name), ranks, incarnation)
     if len(_books.by_name) > MAX_BOOKS:
         _books.by_name = {n: b for n, b in _books.by_name.items() if b.group() is not None}
-    book = _books.by_name[name] = Book(name, group, ranks, channel, announced)
+    book = _books.by_name[name] = GroupCounters(name, group, ranks, channel, announced)
     return book
 
 
@@ -147,7 +147,7 @@ def end(group: dist.ProcessGroup) -> None:
 
 
 def begin_generation(table: AnyTable | None, generation: int = 0) -> None:
-    """Begin to count at zero, and announce in `table`: the groups are formed anew."""
+    """Begin to count at zero, and announce in `table`: the groups are re-created."""
     for book in _books.by_name.values():
         # Lets the old memory go, whoever still holds the book.
         book.channel = book.messages = None

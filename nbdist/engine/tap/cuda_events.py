@@ -65,14 +65,14 @@ class Anchor:
     moment_ns: int
     error_ns: int
 
-    def moment_of(self, mark: "Mark", seen_ns: int) -> int:
+    def moment_of(self, mark: "CudaMark", seen_ns: int) -> int:
         """Return when the GPU passed an event that was recorded after this one."""
         moment_ns = self.moment_ns + round(self.event.elapsed_time(mark.event) * 1e6)
         return min(max(moment_ns, mark.recorded_ns), seen_ns)
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class CudaMark:
     """An event in a stream, and when the host recorded it."""
 
     event: Event
@@ -82,7 +82,7 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Span:
+class EventSpan:
     """A collective, or a wait of the compute stream where `launch` is None.
 
     `end` is known later; where the host saw it, `end_ns` is instead. A wait lasts no longer than
@@ -90,9 +90,9 @@ class Span:
     """
 
     step: int
-    begin: Mark
+    begin: CudaMark
     launch: Launch | None = None
-    end: Mark | None = None
+    end: CudaMark | None = None
     end_ns: int = 0
     is_exposed: bool = False
     cut_by: Launch | None = None

@@ -47,7 +47,7 @@ import torch
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.tap import intervals
 from nbdist.engine.tap.collective import Launch
-from nbdist.engine.tap.cuda_events import Anchor, Gpu, Mark, Span
+from nbdist.engine.tap.cuda_events import Anchor, CudaMark, EventSpan, Gpu
 
 MAX_SPANS = 4096  # whose end has not passed
 ANCHOR_EVERY_NS = 1_000_000_000
@@ -67,7 +67,7 @@ class Took:
 class Pending:
     """An asynchronous launch within backward for which nobody has waited yet."""
 
-    span: Span
+    span: EventSpan
     work: Any
     pointers: list[int]
 
@@ -91,7 +91,7 @@ class CudaTimes:
         """What is under way is not told, and steps that are over say nothing of those to come."""
         self.dropped = 0
         self.total_ns, self.exposed_ns = None, 0
-        self._spans: deque[Span] = deque()
+        self._spans: deque[EventSpan] = deque()
         self._free: dict[object, int] = {}  # by book: the end of its last collective
         self._backward: list[Pending] | None = None
         self._now_over: int | None = None  # the step whose spans are passing
@@ -100,7 +100,7 @@ class CudaTimes:
 
     # -- launches
 
-    def begin(self, tensors: Iterable[Any]) -> Mark | None:
+    def begin(self, tensors: Iterable[Any]) -> CudaMark | None:
         """Mark the arrival at what will be launched with these; None: it cannot be told."""
         tensor = first_tensor(tensors) if self.step is not None else None
         if tensor is None or not self._gpu.can_mark():
@@ -110,12 +110,12 @@ class CudaTimes:
         return self._mark(tensor.device)
 
     def launched(
-        self, launch: Launch, begin: Mark, work: Any, outputs: Any, *, is_gloo: bool
+        self, launch: Launch, begin: CudaMark, work: Any, outputs: Any, *, is_gloo: bool
     ) -> None:
         """Note what has been launched behind `begin`, and have its end marked."""
         assert self.step is not None
         assert self._device is not None
-        span, device = Span(self.step, begin, launch), self._device
+        span, device = EventSpan(self.step, begin, launch), self._device
         self._is_on_host = is_gloo
         if work is None:
             span.end = self._mark(device)
@@ -140,18 +140,18 @@ class CudaTimes:
             return
         self._append(span)
 
-    def _append(self, span: Span) -> None:
+    def _append(self, span: EventSpan) -> None:
         if len(self._spans) >= MAX_SPANS:
             lost = self._spans.popleft()
             self.dropped += lost.launch is not None
         self._spans.append(span)
 
-    def _mark(self, device: torch.device) -> Mark | None:
+    def _mark(self, device: torch.device) -> CudaMark | None:
         anchor = self._anchor(device)
         if anchor is None:
             return None
         recorded_ns = self._now()
-        return Mark(self._gpu.mark(device), recorded_ns, anchor, self._gpu.stream(device))
+        return CudaMark(self._gpu.mark(device), recorded_ns, anchor, self._gpu.stream(device))
 
     def _anchor(self, device: torch.device) -> Anchor | None:
         """Return the device's anchor, a new one where the last is old; None: it has none yet."""
@@ -175,7 +175,7 @@ class CudaTimes:
 
     # -- waits of the compute stream
 
-    def wait_began(self, target: Any) -> Mark | None:
+    def wait_began(self, target: Any) -> CudaMark | None:
         """A stream is about to wait for a Work or a tensor; None: that is not to be told."""
         device = self._device
         if self.step is None or device is None or self._is_on_host:
@@ -186,14 +186,14 @@ class CudaTimes:
             return None
         return self._mark(device)
 
-    def wait_ended(self, target: Any, begin: Mark, blocked_ns: int) -> None:
+    def wait_ended(self, target: Any, begin: CudaMark, blocked_ns: int) -> None:
         """It was made to; the host was in that for so long."""
         if self.step is None or self._device is None:
             return
         if self._backward:
             self._backward = [p for p in self._backward if not _is_of(target, p)]
         if blocked_ns <= BLOCKED_NS:
-            self._append(Span(self.step, begin, end=self._mark(self._device), is_exposed=True))
+            self._append(EventSpan(self.step, begin, end=self._mark(self._device), is_exposed=True))
 
     def backward_began(self) -> None:
         """The main thread enters an outermost backward."""
@@ -208,7 +208,7 @@ class CudaTimes:
         if self._gpu.stream(self._device) != last.begin.stream or not self._gpu.can_mark():
             return
         end = self._mark(self._device)
-        self._append(Span(self.step, last.begin, end=end, is_exposed=True, cut_by=last.launch))
+        self._append(EventSpan(self.step, last.begin, end=end, is_exposed=True, cut_by=last.launch))
 
     # -- what has passed
 
@@ -240,7 +240,7 @@ class CudaTimes:
         if self._device is not None:
             self._compute[self._device] = self._gpu.stream(self._device)
 
-    def _pass(self, span: Span, took: Took) -> None:
+    def _pass(self, span: EventSpan, took: Took) -> None:
         seen_ns = self._now()
         begin_ns = span.begin.anchor.moment_of(span.begin, seen_ns)
         end_ns = span.end_ns or begin_ns

@@ -83,7 +83,7 @@ class Traffic(NamedTuple):
     stream_ns: int = 0
 
 
-class State:
+class TapState:
     """All that the tap keeps; one a process, `state`."""
 
     def __init__(self) -> None:
@@ -128,19 +128,19 @@ class Backward:
 
     __slots__ = ("exposed_ns", "first_launch", "last", "last_launch_ns")
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: TapState) -> None:
         self.first_launch = state.launched + 1
         self.last: Launch | None = None
         self.last_launch_ns = 0
         self.exposed_ns = state.exposed_ns
 
 
-state = State()
+state = TapState()
 _held: deque[Launch] = deque()
 
 
 def reset_counts() -> None:
-    """Begin to count at zero: the groups have been formed anew."""
+    """Begin to count at zero: the groups have been re-created."""
     counters.reset()
     state.under_way.clear()
     state.cuda.forget()
@@ -294,7 +294,7 @@ def _total_ns(ended: list[Launch]) -> int:
 def _find_begins(ended: list[Launch]) -> None:
     """Find when each was taken up, those under way included."""
     under_way = [launch for launch in tuple(state.under_way.values()) if launch.is_told]
-    by_book: dict[counters.Book, list[Launch]] = {}
+    by_book: dict[counters.GroupCounters, list[Launch]] = {}
     for launch in ended + under_way:
         if launch.begin_ns == 0 and (launch.is_message or not launch.book.workers):
             launch.begin_ns = launch.ready_ns

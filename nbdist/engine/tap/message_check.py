@@ -26,7 +26,7 @@ from nbdist.engine.tap.collective_check import (
     MESSAGES,
     REFUSED,
     WORDS,
-    Table,
+    SharedTable,
     describe_payload,
     describe_place,
     fence,
@@ -50,14 +50,14 @@ class Lane:
     number: int = 0  # of the newest message announced here, from 1
 
 
-class End(NamedTuple):
+class MessageEnd(NamedTuple):
     """What one end of a message is about to do, as its words say it."""
 
     dtype: int  # position in `collective_check.DTYPES`
     bytes: int
     place: int  # as `collective_check.Call.place`
 
-    def meets(self, other: "End") -> bool:
+    def meets(self, other: "MessageEnd") -> bool:
         """Return whether the two can be ends of one message."""
         return (self.dtype, self.bytes) == (other.dtype, other.bytes)
 
@@ -66,7 +66,9 @@ class End(NamedTuple):
         return describe_payload(self.dtype, self.bytes) + describe_place(self.place)
 
 
-def mismatch(lane: Lane, number: int, title: str, sent: End, received: End) -> MismatchError:
+def mismatch(
+    lane: Lane, number: int, title: str, sent: MessageEnd, received: MessageEnd
+) -> MismatchError:
     """Return the error of a message whose ends differ; `title` is the group in words."""
     with_tag = f" with tag {lane.tag}" if lane.tag else ""
     return MismatchError(
@@ -82,7 +84,7 @@ def mismatch(lane: Lane, number: int, title: str, sent: End, received: End) -> M
 class Way(Protocol):
     """How the two ends of a message see each other."""
 
-    def meet(self, lane: Lane, number: int, sends: bool, end: End) -> End | None:
+    def meet(self, lane: Lane, number: int, sends: bool, end: MessageEnd) -> MessageEnd | None:
         """Announce this end of a message; return the other one if the two differ."""
 
     def take_back(self, lane: Lane, number: int, sends: bool) -> None:
@@ -96,7 +98,7 @@ class SharedWay:
     id is the lane's key plus the message's number, as in `collective_check`; it is written last.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: SharedTable) -> None:
         self._words = table.words
         self._rank = table.rank
         self._begin = table.messages_at
@@ -104,7 +106,7 @@ class SharedWay:
     def _area(self, rank: int) -> int:
         return self._begin + rank * MESSAGES * WORDS
 
-    def meet(self, lane: Lane, number: int, sends: bool, end: End) -> End | None:
+    def meet(self, lane: Lane, number: int, sends: bool, end: MessageEnd) -> MessageEnd | None:
         """See `Way.meet`."""
         words = self._words
         entry_id = lane.key + number
@@ -122,7 +124,7 @@ class SharedWay:
             return None
         time.sleep(CONFIRM_S)
         found, *said = words[peer : peer + 4].tolist()
-        if found not in (entry_id, entry_id | REFUSED) or end.meets(other := End(*said)):
+        if found not in (entry_id, entry_id | REFUSED) or end.meets(other := MessageEnd(*said)):
             return None
         words[own] = entry_id | REFUSED
         return other
@@ -141,7 +143,7 @@ class StoreWay:
     def _key(self, lane: Lane, number: int) -> str:
         return f"{self._table.prefix}/message/{lane.key:x}/{number}"
 
-    def meet(self, lane: Lane, number: int, sends: bool, end: End) -> End | None:
+    def meet(self, lane: Lane, number: int, sends: bool, end: MessageEnd) -> MessageEnd | None:
         """See `Way.meet`."""
         store, key = self._table.store, self._key(lane, number)
         own = f"{sends:d} {end.dtype} {end.bytes} {end.place}"
@@ -149,7 +151,7 @@ class StoreWay:
         who, *words = map(int, said.split())
         if who == sends:
             return None  # the first to come; or once more, after what the backend would not have
-        other = End(*words)
+        other = MessageEnd(*words)
         if not end.meets(other):
             return other
         store.deleteKey(key)
@@ -178,7 +180,7 @@ class Messages:
         self._lock = threading.Lock()
 
     def announce(
-        self, sends: bool, peer: int | None, tag: int, is_apart: bool, end: End
+        self, sends: bool, peer: int | None, tag: int, is_apart: bool, end: MessageEnd
     ) -> tuple[Lane, int] | None:
         """Announce a message that is about to be launched, and compare it with its other end.
 
@@ -234,10 +236,14 @@ class Messages:
 
 
 def messages(
-    table: Table | StoreTable, name: str, title: str, members: tuple[int, ...], incarnation: str
+    table: SharedTable | StoreTable,
+    name: str,
+    title: str,
+    members: tuple[int, ...],
+    incarnation: str,
 ) -> Messages | None:
-    """Return this rank's way to announce messages in a group; arguments as `Table.channel`'s."""
+    """Return this rank's messages of a group; arguments as `SharedTable.channel`'s."""
     if len(members) < 2 or table.rank not in members:
         return None
-    way = SharedWay(table) if isinstance(table, Table) else StoreWay(table)
+    way = SharedWay(table) if isinstance(table, SharedTable) else StoreWay(table)
     return Messages(way, table.rank, f"{name}|{members}|{incarnation}", title, members)

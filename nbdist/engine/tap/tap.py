@@ -51,7 +51,7 @@ from nbdist.engine.compat import torch_compat, torch_hooks
 from nbdist.engine.kernel.location import cell_place, prompt_of
 from nbdist.engine.tap import collective_check
 from nbdist.engine.tap.collective import Launch
-from nbdist.engine.tap.counters import Book, book_of, counts, received, sent, tagged
+from nbdist.engine.tap.counters import GroupCounters, book_of, counts, received, sent, tagged
 from nbdist.engine.tap.cuda_times import around_wait
 from nbdist.engine.tap.in_flight import (
     Level,
@@ -79,7 +79,7 @@ from nbdist.engine.tap.in_flight import (
     was_waited_for,
 )
 from nbdist.engine.tap.interruptible_store import ReleasedError
-from nbdist.engine.tap.message_check import End
+from nbdist.engine.tap.message_check import MessageEnd
 from nbdist.engine.tap.ops import OPS, Op, describer, dtype_index, size_bytes
 from nbdist.errors import MismatchError
 
@@ -212,7 +212,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                         call += collective_check.CUDA
                     channel.announce(seq, call, alike, size or alike, at)
                 elif messages is not None:
-                    end = End(dtype_index(args[0]), size, at)
+                    end = MessageEnd(dtype_index(args[0]), size, at)
                     is_apart = is_cuda and book.is_split
                     announced = messages.announce(sends, peer, tag, is_apart, end)
                 if prepare is not None and is_gloo(backend):
@@ -274,7 +274,9 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     return kernel
 
 
-def _message(book: Book, op: Op, args: tuple[Any, ...]) -> tuple[int | None, dict[int, int], int]:
+def _message(
+    book: GroupCounters, op: Op, args: tuple[Any, ...]
+) -> tuple[int | None, dict[int, int], int]:
     """Return a message's peer (global, None for any), the numbers it counts in, and its own."""
     numbers = book.sent if op.sends else book.received
     peer = None

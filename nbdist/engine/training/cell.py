@@ -31,7 +31,7 @@ from nbdist.engine.compat import torch_hooks, torch_live
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.tap import tap
 from nbdist.engine.training.gradients import Shares
-from nbdist.engine.training.parts import Parts, with_stream
+from nbdist.engine.training.parts import PartTimer, with_stream
 from nbdist.engine.training.resources import Memory, Processor
 from nbdist.engine.training.scalars import Scalars, loss_of
 from nbdist.engine.training.steps import Pace, Size, StepRule, size_of, steps_in_pass, take_used
@@ -62,7 +62,7 @@ class _Held:
 
 
 @dataclass(slots=True)
-class Machine:
+class RankMachine:
     """What tells of this rank's machine; one for all cells."""
 
     processor: Processor = field(default_factory=Processor)
@@ -73,11 +73,11 @@ class Machine:
 class Cell:
     """What is known of the cell that runs. Main thread, but for `step`."""
 
-    def __init__(self, recorder: Recorder, machine: Machine | None, *, grad_norm: bool) -> None:
+    def __init__(self, recorder: Recorder, machine: RankMachine | None, *, grad_norm: bool) -> None:
         self.step = 0
         self._recorder = recorder
         self._machine = machine
-        self._parts = Parts()
+        self._parts = PartTimer()
         self._rule = StepRule()
         self._made_by_then = 0  # number of the newest optimizer when the newest step ended
         self._has_begun = self._is_whole = False  # the step; and whether that was seen

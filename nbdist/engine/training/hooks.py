@@ -19,7 +19,7 @@ import torch
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.compat.torch_hooks import Closure
 from nbdist.engine.kernel.records import Recorder
-from nbdist.engine.training.cell import Cell, Machine
+from nbdist.engine.training.cell import Cell, RankMachine
 from nbdist.told import named
 
 _TELL_PARTS = {"data", "backward"}
@@ -37,7 +37,7 @@ class Hooks:
         self.on_step: dict[str, Callable[[int], None]] = {}  # what else to do when one has ended
         self.on_new_optimizer: dict[str, Callable[[torch.optim.Optimizer], None]] = {}
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()  # that have stepped in this cell
-        self._machine: Machine | None = None
+        self._machine: RankMachine | None = None
         self._undo: list[torch_hooks.Undo] = []
         self._broken: set[str] = set()
         self._main = threading.main_thread().ident
@@ -46,7 +46,7 @@ class Hooks:
         self.cell = self._new_cell()
 
     def _open_machine(self) -> None:
-        self._machine = Machine()
+        self._machine = RankMachine()
 
     def _new_cell(self) -> Cell:
         cell = Cell(self.recorder, self._machine, grad_norm=self.grad_norm)

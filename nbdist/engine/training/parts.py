@@ -24,7 +24,7 @@ All moments and times are nanoseconds. `blocked_ns` is what was blocked since th
 FORWARD, BACKWARD, DATA, OPTIMIZER, OTHER, OPEN = range(6)
 
 
-class Parts:
+class PartTimer:
     """The parts of the step that is being made. Every method on the main thread."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist import lifeline
-from nbdist.client.cluster.folders import last_lines, mend_start
+from nbdist.client.cluster.folders import fix_for_start, last_lines
 from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, OnExit, Started
 from nbdist.client.cluster.launchers.open_files import allow_open_files
 from nbdist.errors import ClusterError, StartError
@@ -128,7 +128,7 @@ class LocalLauncher:
                 raise StartError(
                     "The process that starts the ranks could not be started.",
                     why=f"{sys.executable}: {error.strerror}",
-                    do=mend_start(error.strerror or ""),
+                    do=fix_for_start(error.strerror or ""),
                 ) from error
             raise
         finally:

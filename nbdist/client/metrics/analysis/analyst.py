@@ -13,12 +13,12 @@ from typing import Protocol
 import numpy as np
 
 from nbdist.client.metrics.analysis.match import SYMMETRIC, Meetings, arrivals, match
-from nbdist.client.metrics.analysis.parts import Parts
-from nbdist.client.metrics.analysis.rows import Book, Rows, Waits, decode
-from nbdist.client.metrics.analysis.steps import Split, split
+from nbdist.client.metrics.analysis.parts import StepParts
+from nbdist.client.metrics.analysis.rows import CallRows, FamilyIndex, Waits, decode
+from nbdist.client.metrics.analysis.steps import BlockedTime, split
 from nbdist.client.metrics.analysis.stragglers import Verdicts
-from nbdist.client.metrics.analysis.table import Met, Table, met
-from nbdist.client.metrics.analysis.timeline import STEPS, Told, time_line
+from nbdist.client.metrics.analysis.table import CollectiveTable, Met, met
+from nbdist.client.metrics.analysis.timeline import STEPS, SampledSteps, time_line
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
 from nbdist.packed import CALL, Calls
 from nbdist.wire import Record
@@ -52,9 +52,9 @@ class Analyst:
         self._ranks = tuple(ranks)
         self._clock = clock
         self._now_s = now_s
-        self._parts = Parts()
-        self._book = Book()
-        self._table = Table()
+        self._parts = StepParts()
+        self._book = FamilyIndex()
+        self._table = CollectiveTable()
         self._line: TimeLine | None = None
         self._verdicts = Verdicts()
         self._left_out = 0
@@ -69,7 +69,7 @@ class Analyst:
         self._ends: dict[int, int] = {}
         # Of the steps explained last: calls may end, and the line is drawn, later.
         self._recent: list[int] = []
-        self._rows: list[Rows] = []
+        self._rows: list[CallRows] = []
         self._waits: list[Waits] = []
 
     def take(self, records: Sequence[Record], *, is_last: bool) -> list[ExplainedStep]:
@@ -142,7 +142,7 @@ class Analyst:
     def _explain(self, steps: list[int]) -> list[ExplainedStep]:
         fresh_rows, fresh_waits = self._decode(steps)
         self._rows, self._waits = [*self._rows, *fresh_rows], [*self._waits, *fresh_waits]
-        rows = Rows.concatenate(self._rows)
+        rows = CallRows.concatenate(self._rows)
         waits = Waits.concatenate(fresh_waits)
         families = self._book.families
         meetings = match(rows, self._book.sizes)
@@ -162,7 +162,7 @@ class Analyst:
         self._forget(steps)
         return explained
 
-    def _decode(self, steps: list[int]) -> tuple[list[Rows], list[Waits]]:
+    def _decode(self, steps: list[int]) -> tuple[list[CallRows], list[Waits]]:
         rows, waits = [], []
         for rank in self._ranks:
             told = [(step, self._told[step][rank]) for step in steps if rank in self._told[step]]
@@ -178,7 +178,9 @@ class Analyst:
             self._left_out += left_out
         return rows, waits
 
-    def _tell(self, steps: list[int], divided: Split, news: Met, n: int) -> list[ExplainedStep]:
+    def _tell(
+        self, steps: list[int], divided: BlockedTime, news: Met, n: int
+    ) -> list[ExplainedStep]:
         whole = news.at(news.is_whole)
         order = np.lexsort((whole.skew, whole.step))
         # The last of each step is the one of greatest skew.
@@ -209,7 +211,7 @@ class Analyst:
             for step, end_ns in self._ends.items()
             if step in self._lengths_ns and step <= self._explained_until
         }
-        told = Told(meetings, every.family, Waits.concatenate(self._waits), steps)
+        told = SampledSteps(meetings, every.family, Waits.concatenate(self._waits), steps)
         self._line = time_line(told, self._ranks, self._table.row_of) or self._line
 
     def _forget(self, steps: list[int]) -> None:
@@ -217,7 +219,7 @@ class Analyst:
             self._drop(step)
         self._recent = [*self._recent, *steps][-STEPS:]
         first = self._recent[0]
-        rows, waits = Rows.concatenate(self._rows), Waits.concatenate(self._waits)
+        rows, waits = CallRows.concatenate(self._rows), Waits.concatenate(self._waits)
         self._rows, self._waits = [rows.at(rows.step >= first)], [waits.at(waits.step >= first)]
         self._lengths_ns = {step: ns for step, ns in self._lengths_ns.items() if step >= first}
         self._ends = {step: ns for step, ns in self._ends.items() if step >= first}

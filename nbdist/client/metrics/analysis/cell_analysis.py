@@ -27,7 +27,7 @@ _KINDS = frozenset({"step", "calls", "links"})
 _log = logging.getLogger("nbdist.insight")
 
 
-class Insight:
+class CellAnalysis:
     """What is known of one cell."""
 
     def __init__(self, info: CellInfo, clocks: Clocks) -> None:

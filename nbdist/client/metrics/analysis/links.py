@@ -63,7 +63,7 @@ class _Sample:
     values: Mapping[str, float]
 
 
-class Links:
+class LinkSamples:
     """The newest samples of all ranks."""
 
     def __init__(self) -> None:

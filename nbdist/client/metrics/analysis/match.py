@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nbdist.client.metrics.analysis.rows import NUMBERS, Ints, Rows
+from nbdist.client.metrics.analysis.rows import NUMBERS, CallRows, Ints
 
 # Nobody's ends before all have launched it: whoever seems to end before is wrong by its clock.
 SYMMETRIC = frozenset(
@@ -28,7 +28,7 @@ class Meetings:
     both are -1.
     """
 
-    rows: Rows
+    rows: CallRows
     first: Ints
     count: Ints
     is_whole: npt.NDArray[np.bool_]
@@ -54,7 +54,7 @@ class Arrivals:
     whom: Ints
 
 
-def match(rows: Rows, sizes: Sequence[int]) -> Meetings:
+def match(rows: CallRows, sizes: Sequence[int]) -> Meetings:
     """Return which rows meet.
 
     Args:

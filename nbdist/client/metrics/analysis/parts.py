@@ -13,7 +13,7 @@ from nbdist.client.metrics.analysis.values import RECENT, ExplainedStep, RankSte
 _MS = 1e3
 
 
-class Parts:
+class StepParts:
     """The recent steps of all ranks."""
 
     def __init__(self) -> None:

@@ -20,12 +20,12 @@ NUMBERS = 1 << 32  # a call's number in its group is less
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CallRows:
     """Calls, one at each index; moments in nanoseconds on one clock.
 
-    `family` and `meeting` are numbers of `Book`; calls that meet (one collective's of all ranks,
-    a send and its recv) have the same `meeting` and the same `number`. `bytes` and `is_recv` are
-    the template's.
+    `family` and `meeting` are numbers of `FamilyIndex`; calls that meet (one collective's of all
+    ranks, a send and its recv) have the same `meeting` and the same `number`. `bytes` and `is_recv`
+    are the template's.
     """
 
     rank: Ints
@@ -40,12 +40,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def at(self, chosen: npt.NDArray[np.bool_] | Ints) -> "Rows":
+    def at(self, chosen: npt.NDArray[np.bool_] | Ints) -> "CallRows":
         """Return the rows at these indices, or where the mask is true."""
-        return Rows(*(getattr(self, f.name)[chosen] for f in fields(self)))
+        return CallRows(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
     @classmethod
-    def concatenate(cls, parts: Sequence["Rows"]) -> "Rows":
+    def concatenate(cls, parts: Sequence["CallRows"]) -> "CallRows":
         """Return all rows behind each other."""
         empty = np.zeros(0, np.int64)
         columns = [[getattr(part, f.name) for part in parts] or [empty] for f in fields(cls)]
@@ -89,7 +89,7 @@ class Family:
     bytes: int
 
 
-class Book:
+class FamilyIndex:
     """Numbers for families and for meetings, and each rank's templates."""
 
     def __init__(self) -> None:
@@ -143,8 +143,8 @@ class Book:
 
 
 def decode(
-    rank: int, told: Sequence[tuple[int, Calls]], book: Book, offset_ns: int
-) -> tuple[Rows, Waits, int]:
+    rank: int, told: Sequence[tuple[int, Calls]], book: FamilyIndex, offset_ns: int
+) -> tuple[CallRows, Waits, int]:
     """Return one rank's calls and waits over some steps, and how many calls were left out.
 
     A call whose template is not known is left out: the record that told it has been lost.
@@ -165,7 +165,7 @@ def decode(
     places = np.full((len(template), 2), -1, np.int64)
     places[is_known] = table[template[is_known]]
     launch, begin, end = (bases[of_row] + moment * TICK_NS for moment in moments)
-    every = Rows(
+    every = CallRows(
         rank=np.full(len(template), rank, np.int64),
         step=steps[of_row],
         family=places[:, 0],

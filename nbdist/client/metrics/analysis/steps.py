@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nbdist.client.metrics.analysis.match import Arrivals
-from nbdist.client.metrics.analysis.rows import Ints, Rows, Waits
+from nbdist.client.metrics.analysis.rows import CallRows, Ints, Waits
 
 _LEAST = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class BlockedTime:
     """Blocked time in nanoseconds, for each pair of a rank and a step that was asked for.
 
     `waiting` and `transfer` sum to the pair's blocked time; `waiting_for` has a row for each pair
@@ -30,7 +30,9 @@ class Split:
     waiting_for: Ints
 
 
-def split(calls: Rows, arrivals: Arrivals, waits: Waits, pair: Ints, pairs: int, n: int) -> Split:
+def split(
+    calls: CallRows, arrivals: Arrivals, waits: Waits, pair: Ints, pairs: int, n: int
+) -> BlockedTime:
     """Divide blocked times.
 
     Args:
@@ -43,7 +45,7 @@ def split(calls: Rows, arrivals: Arrivals, waits: Waits, pair: Ints, pairs: int,
     """
     if not len(waits):
         empty = np.zeros(pairs, np.int64)
-        return Split(empty, empty.copy(), np.zeros((pairs, n), np.int64))
+        return BlockedTime(empty, empty.copy(), np.zeros((pairs, n), np.int64))
     # All ranks' moments on one axis, one rank's behind the other's: one pass for all of them.
     moments = (calls.launch, calls.begin, calls.end, arrivals.moment, waits.begin, waits.end)
     begin = min(int(m.min()) for m in moments if len(m))
@@ -69,7 +71,7 @@ def split(calls: Rows, arrivals: Arrivals, waits: Waits, pair: Ints, pairs: int,
     ).reshape(pairs, n)
     exposed = np.bincount(pair, weights=blocked_to - blocked_from, minlength=pairs)
     waiting = waiting_for.sum(axis=1)
-    return Split(
+    return BlockedTime(
         *(np.rint(part).astype(np.int64) for part in (waiting, exposed - waiting, waiting_for))
     )
 

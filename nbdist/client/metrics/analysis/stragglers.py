@@ -68,8 +68,8 @@ class Judge:
 
     def __init__(self) -> None:
         self.own_ms: Mapping[int, float] = {}
-        self._rows = work.Rows()
-        self._links = links.Links()
+        self._rows = work.StepRows()
+        self._links = links.LinkSamples()
         self._traffic: dict[int, _Traffic] = {}
         self._since: dict[tuple[int, str], int] = {}
 
@@ -100,7 +100,7 @@ class Judge:
         self._since = {(v.rank, v.cause): v.since_step for v in known}
         return tuple(known)
 
-    def _slow(self, window: work.Window) -> list[work.Slow]:
+    def _slow(self, window: work.StepWindow) -> list[work.Slow]:
         """Return who is slow by its own work; what may come of too few cores, where it lasts."""
         peers = self._peers(window.ranks)
         found = work.find(window, peers)
@@ -116,7 +116,7 @@ class Judge:
         sentence = sentences.of_work(slow)
         return Verdict(slow.rank, slow.cause, slow.share, sentence, since)
 
-    def _of_link(self, window: work.Window) -> Verdict | None:
+    def _of_link(self, window: work.StepWindow) -> Verdict | None:
         slow = self._links.find()
         if slow is None:
             return None

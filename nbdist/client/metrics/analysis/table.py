@@ -81,7 +81,7 @@ def _families(meetings: Meetings, families: Sequence[Family]) -> Ints:
     return n - 1 - greatest % n
 
 
-class Table:
+class CollectiveTable:
     """Collectives of the steps that were explained last."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from nbdist.client.metrics.analysis.match import Meetings
 from nbdist.client.metrics.analysis.rows import Ints, Waits
-from nbdist.client.metrics.analysis.values import Lane, Span, TimeLine
+from nbdist.client.metrics.analysis.values import Span, TimeLine, TimelineLane
 
 STEPS = 3
 MOST_SPANS = 6000  # in all lanes together
@@ -15,7 +15,7 @@ _MS = 1e-6  # in a nanosecond
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SampledSteps:
     """What was told of some steps. `families` are those of the meetings, as in `Met`.
 
     `steps` are begin and end of each as the first rank had them, where they are known.
@@ -27,7 +27,9 @@ class Told:
     steps: Mapping[int, tuple[int, int]]
 
 
-def time_line(told: Told, ranks: Sequence[int], row_of: Mapping[int, int]) -> TimeLine | None:
+def time_line(
+    told: SampledSteps, ranks: Sequence[int], row_of: Mapping[int, int]
+) -> TimeLine | None:
     """Return the time line of the last steps that were told; None of none.
 
     Args:
@@ -50,11 +52,13 @@ def time_line(told: Told, ranks: Sequence[int], row_of: Mapping[int, int]) -> Ti
     return TimeLine(max(until), shown, lanes)
 
 
-def _count(told: Told, steps: Sequence[int]) -> int:
+def _count(told: SampledSteps, steps: Sequence[int]) -> int:
     return int(np.sum(told.meetings.rows.step >= steps[0]))
 
 
-def _lane(told: Told, rank: int, step: int, begin: int, n: int, row_of: Mapping[int, int]) -> Lane:
+def _lane(
+    told: SampledSteps, rank: int, step: int, begin: int, n: int, row_of: Mapping[int, int]
+) -> TimelineLane:
     meetings, waits = told.meetings, told.waits
     rows, of_row = meetings.rows, meetings.of_rows()
     chosen = np.flatnonzero((rows.rank == rank) & (rows.step >= step))
@@ -84,4 +88,4 @@ def _lane(told: Told, rank: int, step: int, begin: int, n: int, row_of: Mapping[
             (waits.begin[mine] - begin).tolist(), (waits.end[mine] - begin).tolist(), strict=True
         )
     )
-    return Lane(rank, spans, blocked)
+    return TimelineLane(rank, spans, blocked)

@@ -97,7 +97,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class TimelineLane:
     """A rank's collectives over the last steps, and when its main thread was `blocked`."""
 
     rank: int
@@ -111,7 +111,7 @@ class TimeLine:
 
     length_ms: float
     steps: tuple[tuple[int, float, float], ...]
-    lanes: tuple[Lane, ...]
+    lanes: tuple[TimelineLane, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Slow:
         return min(max(more_ms - max(self.late_ms - part_ms, 0.0), 0.0), part_ms)
 
 
-class Rows:
+class StepRows:
     """The newest steps of all ranks, in arrays of one size."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Rows:
         self._rows[record.rank][at] = _row(record.values)
         self._steps[record.rank][at] = record.step
 
-    def window(self, at_least_s: float = SHORTEST_S) -> "Window | None":
+    def window(self, at_least_s: float = SHORTEST_S) -> "StepWindow | None":
         """Return the newest steps that all ranks have told; None while these are too few."""
         newest = {rank: int(steps.max()) for rank, steps in self._steps.items()}
         first = max(newest.values(), default=0) - (_KEPT - MOST_STEPS)
@@ -110,12 +110,12 @@ class Rows:
         wanted = min(MOST_STEPS, int(at_least_s / step_s) + 1)
         return window if wanted <= FEWEST_STEPS else self._last(ranks, last, wanted)
 
-    def _last(self, ranks: list[int], last: int, count: int) -> "Window | None":
+    def _last(self, ranks: list[int], last: int, count: int) -> "StepWindow | None":
         first = last - count + 1
         if first <= FIRST_STEPS:
             return None
         steps = np.arange(first, last + 1)
-        return Window(tuple(ranks), steps, np.stack([self._of(rank, steps) for rank in ranks]))
+        return StepWindow(tuple(ranks), steps, np.stack([self._of(rank, steps) for rank in ranks]))
 
     def _of(self, rank: int, steps: "NDArray[np.int64]") -> Floats:
         at = steps % _KEPT
@@ -124,7 +124,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Window:
+class StepWindow:
     """The same steps of several ranks: `values` by (rank, step, column), in seconds."""
 
     ranks: tuple[int, ...]
@@ -165,7 +165,7 @@ class Window:
         return float(np.mean(known)) if len(known) else 0.0
 
 
-def find(window: Window, peers: Mapping[int, Collection[int]]) -> list[Slow]:
+def find(window: StepWindow, peers: Mapping[int, Collection[int]]) -> list[Slow]:
     """Return the ranks whose own work is slow, each against its `peers`."""
     own = window.column("own")
     if np.isnan(own).mean() > 0.2:
@@ -214,7 +214,7 @@ def _is_slow_on_average(mine: Floats, theirs: Floats) -> bool:
     return bool(is_above and late.max() <= ALIKE * late.min())
 
 
-def _cause(window: Window, at: int, of_others: list[int], *, steadily: bool) -> Cause | None:
+def _cause(window: StepWindow, at: int, of_others: list[int], *, steadily: bool) -> Cause | None:
     """Return why a rank is slow, None where that matters little or is no one thing."""
     if steadily:
         own = window.column("own")
@@ -228,7 +228,7 @@ def _cause(window: Window, at: int, of_others: list[int], *, steadily: bool) -> 
     return cause_of(parts, late_ms) if late_ms >= OF_STEP * step_ms else None
 
 
-def _told(window: Window, rank: int, causes: Mapping[int, tuple[Cause, list[int]]]) -> Slow:
+def _told(window: StepWindow, rank: int, causes: Mapping[int, tuple[Cause, list[int]]]) -> Slow:
     """Return the numbers of a slow rank: means, beside those of the peers that are not slow."""
     cause, others = causes[rank]
     at = window.ranks.index(rank)
@@ -251,13 +251,13 @@ def _told(window: Window, rank: int, causes: Mapping[int, tuple[Cause, list[int]
     )
 
 
-def _stands_out(window: Window, rank: int, others: list[int]) -> bool:
+def _stands_out(window: StepWindow, rank: int, others: list[int]) -> bool:
     """Return whether a rank lacks a core much more than any other."""
     most_s = max(window.mean_s("starved", other) for other in others)
     return window.mean_s("starved", rank) >= STANDS_OUT * most_s
 
 
-def _typical(window: Window, name: str, at: list[int]) -> float:
+def _typical(window: StepWindow, name: str, at: list[int]) -> float:
     values = window.column(name)[at]
     known = values[np.isfinite(values)]
     if not len(known):
@@ -266,18 +266,18 @@ def _typical(window: Window, name: str, at: list[int]) -> float:
     return float(middle(known)) * _UNIT.get(name, 1e3)
 
 
-def _means_of(window: Window, at: int, of_others: list[int]) -> dict[str, tuple[float, float]]:
+def _means_of(window: StepWindow, at: int, of_others: list[int]) -> dict[str, tuple[float, float]]:
     """Return a rank's means, and the median of its peers'."""
     return {
         name: (_mean_ms(window, name, at), _of_peers(window, name, of_others)) for name in _TOLD
     }
 
 
-def _mean_ms(window: Window, name: str, at: int) -> float:
+def _mean_ms(window: StepWindow, name: str, at: int) -> float:
     return float(_means(window.column(name)[[at]])[0]) * _UNIT.get(name, 1e3)
 
 
-def _of_peers(window: Window, name: str, of_others: list[int]) -> float:
+def _of_peers(window: StepWindow, name: str, of_others: list[int]) -> float:
     means = _means(window.column(name)[of_others])
     known = means[np.isfinite(means)]
     return float(np.median(known)) * _UNIT.get(name, 1e3) if len(known) else float("nan")

@@ -11,7 +11,7 @@ from nbdist.client.metrics.checks.uses import Uses
 from nbdist.wire import CellInfo, Record
 
 
-class Checks:
+class CellChecks:
     """What one cell's ranks have told, and what follows from it."""
 
     def __init__(self, info: CellInfo, before: MutableSequence[Trained]) -> None:

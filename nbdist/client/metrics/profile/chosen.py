@@ -10,7 +10,7 @@ MOST = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class ChosenSteps:
     """The steps `first` to `last` of a cell, counted from 1."""
 
     first: int
@@ -20,7 +20,7 @@ class Steps:
         return name_steps(range(self.first, self.last + 1))
 
 
-def parse_steps(text: str) -> Steps:
+def parse_steps(text: str) -> ChosenSteps:
     """Return the steps that `text` means.
 
     Args:
@@ -46,7 +46,7 @@ def parse_steps(text: str) -> Steps:
         raise UsageError(f"--profile: the range {text!r} runs backwards; write {last}-{first}.")
     if last - first >= MOST:
         raise UsageError(f"--profile records at most {MOST} steps, not {last - first + 1}.")
-    return Steps(first, last)
+    return ChosenSteps(first, last)
 
 
 def name_steps(steps: range) -> str:

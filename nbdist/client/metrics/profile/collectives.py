@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.client.metrics.profile.chosen import Steps
+from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.merge import PIDS_A_RANK, Event, about
 from nbdist.packed import Calls
 from nbdist.wire import Record
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and few cells are profiled
     from nbdist.client.metrics.analysis.match import Arrivals, Meetings
-    from nbdist.client.metrics.analysis.rows import Book, Family, Ints
+    from nbdist.client.metrics.analysis.rows import Family, FamilyIndex, Ints
 
 MOST_NUMBERS = 2_000_000  # told of the steps; 400 000 calls
 _FIRST_TID = 2**30  # no thread of an operating system
@@ -31,7 +31,7 @@ Told = Mapping[int, Sequence[tuple[int, Calls]]]  # by rank: step, what was told
 class Heard:
     """What ranks have told of the collectives of some steps."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: ChosenSteps) -> None:
         """Hear nothing yet."""
         self._steps = steps
         self._told: dict[int, list[tuple[int, Calls]]] = {}
@@ -69,15 +69,15 @@ def lanes(told: Told, origin_ns: int, offset_ns: Callable[[int], int]) -> list[E
     import numpy as np
 
     from nbdist.client.metrics.analysis.match import SYMMETRIC, arrivals, match
-    from nbdist.client.metrics.analysis.rows import Book, Rows, decode
+    from nbdist.client.metrics.analysis.rows import CallRows, FamilyIndex, decode
 
-    book = Book()
+    book = FamilyIndex()
     parts = []
     for rank, of_rank in told.items():
         for _, calls in of_rank:
             book.learn(rank, dict(calls.new))
         parts.append(decode(rank, of_rank, book, offset_ns(rank))[0])
-    meetings = match(Rows.concatenate(parts), book.sizes)
+    meetings = match(CallRows.concatenate(parts), book.sizes)
     is_symmetric = np.array([family.kind in SYMMETRIC for family in book.families], bool)
     every = _calls(meetings, arrivals(meetings, is_symmetric), book, origin_ns)
     by_rank: defaultdict[int, list[_Call]] = defaultdict(list)
@@ -108,7 +108,9 @@ class _Call:
     tid: int = 0
 
 
-def _calls(meetings: "Meetings", waited: "Arrivals", book: "Book", origin_ns: int) -> list[_Call]:
+def _calls(
+    meetings: "Meetings", waited: "Arrivals", book: "FamilyIndex", origin_ns: int
+) -> list[_Call]:
     rows, meeting = meetings.rows, meetings.of_rows()
 
     def moments(column: "Ints") -> list[float]:

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.metrics.profile import words
-from nbdist.client.metrics.profile.chosen import Steps
+from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.collectives import Told, lanes
 from nbdist.client.metrics.profile.merge import Event, RankTrace, merged
 from nbdist.client.metrics.profile.summary import RankSummary, summarize
@@ -80,7 +80,7 @@ def folder_of(logs: Path, prompt: int, attempt: int = 1) -> Path:
 def gather(
     cluster: Cluster,
     folder: Path,
-    chosen: Steps,
+    chosen: ChosenSteps,
     steps_made: Mapping[int, int],
     told: Told,
     offset_ns: Callable[[int, int], int | None],
@@ -115,7 +115,7 @@ def gather(
         return Profiled(f"The profile could not be put together: {type(error).__name__}: {error}.")
 
 
-def _said(found: _Found, chosen: Steps, steps_made: Mapping[int, int]) -> str:
+def _said(found: _Found, chosen: ChosenSteps, steps_made: Mapping[int, int]) -> str:
     """Return what was recorded, and what of it is too large."""
     recorded = {r: (facts["steps"], facts["end"]) for r, facts in found.facts.items()}
     made = max(steps_made.values(), default=0)

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Mapping, Sequence
 
-from nbdist.client.metrics.profile.chosen import Steps, name_steps
+from nbdist.client.metrics.profile.chosen import ChosenSteps, name_steps
 from nbdist.client.metrics.profile.summary import KINDS, OpTotal, RankSummary
 from nbdist.ranks import begin_with_ranks, name_ranks
 
@@ -23,7 +23,7 @@ Table = tuple[list[str], list[list[str]]]  # header, rows; the last column is te
 
 
 def what_was_recorded(
-    chosen: Steps,
+    chosen: ChosenSteps,
     recorded: Mapping[int, tuple[Sequence[int], str]],
     missing: Mapping[int, str],
     steps_made: int,
@@ -46,7 +46,7 @@ def what_was_recorded(
     return said
 
 
-def _nothing(chosen: Steps, missing: Mapping[int, str], steps_made: int) -> str:
+def _nothing(chosen: ChosenSteps, missing: Mapping[int, str], steps_made: int) -> str:
     whys = list(dict.fromkeys(why for why in missing.values() if why))
     if whys:
         return f"Nothing was recorded: {'; '.join(whys)}."
@@ -55,7 +55,7 @@ def _nothing(chosen: Steps, missing: Mapping[int, str], steps_made: int) -> str:
     return "Nothing was recorded, for no rank came to the end of a recording."
 
 
-def _recorded(chosen: Steps, steps: Sequence[int], end: str, steps_made: int) -> str:
+def _recorded(chosen: ChosenSteps, steps: Sequence[int], end: str, steps_made: int) -> str:
     if len(steps) == chosen.last - chosen.first + 1:
         said = f"{str(chosen).capitalize()} were recorded" if len(steps) > 1 else ""
         said = said or f"{str(chosen).capitalize()} was recorded"

@@ -232,7 +232,7 @@ def _unknown(word: str) -> LayoutError:
     known = [*AXES, *NAMES, HSDP]
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return LayoutError(
-        f'"{word}" is no word of a layout.' + (f' Did you mean "{near[0]}"?' if near else ""),
+        f'Unknown word "{word}" in layout.' + (f' Did you mean "{near[0]}"?' if near else ""),
         why="axes are dp, fsdp, tp, cp and pp; names are ddp, zero1, zero2, zero3 and hsdp",
         do='write for example "ddp", "zero3" or "dp=2 fsdp=-1"',
     )

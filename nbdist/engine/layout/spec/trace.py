@@ -35,7 +35,7 @@ _FIRST_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModuleCall:
     """One call of a module that has parameters of its own, in a forward."""
 
     name: str
@@ -45,7 +45,7 @@ class Call:
 
 def find_inputs(
     model: nn.Module, example: Any, policy: str = "TensorParallel", tokens: int = _TOKENS
-) -> tuple[Inputs, list[Call]]:
+) -> tuple[Inputs, list[ModuleCall]]:
     """Return inputs with which the model runs, and what they made it call.
 
     Args:
@@ -127,9 +127,9 @@ def run_on_fakes(model: nn.Module, inputs: Inputs, parts: dict[str, torch.Size])
         torch.func.functional_call(model, state, fakes.args, fakes.keywords)
 
 
-def _trace(model: nn.Module, inputs: Inputs) -> list[Call]:
+def _trace(model: nn.Module, inputs: Inputs) -> list[ModuleCall]:
     """Return the calls of modules with parameters of their own, in order."""
-    calls: list[Call] = []
+    calls: list[ModuleCall] = []
     hooks = []
     for name, module in model.named_modules():
         if any(p is not None for p in module._parameters.values()):
@@ -142,10 +142,10 @@ def _trace(model: nn.Module, inputs: Inputs) -> list[Call]:
     return calls
 
 
-def _recorder(name: str, calls: list[Call]) -> Callable[..., None]:
+def _recorder(name: str, calls: list[ModuleCall]) -> Callable[..., None]:
     def record(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         fed = [*args, *keywords.values()]
-        calls.append(Call(name, module, fed[0] if fed else None))
+        calls.append(ModuleCall(name, module, fed[0] if fed else None))
 
     return record
 

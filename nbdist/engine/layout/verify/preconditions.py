@@ -20,13 +20,13 @@ from nbdist.engine.layout.policies.precision import Scaler
 from nbdist.engine.layout.verify.loss_sync import LossFunction
 from nbdist.engine.layout.verify.restore import dropouts
 from nbdist.engine.layout.weights import full_tensors
-from nbdist.engine.layout.weights.full_tensors import Spread
+from nbdist.engine.layout.weights.full_tensors import LayoutFacts
 from nbdist.errors import LayoutError
 
 SOURCE = 0  # the rank that computes in one process
 
 
-class Provable(Spread, Protocol):
+class Provable(LayoutFacts, Protocol):
     """What must be known of a layout to prove it."""
 
     policies: Policies

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.layout.spec.random_numbers import seed_part
 from nbdist.engine.layout.verify.low_precision import Lowered
-from nbdist.engine.layout.verify.report import Noise, Spread, spread_of
+from nbdist.engine.layout.verify.report import LossSpread, Noise, spread_of
 from nbdist.errors import LayoutError
 
 MOVE = 0.01  # by which share of their norm a step changes the weights
@@ -66,7 +66,7 @@ class Reference:
         self.gradients: dict[str, torch.Tensor] = {}
         self.errors: dict[str, torch.Tensor] = {}  # of gradients in low precision, by element
         self.float64_failed = ""
-        self.spread = Spread.ROUND_OFF  # of the losses of the last step
+        self.spread = LossSpread.ROUND_OFF  # of the losses of the last step
         self._loss_of = loss_of
         self._parts = parts
         self._double = self._in_float64()
@@ -105,13 +105,13 @@ class Reference:
         noise = _noise(mine, others)
         losses = [noise[f"loss {part}"] for part in range(len(self._parts))]
         self.spread = spread_of(losses, self._epsilon)
-        if self.spread is not Spread.ROUND_OFF:
+        if self.spread is not LossSpread.ROUND_OFF:
             # The twins have moved on by gradients of their own: ask the same weights once more.
             _set(buffers, before)
             again = _noise(mine, [self._run(self.model, self._parts, step)])
             repeated = [again[f"loss {part}"] for part in range(len(self._parts))]
-            if spread_of(repeated, self._epsilon) is not Spread.ROUND_OFF:
-                self.spread = Spread.CHANCE
+            if spread_of(repeated, self._epsilon) is not LossSpread.ROUND_OFF:
+                self.spread = LossSpread.CHANCE
         return noise
 
     @property

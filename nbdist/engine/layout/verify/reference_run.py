@@ -18,15 +18,15 @@ from nbdist.engine.layout.verify.loss_sync import checked
 from nbdist.engine.layout.verify.low_precision import Lowered
 from nbdist.engine.layout.verify.preconditions import SOURCE, Provable, Task
 from nbdist.engine.layout.verify.reference import Part, Reference
-from nbdist.engine.layout.verify.report import Noise, Spread
+from nbdist.engine.layout.verify.report import LossSpread, Noise
 from nbdist.engine.layout.weights import full_tensors, meta_copy
-from nbdist.engine.layout.weights.full_tensors import Place
+from nbdist.engine.layout.weights.full_tensors import TensorFacts
 from nbdist.errors import LayoutError
 from nbdist.told import text_of
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReferenceStep:
     """What rank 0 tells all ranks of a step in one process.
 
     Attributes:
@@ -41,7 +41,7 @@ class Told:
     losses: list[float] = field(default_factory=list)
     rate: float = 0.0
     scale: float = 1.0
-    spread: Spread = Spread.ROUND_OFF
+    spread: LossSpread = LossSpread.ROUND_OFF
 
 
 class Alone:
@@ -51,7 +51,7 @@ class Alone:
         self,
         layout: Provable,
         bare: nn.Module,
-        places: Mapping[str, Place],
+        places: Mapping[str, TensorFacts],
         task: Task,
         gathered: list[tuple[Any, float]],
     ) -> None:
@@ -67,7 +67,7 @@ class Alone:
         self._layout = layout
         self._task = task
         self._gathered = gathered
-        self._told = Told()
+        self._told = ReferenceStep()
         self._reference: Reference | None = None
         self.model = self._filled(bare, places)
 
@@ -96,7 +96,7 @@ class Alone:
         if self._reference is not None:
             self._reference.move(rate)
 
-    def _filled(self, bare: nn.Module, places: Mapping[str, Place]) -> nn.Module | None:
+    def _filled(self, bare: nn.Module, places: Mapping[str, TensorFacts]) -> nn.Module | None:
         """Return, on rank 0, the plain model with the layout's weights, modes and flags."""
         plain = None
         if dist.get_rank() == SOURCE:
@@ -111,7 +111,7 @@ class Alone:
                     empty[name].requires_grad_(places[name].is_trained)
         return plain
 
-    def step(self, step: int) -> Told:
+    def step(self, step: int) -> ReferenceStep:
         """Have rank 0 compute a step; returns what all must know of it. Collective.
 
         Raises:
@@ -132,13 +132,13 @@ class Alone:
                     "verify((x, y), loss_fn) calls loss_fn(model(x), y)",
                 )
         dist.broadcast_object_list(told, src=SOURCE)
-        if not isinstance(told[0], Told):
+        if not isinstance(told[0], ReferenceStep):
             what, why, do = told[0]
             raise LayoutError(what, why=why, do=do) from failed
         self._told = told[0]
         return self._told
 
-    def _compute(self, step: int, model: nn.Module) -> Told:
+    def _compute(self, step: int, model: nn.Module) -> ReferenceStep:
         if self._reference is None:
             parts = [Part(self._task.cut(inputs), weight) for inputs, weight in self._gathered]
             loss_fn = checked(self._task.loss_fn)
@@ -152,7 +152,7 @@ class Alone:
         noise = self._reference.step(step, scaler.get_scale() if scaler.is_enabled() else 1.0)
         rate = self._told.rate or self._reference.pace()
         reference = self._reference
-        return Told(noise, reference.losses, rate, reference.scale, reference.spread)
+        return ReferenceStep(noise, reference.losses, rate, reference.scale, reference.spread)
 
     def _lower(self, plain: nn.Module) -> Lowered:
         layout = self._layout

@@ -226,7 +226,7 @@ def norm_allowances(
     }
 
 
-class Spread(Enum):
+class LossSpread(Enum):
     """What the distances of one process's losses can be.
 
     ROUND_OFF: Those of two orders of adding.
@@ -239,10 +239,10 @@ class Spread(Enum):
     CHANCE = auto()
 
 
-def spread_of(losses: Iterable[Noise], epsilon: float) -> Spread:
+def spread_of(losses: Iterable[Noise], epsilon: float) -> LossSpread:
     """Return what the distances of losses can be; DRIFT may be CHANCE."""
     is_small = all(noise.floor <= math.sqrt(epsilon) * noise.scale for noise in losses)
-    return Spread.ROUND_OFF if is_small else Spread.DRIFT
+    return LossSpread.ROUND_OFF if is_small else LossSpread.DRIFT
 
 
 def judge(

@@ -22,7 +22,7 @@ from nbdist.engine.layout.verify.preconditions import Provable, Task, moved
 from nbdist.engine.layout.weights import full_tensors
 
 
-class Live:
+class ShardedRun:
     """The spread model while it is proven."""
 
     def __init__(self, layout: Provable, task: Task) -> None:

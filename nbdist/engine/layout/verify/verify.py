@@ -32,12 +32,19 @@ from nbdist.engine.layout.verify.preconditions import (
     gather_parts,
     refuse,
 )
-from nbdist.engine.layout.verify.reference_run import Alone, Told
-from nbdist.engine.layout.verify.report import MULTIPLE, Noise, Proof, Spread, allowances, some_of
+from nbdist.engine.layout.verify.reference_run import Alone, ReferenceStep
+from nbdist.engine.layout.verify.report import (
+    MULTIPLE,
+    LossSpread,
+    Noise,
+    Proof,
+    allowances,
+    some_of,
+)
 from nbdist.engine.layout.verify.restore import NoDropout, dropouts, unharmed, without_dropout
-from nbdist.engine.layout.verify.sharded_run import Live
+from nbdist.engine.layout.verify.sharded_run import ShardedRun
 from nbdist.engine.layout.weights import full_tensors
-from nbdist.engine.layout.weights.full_tensors import Place
+from nbdist.engine.layout.weights.full_tensors import TensorFacts
 from nbdist.errors import LayoutError
 
 
@@ -81,7 +88,7 @@ class _Run:
         self._epsilon = max(_epsilon_of(self._places.values()), epsilon_of(low))
         self._findings = Findings()
         self._losses: list[tuple[float, float]] = []
-        self._live = Live(layout, task)
+        self._live = ShardedRun(layout, task)
         self._terms = [low.words] if self._is_low else []
         self._notes: list[str] = []
         self._unreached: list[str] = []
@@ -104,7 +111,7 @@ class _Run:
             for step in range(1, steps + 1):
                 told = alone.step(step)
                 self._refuse_chance(told, step)
-                if told.spread is Spread.DRIFT:
+                if told.spread is LossSpread.DRIFT:
                     self._notes.append(
                         "Round-off grows fast in this model, as it does where batch norm sees few "
                         f"samples: after {_steps(self._made)} one process in float64 is too far "
@@ -156,22 +163,24 @@ class _Run:
             if name in held:
                 self._findings.compare("weight", name, 0, held[name], full, exact, 0.0)
 
-    def _whole_of_rank_0(self, saved: Mapping[str, Place]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _whole_of_rank_0(
+        self, saved: Mapping[str, TensorFacts]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         for name, full in full_tensors.tensors(self._layout):
             if name in saved:
                 yield from full_tensors.from_rank_0({name: saved[name]}, {name: full}, self._device)
 
     # -- a step
 
-    def _refuse_chance(self, told: Told, step: int) -> None:
-        if told.spread is Spread.CHANCE:
+    def _refuse_chance(self, told: ReferenceStep, step: int) -> None:
+        if told.spread is LossSpread.CHANCE:
             raise LayoutError(
                 "The model does not compute the same twice in one process: nothing can be proven.",
                 why="its losses differ by more than round-off; forward changes what is no buffer, "
                 "such as a counter in Python, or draws random numbers outside of dropout",
                 do="make what changes a buffer, or leave it out for the proof",
             )
-        if told.spread is Spread.DRIFT and step == 1:
+        if told.spread is LossSpread.DRIFT and step == 1:
             raise LayoutError(
                 "Round-off grows too far in this model to prove anything with this batch.",
                 why="one process computes another loss from weights that are moved by half a unit "
@@ -180,7 +189,7 @@ class _Run:
                 "more samples, or with the model in float64",
             )
 
-    def _refuse_unreached(self, told: Told) -> None:
+    def _refuse_unreached(self, told: ReferenceStep) -> None:
         """Know what gets no gradient; refuse that where a reducer would wait for it."""
         trained = [name for name, place in self._places.items() if place.is_trained]
         self._unreached = [name for name in trained if name not in told.noise]
@@ -221,7 +230,7 @@ class _Run:
             floor = noise[name].floor if name in noise else 0.0
             self._findings.note("gradient", name, step, math.inf, floor, MULTIPLE * floor)
 
-    def _compare_losses(self, step: int, loss: torch.Tensor | None, told: Told) -> None:
+    def _compare_losses(self, step: int, loss: torch.Tensor | None, told: ReferenceStep) -> None:
         value = math.nan if loss is None else float(loss)
         if loss is not None:
             expected, own = told.losses[self._part], told.noise[f"loss {self._part}"]
@@ -240,7 +249,7 @@ class _Run:
         live = sum(of_parts.values()) / len(of_parts) if of_parts else math.nan
         self._losses.append((live, sum(told.losses) / len(told.losses)))
 
-    def _compare_gradients(self, step: int, told: Told, alone: Alone) -> None:
+    def _compare_gradients(self, step: int, told: ReferenceStep, alone: Alone) -> None:
         trained = {n: p for n, p in self._places.items() if p.is_trained and n in told.noise}
         live = self._live.gradients()
         if self._is_low:
@@ -281,5 +290,5 @@ def _epsilon(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
 
 
-def _epsilon_of(places: Iterable[Place]) -> float:
+def _epsilon_of(places: Iterable[TensorFacts]) -> float:
     return max((_epsilon(place.dtype) for place in places), default=0.0)

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.weights import full_tensors, meta_copy
-from nbdist.engine.layout.weights.full_tensors import Place
+from nbdist.engine.layout.weights.full_tensors import TensorFacts
 from nbdist.errors import LayoutError
 
 _SOURCE = 0  # the rank that has the weights
@@ -68,7 +68,7 @@ def fill(model: nn.Module, weights: Mapping[str, torch.Tensor], device_type: str
     if any(p.is_meta for p in model.parameters()):
         model._apply(lambda t: torch.empty_like(t, device=device_type) if t.is_meta else t)
     held = dict(model.named_parameters())
-    wanted = {name: Place(p.shape, p.dtype) for name, p in held.items()}
+    wanted = {name: TensorFacts(p.shape, p.dtype) for name, p in held.items()}
     for name, full in full_tensors.from_rank_0(wanted, weights, device_type):
         full_tensors.put(held[name], full)
 

@@ -22,7 +22,7 @@ _SOURCE = 0  # the rank whose tensors are sent
 _PACK_BYTES = 1 << 20  # sent at once
 
 
-class Spread(Protocol):
+class LayoutFacts(Protocol):
     """What must be known of a layout: how its model lies over which ranks."""
 
     model: nn.Module
@@ -31,7 +31,7 @@ class Spread(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorFacts:
     """What is known of one tensor of the plain model.
 
     Attributes:
@@ -64,11 +64,11 @@ def names(model: nn.Module, *, duplicates: bool = False) -> dict[str, torch.Tens
     return found
 
 
-def places(model: nn.Module, *, duplicates: bool = False) -> dict[str, Place]:
+def places(model: nn.Module, *, duplicates: bool = False) -> dict[str, TensorFacts]:
     """Return what is known of the tensors that a model has here; nothing of those on meta."""
     saved = model.state_dict().keys()
     return {
-        name: Place(
+        name: TensorFacts(
             tensor.shape,
             tensor.dtype,
             is_saved=name in saved,
@@ -90,7 +90,7 @@ def settle(model: nn.Module) -> None:
             module.reshard()
 
 
-def table(spread: Spread, *, duplicates: bool = False) -> dict[str, Place]:
+def table(spread: LayoutFacts, *, duplicates: bool = False) -> dict[str, TensorFacts]:
     """Return what the layout holds, over all of its ranks; with pp in the order of stages.
 
     Collective with pp, where each rank has the names of its stages.
@@ -102,7 +102,7 @@ def table(spread: Spread, *, duplicates: bool = False) -> dict[str, Place]:
     group = spread.mesh.get_group("pp")
     tables: list[Any] = [None] * spread.shape.pp
     dist.all_gather_object(tables, held, group=group)
-    merged: dict[str, Place] = {}
+    merged: dict[str, TensorFacts] = {}
     for stage, there in enumerate(tables):
         for name, place in there.items():
             merged.setdefault(name, replace(place, stage=stage))
@@ -110,7 +110,7 @@ def table(spread: Spread, *, duplicates: bool = False) -> dict[str, Place]:
 
 
 @torch.no_grad()
-def tensors(spread: Spread) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(spread: LayoutFacts) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter and buffer, whole and on every rank. Collective; all take all.
 
     What lies here whole is yielded as it is, without a copy. Tied ones come once.
@@ -159,7 +159,7 @@ def part_of(full: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def from_rank_0(
-    wanted: Mapping[str, Place], source: Mapping[str, torch.Tensor], device_type: str
+    wanted: Mapping[str, TensorFacts], source: Mapping[str, torch.Tensor], device_type: str
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield rank 0's tensors of these names, on every rank. Collective; all take all.
 
@@ -182,9 +182,9 @@ def from_rank_0(
         yield from packed.items()
 
 
-def _packs(items: Iterable[tuple[str, Place]]) -> Iterator[list[tuple[str, Place]]]:
+def _packs(items: Iterable[tuple[str, TensorFacts]]) -> Iterator[list[tuple[str, TensorFacts]]]:
     """Yield what is sent at once: small ones together, a large one by itself."""
-    pack: list[tuple[str, Place]] = []
+    pack: list[tuple[str, TensorFacts]] = []
     filled = 0
     for name, place in items:
         if pack and filled + place.nbytes > _PACK_BYTES:
@@ -196,7 +196,9 @@ def _packs(items: Iterable[tuple[str, Place]]) -> Iterator[list[tuple[str, Place
         yield pack
 
 
-def _from_stage(spread: Spread, place: Place, tensor: torch.Tensor | None) -> torch.Tensor:
+def _from_stage(
+    spread: LayoutFacts, place: TensorFacts, tensor: torch.Tensor | None
+) -> torch.Tensor:
     """Return a tensor whole on the ranks of all stages: its own sends it to those beside it."""
     group = spread.mesh.get_group("pp")
     if spread.mesh.get_local_rank("pp") == place.stage:

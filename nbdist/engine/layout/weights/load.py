@@ -13,13 +13,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.layout.weights import full_tensors
-from nbdist.engine.layout.weights.full_tensors import Place, Spread
+from nbdist.engine.layout.weights.full_tensors import LayoutFacts, TensorFacts
 from nbdist.errors import LayoutError
 
 _SHOWN = 3  # names in an error
 
 
-def from_spread(target: Spread, source: Spread) -> None:
+def from_spread(target: LayoutFacts, source: LayoutFacts) -> None:
     """Copy from a model that is spread over the same ranks, however. Collective.
 
     Raises:
@@ -29,14 +29,14 @@ def from_spread(target: Spread, source: Spread) -> None:
     _copy(target, given, _with_aliases(source, given))
 
 
-def from_one(target: Spread, source: nn.Module | Mapping[str, torch.Tensor] | None) -> None:
+def from_one(target: LayoutFacts, source: nn.Module | Mapping[str, torch.Tensor] | None) -> None:
     """Copy from rank 0's plain module or state dict; other ranks may have none. Collective.
 
     Raises:
         LayoutError: As `from_spread`, or it has parts of tensors.
     """
     held: dict[str, torch.Tensor] = {}
-    given: dict[str, Place] = {}
+    given: dict[str, TensorFacts] = {}
     has_parts = False
     if dist.get_rank() == 0:
         if isinstance(source, nn.Module):
@@ -47,7 +47,7 @@ def from_one(target: Spread, source: nn.Module | Mapping[str, torch.Tensor] | No
         else:
             items = dict(source or {}).items()
             held = {name: value for name, value in items if isinstance(value, torch.Tensor)}
-            given = {name: Place(t.shape, t.dtype) for name, t in held.items()}
+            given = {name: TensorFacts(t.shape, t.dtype) for name, t in held.items()}
         has_parts = any(_is_cut(tensor) for tensor in held.values())
     told = [(given, has_parts)]
     dist.broadcast_object_list(told, src=0)
@@ -61,7 +61,7 @@ def from_one(target: Spread, source: nn.Module | Mapping[str, torch.Tensor] | No
 
 
 def refuse_whole(
-    target: Spread, state: Mapping[str, Any], prefix: str, elsewhere: Collection[str]
+    target: LayoutFacts, state: Mapping[str, Any], prefix: str, elsewhere: Collection[str]
 ) -> None:
     """Refuse, before torch's `load_state_dict` copies any, weights of which ranks have parts.
 
@@ -95,7 +95,9 @@ def _is_cut(tensor: object) -> bool:
 
 
 def _copy(
-    target: Spread, given: Mapping[str, Place], source: Iterator[tuple[str, torch.Tensor]]
+    target: LayoutFacts,
+    given: Mapping[str, TensorFacts],
+    source: Iterator[tuple[str, torch.Tensor]],
 ) -> None:
     _check(full_tensors.table(target, duplicates=True), given)
     held = full_tensors.names(target.model, duplicates=True)
@@ -106,7 +108,9 @@ def _copy(
             full_tensors.put(tensor, full)
 
 
-def _with_aliases(source: Spread, given: Mapping[str, Place]) -> Iterator[tuple[str, torch.Tensor]]:
+def _with_aliases(
+    source: LayoutFacts, given: Mapping[str, TensorFacts]
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield tied tensors by each of their names, for the other model may not tie them."""
     held = full_tensors.names(source.model, duplicates=True)
     aliases: dict[int, list[str]] = {}
@@ -119,7 +123,7 @@ def _with_aliases(source: Spread, given: Mapping[str, Place]) -> Iterator[tuple[
                 yield alias, full
 
 
-def _check(wanted: Mapping[str, Place], given: Mapping[str, Place]) -> None:
+def _check(wanted: Mapping[str, TensorFacts], given: Mapping[str, TensorFacts]) -> None:
     """Refuse, on every rank alike, what does not fit by name and shape.
 
     Raises:

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.layout.weights import full_tensors
-from nbdist.engine.layout.weights.full_tensors import Spread
+from nbdist.engine.layout.weights.full_tensors import LayoutFacts
 
 _TARGET = 0  # the rank that gets it
 
 
-def state_of(spread: Spread, plain: nn.Module | None) -> dict[str, Any]:
+def state_of(spread: LayoutFacts, plain: nn.Module | None) -> dict[str, Any]:
     """Return the plain model's state on rank 0, an empty dict on others. Collective.
 
     A rank needs room for one whole tensor beside its own parts; rank 0 for all of them, on the CPU.

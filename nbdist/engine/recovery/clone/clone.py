@@ -32,7 +32,7 @@ from nbdist.engine.group import ddp_hook_state, group_names, group_record, rende
 from nbdist.engine.kernel.placeholder import Placeholder
 from nbdist.engine.recovery import disabled, name_record
 from nbdist.engine.recovery.clone import fingerprint, pickler, sources, torch_rebuild, unpickler
-from nbdist.engine.recovery.clone.p2p import Channel
+from nbdist.engine.recovery.clone.p2p import P2PTransfer
 from nbdist.engine.recovery.clone.recipes import recipes
 from nbdist.errors import ClusterError, LostStateError
 from nbdist.ranks import NAMES_OF_A_RANK, name_ranks
@@ -166,11 +166,11 @@ def _group_names(
 
     The latter on a newcomer only, and as far as it was written down.
     """
-    mine = group_record.Told({})
+    mine = group_record.SurvivorReport({})
     if not (is_new := dist.get_rank() in newcomers):
         mine = group_record.tell(_Place.of(namespace).names())
     heard = rendezvous.exchange("group names", json.dumps(asdict(mine)), rendezvous.FORM_TIMEOUT_S)
-    told = [group_record.Told(**json.loads(text)) for text in heard.values()]
+    told = [group_record.SurvivorReport(**json.loads(text)) for text in heard.values()]
     own: group_names.Names = {}
     if is_new:
         own = group_record.names_before(state.member().client, dist.get_rank(), told)
@@ -225,7 +225,7 @@ def clone(
     elif here == newcomer:
         answer = _take(place, source, here)
     else:
-        answer = Channel(source).receive()
+        answer = P2PTransfer(source).receive()
     if here != newcomer:
         torch_rebuild.restart_static_graphs([newcomer])
     _refuse_lost(place, answer, sorted({*dead, newcomer}))
@@ -272,7 +272,7 @@ class _Place:
 
 
 def _give(place: _Place, newcomer: int, step: int) -> dict[str, Any]:
-    channel = Channel(newcomer)
+    channel = P2PTransfer(newcomer)
     sent = place.names()
     for name, part in _parts.items():
         sent |= {f"{name}{key}": value for key, value in part.capture().items()}
@@ -307,7 +307,7 @@ def _give(place: _Place, newcomer: int, step: int) -> dict[str, Any]:
     answer = _answer(parcel, newcomer, _seed(sent), step)
     for rank in range(dist.get_world_size()):
         if rank != dist.get_rank():
-            Channel(rank).send(answer)
+            P2PTransfer(rank).send(answer)
     return answer
 
 
@@ -361,7 +361,7 @@ def _say_inexact(newcomer: int) -> list[str]:
 
 
 def _take(place: _Place, source: int, here: int) -> dict[str, Any]:
-    channel = Channel(source)
+    channel = P2PTransfer(source)
     values = _load_from(channel, place)
     answer: dict[str, Any] = channel.receive()
     for name, part in _parts.items():
@@ -375,7 +375,7 @@ def _take(place: _Place, source: int, here: int) -> dict[str, Any]:
     return answer
 
 
-def _load_from(channel: Channel, place: _Place) -> dict[str, Any]:
+def _load_from(channel: P2PTransfer, place: _Place) -> dict[str, Any]:
     for _ in range(_MOST_ROUNDS):
         header = channel.receive()
         buffers = channel.receive_buffers()

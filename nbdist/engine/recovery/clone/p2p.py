@@ -20,7 +20,7 @@ _MESSAGE_BYTES = 64 << 20
 _SMALL_BYTES = 64 << 10  # below this, a copy is cheaper than a message
 
 
-class Channel:
+class P2PTransfer:
     """A pipe to one rank of the default group."""
 
     def __init__(self, peer: int) -> None:

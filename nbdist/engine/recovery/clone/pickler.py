@@ -28,7 +28,7 @@ import cloudpickle
 from nbdist.engine.kernel import placeholder
 from nbdist.engine.kernel.placeholder import Placeholder, describe, first_line
 from nbdist.engine.recovery.clone.unpickler import (
-    Failure,
+    UnpickleFailure,
     fill,
     fill_function,
     load,
@@ -304,7 +304,7 @@ def _deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def names_of(parcel: Parcel, failures: Sequence[Failure]) -> dict[str, str]:
+def names_of(parcel: Parcel, failures: Sequence[UnpickleFailure]) -> dict[str, str]:
     """Return the names under which the failed objects were pickled, and why they failed."""
     found: dict[str, str] = {}
     ends = [*parcel.first_serial[1:], len(parcel.objects)]

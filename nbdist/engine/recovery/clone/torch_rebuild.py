@@ -1,6 +1,6 @@
 """Private parts of torch for a newcomer: wrapped modules made again beside the living ones.
 
-A file of the room for torch's private parts, see `torch_compat.py`. A module wrapped by DDP or by
+One of the modules for torch's private parts, see `torch_compat.py`. A module wrapped by DDP or by
 composable `replicate` holds a reducer, C++ that no pickle carries. The newcomer makes one without a
 collective, while the living ranks keep theirs, with the buckets theirs have now: DDP gives up its
 first buckets after one iteration, and other buckets mean another order of summation, or sizes that

@@ -18,7 +18,7 @@ from nbdist.told import named
 
 
 @dataclass(slots=True)
-class Failure:
+class UnpickleFailure:
     """An object that could not be built: its serial number in the parcel, and why."""
 
     serial: int
@@ -30,7 +30,7 @@ class Loaded:
     """What a parcel has brought. With failures the values are not to be used."""
 
     values: dict[str, Any]
-    failures: list[Failure]
+    failures: list[UnpickleFailure]
     missing: dict[str, str]  # by name: what it needs of this process, and this process has not
 
 
@@ -39,7 +39,7 @@ class _Loading:
     """What the functions below need to know of the `load` that calls them."""
 
     user_globals: dict[str, Any]
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[UnpickleFailure] = field(default_factory=list)
     later: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)  # order, serial
     serial: int = -1  # of the object that is being filled
 
@@ -128,7 +128,7 @@ def _noted(serial: int) -> Iterator[None]:
     except Exception as error:
         why = error.why if isinstance(error, PlaceholderError) else ""
         why = why or first_line(named(error))
-        _now().failures.append(Failure(serial, why))
+        _now().failures.append(UnpickleFailure(serial, why))
 
 
 def make(serial: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

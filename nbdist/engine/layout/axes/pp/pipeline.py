@@ -1,12 +1,12 @@
 """The `pp` axis: each rank keeps the blocks of its stages, in the same model under the same names.
 
-    trunk    what a forward does, on fake tensors
-    stages   which blocks, and what is used beside them, go to which rank
-    relay    hooks that run a part of the forward
-    proof    all parts one after the other, on the model as it is: the same output?
-    hollow   what lies on other ranks is taken away
+    trace          what a forward does, on fake tensors
+    stages         which blocks, and what is used beside them, go to which rank
+    stage_forward  hooks that run a part of the forward
+    _prove         all parts one after the other, on the model as it is: the same output?
+    _empty         what lies on other ranks is taken away
 
-Nothing is changed until the proof has been made. `pipe` runs the steps.
+Nothing is changed until the proof has been made. `schedule_runner` runs the steps.
 """
 
 import gc
@@ -19,10 +19,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout.axes.pp import segment_times, stages
-from nbdist.engine.layout.axes.pp import trace as trunk
-from nbdist.engine.layout.axes.pp.stage_forward import Relay
+from nbdist.engine.layout.axes.pp.stage_forward import StageForward
 from nbdist.engine.layout.axes.pp.stages import Stage
-from nbdist.engine.layout.axes.pp.trace import Spec, Trunk
+from nbdist.engine.layout.axes.pp.trace import ForwardTrace, TensorSpec, find, trace
 from nbdist.engine.layout.axes.tp.proof import TOLERANCE, evaluating, of_rank_0
 from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.engine.layout.policies.precision import Imitation
@@ -33,14 +32,14 @@ from nbdist.told import named
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StagePlan:
     """How a model is cut into stages.
 
     Attributes:
         policy: The schedule, and how many micro-batches.
         pp: Ranks of a pipeline.
         stages: All of them, in the order of the data.
-        trunk: Of a forward with the inputs that were tried, as the model was built.
+        trace: Of a forward with the inputs that were tried, as the model was built.
         inputs: These.
         balance: What the stages were balanced by, for people.
         imitation: In what the layout computes.
@@ -50,11 +49,11 @@ class Plan:
     policy: Pipeline
     pp: int
     stages: tuple[Stage, ...]
-    trunk: Trunk
+    trace: ForwardTrace
     inputs: Inputs
     balance: str
     imitation: Imitation
-    hidden: tuple[Spec | None, ...]
+    hidden: tuple[TensorSpec | None, ...]
 
     def of_rank(self, rank: int) -> tuple[Stage, ...]:
         """Return the stages of a place on the axis pp."""
@@ -112,7 +111,7 @@ class Plan:
         blocks = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         inside = {
             name
-            for block in self.trunk.blocks
+            for block in self.trace.blocks
             for name in stage.parameters
             if name.startswith(f"{block}.")
         }
@@ -132,7 +131,7 @@ class Plan:
 
 def find_plan(
     model: nn.Module, policy: Pipeline, pp: int, blocks: list[str], imitation: Imitation
-) -> tuple[Plan, Relay]:
+) -> tuple[StagePlan, StageForward]:
     """Return how a model is cut, proven, and the hooks that will run its parts. Collective.
 
     Args:
@@ -153,11 +152,11 @@ def find_plan(
             why="pp gives each rank some elements of a ModuleList or Sequential",
             do='put what the model repeats into a list, or use "zero3", which cuts any model',
         )
-    inputs, seen = trunk.find(model, names, policy.example)
+    inputs, seen = find(model, names, policy.example)
     device = next(model.parameters()).device
     inputs = inputs.map(lambda t: of_rank_0(t.to(device)))
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    relay = Relay(model, seen)
+    forward = StageForward(model, seen)
     if policy.split == "time" and len(seen.blocks) > 1:
         costs = segment_times.measure(model, seen.blocks, inputs)
     else:
@@ -168,17 +167,17 @@ def find_plan(
     balance = policy.split if isinstance(policy.split, str) else "parameters"
     if policy.split is not None and not isinstance(policy.split, str):
         balance = "what was asked for"
-    low = trunk.trace(model, list(seen.blocks), inputs, device, imitation)
-    plan = Plan(policy, pp, found, seen, inputs, balance, imitation, low.hidden)
-    relay.install()
+    low = trace(model, list(seen.blocks), inputs, device, imitation)
+    plan = StagePlan(policy, pp, found, seen, inputs, balance, imitation, low.hidden)
+    forward.install()
     try:
-        _prove(plan, relay)
+        _prove(plan, forward)
     finally:
-        relay.remove()
-    return plan, relay
+        forward.remove()
+    return plan, forward
 
 
-def apply(model: nn.Module, plan: Plan, rank: int) -> None:
+def apply(model: nn.Module, plan: StagePlan, rank: int) -> None:
     """Take away from `model` what lies on other ranks of the axis pp.
 
     Args:
@@ -189,8 +188,8 @@ def apply(model: nn.Module, plan: Plan, rank: int) -> None:
     mine = plan.of_rank(rank)
     kept = [name for stage in mine for name in stage.parameters]
     own = {number for stage in mine for number in range(stage.first, stage.end)}
-    elsewhere = [name for i, name in enumerate(plan.trunk.blocks) if i not in own]
-    elsewhere += [name for name, segments in plan.trunk.beside.items() if not segments & own]
+    elsewhere = [name for i, name in enumerate(plan.trace.blocks) if i not in own]
+    elsewhere += [name for name, segments in plan.trace.beside.items() if not segments & own]
     _empty(model, kept, elsewhere)
     gc.collect(0)  # the weights, where a cycle held them
 
@@ -210,7 +209,7 @@ def _layers(model: nn.Module) -> list[str]:
     return longest if len(longest) > 1 else []
 
 
-def _numbers_in_segments(seen: Trunk, sizes: dict[str, int]) -> list[float]:
+def _numbers_in_segments(seen: ForwardTrace, sizes: dict[str, int]) -> list[float]:
     counts = [0.0] * len(seen.blocks)
     for name, segments in seen.uses.items():
         if segments:
@@ -218,7 +217,7 @@ def _numbers_in_segments(seen: Trunk, sizes: dict[str, int]) -> list[float]:
     return counts
 
 
-def _check_hidden(seen: Trunk, firsts: list[int]) -> None:
+def _check_hidden(seen: ForwardTrace, firsts: list[int]) -> None:
     for first in firsts[1:]:
         if seen.hidden[first] is None:
             raise LayoutError(
@@ -228,19 +227,19 @@ def _check_hidden(seen: Trunk, firsts: list[int]) -> None:
             )
 
 
-def _prove(plan: Plan, relay: Relay) -> None:
+def _prove(plan: StagePlan, forward: StageForward) -> None:
     """Run all parts one after the other, and compare with the whole.
 
     Raises:
         LayoutError: They differ, or a part does not run.
     """
-    model, inputs = relay.model, plan.inputs
+    model, inputs = forward.model, plan.inputs
     with untouched(model), evaluating(model), torch.no_grad():
-        whole = relay.run(0, len(plan.trunk.blocks), inputs, {}, None)
+        whole = forward.run(0, len(plan.trace.blocks), inputs, {}, None)
         found: Any = None
         for stage in plan.stages:
             try:
-                found = relay.run(stage.first, stage.end, inputs, plan.trunk.outputs, found)
+                found = forward.run(stage.first, stage.end, inputs, plan.trace.outputs, found)
             except LayoutError:
                 raise
             except Exception as error:
@@ -259,9 +258,9 @@ def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=bound, equal_nan=True)
 
 
-def _not_a_chain(plan: Plan, model: nn.Module, stage: Stage, what: str) -> LayoutError:
+def _not_a_chain(plan: StagePlan, model: nn.Module, stage: Stage, what: str) -> LayoutError:
     first = stage.blocks[0]
-    is_taken_again = first in plan.trunk.taken_again
+    is_taken_again = first in plan.trace.taken_again
     return LayoutError(
         f"{type(model).__name__} is no chain of blocks: cut before {first}, it does not "
         "compute the same.",

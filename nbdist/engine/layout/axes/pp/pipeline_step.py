@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from nbdist.engine.compat import torch_sharded
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.axes.pp import average
-from nbdist.engine.layout.axes.pp.schedule_runner import LossFunction, Pipe
+from nbdist.engine.layout.axes.pp.schedule_runner import LossFunction, ScheduleRunner
 from nbdist.engine.layout.policies import precision
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.spec import device_mesh, random_numbers
@@ -29,22 +29,22 @@ from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.weights.buffers import BufferSync
 
 
-class Piped:
+class PipelineStep:
     """The steps of one layout with pp.
 
     Attributes:
-        pipe: Its pipeline.
+        runner: Its pipeline.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        pipe: Pipe,
+        runner: ScheduleRunner,
         shape: MeshShape,
         mesh: DeviceMesh,
         policies: Policies,
     ) -> None:
-        self.pipe = pipe
+        self.runner = runner
         self._shares = True
         self._model = model
         self._shape = shape
@@ -72,14 +72,14 @@ class Piped:
         """
         trains = torch.is_grad_enabled()
         is_sharded = self._shape.fsdp > 1
-        place = (self.pipe.rank, self._shape.data_part(dist.get_rank())[0])
+        place = (self.runner.rank, self._shape.data_part(dist.get_rank())[0])
         if is_sharded and trains:
             torch_sharded.keep_gradients(self._model)
         with (
             loss_parallel() if self._policies.tensor.loss else nullcontext(),
             random_numbers.of_place(*place, device_type=self._mesh.device_type),
         ):
-            loss = self.pipe.run(inputs, y, loss_fn, weight)
+            loss = self.runner.run(inputs, y, loss_fn, weight)
         if not trains:
             if is_sharded:
                 torch_sharded.reshard(self._model)

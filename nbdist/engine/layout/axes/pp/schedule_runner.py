@@ -23,10 +23,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from nbdist.engine.compat import torch_pipeline
 from nbdist.engine.layout.axes.cp.context import check_length
 from nbdist.engine.layout.axes.pp import stages, trace
-from nbdist.engine.layout.axes.pp.pipeline import Plan
-from nbdist.engine.layout.axes.pp.stage_forward import Relay
+from nbdist.engine.layout.axes.pp.pipeline import StagePlan
+from nbdist.engine.layout.axes.pp.stage_forward import StageForward
 from nbdist.engine.layout.axes.pp.stages import Stage
-from nbdist.engine.layout.axes.pp.trace import Spec, Trunk
+from nbdist.engine.layout.axes.pp.trace import ForwardTrace, TensorSpec
 from nbdist.engine.layout.spec.inputs import Inputs, samples_in, split
 from nbdist.engine.layout.spec.trace import untouched
 from nbdist.engine.training import training
@@ -45,12 +45,12 @@ class _Work:
     targets: list[Any]
     loss_fn: LossFunction
     scale: float | torch.Tensor  # of each micro-batch's gradients
-    seen: Trunk  # of one micro-batch
+    seen: ForwardTrace  # of one micro-batch
     losses: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SequenceSlices:
     """In how many parts hidden states are sent: each rank of cp has a pipeline for its own.
 
     Attributes:
@@ -61,7 +61,7 @@ class Parts:
     count: int
     dims: dict[str, int]
 
-    def of(self, seen: Trunk) -> Trunk:
+    def of(self, seen: ForwardTrace) -> ForwardTrace:
         """Return what blocks behind the first one are called with on one rank.
 
         Raises:
@@ -72,15 +72,15 @@ class Parts:
         first, *others = zip(seen.blocks, seen.hidden, strict=True)
         return replace(seen, hidden=(first[1], *(self._part(name, spec) for name, spec in others)))
 
-    def _part(self, name: str, spec: Spec | None) -> Spec | None:
+    def _part(self, name: str, spec: TensorSpec | None) -> TensorSpec | None:
         if spec is None:
             return None
         shape, dim = list(spec.shape), self.dims[name]
         shape[dim] = check_length(shape[dim], self.count)
-        return Spec(torch.Size(shape), spec.dtype)
+        return TensorSpec(torch.Size(shape), spec.dtype)
 
 
-class Pipe:
+class ScheduleRunner:
     """The pipeline of one layout, on this rank.
 
     Attributes:
@@ -91,26 +91,26 @@ class Pipe:
 
     def __init__(
         self,
-        plan: Plan,
-        relay: Relay,
+        plan: StagePlan,
+        forward: StageForward,
         skeleton: nn.Module,
         mesh: DeviceMesh,
         device: torch.device,
-        in_parts: Parts,
+        in_parts: SequenceSlices,
     ) -> None:
         self.plan = plan
         self._in_parts = in_parts
         self.rank = mesh.get_local_rank()
         self.mine = plan.of_rank(self.rank)
-        self._relay = relay
+        self._forward = forward
         self._skeleton = skeleton
         self._mesh = mesh
         self._device = device
         self._parts = [_Part(self, stage) for stage in self.mine]
         for part in self._parts:
             # All ranks: what dp and fsdp average is as much a step of all as what pp sends.
-            torch_pipeline.remember_laid(part, relay.model, tuple(range(dist.get_world_size())))
-        self._schedules: dict[Any, tuple[Any, Trunk]] = {}
+            torch_pipeline.remember_laid(part, forward.model, tuple(range(dist.get_world_size())))
+        self._schedules: dict[Any, tuple[Any, ForwardTrace]] = {}
         self._work: _Work | None = None
         self._largest = 0  # share that a step has taken, in samples
         has_batch_norm = any(isinstance(m, _BatchNorm) for m in skeleton.modules())
@@ -119,7 +119,7 @@ class Pipe:
     @property
     def model(self) -> nn.Module:
         """The model, of which this rank has a part."""
-        return self._relay.model
+        return self._forward.model
 
     @property
     def has_loss(self) -> bool:
@@ -178,17 +178,17 @@ class Pipe:
             return count
         return stages.forward_microbatches(pp, policy.microbatches, samples)
 
-    def _schedule(self, inputs: Inputs, count: int, trains: bool) -> tuple[Any, Trunk]:
-        is_training = self._relay.model.training
+    def _schedule(self, inputs: Inputs, count: int, trains: bool) -> tuple[Any, ForwardTrace]:
+        is_training = self._forward.model.training
         key = (count, trains, is_training, repr(trace.specs((inputs.args, inputs.keywords))))
         if key not in self._schedules:
-            blocks = list(self.plan.trunk.blocks)
+            blocks = list(self.plan.trace.blocks)
             with untouched(self._skeleton):
                 self._skeleton.train(is_training)
                 seen = trace.trace(
                     self._skeleton, blocks, inputs, self._device, self.plan.imitation
                 )
-            if seen.blocks != self.plan.trunk.blocks:
+            if seen.blocks != self.plan.trace.blocks:
                 raise LayoutError(
                     "The model calls other blocks for this batch than for the one it was cut with.",
                     do="give a batch like this as Pipeline(example=...)",
@@ -199,7 +199,7 @@ class Pipe:
             self._schedules[key] = (self._make(seen, count, trains), seen)
         return self._schedules[key]
 
-    def _make(self, seen: Trunk, count: int, trains: bool) -> Any:
+    def _make(self, seen: ForwardTrace, count: int, trains: bool) -> Any:
         last = len(self.plan.stages) - 1
         made = [
             torch_pipeline.make_stage(
@@ -227,7 +227,7 @@ class Pipe:
         work = self._work
         assert work is not None, "schedules run within a step"
         inputs, outputs = work.inputs[number], work.seen.outputs
-        output = self._relay.run(stage.first, stage.end, inputs, outputs, hidden)
+        output = self._forward.run(stage.first, stage.end, inputs, outputs, hidden)
         if stage is not self.plan.stages[-1]:
             return _as_told(output, work.seen.hidden[stage.end], stage)
         loss = _plain(work.loss_fn(output, work.targets[number]))
@@ -244,10 +244,10 @@ class _Part(nn.Module):
     torch looks for wrappers among a stage's modules, and would take gradients away.
     """
 
-    def __init__(self, pipe: Pipe, stage: Stage) -> None:
+    def __init__(self, runner: ScheduleRunner, stage: Stage) -> None:
         super().__init__()
         self.stage = stage
-        self._held = (pipe,)  # in a tuple, where no module is looked for
+        self._held = (runner,)  # in a tuple, where no module is looked for
 
     def forward(self, *given: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         hidden = given[0] if self.stage.index else None
@@ -283,7 +283,7 @@ def _plain(loss: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def _as_told(hidden: Any, spec: Spec | None, stage: Stage) -> torch.Tensor:
+def _as_told(hidden: Any, spec: TensorSpec | None, stage: Stage) -> torch.Tensor:
     """Return the hidden state as the next stage expects it, in a dtype that holds it."""
     assert spec is not None, "checked when the model was cut"
     if not isinstance(hidden, torch.Tensor) or hidden.shape != spec.shape:
@@ -301,7 +301,7 @@ def _as_told(hidden: Any, spec: Spec | None, stage: Stage) -> torch.Tensor:
     return told
 
 
-def _sent(seen: Trunk, block: int) -> torch.Tensor:
+def _sent(seen: ForwardTrace, block: int) -> torch.Tensor:
     spec = seen.hidden[block]
     assert spec is not None, "checked when the model was cut"
     return torch.empty(spec.shape, dtype=spec.dtype, device="meta", requires_grad=True)

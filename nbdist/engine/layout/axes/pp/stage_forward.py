@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_transformer
-from nbdist.engine.layout.axes.pp.trace import Spec, Trunk, first_of
+from nbdist.engine.layout.axes.pp.trace import ForwardTrace, TensorSpec, first_of
 from nbdist.engine.layout.spec.inputs import Inputs
 from nbdist.errors import LayoutError
 
@@ -44,7 +44,7 @@ class _Active:
     start: int  # numbers of blocks: the first, and the one after the last
     end: int
     hidden: torch.Tensor | None
-    outputs: dict[str, Iterator[Any]]  # of what belongs to others, as the trunk tells
+    outputs: dict[str, Iterator[Any]]  # of what belongs to others, as the trace tells
     device: torch.device
 
     def has(self, segments: frozenset[int]) -> bool:
@@ -54,26 +54,26 @@ class _Active:
     def stand_in(self, name: str, given: Any) -> Any:
         """Return what a module of another stage would, without its numbers."""
 
-        def empty(spec: Spec) -> torch.Tensor:
+        def empty(spec: TensorSpec) -> torch.Tensor:
             if not isinstance(given, torch.Tensor) or given._is_view():
                 return spec.zeros(self.device)
-            fits = Spec(given.shape, given.dtype) == spec
+            fits = TensorSpec(given.shape, given.dtype) == spec
             return given if fits else spec.zeros(self.device)  # the former costs nothing
 
-        return tree_map_only(Spec, empty, next(self.outputs[name]))
+        return tree_map_only(TensorSpec, empty, next(self.outputs[name]))
 
 
 @dataclass
-class Relay:
+class StageForward:
     """The hooks that let a model run in parts. Main thread, and autograd's in checkpoints.
 
     Attributes:
         model: The model; its blocks may lie on other ranks.
-        trunk: Of its forward. Shapes are told anew with each call of `run`.
+        trace: Of its forward. Shapes are told anew with each call of `run`.
     """
 
     model: nn.Module
-    trunk: Trunk
+    trace: ForwardTrace
     _active: _Active | None = None
     _handles: list[Any] = field(default_factory=list)
     _forwards: list["_Forward"] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Relay:
 
     def install(self) -> None:
         """Put the hooks in place: before those that are there, around what forwards there are."""
-        for number, name in enumerate(self.trunk.blocks):
+        for number, name in enumerate(self.trace.blocks):
             block = self.model.get_submodule(name)
             entry = _Entry(self, number)
             # First of all: what stands before a block must see what the block gets.
@@ -92,8 +92,8 @@ class Relay:
         self._wrap_forwards()
 
     def _wrap_forwards(self) -> None:
-        places = {name: frozenset({i}) for i, name in enumerate(self.trunk.blocks)}
-        for name, segments in {**self.trunk.beside, **places}.items():
+        places = {name: frozenset({i}) for i, name in enumerate(self.trace.blocks)}
+        for name, segments in {**self.trace.beside, **places}.items():
             module = self.model.get_submodule(name)
             forward = _Forward(self, name, segments, module)
             forward.runs_always = name in self._always
@@ -125,7 +125,7 @@ class Relay:
             start: Number of the first block.
             end: Number of the block after the last one.
             inputs: What the model is called with.
-            outputs: From a trunk for inputs of these shapes.
+            outputs: From a trace for inputs of these shapes.
             hidden: What the first block is called with; None lets the forward make it.
 
         Returns:
@@ -158,11 +158,11 @@ def _device_of(inputs: Inputs, hidden: Any) -> torch.device:
 class _Entry:
     """Stands before a block: the forward ends here, or takes up the hidden state."""
 
-    relay: Relay
+    forward: StageForward
     number: int
 
     def __call__(self, _block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        active, given = self.relay.active, first_of(args, keywords)
+        active, given = self.forward.active, first_of(args, keywords)
         if active is not None and self.number == active.end:
             raise _Reached(given)
         hidden = getattr(given, _HIDDEN, {}).get(self.number)
@@ -180,10 +180,10 @@ class _Entry:
 class _Refusal:
     """Stands before the model: without a step there is no part that could run."""
 
-    relay: Relay
+    forward: StageForward
 
     def __call__(self, model: nn.Module, _args: object) -> None:
-        if self.relay.active is None:
+        if self.forward.active is None:
             raise LayoutError(
                 f"{type(model).__name__} has the layout of a pipeline and cannot be called by "
                 "itself.",
@@ -197,16 +197,16 @@ class _Forward:
     """Stands in a module's forward: what belongs to another part returns zeros."""
 
     def __init__(
-        self, relay: Relay, name: str, segments: frozenset[int], module: nn.Module
+        self, forward: StageForward, name: str, segments: frozenset[int], module: nn.Module
     ) -> None:
-        self.relay, self.name, self.segments = relay, name, segments
+        self.forward, self.name, self.segments = forward, name, segments
         self.module, self.runs_always = module, False
         self.native = self.__wrapped__ = module.forward  # the latter for who asks its signature
         self._had = "forward" in vars(module)
         module.forward = self
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        active = self.relay.active
+        active = self.forward.active
         if active is None or self.runs_always or active.has(self.segments):
             return self.native(*args, **keywords)
         return active.stand_in(self.name, first_of(args, keywords))

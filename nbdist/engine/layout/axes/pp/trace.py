@@ -33,7 +33,7 @@ from nbdist.errors import LayoutError
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class TensorSpec:
     """What is known of a tensor without its numbers."""
 
     shape: torch.Size
@@ -45,7 +45,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Trunk:
+class ForwardTrace:
     """What a forward did.
 
     Attributes:
@@ -59,14 +59,14 @@ class Trunk:
     """
 
     blocks: tuple[str, ...]
-    hidden: tuple[Spec | None, ...]
+    hidden: tuple[TensorSpec | None, ...]
     uses: dict[str, frozenset[int]]
     beside: dict[str, frozenset[int]]
     outputs: dict[str, list[Any]]
     taken_again: frozenset[str]
 
 
-def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, Trunk]:
+def find(model: nn.Module, names: list[str], example: Any) -> tuple[Inputs, ForwardTrace]:
     """Return inputs with which the model runs, and what it does then.
 
     Args:
@@ -102,7 +102,7 @@ def trace(
     inputs: Inputs,
     device: torch.device,
     imitation: Imitation = AS_BUILT,
-) -> Trunk:
+) -> ForwardTrace:
     """Run a forward on fake tensors and return what it did.
 
     Args:
@@ -125,7 +125,7 @@ def trace(
         with _hooked(model, names, watch), computing, torch.no_grad(), watch:
             here = inputs.map(m.from_tensor)
             torch.func.functional_call(model, dict(state), here.args, here.keywords)
-    return watch.trunk(model)
+    return watch.found(model)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -145,7 +145,7 @@ class _Watch(TorchDispatchMode):
     def __init__(self, parameters: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.entered: list[str] = []  # blocks, in order
-        self.fed: list[Spec | None] = []
+        self.fed: list[TensorSpec | None] = []
         self.depth = 0  # calls of modules beside, or of blocks, that run now
         self.calls: dict[str, list[int]] = {}  # of modules beside, whose outputs depend on weights
         self.outputs: dict[str, list[Any]] = {}
@@ -180,7 +180,7 @@ class _Watch(TorchDispatchMode):
         if isinstance(hidden, torch.Tensor) and all(t is not hidden for t in _tensors_in(output)):
             self._left[id(hidden)] = (block, hidden)
 
-    def trunk(self, model: nn.Module) -> Trunk:
+    def found(self, model: nn.Module) -> ForwardTrace:
         """Return what was seen."""
         once = [i for i, name in enumerate(self.entered) if self.entered.count(name) == 1]
 
@@ -188,7 +188,7 @@ class _Watch(TorchDispatchMode):
             # Before the first block is in its segment.
             return frozenset(max(sum(i < n for i in once) - 1, 0) for n in entries)
 
-        return Trunk(
+        return ForwardTrace(
             tuple(self.entered[i] for i in once),
             tuple(self.fed[i] for i in once),
             {name: segments(self._uses[name]) for name, _ in model.named_parameters()},
@@ -204,7 +204,7 @@ def _tensors_in(tree: Any) -> list[torch.Tensor]:
 
 def specs(tree: Any) -> Any:
     """Return a tree with specs for its tensors."""
-    return tree_map_only(torch.Tensor, lambda t: Spec(t.shape, t.dtype), tree)
+    return tree_map_only(torch.Tensor, lambda t: TensorSpec(t.shape, t.dtype), tree)
 
 
 def first_of(args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -229,7 +229,7 @@ class _Call:
             hidden = first_of(args, keywords)
             is_real = isinstance(hidden, torch.Tensor) and hidden.is_floating_point()
             watch.entered.append(self.name)
-            watch.fed.append(Spec(hidden.shape, hidden.dtype) if is_real else None)
+            watch.fed.append(TensorSpec(hidden.shape, hidden.dtype) if is_real else None)
 
     def after(self, _module: nn.Module, args: Any, keywords: Any, output: Any) -> None:
         watch = self.watch

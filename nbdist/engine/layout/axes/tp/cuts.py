@@ -40,7 +40,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ColumnRowPair:
     """Columns that are fed by one tensor, and the row that takes what they make."""
 
     columns: tuple[str, ...]
@@ -59,7 +59,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TensorPlan:
     """What `tp` does to a model.
 
     Attributes:
@@ -71,24 +71,24 @@ class Plan:
 
     source: str
     cuts: tuple[Cut, ...]
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[ColumnRowPair, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
 
     def style_of(self, module: str) -> Any:
         """Return a module's style, or None if it is kept whole."""
         return next((cut.style for cut in self.cuts if cut.module == module), None)
 
-    def with_cuts(self, cuts: Iterable[Cut]) -> "Plan":
+    def with_cuts(self, cuts: Iterable[Cut]) -> "TensorPlan":
         """Return the plan with these cuts added, or in the place of those of the same modules."""
         merged = {cut.module: cut for cut in (*self.cuts, *cuts)}
         return replace(self, cuts=tuple(merged.values()))
 
-    def without(self, module: str, why: str) -> "Plan":
+    def without(self, module: str, why: str) -> "TensorPlan":
         """Return the plan with one module kept whole."""
         kept = tuple(cut for cut in self.cuts if cut.module != module)
         return replace(self, cuts=kept, left=(*self.left, (module, why)))
 
-    def within(self, modules: Container[str]) -> "Plan":
+    def within(self, modules: Container[str]) -> "TensorPlan":
         """Return the plan for a rank that has these modules only."""
         cuts = tuple(cut for cut in self.cuts if cut.module in modules)
         pairs = tuple(pair for pair in self.pairs if pair.row in modules)
@@ -125,12 +125,12 @@ def cut_dims(style: Any, module: "nn.Module") -> dict[str, int]:
     return {}
 
 
-def is_known(plan: Plan) -> bool:
+def is_known(plan: TensorPlan) -> bool:
     """Return whether a plan has words only: what a style of torch does is not known to us."""
     return all(isinstance(cut.style, str) for cut in plan.cuts)
 
 
-def token_widths(plan: Plan, model: "nn.Module") -> tuple[list[int], list[int]]:
+def token_widths(plan: TensorPlan, model: "nn.Module") -> tuple[list[int], list[int]]:
     """Return the bytes, for one token of a batch, of what tp sums and of what it gathers.
 
     Rows and tables are summed in a forward, what feeds columns and heads in its backward.

@@ -21,12 +21,12 @@ from nbdist.engine.layout.axes.tp.cuts import (
     SUMMED,
     VOCAB,
     WORDS,
+    ColumnRowPair,
     Cut,
-    Pair,
-    Plan,
+    TensorPlan,
 )
 from nbdist.engine.layout.spec.blocks import find_blocks
-from nbdist.engine.layout.spec.trace import Call
+from nbdist.engine.layout.spec.trace import ModuleCall
 from nbdist.errors import LayoutError
 
 # transformers' words for what we do, in its releases 4 and 5.
@@ -45,8 +45,8 @@ _PACKED = ("MultiheadAttention", "Conv1D")
 
 
 def find_plan(
-    model: nn.Module, own_words: Mapping[str, Any] | None, calls: list[Call], tp: int
-) -> Plan:
+    model: nn.Module, own_words: Mapping[str, Any] | None, calls: list[ModuleCall], tp: int
+) -> TensorPlan:
     """Return the plan that counts.
 
     Args:
@@ -81,7 +81,7 @@ def plan_of(model: nn.Module) -> Mapping[str, Any] | None:
 # ---- From words --------------------------------------------------------------------------------
 
 
-def _from_words(model: nn.Module, words: Mapping[str, Any], source: str, why: str) -> Plan:
+def _from_words(model: nn.Module, words: Mapping[str, Any], source: str, why: str) -> TensorPlan:
     modules = dict(model.named_modules())
     styles: dict[str, Any] = {}
     for key, word in words.items():
@@ -93,7 +93,7 @@ def _from_words(model: nn.Module, words: Mapping[str, Any], source: str, why: st
                 do="use names of model.named_modules(), with * for one part of a name",
             )
         styles |= {} if style is None else dict.fromkeys(found, style)
-    return Plan(source, tuple(Cut(n, styles[n], why) for n in modules if n in styles))
+    return TensorPlan(source, tuple(Cut(n, styles[n], why) for n in modules if n in styles))
 
 
 def _matches(name: str, key: str) -> bool:
@@ -116,31 +116,31 @@ def _style(key: str, word: Any) -> Any:
     )
 
 
-def _with_pairs(plan: Plan, calls: list[Call]) -> Plan:
+def _with_pairs(plan: TensorPlan, calls: list[ModuleCall]) -> TensorPlan:
     """Find which columns feed which row, in the order of a forward."""
     style = {cut.module: cut.style for cut in plan.cuts}
-    pairs: list[Pair] = []
+    pairs: list[ColumnRowPair] = []
     columns: list[str] = []
     for call in calls:
         if style.get(call.name) == COLUMN and call.name not in columns:
             columns.append(call.name)
         elif style.get(call.name) == ROW and columns:
-            pairs.append(Pair(tuple(columns), call.name))
+            pairs.append(ColumnRowPair(tuple(columns), call.name))
             columns = []
-    return Plan(plan.source, plan.cuts, tuple(dict.fromkeys(pairs)), plan.left)
+    return TensorPlan(plan.source, plan.cuts, tuple(dict.fromkeys(pairs)), plan.left)
 
 
 # ---- By tracing --------------------------------------------------------------------------------
 
 
-def _traced(model: nn.Module, calls: list[Call]) -> Plan:
+def _traced(model: nn.Module, calls: list[ModuleCall]) -> TensorPlan:
     blocks = tuple(find_blocks(model))
     once = _called_once(calls)
     linears = [c for c in calls if isinstance(c.module, nn.Linear) and c.name in once]
     # Tensors are compared by identity: `calls` keeps them alive.
     groups = [list(g) for _, g in groupby(linears, lambda c: (id(c.fed), _block(c.name, blocks)))]
     cuts: dict[str, Cut] = {}
-    pairs: list[Pair] = []
+    pairs: list[ColumnRowPair] = []
     left: list[tuple[str, str]] = []
     for group, after in pairwise(groups):
         row = after[0]
@@ -161,12 +161,12 @@ def _traced(model: nn.Module, calls: list[Call]) -> Plan:
             for name in _between(calls, names[0], row.name)
             if name not in cuts
         }
-        pairs.append(Pair(names, row.name))
-    plan = Plan("tracing one forward", tuple(cuts.values()), tuple(pairs), tuple(left))
+        pairs.append(ColumnRowPair(names, row.name))
+    plan = TensorPlan("tracing one forward", tuple(cuts.values()), tuple(pairs), tuple(left))
     return _with_vocabulary(model, plan, calls, blocks) if pairs else plan
 
 
-def _misfit(group: list[Call], row: Call) -> str:
+def _misfit(group: list[ModuleCall], row: ModuleCall) -> str:
     """Return why widths do not tell how to cut a pair; empty where they do."""
     wanted = row.module.in_features
     widths = [call.module.out_features for call in group]
@@ -176,12 +176,12 @@ def _misfit(group: list[Call], row: Call) -> str:
     return f"makes {made} features where {wanted} are taken on: packed, or changed in between"
 
 
-def _called_once(calls: list[Call]) -> set[str]:
+def _called_once(calls: list[ModuleCall]) -> set[str]:
     names = [call.name for call in calls]
     return {name for name in names if names.count(name) == 1}
 
 
-def _between(calls: list[Call], column: str, row: str) -> list[str]:
+def _between(calls: list[ModuleCall], column: str, row: str) -> list[str]:
     order = [call.name for call in calls]
     return order[order.index(column) + 1 : order.index(row)]
 
@@ -191,8 +191,8 @@ def _block(name: str, blocks: tuple[str, ...]) -> str:
 
 
 def _with_vocabulary(
-    model: nn.Module, plan: Plan, calls: list[Call], blocks: tuple[str, ...]
-) -> Plan:
+    model: nn.Module, plan: TensorPlan, calls: list[ModuleCall], blocks: tuple[str, ...]
+) -> TensorPlan:
     """Cut the table of tokens, and the head over the same entries, at the model's two ends."""
     once = _called_once(calls)
     outside = [c for c in calls if not _block(c.name, blocks) and c.name in once]
@@ -210,7 +210,7 @@ def _with_vocabulary(
 # ---- What does not fit -------------------------------------------------------------------------
 
 
-def _fit_vocabulary(model: nn.Module, plan: Plan, tp: int) -> Plan:
+def _fit_vocabulary(model: nn.Module, plan: TensorPlan, tp: int) -> TensorPlan:
     """Keep tables and heads whole whose entries tp does not divide, or whose tied partner is."""
     for cut in plan.cuts:
         if cut.style in (VOCAB, HEAD):
@@ -230,7 +230,7 @@ def _fit_vocabulary(model: nn.Module, plan: Plan, tp: int) -> Plan:
     return plan
 
 
-def _nothing_found(model: nn.Module, plan: Plan) -> LayoutError:
+def _nothing_found(model: nn.Module, plan: TensorPlan) -> LayoutError:
     name, why = _reason(model, plan)
     return LayoutError(
         f"Nothing in {type(model).__name__} was found that tp could cut.",
@@ -240,7 +240,7 @@ def _nothing_found(model: nn.Module, plan: Plan) -> LayoutError:
     )
 
 
-def _reason(model: nn.Module, plan: Plan) -> tuple[str, str]:
+def _reason(model: nn.Module, plan: TensorPlan) -> tuple[str, str]:
     for name, module in model.named_modules():
         kind = type(module).__name__
         if kind in _PACKED:

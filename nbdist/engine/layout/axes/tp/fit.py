@@ -17,7 +17,7 @@ from nbdist.engine.layout.axes.tp.cuts import (
     ROW,
     VOCAB,
     WORDS,
-    Plan,
+    TensorPlan,
     cut_dims,
     is_known,
 )
@@ -35,7 +35,7 @@ _CUTTABLE: dict[str, tuple[type[nn.Module], ...]] = {
 }
 
 
-def check(model: nn.Module, plan: Plan, tp: int, inputs: Inputs | None) -> None:
+def check(model: nn.Module, plan: TensorPlan, tp: int, inputs: Inputs | None) -> None:
     """Refuse a plan that does not fit the model.
 
     Args:
@@ -79,7 +79,7 @@ def _check_sizes(sizes: list[tuple[str, int]], tp: int) -> None:
             )
 
 
-def _sizes(model: nn.Module, plan: Plan) -> list[tuple[str, int]]:
+def _sizes(model: nn.Module, plan: TensorPlan) -> list[tuple[str, int]]:
     """Return what must be divisible: (text with a place for the number, the number)."""
     sizes = []
     for pair in plan.pairs:
@@ -114,7 +114,7 @@ def ties(model: nn.Module) -> Iterator[list[tuple[str, str]]]:
     yield from (found for found in places.values() if len(found) > 1)
 
 
-def _check_ties(model: nn.Module, plan: Plan) -> None:
+def _check_ties(model: nn.Module, plan: TensorPlan) -> None:
     for places in ties(model):
         styles = [plan.style_of(module) for module, _ in places]
         if any(style is not None and style not in WORDS for style in styles):
@@ -131,7 +131,7 @@ def _check_ties(model: nn.Module, plan: Plan) -> None:
             )
 
 
-def parts(model: nn.Module, plan: Plan, tp: int) -> dict[str, torch.Size]:
+def parts(model: nn.Module, plan: TensorPlan, tp: int) -> dict[str, torch.Size]:
     """Return the shapes that one rank holds, of the pairs: ends are put together again."""
     shapes = dict[str, torch.Size]()
     for cut in plan.cuts:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules, torch_transformer
-from nbdist.engine.layout.axes.tp.cuts import COLUMN, ROW, Plan, cut_dims
+from nbdist.engine.layout.axes.tp.cuts import COLUMN, ROW, TensorPlan, cut_dims
 from nbdist.engine.layout.spec.inputs import Inputs
 from nbdist.engine.layout.spec.trace import untouched
 from nbdist.errors import LayoutError
@@ -25,7 +25,7 @@ from nbdist.errors import LayoutError
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-def prove(model: nn.Module, plan: Plan, mesh: DeviceMesh, inputs: Inputs) -> None:
+def prove(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, inputs: Inputs) -> None:
     """Compare the two forwards, over the mesh's ranks. Collective.
 
     Args:
@@ -98,7 +98,7 @@ def _recorder(row: str, found: dict[str, Any], mesh: DeviceMesh | None) -> Calla
     return record
 
 
-def _parts(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+def _parts(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     """Return this rank's parts of the pairs' parameters, without a copy; a row's bias is shared."""
     parts = {}
     for cut in plan.cuts:

@@ -18,13 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout.axes.tp.cuts import Plan
+from nbdist.engine.layout.axes.tp.cuts import TensorPlan
 from nbdist.errors import LayoutError
 
 _SEQUENCE = 1  # the dim of tokens: (batch, sequence, features)
 
 
-def check(blocks: dict[str, nn.Module], plan: Plan) -> None:
+def check(blocks: dict[str, nn.Module], plan: TensorPlan) -> None:
     """Refuse a model whose blocks cannot work on parts of the sequence.
 
     Raises:
@@ -59,7 +59,7 @@ def check(blocks: dict[str, nn.Module], plan: Plan) -> None:
                 )
 
 
-def norms(blocks: dict[str, nn.Module], plan: Plan) -> Iterator[nn.Module]:
+def norms(blocks: dict[str, nn.Module], plan: TensorPlan) -> Iterator[nn.Module]:
     """Yield the modules with parameters that will see a part of the sequence."""
     for name, block in blocks.items():
         for path, module in block.named_modules(prefix=name):
@@ -67,7 +67,9 @@ def norms(blocks: dict[str, nn.Module], plan: Plan) -> Iterator[nn.Module]:
                 yield module
 
 
-def apply(model: nn.Module, plan: Plan, mesh: DeviceMesh, runs: list[list[nn.Module]]) -> None:
+def apply(
+    model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, runs: list[list[nn.Module]]
+) -> None:
     """Cut the sequence where blocks begin, gather it in them, put it together where they end.
 
     The ends stand around forwards, inside of all hooks: with an axis cp, which stands around them,

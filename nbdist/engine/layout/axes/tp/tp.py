@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 
 from nbdist.engine.compat import torch_sharded, torch_transformer
 from nbdist.engine.layout.axes.tp import find_cuts, fit, local_parameters, proof, sequence
-from nbdist.engine.layout.axes.tp.cuts import COLUMN, HEAD, ROW, SUMMED, VOCAB, Plan, is_known
+from nbdist.engine.layout.axes.tp.cuts import COLUMN, HEAD, ROW, SUMMED, VOCAB, TensorPlan, is_known
 from nbdist.engine.layout.policies.policies import TensorParallel
 from nbdist.engine.layout.spec import trace
 from nbdist.errors import LayoutError
@@ -29,7 +29,7 @@ from nbdist.errors import LayoutError
 
 def find_plan(
     model: nn.Module, policy: TensorParallel, mesh: DeviceMesh, blocks: dict[str, nn.Module]
-) -> Plan:
+) -> TensorPlan:
     """Return the plan for a model, checked in every way there is. Collective; changes nothing.
 
     A plan of words is tried on fake tensors with a rank's shapes, and then proven by a small
@@ -39,7 +39,7 @@ def find_plan(
     Raises:
         LayoutError: Nothing to cut, or a plan that does not fit the model.
     """
-    inputs, calls = None, list[trace.Call]()
+    inputs, calls = None, list[trace.ModuleCall]()
     try:
         inputs, calls = trace.find_inputs(model, policy.example)
     except LayoutError:
@@ -58,7 +58,7 @@ def find_plan(
 
 def apply(
     model: nn.Module,
-    plan: Plan,
+    plan: TensorPlan,
     policy: TensorParallel,
     mesh: DeviceMesh,
     blocks: dict[str, nn.Module],
@@ -100,7 +100,7 @@ def apply(
     gc.collect(0)  # the whole weights, where a cycle held them
 
 
-def _check_loss(plan: Plan, policy: TensorParallel) -> None:
+def _check_loss(plan: TensorPlan, policy: TensorParallel) -> None:
     """Refuse a parallel loss where there is no head to cut.
 
     Raises:
