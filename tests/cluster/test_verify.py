@@ -148,6 +148,21 @@ threading.Thread(target=later).start()
     assert "ranks 0-1 │ Out: True" in notebook.cell(f"astray = None\n{STEP}", "--no-track").text
 
 
+def test_a_proof_is_no_cell_that_is_kept_or_retried(session: Session) -> None:
+    session.run('net = torch.nn.Linear(4, 2); nbdist.parallelize(net, "ddp"); 7', track=False)
+    last = session.last
+    assert "equal bit for bit" in session.verify("net")
+    assert session.last is last
+    with pytest.raises(RankError):
+        session.run("_missing", track=False)
+    with pytest.raises(LayoutError):
+        session.verify("nothing")
+    session.run("_missing = 1", track=False)
+    assert session.retry().value_list == [1] * session.world_size
+    names = session.run("[n for n in globals() if 'nbdist' in n]", track=False).value_list
+    assert names == [["nbdist"]] * session.world_size
+
+
 def test_a_rank_killed_in_the_middle_of_a_proof_leaves_all_as_it_was(session: Session) -> None:
     kill = "astray = lambda out, y: os.kill(os.getpid(), signal.SIGKILL)"
     session.run(f"{TRAINING}\n{kill}", track=False)

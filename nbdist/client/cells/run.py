@@ -41,8 +41,9 @@ class CellRequest:
     tracebacks give the cell, the one the notebook shows. `params` are set on the ranks before the
     cell runs, and logged. `timeout_s` bounds the whole cell; None lets it run for ever. `is_retry`
     tells that the cell with the number `failed` is run again: loaders go on where they stood;
-    `goes_on` that it had started over, and must not (`rank_errors.should_go_on`).
-    `profile` is what `engine/training/torch_profile.py` is asked for.
+    `goes_on` that it had started over, and must not (`rank_errors.should_go_on`). `profile` is what
+    `engine/training/torch_profile.py` is asked for. `call` names a row of `CELLS` in
+    `engine/kernel/calls.py`, which ranks then run with `arguments` in the place of `code`.
     """
 
     code: str
@@ -55,6 +56,8 @@ class CellRequest:
     is_retry: bool = False
     goes_on: bool = False
     profile: Mapping[str, Any] | None = None
+    call: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -141,6 +144,8 @@ class CellRun:
                 "retry": self._request.is_retry,
                 "goes_on": self._request.goes_on,
                 "profile": self._request.profile,
+                "call": self._request.call,
+                "arguments": dict(self._request.arguments),
             }
             for rank, collector in self._collectors.items():
                 self._send(rank, collector, options)

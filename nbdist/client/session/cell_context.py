@@ -161,13 +161,15 @@ class Showing:
         )
         self._pids = pids
         clocks = self._clocks_of(cluster, pids)
-        insight = self.insight = CellAnalysis(info, clocks)
+        insight = CellAnalysis(info, clocks)
         telemetry.subscribe(insight.receive)
-        checks = self.checks = CellChecks(info, _trained)
+        checks = CellChecks(info, _trained)
         telemetry.subscribe(checks.receive)
         before = tuple(self._cells)
         run = self._tracking().follow(info, telemetry, insight, before) if track else None
-        self._cells.append(info)
+        if not request.call:
+            self.insight, self.checks = insight, checks
+            self._cells.append(info)
         return ShownCell(
             self,
             info,

@@ -33,8 +33,8 @@ from nbdist.wire import Display
 class CellCall:
     """A cell and what it was asked with; see `Session.run`.
 
-    In a sweep, `study` is the key under which its run is nested, `heading` a line above it, and
-    `above` what the notebook's cell shows already.
+    `call` and `arguments` are as in `CellRequest`. In a sweep, `study` is the key under which its
+    run is nested, `heading` a line above it, and `above` what the notebook's cell shows already.
     """
 
     code: str
@@ -47,6 +47,8 @@ class CellCall:
     show: bool = False
     prompt: int | None = None
     profile: ChosenSteps | None = None
+    call: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     study: str | None = None
     heading: str = ""
     above: tuple[Display, ...] = ()
@@ -100,6 +102,20 @@ class Attempts:
             asked = replace(asked, prompt=self._count + 1)  # the same in every attempt
         before = (self._stood or self._last_failed())[1] if go_on else None
         return self._run(asked, before, retries)
+
+    def call(self, name: str, ranks: tuple[int, ...], **arguments: Any) -> CellResult:
+        """Have ranks run a row of `CELLS` in `engine/kernel/calls.py`, as they run a cell.
+
+        It is no cell of the notebook's: nothing is left to retry, and `last` stays.
+
+        Raises:
+            RankError, ClusterError, KeyboardInterrupt: As `run`.
+        """
+        asked = CellCall("", ranks, track=False, call=name, arguments=arguments)
+        done = self._send(asked, None, self._mend(), follows=False)
+        if done.outcome.error is not None:
+            raise done.outcome.error
+        return done.outcome.result()
 
     def retry(self) -> CellResult:
         """Run the cell again that failed or was interrupted last.
@@ -221,6 +237,8 @@ class Attempts:
             is_retry=before is not None,
             goes_on=goes_on,
             profile=self._to_profile(asked.profile, asked.prompt or self._count),
+            call=asked.call,
+            arguments=asked.arguments,
         )
         with Interrupts() as interrupts:
             shown = self._showing.begin(
@@ -236,7 +254,8 @@ class Attempts:
             )
             shown.say(asked.heading if not follows else "")
             shown.say(notice)
-            self.shown = shown
+            if not asked.call:
+                self.shown = shown
             heard = None if asked.profile is None else Heard(asked.profile)
             if heard is not None:
                 shown.telemetry.subscribe(heard.receive)
@@ -244,7 +263,8 @@ class Attempts:
                 self._cluster, request, shown.slots, shown.telemetry, shown.tick, interrupts
             )
             outcome = cell.run()
-            self.last = outcome.result()
+            if not asked.call:
+                self.last = outcome.result()
             if asked.profile is not None and heard is not None:
                 self.profile = self._profiled(asked.profile, outcome, heard, shown)
             shown.end(outcome, self.profile if heard is not None else None)

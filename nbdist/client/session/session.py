@@ -248,9 +248,10 @@ class Session:
         """
         if handle is not None and not handle.isidentifier():
             raise UsageError(f"{handle!r} is no name of a layout or a model.")
-        place = "nbdist.engine.layout.verify_magic"
-        code = f"__import__({place!r}, fromlist=['verify']).verify({handle!r}, globals())"
-        answer = self.run(code, track=False)[0].value
+        self._require_usable()
+        everyone = tuple(range(self.world_size))
+        with self._alone():
+            answer = self._attempts.call("layout.verify", everyone, handle=handle)[0].value
         if "error" in answer:
             what, why, do = answer["error"]
             raise LayoutError(what, why=why, do=do)

@@ -4,6 +4,9 @@
 thread, at once, also while the main thread is blocked in a collective; such a function must
 neither wait for the main thread nor touch a process group other than to cut it.
 
+`CELLS` run as the code of a cell does: they make collectives, may be interrupted, and free the
+other ranks when they fail. Each takes the names of the rank's cells, as `names`.
+
 A value is the function's place, `module:function`, resolved at its first use, so that this
 table costs no import. Functions take and return JSON-like values; those in `WITH_BUFFERS` take
 `buffers` as well and return `(value, buffers)`.
@@ -35,6 +38,10 @@ ANY_TIME = {
     "chaos.interrupt": "nbdist.engine.kernel.chaos:interrupt",
 }
 
+CELLS = {"layout.verify": "nbdist.engine.layout.verify_magic:verify"}
+
+CALL = "_nbdist_call"  # among the names of cells while one of these runs
+
 WITH_BUFFERS = {"profile.read", "transfer.push", "transfer.pull"}
 INTERRUPTIBLE = {"transfer.push", "transfer.pull"}  # as a cell is; nothing else by halves
 
@@ -49,6 +56,16 @@ def resolve(name: str, *, busy: bool) -> Callable[..., Any]:
     Raises:
         KeyError: No such call on this channel.
     """
-    module, _, function = (ANY_TIME if busy else MAIN)[name].partition(":")
-    resolved: Callable[..., Any] = getattr(import_module(module), function)
-    return resolved
+    return _function((ANY_TIME if busy else MAIN)[name])
+
+
+def source_of(name: str, arguments: dict[str, Any], names: dict[str, Any]) -> str:
+    """Return code that runs a row of `CELLS` once, as a cell that IPython runs."""
+    names[CALL] = lambda: _function(CELLS[name])(names=names, **arguments)
+    return f"{CALL}()"
+
+
+def _function(place: str) -> Callable[..., Any]:
+    module, _, function = place.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), function)
+    return found

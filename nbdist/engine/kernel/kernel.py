@@ -113,6 +113,9 @@ class RankKernel(IPythonParallelKernel):
             self._last_result = None
             self.shell.execution_count = options["prompt"]
             self.rank.cell_began(options)
+            if options.get("call"):
+                names = self.shell.user_ns
+                code = calls.source_of(options["call"], options["arguments"], names)
             try:
                 with _interruptible(self.get_parent("shell")):
                     reply = await super().do_execute(
@@ -120,6 +123,7 @@ class RankKernel(IPythonParallelKernel):
                     )
             finally:
                 interrupts.end()  # again: one may have struck just before the first
+                self.shell.user_ns.pop(calls.CALL, None)
                 summary = self.rank.cell_ended(self._last_result)
             if reply["status"] == "error" and reply["ename"] == "NoneType":
                 # The value's repr failed: ipykernel calls the cell failed, and forgets by what.
