@@ -6,7 +6,7 @@ import time
 from nbdist.client.board import VIEWS, palette
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
-from tests.unit.board_data import analysis_of, cell_info, training
+from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 GOAL_MS = 15.0  # the overview, 8 ranks x 1000 points
 

@@ -22,7 +22,7 @@ from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep
 from nbdist.packed import TICK_NS
 from nbdist.wire import Record
 from tests.group.harness import run_ranks
-from tests.unit.insight_data import OneClock
+from tests.unit.client.metrics.analysis.analysis_data import OneClock
 
 STEPS = 25
 DELAY_S = 0.04

@@ -11,7 +11,7 @@ from nbdist.client.board.figure import Painter
 from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Display
-from tests.unit.board_data import analysis_of, cell_info, steps_of, training
+from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
 
 class Shelf:

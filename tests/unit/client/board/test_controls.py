@@ -16,7 +16,7 @@ from nbdist.client.board.controls import Controls, show_past
 from nbdist.client.board.look import look
 from nbdist.client.board.past import Past
 from nbdist.wire import Display
-from tests.unit.board_data import analysis_of, cell_info, training
+from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 
 class Place:

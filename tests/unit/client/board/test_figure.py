@@ -13,7 +13,7 @@ from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Batch, Record
-from tests.unit.board_data import cell_info, steps_of, training
+from tests.unit.client.board.board_data import cell_info, steps_of, training
 
 
 def pixels(png: bytes) -> np.ndarray:
@@ -106,7 +106,7 @@ def test_pyplot_is_never_loaded() -> None:
         "import sys\n"
         "from nbdist.client.board.board import render_png\n"
         "assert not {'numpy', 'matplotlib', 'ipywidgets', 'PIL'} & set(sys.modules)\n"
-        "from tests.unit.board_data import cell_info, training\n"
+        "from tests.unit.client.board.board_data import cell_info, training\n"
         "render_png(training(2, 20), cell_info(2), scale=1)\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )

@@ -14,7 +14,7 @@ from nbdist.client.board.speeds import rates_of, slow_links
 from nbdist.client.board.view import View
 from nbdist.client.board.views import stragglers
 from nbdist.client.metrics.analysis.values import PARTS, Verdict
-from tests.unit.board_data import analysis_of, cell_info, training
+from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 
 def ring(

@@ -17,7 +17,7 @@ from nbdist.client.board.timeline import (
 )
 from nbdist.client.board.view import View
 from nbdist.client.metrics.analysis.values import Span, TimelineLane
-from tests.unit.board_data import analysis_of, cell_info, training
+from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 
 def span(row: int, begin_ms: float, end_ms: float) -> Span:

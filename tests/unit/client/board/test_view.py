@@ -10,7 +10,7 @@ from nbdist.client.board.view import View
 from nbdist.client.board.views import SHEETS
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Batch, Record
-from tests.unit.board_data import analysis_of, cell_info, steps_of, training
+from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
 
 def logged(ranks: int, rows: int, **values: float) -> Telemetry:

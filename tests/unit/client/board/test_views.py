@@ -21,7 +21,7 @@ from nbdist.client.board.views import SHEETS
 from nbdist.client.metrics.analysis.values import Analysis, RankStep, Verdict
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Batch, Record
-from tests.unit.board_data import analysis_of, cell_info, steps_of, training
+from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
 
 def seen(ranks: int = 4, steps: int = 60, slow: int | None = None) -> View:

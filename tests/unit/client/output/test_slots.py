@@ -71,7 +71,7 @@ def execute(folder: Path, static: bool) -> list[list[dict[str, object]]]:
         cells=[nbformat.v4.new_code_cell(source) for source in (SET_UP, *CELLS.values())]
     )
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[4])
     environment = {**os.environ, "PYTHONPATH": root, "NBDIST_STATIC": "1" if static else "0"}
     client = NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(folder)}})
     client.execute(env=environment)

@@ -7,7 +7,7 @@ from nbdist.client.metrics.analysis.stragglers import Judge
 from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.packed import Calls
 from nbdist.wire import Record
-from tests.unit.insight_data import OneClock, Rank, template
+from tests.unit.client.metrics.analysis.analysis_data import OneClock, Rank, template
 
 close = pytest.approx
 TWO = template()

@@ -13,7 +13,7 @@ from nbdist.client.metrics.analysis.steps import split
 from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.packed import Template
 from nbdist.wire import Record
-from tests.unit.insight_data import OneClock, Rank, template
+from tests.unit.client.metrics.analysis.analysis_data import OneClock, Rank, template
 
 close = pytest.approx
 
