@@ -148,6 +148,8 @@ train(1)
     assert "3 of 3 ranks failed" in told
     assert 'ClusterError: This model with the layout "zero1" stands on a process group' in told
     assert scaled.run("left.name, left.shape.dp").value_list == [("zero1", 2)] * 3
+    told = fail(scaled, "left.optimizer(torch.optim.SGD, lr=0.1)")
+    assert 'This "zero1" was made for 2 ranks, and now there are 3.' in told
     fail(scaled, "import os\nif rank == 1: os._exit(3)\ndist.barrier()")
     assert scaled.run("train(1)", track=False).value_list == [[0.0, 2.0], [4.0], [6.0]]
     first, *others = scaled.run("whole()").value_list

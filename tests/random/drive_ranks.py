@@ -10,6 +10,7 @@ from tests.random import cells, sentences
 from tests.random.acts import Message, Push, Sum
 from tests.random.calls import Lost
 from tests.random.expected import must_fail, within
+from tests.random.held import OPTIMIZER_REFUSED
 from tests.random.strikes import pid_of
 from tests.random.world import World
 
@@ -112,8 +113,9 @@ def scale(world: World, n: int) -> None:
     world.n = n
     for shadow in world.held.shadows():
         shadow.members = tuple(range(n))
-        if shadow.model.layout != "ddp":
-            shadow.trouble = shadow.trouble or "scaled"
+        # A new optimizer does not help any more.
+        if shadow.model.layout != "ddp" and shadow.trouble in ("", OPTIMIZER_REFUSED):
+            shadow.trouble = "scaled"
     for group in world.groups.values():
         group.trouble = "scaled"
         group.ranks = tuple(r for r in group.ranks if r < n) or (0,)

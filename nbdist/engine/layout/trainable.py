@@ -183,7 +183,17 @@ class Trainable:
             kind: A class of optimizers, such as `torch.optim.AdamW`.
             params: Parameters, or groups of them with options of their own; all by itself.
             options: What `kind` takes.
+
+        Raises:
+            LayoutError: The number of ranks has changed since the layout was made, and "zero1" does
+                not follow.
         """
+        if self.shape.shards_states and self.shape.world_size != dist.get_world_size():
+            raise LayoutError(
+                f'This "{self.shape.name}" was made for {self.shape.world_size} ranks, and now '
+                f"there are {dist.get_world_size()}.",
+                do=f'nbdist.parallelize a plain model with "{self.shape.name}" again, on all ranks',
+            )
         chosen = list(self.model.parameters() if params is None else params)
         if self.shape.shards_states:
             if params is None:
