@@ -15,11 +15,13 @@ ARGS ?=
 
 py := $(VENV)/bin/python
 pins := constraints.txt constraints-torch.txt
-# Stamps: .venv exists; a user's packages are in it; the tests' and the linters' are too. A stamp
-# older than its sources means that they have changed, and make installs again.
+# Stamps: .venv exists; a user's packages are in it; the tests' and the linters' are too; so are
+# those of the documentation. A stamp older than its sources means that they have changed, and make
+# installs again.
 made := $(VENV)/.nbdist-venv
 user := $(VENV)/.nbdist-user
 developer := $(VENV)/.nbdist-developer
+writer := $(VENV)/.nbdist-writer
 
 # Tests wait about half of their time: two workers share them. ARGS="-n 0" is one after the other,
 # as a debugger needs it (ARGS="-n 0 --pdb -k ddp").
@@ -27,7 +29,7 @@ workers := -n 2
 nbval := --nbval --nbval-cell-timeout=300 --nbval-sanitize-with nbdist/nbval_sanitize.cfg
 notebooks := $(wildcard notebooks/*.ipynb)
 
-.PHONY: help install demo lab test test-all trials check bench clean FORCE
+.PHONY: help install demo lab test test-all trials check bench docs clean FORCE
 
 help:
 	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
@@ -38,6 +40,7 @@ help:
 	@echo 'make check     linters, types, who may import whom, and the cells of the notebooks'
 	@echo 'make trials    500 random trials of cells, models and faults, resumable; about an hour'
 	@echo 'make bench     every figure that nbdist promises, measured here'
+	@echo 'make docs      the documentation, in site/; a warning is an error'
 	@echo 'make clean     remove $(VENV) and what tools have left behind'
 
 install: $(user)
@@ -74,8 +77,13 @@ check: $(developer)
 bench: $(developer)
 	$(py) -m tests.benchmarks $(ARGS)
 
+# Without the variable, the theme prints a notice about MkDocs 2 before each build.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(writer)
+	$(py) -m mkdocs build --strict $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find nbdist tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- The environment -----------------------------------------------------------------------------
@@ -128,5 +136,8 @@ $(user): $(made) $(pins) pyproject.toml
 $(developer): $(made) $(pins) pyproject.toml
 	$(call pip_install,notebooks$(comma)test$(comma)dev)
 	@touch $(user)
+
+$(writer): $(made) $(pins) pyproject.toml
+	$(call pip_install,docs)
 
 FORCE:
