@@ -21,10 +21,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from nbdist.engine import data
 from nbdist.engine.averaging.diloco import DiLoCo
 from nbdist.engine.averaging.local_sgd import LocalSGD
-from nbdist.engine.data import resume
+from nbdist.engine.data import make, resume
 from nbdist.engine.group import group
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.recovery import recovery, send_tensors, snapshot, wrapped_models
@@ -347,7 +346,7 @@ def run_loader_cell(
     """
     begin_cell(number, failed, again)
     trained: list[list[int]] = []
-    loader = names["loader"] = data.loader(range(60), global_batch=8, seed=3)
+    loader = names["loader"] = make.loader(range(60), global_batch=8, seed=3)
     try:
         next(iter(loader))  # a look
         for _ in range(epochs):
