@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from nbdist.amounts import name_bytes
 from nbdist.doctor.findings import Finding
 
 _MIB = 1 << 20
@@ -59,9 +60,9 @@ def look_at_memory() -> tuple[int, int]:
 
 def judge_memory(free_bytes: int, limit_bytes: int) -> Finding:
     """Judge whether two ranks fit."""
-    says = f"{free_bytes / _GIB:.1f} of {limit_bytes / _GIB:.1f} GiB free"
+    says = f"{name_bytes(free_bytes)} of {name_bytes(limit_bytes)} free"
     if free_bytes < 2 * _RANK_BYTES:
-        fix = "end what else runs, or give the container more: a rank begins at 400 MiB"
+        fix = "end what else runs, or give the container more: a rank begins at 400 MB"
         return Finding("memory", f"{says}: too little for two ranks", True, fix)
     return Finding("memory", says)
 
@@ -80,7 +81,7 @@ def judge_shared_memory(size: tuple[int, int] | None) -> Finding:
     if size is None:
         return Finding("/dev/shm", "none on this system, and none needed")
     size_bytes, free_bytes = size
-    says = f"{free_bytes / _MIB:.0f} of {size_bytes / _MIB:.0f} MiB free"
+    says = f"{name_bytes(free_bytes)} of {name_bytes(size_bytes)} free"
     if size_bytes < _SMALL_SHM_BYTES:
         fix = "start the container with --shm-size=1g, or use DataLoader(num_workers=0)"
         return Finding("/dev/shm", f"{says}: workers of a DataLoader run out of it", True, fix)
@@ -105,7 +106,7 @@ def judge_disk(folder: Path, free_bytes: int | None) -> Finding:
     if free_bytes is None:
         fix = "%cd to a folder of yours, or change its permissions"
         return Finding("disk", f"{folder} cannot be written to", True, fix)
-    says = f"{free_bytes / _GIB:.1f} GiB free in {folder}"
+    says = f"{name_bytes(free_bytes)} free in {folder}"
     if free_bytes < _LITTLE_DISK_BYTES:
         fix = "free space, or %cd to another disk: runs and logs are kept in .nbdist"
         return Finding("disk", says, True, fix)

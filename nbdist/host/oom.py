@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from nbdist.amounts import name_bytes
+
 KILLER = "killed by the kernel's OOM killer"
 _RECENT_S = 10.0  # a process that held much takes seconds to be gone
 _MOST_LINES = 50_000  # of the kernel's log; it keeps a few thousand
@@ -94,7 +96,7 @@ def find_kill(records: Iterable[str], pid: int, began: float) -> str:
         # The clock of the kernel's log is close to the monotonic one, and not quite the same.
         if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 < began - 2.0:
             continue
-        size = f" (it held {int(found[2]) // 1024} MiB)" if found[2] else ""
+        size = f" (it held {name_bytes(int(found[2]) * 1024)})" if found[2] else ""
         return f"{KILLER}{size}"
     return ""
 
@@ -142,7 +144,7 @@ def _describe_limit(counter: Path) -> str:
         return ""
     # "max", and in version 1 a number near 2**63, are no limit.
     limited = text.isdigit() and int(text) < 1 << 60
-    return f" (memory limit {int(text) >> 20} MiB)" if limited else ""
+    return f" (memory limit {name_bytes(int(text))})" if limited else ""
 
 
 def _read_count(path: Path) -> int:

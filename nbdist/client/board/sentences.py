@@ -6,7 +6,8 @@ They hold the numbers of now, so they are never part of what nbval compares.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nbdist.client.board.text import count, counted, figure, size
+from nbdist.amounts import counted
+from nbdist.client.board.text import count, figure, size
 from nbdist.client.metrics.analysis.values import RECENT
 from nbdist.ranks import name_ranks
 

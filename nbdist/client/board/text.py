@@ -10,7 +10,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from nbdist.client.faults.rank_state import name_bytes
+from nbdist.amounts import counted, name_bytes
 
 if TYPE_CHECKING:  # for its type alone: the view loads numpy
     from nbdist.client.board.view import View
@@ -140,11 +140,6 @@ def rate(bytes_per_s: float) -> str:
 def count(value: float) -> str:
     """Return a mean count: 3, or 2.50 where it is not whole."""
     return f"{value:.0f}" if abs(value - round(value)) < 0.005 else figure(value)
-
-
-def counted(number: int, word: str) -> str:
-    """Return a number of things: 1 step, 1,240 steps."""
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def clock(seconds: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nbdist.amounts import name_bytes
 from nbdist.ranks import name_ranks
 
 WORLD = "0"  # how torch names the default group
@@ -265,18 +266,6 @@ def _has_no_end(wait: Wait, rank: int, there: Doing) -> bool:
         return False
     done = there.sent if wait.kind == "recv" else there.received
     return done is not None and done.get(f"{wait.group}/{rank}", 0) < wait.seq
-
-
-def name_bytes(size: int) -> str:
-    """Return bytes as people say them: `4 B`, `32 kB`, `8.4 MB`."""
-    if size < 1000:
-        return f"{size} B"
-    amount = float(size)
-    for unit in ("kB", "MB", "GB"):
-        amount /= 1000
-        if amount < 999.5 or unit == "GB":
-            break
-    return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
 
 
 def waiters(ranks: frozenset[int]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbdist.amounts import counted
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.errors import NBDistError, StartError
 from nbdist.ranks import begin_with_ranks, name_ranks
@@ -242,7 +243,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _cloned(came: str, rank: int, cloned: Mapping[str, Any]) -> list[str]:
     names = len(cloned["names"])
-    line = f"{came}: {names} name{'' if names == 1 else 's'} cloned from rank {cloned['source']}"
+    line = f"{came}: {counted(names, 'name')} cloned from rank {cloned['source']}"
     random = cloned["random"]
     state = f"(seed {random['seed']}, rank {rank}, step {random['step']})"
     lines = [f"{line}; its random state was derived anew from {state}."]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbdist.amounts import name_bytes
 from nbdist.client.output.merge import Item, OutputLine, Shown, spaced
 from nbdist.wire import Display
 
@@ -137,7 +138,7 @@ class RankOutput:
         screen = Screen()
         cut = int(content["cut_bytes"])
         if cut:
-            screen.feed(f"… {_size(cut)} not shown\n")
+            screen.feed(f"… {name_bytes(cut)} not shown\n")
             # The window begins anywhere; a part of a line would look like a whole one.
             _, _, rest = text.partition("\n")
             text = rest or text
@@ -209,11 +210,3 @@ def _without_widget(display: Display) -> Display:
     """
     kept = {mime: part for mime, part in display.data.items() if mime != _WIDGET}
     return display if len(kept) == len(display.data) else Display(kept, display.metadata)
-
-
-def _size(count: int) -> str:
-    if count < 10_000:
-        return f"{spaced(count)} bytes"
-    if count < 10_000_000:
-        return f"{spaced(round(count / 1000))} kB"
-    return f"{count / 1e6:.1f} MB"

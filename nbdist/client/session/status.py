@@ -8,10 +8,11 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nbdist.amounts import name_bytes
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.describe import describe, readable_stack
 from nbdist.client.faults.notes import process_word
-from nbdist.client.faults.rank_state import Doing, name_bytes
+from nbdist.client.faults.rank_state import Doing
 
 _ANSWER_TIMEOUT_S = 5.0
 
@@ -35,7 +36,7 @@ class RankLine:
 
     def cells(self) -> tuple[str, ...]:
         """Return the line's words, in the order of the table's columns."""
-        memory = f"{self.memory_bytes / 2**20:.0f} MiB" if self.memory_bytes else ""
+        memory = name_bytes(self.memory_bytes) if self.memory_bytes else ""
         words = (self.rank, self.host, self.device, self.pid, self.state, self.step, memory)
         return (*map(str, words), self.last_collective, self.snapshot)
 

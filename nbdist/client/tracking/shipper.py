@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from nbdist.amounts import counted
 from nbdist.client.tracking.folder import make_private_folder, open_private
 from nbdist.client.tracking.settings import mlflow_environment
 from nbdist.client.tracking.spool import SpooledRun, spooled_runs
@@ -146,13 +147,9 @@ def sync(
     sent = json.loads(output or b"{}").get("sent", 0)
     kept = [run for run in unsent(folder) if not run.is_owned()]
     if not kept:
-        return f"{_count(len(before), 'run')} sent to MLflow ({_count(sent, 'point')})."
+        return f"{counted(len(before), 'run')} sent to MLflow ({counted(sent, 'point')})."
     why = next((run.state().error for run in kept if run.state().error), "")
     return (
-        f"Kept in {folder.name}/spool: {_count(len(kept), 'run')}, for MLflow did not take all"
+        f"Kept in {folder.name}/spool: {counted(len(kept), 'run')}, for MLflow did not take all"
         f"{f' ({why})' if why else f' within {timeout_s:g} s'}. %dist runs --sync tries again."
     )
-
-
-def _count(n: int, thing: str) -> str:
-    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"

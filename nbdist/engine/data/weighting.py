@@ -12,6 +12,7 @@ Main thread.
 import math
 from collections.abc import Iterable, Sequence
 
+from nbdist.amounts import counted
 from nbdist.errors import UsageError
 
 MEASURED = "measured"
@@ -58,7 +59,7 @@ def checked(
         )
     if len(numbers) != parts:
         raise UsageError(
-            f"The loader has {len(numbers)} weights, and a batch has {parts} part{_s(parts)}.",
+            f"The loader has {len(numbers)} weights, and a batch has {counted(parts, 'part')}.",
             why="a weight belongs to one part; ranks of one tp group share theirs",
             do=f"loader.weights = {[1] * parts}, or other numbers; None shares equally",
         )
@@ -82,10 +83,6 @@ def from_paces(paces: Iterable[tuple[int, float]], parts: int) -> tuple[float, .
     if min(slowest) <= 0 or fastest == math.inf or min(slowest) >= ALIKE * fastest:
         return None
     return tuple(max(0.01, round(pace / fastest, 2)) for pace in slowest)
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
 
 
 def _is_weight(number: float) -> bool:

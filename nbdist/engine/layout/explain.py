@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from nbdist.amounts import name_bytes
 from nbdist.engine.layout.axes.cp.context import Context
 from nbdist.engine.layout.axes.pp.pipeline import StagePlan as Stages
 from nbdist.engine.layout.axes.tp.cuts import TensorPlan
@@ -142,11 +143,11 @@ class Explanation:
 
     def __repr__(self) -> str:
         axes = " x ".join(f"{axis}={n}" for axis, n in self.shape.axes.items())
-        whole = cost.human(self.size.parameter_bytes)
+        whole = name_bytes(self.size.parameter_bytes)
         lines = [
             f"layout {self.name}: {axes} on {self.shape.world_size} ranks, {self.backend}",
             f"model: {self.size.parameters:,} parameters, {whole}",
-            f"a rank keeps {cost.human(self.resident_bytes)} of parameters and gradients"
+            f"a rank keeps {name_bytes(self.resident_bytes)} of parameters and gradients"
             + self._states(),
             f"a rank sends {self._sent()}",
         ]
@@ -168,19 +169,19 @@ class Explanation:
 
     def _sent(self) -> str:
         """Return what a rank sends; of a batch that is not known, for each of its tokens."""
-        by_axis = [f"{axis} {cost.human(sent)}" for axis, sent in self.traffic.items()]
-        parts = [f"{cost.human(self.sent_bytes)} a step"] if by_axis else []
+        by_axis = [f"{axis} {name_bytes(sent)}" for axis, sent in self.traffic.items()]
+        parts = [f"{name_bytes(self.sent_bytes)} a step"] if by_axis else []
         if len(by_axis) > 1 and self.batch is not None:
             parts = [f"{parts[0]}: {', '.join(by_axis)}"]
         if self.batch is None and self.stages is not None:
-            sent = cost.human(self._stage_bytes)
+            sent = name_bytes(self._stage_bytes)
             parts.append(f"{sent} over pp for each {self.stages.unit} of its batch")
         inner = [axis for axis in ("cp", "tp") if self.shape.sizes[axis] > 1]
         if inner and not self._is_plain:
             parts.append(f"over {' and '.join(inner)} what these policies make of activations")
         elif self.batch is None:
             parts += [
-                f"{cost.human(sent)} over {axis} for each token of its batch"
+                f"{name_bytes(sent)} over {axis} for each token of its batch"
                 for axis, sent in self._of_a_token
             ]
         return ", and ".join(parts) or "nothing that is known"
@@ -223,7 +224,7 @@ class Explanation:
         sent = f"sent as {how}, {errors} error feedback, {self.compressed:.1%} of bytes"
         if policy.between is None:
             return f"gradients: {sent}"
-        inside, between = map(cost.human, self.levels)
+        inside, between = map(name_bytes, self.levels)
         return (
             f"gradients: summed up inside groups of {policy.between} ranks ({inside} a rank), "
             f"between them {sent} ({between} a rank)"
@@ -249,7 +250,7 @@ class Explanation:
             else "their inputs"
         )
         forward = "forward" if self.stages is None else "micro-batch"
-        measured = f", {cost.human(kept)} of inputs in the last {forward}" if kept else ""
+        measured = f", {name_bytes(kept)} of inputs in the last {forward}" if kept else ""
         return f"activations: {len(self.inputs)} blocks keep {what} alone{measured}"
 
     def _units(self) -> str:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from nbdist.amounts import name_bytes
 from nbdist.engine.compat import torch_modules, torch_reducers, torch_sharded
 from nbdist.engine.data import shards
 from nbdist.engine.data.batches import Shard
@@ -146,7 +147,7 @@ class Layout(Trainable):
         axes = " ".join(f"{axis}={n}" for axis, n in self.shape.axes.items())
         known = "" if self.name == axes else f" ({axes})"
         units = f", {len(self.blocks)} blocks" if self.blocks else ""
-        held = cost.human(cost.resident_bytes(self.local, self.shape))
+        held = name_bytes(cost.resident_bytes(self.local, self.shape))
         return (
             f"<Layout {self.name}{known}: {self.size.parameters:,} parameters{units}, "
             f"{held} of parameters and gradients a rank>"

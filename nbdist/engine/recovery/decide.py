@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
+from nbdist.amounts import counted
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 Kind = Literal["replicated", "sharded", "apart"]
@@ -350,8 +351,8 @@ def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) ->
     count = max(map(_made, of_unit.values())) - max(steps)
     apart = "at different steps" if best.kind == "apart" else "one step apart"
     line = (
-        f"The ranks that hold {best.name} were {apart}: rolled back {count} "
-        f"step{'' if count == 1 else 's'}, to step {max(steps)} (snapshot {age:.0f} s old)."
+        f"The ranks that hold {best.name} were {apart}: rolled back {counted(count, 'step')}, to "
+        f"step {max(steps)} (snapshot {age:.0f} s old)."
     )
     follows = best.kind == "sharded" and best.is_alike
     behind = tuple(rank for rank in sorted(of_unit) if rank != source) if follows else ()

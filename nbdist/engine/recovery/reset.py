@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from nbdist.amounts import counted
 from nbdist.engine.compat import (
     torch_live,
     torch_modules,
@@ -118,4 +119,4 @@ def _drop_gradients(parameters: Iterable[nn.Parameter]) -> str:
     with_gradient = [p for p in parameters if p.grad is not None]
     for parameter in with_gradient:
         parameter.grad = None
-    return f"{len(with_gradient)} gradient{'' if len(with_gradient) == 1 else 's'} dropped"
+    return f"{counted(len(with_gradient), 'gradient')} dropped"

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
+from nbdist.amounts import name_bytes
 from nbdist.engine.group import group, state
 from nbdist.engine.layout import memory
 from nbdist.engine.recovery import model_state, wrapped_models
@@ -72,10 +73,10 @@ def refusal(size_bytes: int, free_bytes: int, ranks: int) -> str | None:
     """
     if size_bytes * ranks <= MEMORY_SHARE * free_bytes:
         return None
-    what = f"{size_bytes * ranks / 1e9:.2g} GB on this machine"
+    what = f"{name_bytes(size_bytes * ranks)} on this machine"
     return (
         f"No snapshot of the sharded state is kept: it would take {what}, more than half of the "
-        f"{free_bytes / 1e9:.2g} GB that are free. Ranks that a fault leaves one step apart "
+        f"{name_bytes(free_bytes)} that are free. Ranks that a fault leaves one step apart "
         "cannot go back together then."
     )
 

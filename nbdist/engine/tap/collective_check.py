@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from nbdist.amounts import name_bytes
 from nbdist.errors import MismatchError
 from nbdist.ranks import name_ranks
 
@@ -118,8 +119,8 @@ class CollectiveCall:
 def describe_payload(dtype: int, size_bytes: int) -> str:
     """Return e.g. "1,000 float32 (4.0 kB)"; bytes alone of a type that is not known, 0."""
     if not dtype:
-        return _human(size_bytes)
-    return f"{size_bytes // _ITEM_BYTES[dtype]:,} {DTYPES[dtype]} ({_human(size_bytes)})"
+        return name_bytes(size_bytes)
+    return f"{size_bytes // _ITEM_BYTES[dtype]:,} {DTYPES[dtype]} ({name_bytes(size_bytes)})"
 
 
 def describe_place(place: int) -> str:
@@ -156,14 +157,6 @@ def mismatch(
         why="; ".join(sides) + ".",
         do="let all ranks of the group make the same calls, in one order and of equal sizes.",
     )
-
-
-def _human(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
 
 
 def size_bytes(world_size: int) -> int:

@@ -81,7 +81,7 @@ def test_the_64_mib_of_a_container_are_too_little_shared_memory() -> None:
 def test_a_large_dev_shm_that_is_full_is_too_little_as_well() -> None:
     finding = machine.judge_shared_memory((8 << 30, 1 << 20))
     assert finding.is_wrong
-    assert finding.says.startswith("1 of 8192 MiB free")
+    assert finding.says.startswith("1.0 MB of 8.6 GB free")
 
 
 def test_memory_disk_and_open_files_are_judged_by_what_ranks_need() -> None:

@@ -21,8 +21,8 @@ NOISE = "6,1,100,-;eth0: link up\n SUBSYSTEM=net\n"
 
 def test_the_kernels_log_names_a_process_that_was_ended_and_what_it_held() -> None:
     told = oom.find_kill([NOISE, KILLED], 15327, began=5000.0)
-    assert told == "killed by the kernel's OOM killer (it held 22538 MiB)"
-    assert "80 MiB" in oom.find_kill([KILLED_IN_CGROUP], 77, began=3.0)
+    assert told == "killed by the kernel's OOM killer (it held 24 GB)"
+    assert "84 MB" in oom.find_kill([KILLED_IN_CGROUP], 77, began=3.0)
 
 
 def test_another_process_and_an_older_one_of_the_same_number_are_not_meant() -> None:
@@ -77,7 +77,7 @@ def test_a_counter_that_has_risen_since_the_start_is_evidence(tmp_path: Path) ->
     limit = "max" if counter.name == "memory.events" else "limit_in_bytes"
     (counter.parent / f"memory.{limit}").write_text(f"{512 << 20}\n")
     told = watch.explain(pid, -signal.SIGKILL)
-    assert told == "killed by the kernel's OOM killer (memory limit 512 MiB)"
+    assert told == "killed by the kernel's OOM killer (memory limit 537 MB)"
 
 
 @pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="cgroups are Linux's")

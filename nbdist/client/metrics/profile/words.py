@@ -3,6 +3,7 @@
 import html
 from collections.abc import Mapping, Sequence
 
+from nbdist.amounts import counted
 from nbdist.client.metrics.profile.chosen import ChosenSteps, name_steps
 from nbdist.client.metrics.profile.summary import KINDS, OpTotal, RankSummary
 from nbdist.ranks import begin_with_ranks, name_ranks
@@ -51,7 +52,8 @@ def _nothing(chosen: ChosenSteps, missing: Mapping[int, str], steps_made: int) -
     if whys:
         return f"Nothing was recorded: {'; '.join(whys)}."
     if 0 < steps_made < chosen.first:
-        return f"The cell ended after {_count(steps_made)}, so {chosen} could not be recorded."
+        ended = f"The cell ended after {counted(steps_made, 'step')}"
+        return f"{ended}, so {chosen} could not be recorded."
     return "Nothing was recorded, for no rank came to the end of a recording."
 
 
@@ -68,10 +70,6 @@ def _recorded(chosen: ChosenSteps, steps: Sequence[int], end: str, steps_made: i
         return f"Step {chosen.first} was recorded until {why}."
     whole = "only its beginning was recorded" if end == "limit" else "all of it was recorded"
     return f"The cell made no step, so {whole}."
-
-
-def _count(steps: int) -> str:
-    return "1 step" if steps == 1 else f"{steps} steps"
 
 
 def as_text(ranks: Sequence[RankSummary]) -> str:

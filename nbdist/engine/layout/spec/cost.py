@@ -164,12 +164,3 @@ def context_bytes(
     if method == "ulysses":
         return ends + others * 2 * sum(map(sum, attended)) / cp
     return ends + others * sum(both for _, both, _ in attended) * (3 if backend == "gloo" else 2)
-
-
-def human(count: float) -> str:
-    """Return bytes as people read them, in powers of ten: `815.9 kB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

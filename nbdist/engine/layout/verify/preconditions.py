@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from nbdist.amounts import name_bytes
 from nbdist.engine.layout import memory
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies
@@ -97,8 +98,8 @@ def refuse(layout: Provable) -> nn.Module:
     dist.broadcast(least, src=SOURCE)
     if needed > int(least):
         raise LayoutError(
-            f"Rank {SOURCE} has {int(least) / 2**30:.1f} GiB free, and one process needs some "
-            f"{needed / 2**30:.1f} GiB for this model.",
+            f"Rank {SOURCE} has {name_bytes(int(least))} free, and one process needs some "
+            f"{name_bytes(needed)} for this model.",
             do="prove a model with fewer blocks, which has the same code",
         )
     return layout.skeleton

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from nbdist.amounts import counted
 from nbdist.errors import LayoutError
 from nbdist.ranks import name_ranks
 
@@ -130,7 +131,7 @@ class Proof:
     def verdict(self) -> str:
         """The result in a sentence."""
         terms = "".join(f", {term}" for term in self.terms)
-        over = f"over {self.steps} step{'' if self.steps == 1 else 's'}{terms}"
+        over = f"over {counted(self.steps, 'step')}{terms}"
         if self.first is not None:
             return f"DIFFERS: {self.first} on {name_ranks(self.ranks)}{terms}"
         if self.is_bit_equal:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from nbdist.amounts import counted
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.policies import compress
 from nbdist.engine.layout.policies.efficiency import FULL
@@ -114,8 +115,8 @@ class _Run:
                 if told.spread is LossSpread.DRIFT:
                     self._notes.append(
                         "Round-off grows fast in this model, as it does where batch norm sees few "
-                        f"samples: after {_steps(self._made)} one process in float64 is too far "
-                        "away to compare with."
+                        f"samples: after {counted(self._made, 'step')} one process in float64 is "
+                        "too far away to compare with."
                     )
                     self._terms += ["without compression"] if is_compressed else []
                     break
@@ -280,10 +281,6 @@ class _Run:
                 self._findings.compare(
                     "buffer", name, step, held[name], full, noise[name], allowed[name]
                 )
-
-
-def _steps(count: int) -> str:
-    return f"{count} step{'' if count == 1 else 's'}"
 
 
 def _epsilon(dtype: torch.dtype) -> float:

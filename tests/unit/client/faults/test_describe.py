@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nbdist.client.faults import describe
-from nbdist.client.faults.rank_state import Doing, Gone, Wait, name_bytes
+from nbdist.client.faults.rank_state import Doing, Gone, Wait
 
 WAIT = Wait("all_reduce", "0", 7, 8_400_000, 14.2, 9, (0, 1, 2, 3))
 WAITS = Doing("waiting", WAIT, {"0": 7})
@@ -78,14 +78,6 @@ def test_a_rank_of_which_only_the_line_is_known_has_a_whole_sentence_too() -> No
         {0: Doing("computing", line=2), 1: Doing("computing", line=2)}, [0, 1]
     )
     assert text.startswith("Ranks 0-1 are still busy (line 2). Wait, or ")
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(4, "4 B"), (4000, "4.0 kB"), (32_000, "32 kB"), (999_999, "1.0 MB"), (8_400_000, "8.4 MB")],
-)
-def test_bytes_are_said_as_people_say_them(size: int, text: str) -> None:
-    assert name_bytes(size) == text
 
 
 def test_an_answer_of_a_rank_is_read_and_what_it_lacks_is_unknown() -> None:

@@ -99,7 +99,7 @@ def test_a_window_replaces_the_one_with_its_number_and_says_what_is_missing() ->
     rank.receive({"parts": [["stdout", "head\n"]]})
     rank.receive({"parts": [["stdout", "rt\nold\n"]], "window": 0, "cut_bytes": 1000})
     rank.receive({"parts": [["stdout", "art\nnew\n"]], "window": 0, "cut_bytes": 19_000_000})
-    assert rank.text() == "head\n… 19.0 MB not shown\nnew"
+    assert rank.text() == "head\n… 19 MB not shown\nnew"
 
 
 def test_a_window_from_which_nothing_is_missing_reads_as_ordinary_text() -> None:

@@ -13,7 +13,7 @@ def test_the_table_has_a_line_for_each_rank_in_aligned_columns() -> None:
     assert first == "2 ranks on cpu, gloo"
     assert head.split("  ")[0] == "rank"
     assert head.index("state") == lines[0].index("idle") == lines[1].index("dead")
-    assert "3 MiB" in lines[0]
+    assert "3.1 MB" in lines[0]
     assert repr(status) == str(status)
 
 

@@ -24,4 +24,4 @@ def test_a_snapshot_over_half_of_the_free_memory_is_refused_in_a_sentence() -> N
     assert snapshot.refusal(1_000_000_000, 4_000_000_000, ranks=2) is None
     why = snapshot.refusal(1_000_000_001, 4_000_000_000, ranks=2)
     assert why is not None
-    assert "would take 2 GB on this machine, more than half of the 4 GB that are free" in why
+    assert "would take 2.0 GB on this machine, more than half of the 4.0 GB that are free" in why

@@ -5,7 +5,6 @@ import pytest
 from nbdist.engine.layout.spec.cost import (
     ModelSize,
     context_bytes,
-    human,
     resident_bytes,
     shared_bytes,
     state_share,
@@ -68,16 +67,6 @@ def test_a_token_of_a_measured_gpt_sends_over_tp_what_was_measured() -> None:
     per_token = token_bytes(summed, [64 * 4], tp=2)
     assert per_token == 18 * 512 + 128
     assert token_bytes([512] * 26, [256], tp=2) * 16 * 64 == pytest.approx(13.811e6, rel=0.02)
-
-
-def test_bytes_read_in_powers_of_ten() -> None:
-    assert [human(n) for n in (0, 999, 815_872, 3.3e6, 7e12)] == [
-        "0 B",
-        "999 B",
-        "815.9 kB",
-        "3.3 MB",
-        "7.0 TB",
-    ]
 
 
 def test_ranks_of_cp_hold_shards_beside_fsdp_and_replicas_without_it() -> None:
