@@ -123,7 +123,7 @@ def test_a_proven_deadlock_ends_with_both_sides_named_and_everything_kept(
     for part in told:
         assert part in caught.value.what
     assert "Traceback" not in caught.value.what, "what the freed ranks raise tells nothing"
-    assert "variables are kept" in caught.value.do
+    assert "kept their variables" in caught.value.do
     assert_whole(session)
 
 

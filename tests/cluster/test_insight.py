@@ -22,7 +22,7 @@ for _ in range(30):
 
 LOOK = """
 import dataclasses, json, threading
-from nbdist.client import kernel as _kernel
+from nbdist.client.notebook import current as _kernel
 _showing = _kernel.current()._attempts._showing
 print(json.dumps({"threads": [t.name for t in threading.enumerate()],
                   **dataclasses.asdict(_showing.insight.now())}))

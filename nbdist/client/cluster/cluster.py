@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 120.0
 _REQUEST_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0
+_NEWS_TIMEOUT_S = 2.0  # between a controller's end and when it is known
 _PORT_TAKEN = "Address already in use"
 # Their versions are what a bug report is asked for first.
 _STANDS_ON = ("nbdist", "torch", "ipyparallel", "ipykernel", "ipython", "pyzmq")
@@ -97,8 +98,8 @@ class Cluster:
         try:
             try:
                 self._bring_up(options)
-            except Exception:
-                if not self._lost_a_port():
+            except Exception as error:
+                if not self._lost_a_port(error):
                     raise
                 self._clear()
                 self.prepare(options.address)
@@ -118,11 +119,15 @@ class Cluster:
         self._start_ranks(range(options.n))
         self._learn(self.group.begin(options, store_port))
 
-    def _lost_a_port(self) -> bool:
-        """Whether the controller ended because another process was faster.
+    def _lost_a_port(self, error: Exception) -> bool:
+        """Whether a start failed because another process was faster than the controller.
 
         It looks for free ports, and takes them a moment later.
         """
+        # Its connection file goes before the parent tells that it has ended.
+        deadline = time.monotonic() + _NEWS_TIMEOUT_S
+        while self.reachable and not isinstance(error, StartError) and time.monotonic() < deadline:
+            time.sleep(0.01)
         log = self.logs / "controller.log"
         if self.reachable or not log.exists():
             return False

@@ -1,0 +1,1 @@
+"""Ranks that train apart and meet now and then: LocalSGD, DiLoCo, AsyncSGD."""

@@ -120,12 +120,12 @@ class Program:
 
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
-        from nbdist.engine.averaging import async_sgd, unfinished
+        from nbdist.engine.averaging import async_sgd
         from nbdist.engine.data import resume, weighting
         from nbdist.engine.group import group_record
         from nbdist.engine.recovery import name_record, snapshot
         from nbdist.engine.recovery.clone import clone
-        from nbdist.engine.steps import step_state
+        from nbdist.engine.steps import optimizer_wrapper, step_state
         from nbdist.engine.tap import tap
         from nbdist.engine.training import torch_profile, training
 
@@ -161,7 +161,7 @@ class Program:
                 *snapshot.take_notices(),
                 *step_state.here().take_notices(),
                 *weighting.take_notices(),
-                *(unfinished.notices() if has_succeeded else ()),
+                *(optimizer_wrapper.notices() if has_succeeded else ()),
             ),
             cut_bytes=cut_bytes,
             output_file=None if file is None else str(file),

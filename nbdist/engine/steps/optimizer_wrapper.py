@@ -9,10 +9,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from nbdist.engine.compat import torch_live
+
 Closure = Callable[[], Any]
+
+
+def notices() -> tuple[str, ...]:
+    """Return what wrappers tell at a cell's end of ranks that they leave apart.
+
+    A sentence, and not the end of the round: that is a collective, and a rank whose cell has failed
+    would never come.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return ()
+    living = torch_live.live(Optimizer)
+    return tuple(said for o in living if isinstance(o, Wrapper) and (said := o.left_open()))
 
 
 class Wrapper(Optimizer):
@@ -51,6 +66,10 @@ class Wrapper(Optimizer):
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Take over what `own_state` returned; tensors may be the live ones, already filled."""
+
+    def left_open(self) -> str:
+        """Return a sentence where the cell that runs leaves ranks apart that train one model."""
+        return ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the optimizer inside, and under "wrapper" what is ours."""
