@@ -86,8 +86,8 @@ class Stack:
     """What a recent step is made of: milliseconds, one entry a rank of `ranks`.
 
     `parts` in the order in which they are stacked, which sum to the step: the seven of
-    `insight.values`, or five while nothing tells what was hidden and who waited; `BOTH` in place of
-    those that communication was not measured for. `waits_for` holds, of ranks that wait,
+    `metrics.analysis.values`, or five while nothing tells what was hidden and who waited; `BOTH` in
+    place of those that communication was not measured for. `waits_for` holds, of ranks that wait,
     for whom and how long.
     """
 

@@ -1,4 +1,4 @@
-"""The one room that touches private parts of ipyparallel's client.
+"""What nbdist uses of the private parts of ipyparallel's client; touched here alone.
 
 Tried with ipyparallel 9.2. `check()` says what broke when one of them moves. What is touched,
 and why:

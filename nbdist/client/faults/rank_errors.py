@@ -74,7 +74,7 @@ _CAUGHT: Final = re.compile(r"Caught (\w+) (in [^\n]+)\.\nOriginal Traceback ")
 _OURS: Final = ("nbdist", "ipyparallel", "ipykernel", "IPython")  # they carry what users write
 # What follows advice on a cell in whose midst loops over loaders were.
 LOOPS_GO_ON: Final = (
-    "With %%distributed --go-on the cell's loops go on where they stood (unmended: %dist retry); "
+    "With %%distributed --go-on the cell's loops go on where they stood (unchanged: %dist retry); "
     "without, they begin anew, and batches are skipped or repeated."
 )
 LOOPS_GO_ON_UNMENDED: Final = (

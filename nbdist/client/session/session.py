@@ -144,7 +144,7 @@ class Session:
                 again that failed like the time before without a step.
             profile: Steps to record with torch.profiler on these ranks: a count, taken after two
                 steps to warm up, or a range such as `10-14`. `Session.profile` is what came of it.
-            go_on: This is the cell that failed last, mended: its loops over loaders go on where
+            go_on: This is the cell that failed last, fixed: its loops over loaders go on where
                 they stood, and so does its MLflow run.
 
         Returns:

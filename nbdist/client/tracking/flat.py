@@ -55,7 +55,7 @@ def explained_values(step: ExplainedStep, step_s: Mapping[int, float]) -> dict[s
     """Return the flat values that only the comparison of all ranks tells.
 
     Args:
-        step: What `insight` found.
+        step: What `CellAnalysis` found.
         step_s: How long the step took, by rank, as far as that is known.
     """
     values: dict[str, float] = {}

@@ -8,7 +8,7 @@ Two kinds of series, named as research on MLflow's UI found readable:
   `rank_wait_s/00`; above 16 ranks the charts and the server would drown, and `/min`, `/median`,
   `/max` and `/argmax` (a rank) take their place.
 
-Waiting and skew are told by `insight`, for some of the steps and a little later. Where it says
+Waiting and skew are told by `CellAnalysis`, for some of the steps and a little later. Where it says
 nothing (one rank, a tap that is off), an estimate of the skew takes its place.
 
 A flat point needs every rank's record of its step. It is made when the last one arrives, or when
@@ -113,7 +113,7 @@ class RunSeries:
         return points
 
     def add_explained(self, steps: Iterable[ExplainedStep]) -> list[Point]:
-        """Take in what `insight` found of some steps; return its points.
+        """Take in what `CellAnalysis` found of some steps; return its points.
 
         Its waiting and skew are true: estimates that still wait are dropped. Each step is told
         once, with the clock of the newest point before it, for it carries none of its own.
@@ -222,7 +222,7 @@ class RunSeries:
         return self._point(pending.last_ns, step, values)
 
     def _estimate_skew(self, pending: _Pending, step: int) -> None:
-        """Keep an estimate of the skew until it is known whether `insight` tells the truth."""
+        """Keep an estimate of the skew until it is known whether `CellAnalysis` tells the truth."""
         if self._estimates is None or "skew_ms" in self._user_keys:
             return
         estimate = skew_estimate_ms(pending.by_rank)

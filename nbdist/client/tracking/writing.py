@@ -117,7 +117,7 @@ class RunWriter:
         self._spool.points(self.series.add(records, time.monotonic()))
 
     def add_explained(self, steps: Sequence[ExplainedStep]) -> None:
-        """Write the points of steps that `insight` has compared."""
+        """Write the points of steps that `CellAnalysis` has compared."""
         self._spool.points(self.series.add_explained(steps))
 
     def tick(self) -> None:

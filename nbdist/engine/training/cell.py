@@ -5,8 +5,8 @@ Where the numbers come from:
 - a *step* ends when an optimizer steps (`steps.StepRule` says which, of several; one that steps
   within another's step belongs to it); each makes one record of kind "step";
 - the *loss* is the scalar on which `backward()` was called, unscaled, the mean of a step's
-  backwards (`loss.py`). Roots that are no scalar, and backwards within a backward, are no losses:
-  of a pipeline only the last stage has one, and the other ranks count steps without;
+  backwards (`scalars.loss_of`). Roots that are no scalar, and backwards within a backward, are no
+  losses: of a pipeline only the last stage has one, and the other ranks count steps without;
 - `step_s` is the wall time from the end of one step to the end of the next, whatever the loop did
   in it; `parts.py` says what it is made of. The first step of a cell begins when a batch is first
   asked for; when none was, its beginning was not seen, and it has no times but `data_s`;

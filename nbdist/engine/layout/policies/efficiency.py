@@ -1,6 +1,6 @@
 """Policies that save: time, memory, or bytes on the wire. Small frozen values, no torch.
 
-`precision`, `checkpointing`, `offload` and `compress` do what these ask for.
+`precision`, `activation_checkpoint`, `offload` and `compress` do what these ask for.
 """
 
 from dataclasses import dataclass

@@ -351,7 +351,7 @@ def test_a_cell_that_has_left_loops_names_what_lets_them_go_on() -> None:
     told = rank_error([failed], asked=range(2), in_loops=True).do
     assert told.startswith("fix the cell and run it again; all ranks kept their variables.")
     assert "With %%distributed --go-on" in told
-    assert "unmended: %dist retry" in told
+    assert "unchanged: %dist retry" in told
     assert "begin anew" in told
     assert "--go-on" not in rank_error([failed], asked=range(2)).do
 
