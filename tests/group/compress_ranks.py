@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nbdist.client.metrics.analysis import traffic
+from nbdist import collectives
 from nbdist.engine.compat import torch_live, torch_modules
 from nbdist.engine.group import ddp_hook_state
 from nbdist.engine.layout.parallelize import parallelize
@@ -92,7 +92,7 @@ def bytes_of(*policies: object) -> tuple[float, float]:
     for step in range(4):  # PowerSGD starts at 2
         gradients(model, step, rank, world)
     called = calls_of(partial(gradients, model, 4, rank, world))
-    sent = sum(traffic.sent_bytes(call.kind, call.bytes, world, "gloo") for call in called)
+    sent = sum(collectives.sent_bytes(call.kind, call.bytes, world, "gloo") for call in called)
     return sent, spread.explain().sent_bytes
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from nbdist.client.metrics.analysis import traffic
+from nbdist import collectives
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
@@ -154,7 +154,7 @@ def sent_bytes(policy: ContextParallel) -> tuple[float, float]:
     model.set_requires_gradient_sync(False)  # what is left is cp's own
     x, y = batch(0)
     called = calls_of(lambda: loss_of(model(x), spread.own(y)).backward())
-    sent = sum(traffic.sent_bytes(call.kind, call.bytes, 2, "gloo") for call in called)
+    sent = sum(collectives.sent_bytes(call.kind, call.bytes, 2, "gloo") for call in called)
     return sent, spread.explain().context.token_bytes * x.numel()
 
 

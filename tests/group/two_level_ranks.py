@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nbdist.client.metrics.analysis import traffic
+from nbdist import collectives
 from nbdist.engine.compat import torch_live
 from nbdist.engine.group import ddp_hook_state
 from nbdist.engine.layout.parallelize import parallelize
@@ -65,7 +65,7 @@ def sent() -> dict[str, Any]:
     for call in calls_of(partial(gradients, model, 2, rank, world)):
         is_near = all(peer // INSIDE == near for peer in call.ranks)
         n = len(call.ranks)
-        moved = traffic.sent_bytes(call.kind, call.bytes, n, "gloo")
+        moved = collectives.sent_bytes(call.kind, call.bytes, n, "gloo")
         counted["inside" if is_near else "between"] += moved
     explained = layout.explain()
     return {

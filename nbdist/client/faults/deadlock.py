@@ -14,12 +14,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from nbdist.client.faults.rank_state import STORE, Doing, Gone, Wait, missing_in, waiters
+from nbdist.collectives import COLLECTIVES
 from nbdist.ranks import name_ranks
 
 # Here not everyone waits for everyone: a receiver of a broadcast gets its data from one rank, the
 # one who waits in the store may wait for any. That peers stand elsewhere proves something only
 # when what is under way would have arrived since.
-_ARRIVES_IN_S = {"broadcast": 3.0, "scatter": 3.0, "gather": 3.0, "reduce": 3.0, STORE: 1.0}
+_ARRIVES_IN_S = {one.kind: 3.0 for one in COLLECTIVES.values() if one.root} | {STORE: 1.0}
 _BYTES_PER_S = 1e7
 
 

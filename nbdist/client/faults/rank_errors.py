@@ -12,6 +12,7 @@ from pathlib import PureWindowsPath  # knows both kinds of slash
 from typing import Final
 
 from nbdist import errors, origins
+from nbdist.collectives import COLLECTIVES
 from nbdist.errors import RankError
 from nbdist.ranks import name_ranks
 
@@ -61,8 +62,8 @@ _NO_SHARED_MEMORY: Final = re.compile(
     re.DOTALL,
 )
 _COLLECTIVE: Final = re.compile(
-    r"\b(all_reduce|all_gather\w*|all_to_all\w*|reduce_scatter\w*|broadcast\w*|monitored_barrier"
-    r"|barrier|scatter\w*|gather\w*|reduce|send|recv|isend|irecv|backward|wait)\("
+    # broadcast_object_list, all_gather_into_tensor: but reduce is not all that begins with it.
+    rf"\b(({'|'.join(COLLECTIVES.keys() - {'reduce'})})\w*|reduce|i?send|i?recv|backward|wait)\("
 )
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
 _CELL: Final = re.compile(r"Cell In\s?\[(\d+)\], line (\d+)")

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from nbdist.amounts import name_bytes
+from nbdist.collectives import COLLECTIVES
 from nbdist.errors import MismatchError
 from nbdist.ranks import name_ranks
 
@@ -42,19 +43,7 @@ REFUSED = 1 << 63  # who wrote it has raised, and sent nothing
 # sends, and takes it back within microseconds of its own.
 CONFIRM_S = 0.02
 
-KINDS = (
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "barrier",
-    "monitored_barrier",
-)
-_ROOTED = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to"}
+KINDS = tuple(COLLECTIVES)
 DTYPES = (
     *("", "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8"),
     *("uint8", "uint16", "uint32", "uint64", "bool", "complex32", "complex64", "complex128"),
@@ -101,14 +90,14 @@ class CollectiveCall:
 
     def describe(self, members: Sequence[int], *, with_reduction: bool) -> str:
         """Return e.g. "all_reduce of 1,000 float32 (4.0 kB), cell 7, line 5"."""
-        kind, dtype = KINDS[self.call & 0xFF], self.call // DTYPE & 0xFF
-        text = kind
-        if with_reduction and kind in ("all_reduce", "reduce", "reduce_scatter"):
+        known, dtype = COLLECTIVES[KINDS[self.call & 0xFF]], self.call // DTYPE & 0xFF
+        text = known.kind
+        if with_reduction and known.reduces:
             text += f" ({REDUCTIONS[self.reduction]})"
         root = (self.call // ROOT & 0xFFFF) - 1
         if root >= 0:
             rank = members[root] if root < len(members) else root
-            text += f" {_ROOTED.get(kind, 'at')} rank {rank}"
+            text += f" {known.root or 'at'} rank {rank}"
         if dtype or self.bytes:
             text += f" of {describe_payload(dtype, self.bytes)}"
         if self.call & CUDA:

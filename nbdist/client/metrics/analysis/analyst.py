@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from nbdist.client.metrics.analysis.match import SYMMETRIC, Meetings, arrivals, match
+from nbdist.client.metrics.analysis.match import Meetings, arrivals, match
 from nbdist.client.metrics.analysis.parts import StepParts
 from nbdist.client.metrics.analysis.rows import CallRows, FamilyIndex, Waits, decode
 from nbdist.client.metrics.analysis.steps import BlockedTime, split
@@ -20,6 +20,7 @@ from nbdist.client.metrics.analysis.stragglers import Verdicts
 from nbdist.client.metrics.analysis.table import CollectiveTable, Met, met
 from nbdist.client.metrics.analysis.timeline import STEPS, SampledSteps, time_line
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
+from nbdist.collectives import waits_for_all
 from nbdist.packed import CALL, Calls
 from nbdist.wire import Record
 
@@ -146,7 +147,7 @@ class Analyst:
         waits = Waits.concatenate(fresh_waits)
         families = self._book.families
         meetings = match(rows, self._book.sizes)
-        is_symmetric = np.array([f.kind in SYMMETRIC for f in families], bool)
+        is_symmetric = np.array([waits_for_all(f.kind) for f in families], bool)
         n = max(self._ranks) + 1
         pair = np.searchsorted(steps, waits.step) * n + waits.rank
         divided = split(

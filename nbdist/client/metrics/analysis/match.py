@@ -12,11 +12,6 @@ import numpy.typing as npt
 
 from nbdist.client.metrics.analysis.rows import NUMBERS, CallRows, Ints
 
-# Nobody's ends before all have launched it: whoever seems to end before is wrong by its clock.
-SYMMETRIC = frozenset(
-    {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "monitored_barrier"}
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
@@ -94,7 +89,8 @@ def arrivals(meetings: Meetings, is_symmetric: npt.NDArray[np.bool_]) -> Arrival
 
     Args:
         meetings: See `match`.
-        is_symmetric: By family: whether its kind is one of `SYMMETRIC`.
+        is_symmetric: By family: whether nobody's ends before all have launched it
+            (`collectives.waits_for_all`): whoever seems to end before is wrong by its clock.
     """
     rows, of_row = meetings.rows, meetings.of_rows()
     known = meetings.is_whole[of_row] if len(rows) else np.zeros(0, bool)

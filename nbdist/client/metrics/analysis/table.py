@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from nbdist.client.metrics.analysis.match import SYMMETRIC, Meetings
+from nbdist.client.metrics.analysis.match import Meetings
 from nbdist.client.metrics.analysis.rows import Family, Ints
-from nbdist.client.metrics.analysis.traffic import algorithm_bytes, bus_factor
 from nbdist.client.metrics.analysis.values import RECENT, CollectiveRow
+from nbdist.collectives import algorithm_bytes, bus_factor, waits_for_all
 
 MOST_MEETINGS = 100_000  # of recent steps; beyond it fewer steps are recent
 MOST_ROWS = 256
@@ -50,7 +50,7 @@ def met(meetings: Meetings, families: Sequence[Family]) -> Met:
         none = np.zeros(0, np.int64)
         return Met(none, none, none.astype(bool), none, none, none, none, none)
     family = _families(meetings, families)
-    is_symmetric = np.array([f.kind in SYMMETRIC for f in families], bool)[family]
+    is_symmetric = np.array([waits_for_all(f.kind) for f in families], bool)[family]
     arrived = meetings.arrived
     launched = np.minimum.reduceat(rows.launch, first)
     # Sums of moments would not fit: of what lies behind the meeting's first moment they do.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.merge import PIDS_A_RANK, Event, about
+from nbdist.collectives import waits_for_all
 from nbdist.packed import Calls
 from nbdist.wire import Record
 
@@ -68,7 +69,7 @@ def lanes(told: Told, origin_ns: int, offset_ns: Callable[[int], int]) -> list[E
         return []
     import numpy as np
 
-    from nbdist.client.metrics.analysis.match import SYMMETRIC, arrivals, match
+    from nbdist.client.metrics.analysis.match import arrivals, match
     from nbdist.client.metrics.analysis.rows import CallRows, FamilyIndex, decode
 
     book = FamilyIndex()
@@ -78,7 +79,7 @@ def lanes(told: Told, origin_ns: int, offset_ns: Callable[[int], int]) -> list[E
             book.learn(rank, dict(calls.new))
         parts.append(decode(rank, of_rank, book, offset_ns(rank))[0])
     meetings = match(CallRows.concatenate(parts), book.sizes)
-    is_symmetric = np.array([family.kind in SYMMETRIC for family in book.families], bool)
+    is_symmetric = np.array([waits_for_all(family.kind) for family in book.families], bool)
     every = _calls(meetings, arrivals(meetings, is_symmetric), book, origin_ns)
     by_rank: defaultdict[int, list[_Call]] = defaultdict(list)
     for call in every:

@@ -1,13 +1,60 @@
-"""What collectives move: bandwidth as nccl-tests reports it, and bytes on the wire. Closed forms.
+"""The facts of each collective, for both sides: who waits for whom, and what is moved.
+
+A collective that is new has its line in `COLLECTIVES` and its operator in `engine/tap/ops.py`.
 
 `bytes` is what one rank puts in, throughout (of a broadcast or a scatter, what its root does), and
 `n` the ranks of the group.
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 from nbdist.errors import UsageError
 
-# Times bytes: nccl-tests counts what all ranks together hold of a gathered buffer.
-_TOTAL = {"all_gather", "gather"}
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One kind of collective.
+
+    `root` says how data moves between the root and the others; it is "" where there is none.
+    `reduces` tells whether a reduction belongs to the call. `share` is what busbw is of algbw, in
+    parts of (n - 1) / n; 0 where the two are equal. `is_gathered`: nccl-tests counts the bytes of
+    all ranks together.
+    """
+
+    kind: str
+    root: Literal["from", "to", ""] = ""
+    reduces: bool = False
+    share: int = 0
+    is_gathered: bool = False
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether nobody's ends before all have launched it."""
+        return not self.root
+
+
+# Ranks name a kind by its position: new ones come last.
+COLLECTIVES = {
+    one.kind: one
+    for one in (
+        Collective("all_reduce", reduces=True, share=2),
+        Collective("broadcast", root="from"),
+        Collective("reduce", root="to", reduces=True),
+        Collective("all_gather", share=1, is_gathered=True),
+        Collective("reduce_scatter", reduces=True, share=1),
+        Collective("gather", root="to", share=1, is_gathered=True),
+        Collective("scatter", root="from", share=1),
+        Collective("all_to_all", share=1),
+        Collective("barrier"),
+        Collective("monitored_barrier"),
+    )
+}
+
+
+def waits_for_all(kind: str) -> bool:
+    """Return whether nobody's call of this kind ends before all launched it; false of messages."""
+    return kind in COLLECTIVES and COLLECTIVES[kind].waits_for_all
 
 
 def algorithm_bytes(kind: str, bytes: int, n: int) -> int:
@@ -16,7 +63,7 @@ def algorithm_bytes(kind: str, bytes: int, n: int) -> int:
     Source: NVIDIA nccl-tests, doc/PERFORMANCE.md, "Algorithm bandwidth"; of all_gather and gather
     the size is that of the output, as in src/all_gather.cu and src/gather.cu.
     """
-    return bytes * n if kind in _TOTAL else bytes
+    return bytes * n if kind in COLLECTIVES and COLLECTIVES[kind].is_gathered else bytes
 
 
 def bus_factor(kind: str, n: int) -> float:
@@ -26,11 +73,8 @@ def bus_factor(kind: str, n: int) -> float:
 
     Source: NVIDIA nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth".
     """
-    if kind == "all_reduce":
-        return 2 * (n - 1) / n
-    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
-        return (n - 1) / n
-    return 1.0
+    share = COLLECTIVES[kind].share if kind in COLLECTIVES else 0
+    return share * (n - 1) / n if share else 1.0
 
 
 def sent_bytes(kind: str, bytes: int, n: int, backend: str) -> float:

@@ -2,10 +2,22 @@
 
 import pytest
 
-from nbdist.client.metrics.analysis.traffic import algorithm_bytes, bus_factor, sent_bytes
+from nbdist.collectives import COLLECTIVES, algorithm_bytes, bus_factor, sent_bytes, waits_for_all
+from nbdist.engine.tap import ops
 from nbdist.errors import UsageError
 
 close = pytest.approx
+
+
+def test_every_collective_that_the_tap_sees_has_its_facts() -> None:
+    seen = {op.kind for op in ops.OPS.values() if op.seen == "timed"}
+    assert seen == COLLECTIVES.keys() | {"send", "recv"}
+
+
+def test_whoever_waits_for_one_rank_does_not_wait_for_all() -> None:
+    rooted = {one.kind for one in COLLECTIVES.values() if not one.waits_for_all}
+    assert rooted == {"broadcast", "scatter", "reduce", "gather"}
+    assert not waits_for_all("send")
 
 
 @pytest.mark.parametrize(
