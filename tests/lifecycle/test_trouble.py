@@ -354,7 +354,7 @@ def test_a_kernel_whose_files_are_limited_lets_ranks_have_what_it_may_give(
     unstarted.run("del os.environ['PYTHONWARNINGS']")
     assert "Started" in said, said
     assert "3.0" in unstarted.on_ranks(SUM)
-    unstarted.run("%dist stop\nnbdist.client.kernel._launcher.close()")
+    unstarted.run("%dist stop\nnbdist.client.notebook.current._launcher.close()")
     unstarted.run("resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))")
     assert "Started" in start(unstarted)
     limit = "import resource\nprint('limit', resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
