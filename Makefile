@@ -29,13 +29,15 @@ workers := -n 2
 nbval := --nbval --nbval-cell-timeout=300 --nbval-sanitize-with nbdist/nbval_sanitize.cfg
 notebooks := $(wildcard notebooks/*.ipynb)
 
-.PHONY: help install demo lab test test-all trials check bench docs clean FORCE
+.PHONY: help install demo lab test test-fast test-browser test-all trials check bench docs clean FORCE
 
 help:
 	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
 	@echo 'make demo      train on two ranks, headless: 02_train_with_ddp.ipynb'
 	@echo 'make lab       JupyterLab on the notebooks'
 	@echo 'make test      all tests once, in two workers; about 15 minutes on two cores'
+	@echo 'make test-fast unit tests and one cluster, in a minute and a half'
+	@echo 'make test-browser what drives a real browser; installs Chromium where it may'
 	@echo 'make test-all  the same with the slow tests and, where there is a GPU, its test'
 	@echo 'make check     linters, types, who may import whom, and the cells of the notebooks'
 	@echo 'make trials    500 random trials of cells, models and faults, resumable; about an hour'
@@ -52,13 +54,24 @@ lab: $(user)
 	$(py) -m nbdist.cli lab $(ARGS)
 
 # Kernels, parents and ranks start hundreds of times: none compiles nbdist again.
-test test-all: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-browser test-all: export PYTHONDONTWRITEBYTECODE :=
+
+# For the daily loop: a minute and a half.
+test-fast: $(developer)
+	$(py) -m pytest -n 2 --dist worksteal $(ARGS) tests/unit tests/cluster/test_destroy.py \
+	  tests/cluster/test_words.py
 
 test: $(developer)
 	$(py) -m pytest $(workers) $(nbval) $(ARGS) tests $(notebooks)
 
 test-all: $(developer)
 	$(py) -m pytest $(workers) $(nbval) -m '' $(ARGS) tests $(notebooks)
+
+# Chromium comes from Debian's packages where it is missing and root asks; else the tests are skipped.
+test-browser: $(developer)
+	command -v chromium >/dev/null || command -v google-chrome >/dev/null || [ "$$(id -u)" != 0 ] || \
+	  timeout 600 sh -c 'apt-get update -q && apt-get install -qy --no-install-recommends chromium' || true
+	$(py) -m pytest -m browser $(ARGS) tests
 
 # Stopped, it goes on where it stood: .nbdist/trials.jsonl has what was run.
 trials: $(developer)

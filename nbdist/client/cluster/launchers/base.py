@@ -28,6 +28,20 @@ class Launcher(Protocol):
     host: str
     logs: Path
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can still start processes."""
+
+    def ready(self, timeout_s: float) -> Mapping[str, Any]:
+        """Wait until it can start ranks, and return what it found there.
+
+        Keys: `gpus` (how many there are), `forks` (ranks begin with torch imported), and `why` they do
+        not.
+
+        Raises:
+            StartError: It ended, or took longer than `timeout_s`.
+        """
+
     def start_soon(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
         """Ask for a process; the future resolves once it exists.
 
