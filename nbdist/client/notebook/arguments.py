@@ -71,7 +71,11 @@ def dist_parser() -> argparse.ArgumentParser:
     }
     start = made["start"]
     start.add_argument("-n", type=int, help="number of ranks; by default the GPUs, else 2")
-    start.add_argument("--launcher", metavar="NAME", help="how ranks are started: local")
+    start.add_argument(
+        "--launcher",
+        metavar="NAME",
+        help="how ranks are started: local, or what another package offers",
+    )
     start.add_argument("--device", metavar="DEVICE", help="cpu or cuda")
     start.add_argument("--backend", metavar="BACKEND", help="gloo or nccl")
     start.add_argument(

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import current_folder, log_folder, project_folder, say_where
-from nbdist.client.cluster.launchers.local import LocalLauncher
+from nbdist.client.cluster.launchers.base import Launcher
+from nbdist.client.cluster.launchers.find import find_launcher
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.network import LOOPBACK, choose_address, has_curve, look_at_interfaces
 from nbdist.client.cluster.options import choose_options
@@ -24,7 +25,7 @@ from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.session import Session
 from nbdist.client.session.status import Status
 from nbdist.doctor.findings import Finding
-from nbdist.errors import ClusterError, UsageError
+from nbdist.errors import ClusterError
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.compare import Comparison
@@ -36,7 +37,8 @@ _WARM_TIMEOUT_S = 120.0
 
 _current: Session | None = None
 _place: Path | None = None  # where the current session was started: its runs are there
-_launcher: LocalLauncher | None = None
+_launcher: Launcher | None = None
+_launcher_name = ""
 _ui: "tuple[str, subprocess.Popen[bytes] | None] | None" = None
 
 
@@ -170,7 +172,7 @@ def start(
 
     Args:
         n: Number of ranks; by default the number of GPUs, else 2.
-        launcher: `local`.
+        launcher: `local`, or one that another package offers (entry points `nbdist.launchers`).
         device: `cpu` or `cuda`; by default `cuda` where there are GPUs.
         backend: `gloo` or `nccl`; by default what the device calls for.
         timeout: Longest wait inside one collective, in seconds.
@@ -200,8 +202,7 @@ def start(
         UsageError: A word or a number makes no sense.
     """
     global _current, _place
-    if launcher != "local":
-        raise UsageError(f"launcher is 'local' in this version, not {launcher!r}.")
+    make_launcher = find_launcher(launcher)
     if _current is not None and _current.is_running:
         raise ClusterError(
             f"A cluster is running already: {_current.describe}.",
@@ -217,7 +218,7 @@ def start(
         (say or print)(sentence)
     logs = log_folder(folder)
     log_to(logs / "notebook.log")
-    parent = _warm_launcher(logs)
+    parent = _warm_launcher(launcher, make_launcher, logs)
     cluster = Cluster(parent, logs)
     try:
         cluster.prepare(address)
@@ -248,11 +249,14 @@ def start(
     return _current
 
 
-def _warm_launcher(logs: Path) -> LocalLauncher:
-    """Return this kernel's launcher: the parent is started once and kept for later starts."""
-    global _launcher
-    if _launcher is None or not _launcher.alive:
-        _launcher = LocalLauncher(logs)
+def _warm_launcher(name: str, make: Callable[[Path], Launcher], logs: Path) -> Launcher:
+    """Return this kernel's launcher: it is made once and kept for later starts."""
+    global _launcher, _launcher_name
+    if _launcher is None or not _launcher.alive or _launcher_name != name:
+        if _launcher is not None:
+            _launcher.close()
+            atexit.unregister(_launcher.close)
+        _launcher, _launcher_name = make(logs), name
         atexit.register(_launcher.close)
     _launcher.logs = logs
     return _launcher

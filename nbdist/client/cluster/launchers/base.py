@@ -35,8 +35,8 @@ class Launcher(Protocol):
     def ready(self, timeout_s: float) -> Mapping[str, Any]:
         """Wait until it can start ranks, and return what it found there.
 
-        Keys: `gpus` (how many there are), `forks` (ranks begin with torch imported), and `why` they do
-        not.
+        Keys: `gpus` (how many there are), `forks` (ranks begin with torch imported), and `why` they
+        do not.
 
         Raises:
             StartError: It ended, or took longer than `timeout_s`.
