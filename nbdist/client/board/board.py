@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from nbdist.client.board import palette
-from nbdist.client.board.live import LiveBoard, Slots
+from nbdist.client.board.live import LiveBoard
 from nbdist.client.board.past import SHARP, WIDTH, Past, caption, picture
+from nbdist.client.output.slots import Slots
 from nbdist.wire import CellInfo, Display
 
 if TYPE_CHECKING:
-    from nbdist.client.board.look import Insight
+    from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
     from nbdist.client.metrics.telemetry import Telemetry
 
 Outcome = Literal["finished", "failed", "interrupted"]
@@ -49,7 +50,7 @@ class Board:
         theme: str = "auto",
         *,
         name: str = "overview",
-        insight: "Insight | None" = None,
+        insight: "CellAnalysis | None" = None,
         pictures: bool | None = None,
     ) -> None:
         self._info, self._telemetry, self._slots = info, telemetry, slots

@@ -13,16 +13,13 @@ have clicks handled on another.
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from nbdist.client.board import VIEWS, text
 from nbdist.client.board import past as past_module
 from nbdist.client.board.past import Past
-from nbdist.client.output.slots import Slots, is_live, kernel_shell
+from nbdist.client.output.slots import Slot, Slots, is_live, kernel_shell
 from nbdist.wire import Display
-
-if TYPE_CHECKING:
-    from nbdist.client.board import live
 
 IDLE_S = 300.0  # JupyterLab saves by itself every 120 s after a change
 VIEW_TYPE = "application/vnd.jupyter.widget-view+json"
@@ -68,7 +65,7 @@ class Controls:
         self,
         past: Past,
         name: str,
-        slots: "live.Slots",
+        slots: "Slots",
         events: Events,
         idle_s: float = IDLE_S,
     ) -> None:
@@ -96,9 +93,9 @@ class Controls:
         self._slider.layout.display = "" if name == "loss" else "none"
         self._at_work = ipywidgets.HTML()
         self.box = ipywidgets.VBox([self._views, self._slider, self._at_work])
-        self._bar: live.Slot = slots.open(_displayed(self.box))
-        self._picture: live.Slot = slots.open(self._drawn())
-        self._words: live.Slot = slots.open(past.words(name))
+        self._bar: Slot = slots.open(_displayed(self.box))
+        self._picture: Slot = slots.open(self._drawn())
+        self._words: Slot = slots.open(past.words(name))
         self._views.observe(self._choose, "value")
         self._slider.observe(self._smooth, "value")
         events.register("pre_run_cell", self._on_next_cell)

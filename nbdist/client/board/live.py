@@ -12,15 +12,17 @@ more often than keeps the thread below a tenth of one core, for the ranks need t
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nbdist.client.board import sentences, tables, text
+from nbdist.client.output.slots import Slot, Slots
 from nbdist.wire import CellInfo, Display
 
 if TYPE_CHECKING:
-    from nbdist.client.board.look import Insight, Telemetry
     from nbdist.client.board.palette import Theme
     from nbdist.client.board.view import View
+    from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
+    from nbdist.client.metrics.telemetry import Telemetry
 
 PERIOD_S = 0.3
 SHARE = 0.1  # most of one core that drawing may take
@@ -29,20 +31,6 @@ SPEAK_S = 5.0  # a screen reader that is told more often never falls silent
 STOP_S = 10.0  # the first use of matplotlib on a machine builds its font cache: seconds
 
 _log = logging.getLogger("nbdist.board")
-
-
-class Slot(Protocol):
-    """A place in the cell's output."""
-
-    def update(self, display: Display) -> None:
-        """Show `display` there instead."""
-
-
-class Slots(Protocol):
-    """The cell's output; nbdist.client.output.slots.Slots."""
-
-    def open(self, shown: Any) -> Slot:
-        """Show a Display or a widget from now on."""
 
 
 class LiveBoard:
@@ -64,7 +52,7 @@ class LiveBoard:
         self,
         telemetry: "Telemetry",
         info: CellInfo,
-        insight: "Insight | None",
+        insight: "CellAnalysis | None",
         theme: "Theme",
         name: str,
     ) -> None:

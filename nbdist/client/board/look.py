@@ -3,9 +3,8 @@
 Any thread may look: series are snapshots, and nothing of the telemetry is held.
 """
 
-from array import array
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +12,9 @@ from nbdist.client.board.scales import Floats
 from nbdist.client.board.view import ALL, Curve, Panel, Row, StepSplit, View
 from nbdist.client.metrics.analysis.values import RECENT, Analysis
 from nbdist.wire import STEP_KEYS, CellInfo
+
+if TYPE_CHECKING:
+    from nbdist.client.metrics.telemetry import Series, Telemetry
 
 MOST_OWN = 2  # panels for numbers that the user logged
 # Histories that a live view draws; of a view that is not here, none. They are the dear part.
@@ -24,46 +26,8 @@ DRAWN = {
 MEANS = "step_s", "compute_s", "comm_s", "data_s", "optimizer_s", "samples", "tokens"
 
 
-class Series(Protocol):
-    """One number of one rank over the steps: the first `n` points of two growing arrays."""
-
-    @property
-    def steps(self) -> "array[float]":
-        """Return the optimizer steps, not falling."""
-
-    @property
-    def values(self) -> "array[float]":
-        """Return one value a step."""
-
-    @property
-    def n(self) -> int:
-        """Return how many points there are; the arrays may have grown beyond."""
-
-
-class Telemetry(Protocol):
-    """What the board asks of `nbdist.client.metrics.telemetry.Telemetry`; any thread may ask."""
-
-    @property
-    def count(self) -> int:
-        """Return how many records have arrived."""
-
-    @property
-    def latest(self) -> Mapping[int, Mapping[str, float]]:
-        """Return each rank's newest value of each key."""
-
-    def series(self, key: str) -> Mapping[int, Series]:
-        """Return the history of one key, by rank."""
-
-
-class Insight(Protocol):
-    """What the board asks of `nbdist.client.metrics.analysis`; any thread may ask."""
-
-    def now(self) -> Analysis:
-        """Return what is known now."""
-
-
 def look(
-    telemetry: Telemetry,
+    telemetry: "Telemetry",
     info: CellInfo,
     analysis: Analysis | None = None,
     *,
@@ -98,7 +62,7 @@ def look(
     )
 
 
-def _total(telemetry: Telemetry) -> int:
+def _total(telemetry: "Telemetry") -> int:
     """Return the steps the loop will make; 0 when the ranks do not know.
 
     A loader knows its own end. A loop that goes through it again has shown that this was not the
@@ -110,7 +74,7 @@ def _total(telemetry: Telemetry) -> int:
     return int(max((s.values[0] for s in known if s.n), default=0))
 
 
-def _panels(telemetry: Telemetry, drawn: tuple[str, ...], own_keys: list[str]) -> list[Panel]:
+def _panels(telemetry: "Telemetry", drawn: tuple[str, ...], own_keys: list[str]) -> list[Panel]:
     """Return the plots over the steps: those of `drawn` that there is anything of."""
     found = []
     if "loss" in drawn:
@@ -123,7 +87,7 @@ def _panels(telemetry: Telemetry, drawn: tuple[str, ...], own_keys: list[str]) -
 
 
 def _panel(
-    telemetry: Telemetry,
+    telemetry: "Telemetry",
     key: str,
     title: str,
     unit: str = "",
@@ -144,7 +108,7 @@ def _panel(
     return Panel(key, title, unit, tuple(lines), floor, by) if lines else None
 
 
-def _norm(telemetry: Telemetry) -> Panel | None:
+def _norm(telemetry: "Telemetry") -> Panel | None:
     """Return the norm of the whole gradient, of steps that all ranks have told their share of."""
     shares = telemetry.series("grad_share")
     if not shares:
@@ -165,7 +129,7 @@ def _norm(telemetry: Telemetry) -> Panel | None:
     return Panel("grad_norm", "gradient norm, of all ranks", "", (Curve(ALL, common, norm),))
 
 
-def recent_mean(series: Series) -> float | None:
+def recent_mean(series: "Series") -> float | None:
     """Return the mean of the last `RECENT` finite values, None when there is none.
 
     The first step of all is left out as soon as there is another: it opens connections and
@@ -177,7 +141,7 @@ def recent_mean(series: Series) -> float | None:
     return float(tail.mean()) if len(tail) else None
 
 
-def _means(telemetry: Telemetry, key: str) -> dict[int, float]:
+def _means(telemetry: "Telemetry", key: str) -> dict[int, float]:
     means = {rank: recent_mean(series) for rank, series in telemetry.series(key).items()}
     return {rank: mean for rank, mean in means.items() if mean is not None}
 
