@@ -44,7 +44,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepSplit:
-    """Where a recent step's time went: milliseconds, one entry a rank of `ranks`.
+    """Where a recent step's time went: milliseconds, one entry per rank of `ranks`.
 
     `comm_ms` is None where communication was not measured: `compute_ms` holds it.
     """
@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stack:
-    """What a recent step is made of: milliseconds, one entry a rank of `ranks`.
+    """What a recent step is made of: milliseconds, one entry per rank of `ranks`.
 
     `parts` in the order in which they are stacked, which sum to the step: the seven of
     `metrics.analysis.values`, or five while nothing tells what was hidden and who waited; `BOTH` in

@@ -11,21 +11,21 @@ from nbdist.client.session.params import read_param, split_line
 from nbdist.errors import UsageError
 
 COMMANDS = {
-    "start": "start the ranks and form their process group",
-    "status": "every rank: host, device, pid, state, step, memory, last collective",
-    "stop": "end all ranks; what they hold is gone",
-    "restart": "new processes: with -r for these ranks, which get what a living rank holds, except "
-    "shards; without it for all, and no variable is kept",
-    "scale": "more or fewer ranks; variables are kept, but sharded models, groups and meshes must "
-    "be made anew",
-    "retry": "repair the ranks, and run the cell again that failed last",
-    "push": "notebook -> ranks",
-    "pull": "ranks -> notebook: NAME becomes a list, one entry a rank",
-    "verify": "prove a layout against one process on the same split; changes nothing",
-    "stacks": "where every rank is now: cell line, collective, peers it waits for",
-    "chaos": "make ranks fail on purpose while cells run; without words, what came of it",
-    "board": "the board of the last run; with a VIEW, that view of it, and of cells from now on",
-    "runs": "this notebook's runs, newest first; with names or numbers, these beside each other",
+    "start": "start the ranks and create their process group",
+    "status": "show each rank: host, device, pid, state, step, memory, last collective",
+    "stop": "end all ranks; what they hold is lost",
+    "restart": "start new processes: with -r for these ranks, which get what a living rank holds, "
+    "except shards; without -r for all, and variables are lost",
+    "scale": "add or remove ranks; variables are kept, but sharded models, groups and meshes must "
+    "be re-created",
+    "retry": "recover the ranks, and run the last failed cell again",
+    "push": "copy variables from the notebook to the ranks",
+    "pull": "copy a variable from the ranks: NAME becomes a list with one entry per rank",
+    "verify": "compare a layout with one process on the same split; changes nothing",
+    "stacks": "show where each rank is: cell line, collective, ranks that it waits for",
+    "chaos": "make ranks fail on purpose while cells run; without arguments: the report",
+    "board": "show the board of the last run; with VIEW, this view of it, also in later cells",
+    "runs": "list this notebook's runs, newest first; with names or numbers, compare these",
     "ui": "start the MLflow UI and show its link",
     "doctor": "check this machine and suggest fixes",
 }
@@ -92,7 +92,7 @@ def dist_parser() -> argparse.ArgumentParser:
         "--trust-network",
         action="store_true",
         default=None,
-        help="needed with an --interface that others reach: torch asks nobody who calls",
+        help="needed with an --interface that others reach: torch does not authenticate",
     )
     made["board"].add_argument(
         "view",
@@ -116,13 +116,13 @@ def dist_parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=5.0,
         metavar="SECONDS",
-        help="of running cells between faults; 5",
+        help="seconds of running cells between faults (default: 5)",
     )
     end = chaos.add_mutually_exclusive_group()
     end.add_argument(
-        "--for", dest="seconds", type=_seconds, metavar="SECONDS", help="end after so long"
+        "--for", dest="seconds", type=_seconds, metavar="SECONDS", help="end after this time"
     )
-    end.add_argument("--faults", type=_times, metavar="N", help="end after so many")
+    end.add_argument("--faults", type=_times, metavar="N", help="end after this many")
     chaos.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same faults")
     for name in ("restart", "push", "pull", "stacks", "chaos"):
         _add_ranks(made[name])
@@ -141,7 +141,7 @@ def dist_parser() -> argparse.ArgumentParser:
         metavar="RUN",
         help="compare these: names or numbers from the list; a sweep's name stands for its runs",
     )
-    made["runs"].add_argument("--sync", action="store_true", help="send what waits in the spool")
+    made["runs"].add_argument("--sync", action="store_true", help="send runs that wait on disk")
     made["runs"].add_argument("--plain", action="store_true", help="as text")
     return parser
 
@@ -160,24 +160,24 @@ def distributed_parser() -> argparse.ArgumentParser:
         type=_parameter,
         metavar="KEY=VALUE",
         help='a Python literal (text in quotes: opt="sgd"), set on the ranks before the cell runs '
-        "and logged; a list, as in lr=[1e-3,3e-4], runs the cell once a value, as nested runs, and "
-        "several lists once a combination; a tuple is one value",
+        "and logged; a list, as in lr=[1e-3,3e-4], runs the cell once per value, as nested "
+        "runs, and several lists once per combination; a tuple is one value",
     )
     parser.add_argument("--no-track", action="store_true", help="no MLflow run for this cell")
     parser.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="interrupt the cell after so long"
+        "--timeout", type=_seconds, metavar="SECONDS", help="interrupt the cell after this time"
     )
     parser.add_argument(
         "--retry",
         type=_times,
         default=0,
         metavar="N",
-        help="when it fails, run it again from where it stood, N times at most",
+        help="when it fails, run it again from where it left off, at most N times",
     )
     parser.add_argument(
         "--go-on",
         action="store_true",
-        help="this is the cell that failed last, fixed: its loops go on where they stood",
+        help="this is the last failed cell, fixed: its loops continue where they left off",
     )
     parser.add_argument(
         "--profile",

@@ -58,7 +58,7 @@ class CellResult(Mapping[int, RankResult]):
 
     @property
     def value_list(self) -> list[Any]:
-        """The values, one entry a rank."""
+        """The values, one entry per rank."""
         return [part.value for part in self.by_rank.values()]
 
     def __repr__(self) -> str:

@@ -267,7 +267,7 @@ class Session:
         push(self._cluster, values, self._ready_ranks(ranks))
 
     def pull(self, name: str, ranks: str = "all") -> list[Any]:
-        """Return the value of a name, one entry a rank; tensors arrive on the CPU.
+        """Return the value of a name, one entry per rank; tensors arrive on the CPU.
 
         Raises:
             TransferError: A rank has no such name, or its value cannot be pickled.
@@ -345,7 +345,7 @@ class Session:
         """Go on with `n` ranks; those that remain keep what they hold, new ones get the same.
 
         Models that `parallelize` has spread with dp alone go on training on the new number; groups,
-        meshes and other wrappers must be made anew, and raise when they are used.
+        meshes and other wrappers must be re-created, and raise when they are used.
 
         Returns:
             What was done, in sentences.
