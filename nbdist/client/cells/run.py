@@ -15,6 +15,7 @@ from nbdist import plain, wire
 from nbdist.client.cells import outcome as outcomes
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.listener import Collector
+from nbdist.client.cells.request import CellAttempt
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.requests import RankDiedError
 from nbdist.client.faults import rank_errors
@@ -31,33 +32,6 @@ log = logging.getLogger(__name__)
 
 _FETCH_TIMEOUT_S = 10.0
 _IDLE_TIMEOUT_S = 2.0  # the last output follows the reply on another socket
-
-
-@dataclass(frozen=True, slots=True)
-class CellRequest:
-    """A cell to run, as the magics or a script ask for it.
-
-    `number` counts the session's cells and names their files; `prompt` is the number that
-    tracebacks give the cell, the one the notebook shows. `params` are set on the ranks before the
-    cell runs, and logged. `timeout_s` bounds the whole cell; None lets it run for ever. `is_retry`
-    tells that the cell with the number `failed` is run again: loaders go on where they stood;
-    `goes_on` that it had started over, and must not (`rank_errors.should_go_on`). `profile` is what
-    `engine/training/torch_profile.py` is asked for. `call` names a row of `CELLS` in
-    `engine/kernel/calls.py`, which ranks then run with `arguments` in the place of `code`.
-    """
-
-    code: str
-    ranks: tuple[int, ...]
-    number: int
-    prompt: int
-    timeout_s: float | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
-    failed: int | None = None
-    is_retry: bool = False
-    goes_on: bool = False
-    profile: Mapping[str, Any] | None = None
-    call: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -93,7 +67,7 @@ class CellRun:
     def __init__(
         self,
         cluster: Cluster,
-        request: CellRequest,
+        attempt: CellAttempt,
         slots: Slots,
         telemetry: Telemetry,
         on_tick: Callable[[], None],
@@ -103,7 +77,7 @@ class CellRun:
 
         Args:
             cluster: A running cluster.
-            request: What to run.
+            attempt: What to run.
             slots: Where live text is shown.
             telemetry: Gets the records.
             on_tick: Called on the main thread a few times a second while ranks run.
@@ -111,7 +85,8 @@ class CellRun:
         """
         self._cluster = cluster
         self._interrupts = interrupts
-        self._request = request
+        self._attempt = attempt
+        self._request = request = attempt.request
         self._on_tick = on_tick
         self._telemetry = telemetry
         self._news = threading.Event()
@@ -129,24 +104,14 @@ class CellRun:
     def run(self) -> Outcome:
         """Run the cell and return how it ended; never raises for what ranks did."""
         began = time.monotonic()
-        request, events = self._request, self._cluster.events
-        events.note("cell begun", number=request.number, ranks=list(request.ranks))
+        number, events = self._attempt.number, self._cluster.events
+        events.note("cell begun", number=number, ranks=list(self._request.ranks))
         self._last_words = LastWords(self._cluster.logs, self._request.ranks)
         stop_listening = self._cluster.on_death(self._on_death)
         outcome = Outcome(self._collectors, self._live)
         try:
-            options = {
-                "cell": self._request.number,
-                "prompt": self._request.prompt,
-                "params": {k: plain.encode(v) for k, v in self._request.params.items()},
-                # Also ranks on which it ended well must remember how it is run again.
-                "failed": self._request.failed,
-                "retry": self._request.is_retry,
-                "goes_on": self._request.goes_on,
-                "profile": self._request.profile,
-                "call": self._request.call,
-                "arguments": dict(self._request.arguments),
-            }
+            options = self._attempt.to_wire()
+            options["params"] = {k: plain.encode(v) for k, v in options["params"].items()}
             for rank, collector in self._collectors.items():
                 self._send(rank, collector, options)
             self._wait(began)
@@ -165,7 +130,7 @@ class CellRun:
         events.note(
             "cell ended",
             outcome=outcome.word,
-            number=request.number,
+            number=number,
             seconds=took_s,
             steps=steps,
         )

@@ -19,7 +19,8 @@ from nbdist.client.board import VIEWS
 from nbdist.client.board.board import Board
 from nbdist.client.board.controls import show_past
 from nbdist.client.board.past import Past, caption
-from nbdist.client.cells.run import CellRequest, Outcome
+from nbdist.client.cells.request import CellAttempt
+from nbdist.client.cells.run import Outcome
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.rank_errors import should_go_on
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
@@ -124,35 +125,31 @@ class Showing:
 
     def begin(
         self,
-        request: CellRequest,
+        attempt: CellAttempt,
         cluster: Cluster,
-        run_name: str | None,
         *,
-        resume: bool,
         continues: str | None,
-        study: str | None,
-        track: bool,
-        show: bool,
         above: Sequence[wire.Display],
     ) -> "ShownCell":
-        """Return the showing of one cell that is about to be sent.
+        """Return the showing of one attempt that is about to be sent.
 
-        `continues` is the `ShownCell.run_key` of the attempt that it repeats, `study` the key of
-        what `begin_study` gave, `above` what is shown already in the same cell of the notebook.
+        `continues` is the `ShownCell.run_key` of the attempt that it repeats, `above` what is shown
+        already in the same cell of the notebook.
         """
+        request = attempt.request
         assert cluster.options is not None
         info = wire.CellInfo(
-            number=request.number,
+            number=attempt.number,
             source=request.code,
             ranks=request.ranks,
             world_size=cluster.options.n,
             backend=cluster.options.backend,
             devices=tuple(cluster.ranks[rank].device for rank in request.ranks),
-            run_name=run_name,
-            resume=resume,
+            run_name=request.run_name,
+            resume=request.resume,
             continues=continues,
-            study=study,
-            track=track,
+            study=request.study,
+            track=request.track,
             params=dict(request.params),
         )
         pids = {rank: state.pid for rank, state in cluster.ranks.items()}
@@ -166,7 +163,7 @@ class Showing:
         checks = CellChecks(info, _trained)
         telemetry.subscribe(checks.receive)
         before = tuple(self._cells)
-        run = self._tracking().follow(info, telemetry, insight, before) if track else None
+        run = self._tracking().follow(info, telemetry, insight, before) if request.track else None
         if not request.call:
             self.insight, self.checks = insight, checks
             self._cells.append(info)
@@ -179,7 +176,7 @@ class Showing:
             checks,
             run,
             above,
-            show=show,
+            show=request.show,
             look=(self._theme, self._view),
         )
 

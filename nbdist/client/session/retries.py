@@ -8,14 +8,14 @@ Main thread only.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.outcome import in_loops
-from nbdist.client.cells.run import CellRequest, CellRun, Outcome
+from nbdist.client.cells.request import CellAttempt, CellRequest
+from nbdist.client.cells.run import CellRun, Outcome
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.rank_errors import should_go_on, uses_what_is_lost
 from nbdist.client.faults.recovery import repair
@@ -26,32 +26,6 @@ from nbdist.client.output.result import CellResult
 from nbdist.client.session.cell_context import Showing, ShownCell
 from nbdist.errors import ClusterError, Interrupted, RankError
 from nbdist.ranks import begin_with_ranks
-from nbdist.wire import Display
-
-
-@dataclass(frozen=True, slots=True)
-class CellCall:
-    """A cell and what it was asked with; see `Session.run`.
-
-    `call` and `arguments` are as in `CellRequest`. In a sweep, `study` is the key under which its
-    run is nested, `heading` a line above it, and `above` what the notebook's cell shows already.
-    """
-
-    code: str
-    ranks: tuple[int, ...]
-    timeout_s: float | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
-    run_name: str | None = None
-    resume: bool = False
-    track: bool = True
-    show: bool = False
-    prompt: int | None = None
-    profile: ChosenSteps | None = None
-    call: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    study: str | None = None
-    heading: str = ""
-    above: tuple[Display, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +56,12 @@ class Attempts:
         self._count = 0
         self._profiled_cells: Counter[int] = Counter()  # by their prompt, whose folders bear it
         self._profile_folder: Path | None = None  # of the newest
-        self._failed: tuple[CellCall, _Before] | None = None
+        self._failed: tuple[CellRequest, _Before] | None = None
         # The newest of those whose loops have trained, which ranks remember: a typo in a cell that
         # looks around does not take its place.
-        self._stood: tuple[CellCall, _Before] | None = None
+        self._stood: tuple[CellRequest, _Before] | None = None
 
-    def run(self, asked: CellCall, retries: int = 0, *, go_on: bool = False) -> CellResult:
+    def run(self, request: CellRequest, retries: int = 0, *, go_on: bool = False) -> CellResult:
         """Run a cell; after a RankError again, `retries` times at most.
 
         With `go_on` it is the cell that failed last in its loops, fixed.
@@ -98,10 +72,10 @@ class Attempts:
             RankError: The cell failed on a rank, in the last attempt.
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
         """
-        if asked.prompt is None:
-            asked = replace(asked, prompt=self._count + 1)  # the same in every attempt
+        if request.prompt is None:
+            request = replace(request, prompt=self._count + 1)  # the same in every attempt
         before = (self._stood or self._last_failed())[1] if go_on else None
-        return self._run(asked, before, retries)
+        return self._run(request, before, retries)
 
     def call(self, name: str, ranks: tuple[int, ...], **arguments: Any) -> CellResult:
         """Have ranks run a row of `CELLS` in `engine/kernel/calls.py`, as they run a cell.
@@ -111,8 +85,8 @@ class Attempts:
         Raises:
             RankError, ClusterError, KeyboardInterrupt: As `run`.
         """
-        asked = CellCall("", ranks, track=False, call=name, arguments=arguments)
-        done = self._send(asked, None, self._mend(), follows=False)
+        request = CellRequest("", ranks, track=False, call=name, arguments=arguments)
+        done = self._send(request, None, self._mend(), follows=False)
         if done.outcome.error is not None:
             raise done.outcome.error
         return done.outcome.result()
@@ -123,12 +97,12 @@ class Attempts:
         Raises:
             ClusterError: No cell has; else as `run`.
         """
-        asked, before = self._last_failed()
+        request, before = self._last_failed()
         if self._failed is not self._stood:
             self._stood = None  # ranks remember one cell
-        return self._run(replace(asked, above=()), before, 0)  # in another cell of the notebook
+        return self._run(replace(request, above=()), before, 0)  # in another cell of the notebook
 
-    def _last_failed(self) -> tuple[CellCall, _Before]:
+    def _last_failed(self) -> tuple[CellRequest, _Before]:
         if self._failed is None:
             raise ClusterError(
                 "There is nothing to retry.",
@@ -137,16 +111,16 @@ class Attempts:
             )
         return self._failed
 
-    def _run(self, asked: CellCall, before: _Before | None, retries: int) -> CellResult:
+    def _run(self, request: CellRequest, before: _Before | None, retries: int) -> CellResult:
         notice = self._mend()
         for attempt in range(1, retries + 2):
-            done = self._attempt(asked, before, notice, follows=attempt > 1)
+            done = self._attempt(request, before, notice, follows=attempt > 1)
             error = done.outcome.error
             if error is None:
-                self._went_well(asked, before)
+                self._went_well(request, before)
                 assert self.last is not None, "an attempt leaves its result"
                 return self.last
-            self._has_failed(asked, done, before)
+            self._has_failed(request, done, before)
             if not isinstance(error, RankError) or retries == 0:
                 raise error
             error.why = _why_not_again(done, before if attempt > 1 else None, attempt, retries)
@@ -156,18 +130,18 @@ class Attempts:
             before = done
         raise AssertionError("the last attempt returns or raises")
 
-    def _has_failed(self, asked: CellCall, done: _Before, before: _Before | None) -> None:
+    def _has_failed(self, request: CellRequest, done: _Before, before: _Before | None) -> None:
         """Note the cell that failed, and whether it is the one whose loops can go on."""
-        self._failed = asked, done
+        self._failed = request, done
         repeats = self._stood is not None and before is self._stood[1]
         if repeats or in_loops(done.outcome.collectors):
             self._stood = self._failed
 
-    def _went_well(self, asked: CellCall, before: _Before | None) -> None:
+    def _went_well(self, request: CellRequest, before: _Before | None) -> None:
         """Forget the cell that failed, where this was it."""
-        if before is not None or (self._failed and self._failed[0].code == asked.code):
+        if before is not None or (self._failed and self._failed[0].code == request.code):
             self._failed = None
-        if self._stood and (before is self._stood[1] or self._stood[0].code == asked.code):
+        if self._stood and (before is self._stood[1] or self._stood[0].code == request.code):
             self._stood = None
 
     def _mend(self) -> str:
@@ -192,21 +166,21 @@ class Attempts:
         return f"{died}. {' '.join(repaired.lines)}"
 
     def _attempt(
-        self, asked: CellCall, before: _Before | None, notice: str, *, follows: bool
+        self, request: CellRequest, before: _Before | None, notice: str, *, follows: bool
     ) -> _Before:
         """Run the cell once, and once more where it comes to nothing as it started over.
 
         Args:
-            asked: The cell.
+            request: The cell.
             before: The attempt that this one repeats.
             notice: Stays above the cell's output.
             follows: Whether the one before is shown in the same cell of the notebook.
         """
-        done = self._send(asked, before, notice, follows=follows)
+        done = self._send(request, before, notice, follows=follows)
         if before is None or not should_go_on(done.outcome.error):
             return done
-        self._has_failed(asked, done, before)
-        return self._send(asked, done, _lines_after(done), follows=True, goes_on=True)
+        self._has_failed(request, done, before)
+        return self._send(request, done, _lines_after(done), follows=True, goes_on=True)
 
     def _remembered(self, before: _Before | None) -> int | None:
         """Return the number of the failed cell that ranks are to remember, or to go on with."""
@@ -217,7 +191,7 @@ class Attempts:
 
     def _send(
         self,
-        asked: CellCall,
+        request: CellRequest,
         before: _Before | None,
         notice: str,
         *,
@@ -226,47 +200,36 @@ class Attempts:
     ) -> _Before:
         """Send the cell to the ranks, and show how it ends; see `_attempt`."""
         self._count += 1
-        request = CellRequest(
-            asked.code,
-            asked.ranks,
+        attempt = CellAttempt(
+            request,
             self._count,
-            asked.prompt or self._count,
-            asked.timeout_s,
-            asked.params,
             failed=self._remembered(before),
             is_retry=before is not None,
             goes_on=goes_on,
-            profile=self._to_profile(asked.profile, asked.prompt or self._count),
-            call=asked.call,
-            arguments=asked.arguments,
+            profile=self._to_profile(request.profile, request.prompt or self._count),
         )
         with Interrupts() as interrupts:
             shown = self._showing.begin(
-                request,
+                attempt,
                 self._cluster,
-                asked.run_name,
-                resume=asked.resume,
                 continues=before.run if before else None,
-                study=asked.study,
-                track=asked.track,
-                show=asked.show,
-                above=before.shown.left if before and follows else asked.above,
+                above=before.shown.left if before and follows else request.above,
             )
-            shown.say(asked.heading if not follows else "")
+            shown.say(request.heading if not follows else "")
             shown.say(notice)
-            if not asked.call:
+            if not request.call:
                 self.shown = shown
-            heard = None if asked.profile is None else Heard(asked.profile)
+            heard = None if request.profile is None else Heard(request.profile)
             if heard is not None:
                 shown.telemetry.subscribe(heard.receive)
             cell = CellRun(
-                self._cluster, request, shown.slots, shown.telemetry, shown.tick, interrupts
+                self._cluster, attempt, shown.slots, shown.telemetry, shown.tick, interrupts
             )
             outcome = cell.run()
-            if not asked.call:
+            if not request.call:
                 self.last = outcome.result()
-            if asked.profile is not None and heard is not None:
-                self.profile = self._profiled(asked.profile, outcome, heard, shown)
+            if request.profile is not None and heard is not None:
+                self.profile = self._profiled(request.profile, outcome, heard, shown)
             shown.end(outcome, self.profile if heard is not None else None)
         if outcome.error is None and interrupts.count:
             outcome.error = Interrupted("The cell had ended; its output is whole.")

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from nbdist.client.cells.interrupts import Interrupts
+from nbdist.client.cells.request import CellRequest
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.recovery import restart
 from nbdist.client.metrics.analysis.values import Verdict
@@ -24,7 +25,7 @@ from nbdist.client.session import syntax
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.chaos import Chaos, ChaosPlan
 from nbdist.client.session.params import require_params
-from nbdist.client.session.retries import Attempts, CellCall
+from nbdist.client.session.retries import Attempts
 from nbdist.client.session.scale import scale
 from nbdist.client.session.status import Stacks, Status
 from nbdist.client.session.sweep import SweepResult, combinations, sweep
@@ -165,11 +166,20 @@ class Session:
         if resume and track and run_name is not None:
             self._showing.require_run(run_name)
         steps = None if profile is None else parse_steps(str(profile))
-        asked = CellCall(
-            code, chosen, timeout_s, params or {}, run_name, resume, track, show, prompt, steps
+        request = CellRequest(
+            code=code,
+            ranks=chosen,
+            timeout_s=timeout_s,
+            params=params or {},
+            run_name=run_name,
+            resume=resume,
+            track=track,
+            show=show,
+            prompt=prompt,
+            profile=steps,
         )
         with self._alone():
-            return self._attempts.run(asked, retry, go_on=go_on)
+            return self._attempts.run(request, retry, go_on=go_on)
 
     def sweep(
         self,
@@ -216,11 +226,19 @@ class Session:
         combinations(lists)  # too many are refused before anything else happens
         syntax.check(code)
         steps = None if profile is None else parse_steps(str(profile))
-        asked = CellCall(
-            code, chosen, timeout_s, params or {}, run_name, False, track, show, prompt, steps
+        request = CellRequest(
+            code=code,
+            ranks=chosen,
+            timeout_s=timeout_s,
+            params=params or {},
+            run_name=run_name,
+            track=track,
+            show=show,
+            prompt=prompt,
+            profile=steps,
         )
         with self._alone():
-            return sweep(self._attempts, self._showing, asked, lists, retry)
+            return sweep(self._attempts, self._showing, request, lists, retry)
 
     def retry(self) -> CellResult:
         """Run the cell again that failed or was interrupted last, as it was asked for.

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from nbdist.client.cells.request import CellRequest
 from nbdist.client.output.result import CellResult
 from nbdist.client.output.slots import Slots
 from nbdist.client.session.cell_context import Showing
-from nbdist.client.session.retries import Attempts, CellCall
+from nbdist.client.session.retries import Attempts
 from nbdist.errors import UsageError
 from nbdist.wire import Display
 
@@ -92,7 +93,7 @@ def announcement(lists: Mapping[str, Sequence[Any]], count: int) -> str:
 def sweep(
     attempts: Attempts,
     showing: Showing,
-    asked: CellCall,
+    request: CellRequest,
     lists: Mapping[str, Sequence[Any]],
     retries: int = 0,
 ) -> SweepResult:
@@ -101,7 +102,7 @@ def sweep(
     Args:
         attempts: Runs cells.
         showing: Tracks them.
-        asked: The cell; its `params` are those that all runs share.
+        request: The cell; its `params` are those that all runs share.
         lists: What is tried, by the names of the params.
         retries: As for one cell, for each run.
 
@@ -109,9 +110,9 @@ def sweep(
         UsageError: As `combinations`; else what the run raises that ended the sweep.
     """
     tried = combinations(lists)
-    name = asked.run_name or f"{'-'.join(lists)}-sweep"
-    study = showing.begin_study(name, asked.code, lists) if asked.track else None
-    return _Sweep(attempts, asked, tried, study, announcement(lists, len(tried))).run(retries)
+    name = request.run_name or f"{'-'.join(lists)}-sweep"
+    study = showing.begin_study(name, request.code, lists) if request.track else None
+    return _Sweep(attempts, request, tried, study, announcement(lists, len(tried))).run(retries)
 
 
 class _Sweep:
@@ -120,13 +121,13 @@ class _Sweep:
     def __init__(
         self,
         attempts: Attempts,
-        asked: CellCall,
+        request: CellRequest,
         tried: tuple[Values, ...],
         study: "Study | None",
         notice: str,
     ) -> None:
         self._attempts = attempts
-        self._asked = asked
+        self._request = request
         self._tried = tried
         self._study = study
         self._left: list[Display] = []  # what the notebook's cell shows by now
@@ -154,16 +155,16 @@ class _Sweep:
 
     def _run(self, values: Values, heading: str, retries: int) -> CellResult:
         self._attempts.shown = None
-        asked = replace(
-            self._asked,
-            params={**self._asked.params, **values},
+        request = replace(
+            self._request,
+            params={**self._request.params, **values},
             run_name=_name_of(values),
             study=self._study.key if self._study is not None else None,
             heading=heading,
             above=tuple(self._left),
         )
         try:
-            return self._attempts.run(asked, retries)
+            return self._attempts.run(request, retries)
         finally:
             if self._attempts.shown is not None:
                 self._left = list(self._attempts.shown.left)
@@ -206,7 +207,7 @@ class _Sweep:
         self._leave(Display({"text/plain": line}))
 
     def _leave(self, display: Display) -> None:
-        if self._asked.show:
+        if self._request.show:
             Slots(live=False).settle([display])
             self._left.append(display)
 

@@ -1,0 +1,83 @@
+"""A cell as it was asked for, and one attempt to run it: plain values, all the way to the ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbdist.client.metrics.profile.chosen import ChosenSteps
+from nbdist.wire import Display
+
+
+@dataclass(frozen=True, slots=True)
+class CellRequest:
+    """A cell, with all that a person or a script has asked of it; see `Session.run`.
+
+    Attributes:
+        code: Its source.
+        ranks: Where it runs, ascending.
+        timeout_s: Bounds the whole cell, in seconds; None lets it run for ever.
+        params: Set on the ranks before the cell runs, and logged.
+        run_name: Name of its MLflow run.
+        resume: Continue the newest run of that name.
+        track: Whether a training is tracked.
+        show: Whether the notebook shows it.
+        prompt: The number that tracebacks give it; None takes the session's count of cells.
+        profile: Steps to record.
+        call: A row of `CELLS` in `engine/kernel/calls.py`, which ranks run instead of `code`.
+        arguments: Of that call.
+        study: The key under which its run is nested; of a sweep, as what follows.
+        heading: A line above it.
+        above: What the notebook's cell shows already.
+    """
+
+    code: str
+    ranks: tuple[int, ...]
+    timeout_s: float | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    run_name: str | None = None
+    resume: bool = False
+    track: bool = True
+    show: bool = False
+    prompt: int | None = None
+    profile: ChosenSteps | None = None
+    call: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    study: str | None = None
+    heading: str = ""
+    above: tuple[Display, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CellAttempt:
+    """One run of a request: what ranks are told beside it.
+
+    Attributes:
+        request: The cell.
+        number: Counts what the session has run, and names its files.
+        failed: The number of the failed cell that ranks remember, or go on with.
+        is_retry: That cell is run again: loaders go on where they stood.
+        goes_on: It had started over, and must not (`rank_errors.should_go_on`).
+        profile: What `engine/training/torch_profile.py` is asked for.
+    """
+
+    request: CellRequest
+    number: int
+    failed: int | None = None
+    is_retry: bool = False
+    goes_on: bool = False
+    profile: Mapping[str, Any] | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return what travels to each rank beside the code; `params` as they are."""
+        return {
+            "cell": self.number,
+            "prompt": self.request.prompt or self.number,
+            "params": dict(self.request.params),
+            # Also ranks on which it ended well must remember how it is run again.
+            "failed": self.failed,
+            "retry": self.is_retry,
+            "goes_on": self.goes_on,
+            "profile": self.profile,
+            "call": self.request.call,
+            "arguments": dict(self.request.arguments),
+        }
