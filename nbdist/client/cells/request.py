@@ -1,10 +1,13 @@
-"""A cell as it was asked for, and one attempt to run it: plain values, all the way to the ranks."""
+"""A cell as it was asked for, checked for its syntax, and one attempt to run it."""
 
+import ast
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps
+from nbdist.errors import CellSyntaxError
 from nbdist.wire import Display
 
 
@@ -81,3 +84,34 @@ class CellAttempt:
             "call": self.request.call,
             "arguments": dict(self.request.arguments),
         }
+
+
+def check_syntax(code: str) -> None:
+    """Return if `code` compiles as IPython would compile it; it may hold magics and await.
+
+    Raises:
+        CellSyntaxError: It does not; the text shows the line and the place.
+    """
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    try:
+        with warnings.catch_warnings():
+            # The ranks will warn (an invalid escape, say); once is enough.
+            warnings.simplefilter("ignore")
+            transformed = TransformerManager().transform_cell(code)
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            compile(transformed, "<cell>", "exec", flags=flags, dont_inherit=True)
+    except SyntaxError as error:
+        raise CellSyntaxError(describe_syntax_error(error)) from None
+
+
+def describe_syntax_error(error: SyntaxError) -> str:
+    """Return a syntax error as Python shows it: where, the line, a caret, what is wrong."""
+    lines = [f"{error.msg}, line {error.lineno}; the cell was not run."]
+    if error.text:
+        text = error.text.rstrip("\n")
+        shift = len(text) - len(text.lstrip())
+        lines.append(f"    {text.lstrip()}")
+        if error.offset:
+            lines.append("    " + " " * (error.offset - 1 - shift) + "^")
+    return "\n".join(lines)

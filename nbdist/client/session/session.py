@@ -14,14 +14,13 @@ from types import TracebackType
 from typing import Any
 
 from nbdist.client.cells.interrupts import Interrupts
-from nbdist.client.cells.request import CellRequest
+from nbdist.client.cells.request import CellRequest, check_syntax
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.recovery import restart
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.profile.chosen import parse_steps
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.output.result import CellResult
-from nbdist.client.session import syntax
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.chaos import Chaos, ChaosPlan
 from nbdist.client.session.params import require_params
@@ -162,7 +161,7 @@ class Session:
         self._require_usable()
         chosen = parse_ranks(ranks, self.world_size)
         require_params(params or {})
-        syntax.check(code)
+        check_syntax(code)
         if resume and track and run_name is not None:
             self._showing.require_run(run_name)
         steps = None if profile is None else parse_steps(str(profile))
@@ -224,7 +223,7 @@ class Session:
         chosen = parse_ranks(ranks, self.world_size)
         require_params({**(params or {}), **lists})
         combinations(lists)  # too many are refused before anything else happens
-        syntax.check(code)
+        check_syntax(code)
         steps = None if profile is None else parse_steps(str(profile))
         request = CellRequest(
             code=code,

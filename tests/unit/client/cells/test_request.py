@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from nbdist.client.session.syntax import check
+from nbdist.client.cells.request import check_syntax
 from nbdist.errors import CellSyntaxError
 
 
@@ -32,7 +32,7 @@ from nbdist.errors import CellSyntaxError
 def test_what_a_cell_may_hold_passes(code: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check(code)
+        check_syntax(code)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_what_a_cell_may_hold_passes(code: str) -> None:
 )
 def test_what_does_not_compile_is_refused_with_its_line(code: str) -> None:
     with pytest.raises(CellSyntaxError, match="the cell was not run"):
-        check(code)
+        check_syntax(code)
 
 
 def test_the_caret_points_at_the_place() -> None:
     with pytest.raises(CellSyntaxError) as caught:
-        check("ok = 1\nif ok:\n    x = = 2")
+        check_syntax("ok = 1\nif ok:\n    x = = 2")
     what, line, caret = str(caught.value).splitlines()
     assert "line 3" in what
     assert line == "    x = = 2"
