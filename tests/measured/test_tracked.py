@@ -123,8 +123,10 @@ def test_skew_and_waiting_are_the_delay_that_was_planted(trained: Trained) -> No
 
 
 def test_throughput_counts_the_tokens_of_both_ranks(trained: Trained) -> None:
-    assert trained.usual("tokens_per_s") == pytest.approx(2 * TOKENS / trained.step_s, rel=0.05)
-    assert trained.usual("samples_per_s") == pytest.approx(2 * 4 / trained.step_s, rel=0.05)
+    # Medians of two clocks over the same steps: where cores are shared these differ, but not by as
+    # much as the tokens of one rank do.
+    assert trained.usual("tokens_per_s") == pytest.approx(2 * TOKENS / trained.step_s, rel=0.2)
+    assert trained.usual("samples_per_s") == pytest.approx(2 * 4 / trained.step_s, rel=0.2)
 
 
 def test_the_gradient_norm_is_the_one_that_clipping_finds(trained: Trained) -> None:
