@@ -158,25 +158,20 @@ class Session:
                 rank's own, `resume` names a sweep, or `profile` no steps.
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
         """
-        self._require_usable()
-        chosen = parse_ranks(ranks, self.world_size)
-        require_params(params or {})
-        check_syntax(code)
-        if resume and track and run_name is not None:
-            self._showing.require_run(run_name)
-        steps = None if profile is None else parse_steps(str(profile))
-        request = CellRequest(
-            code=code,
-            ranks=chosen,
+        request = self._request(
+            code,
+            ranks,
+            params,
+            profile,
             timeout_s=timeout_s,
-            params=params or {},
             run_name=run_name,
             resume=resume,
             track=track,
             show=show,
             prompt=prompt,
-            profile=steps,
         )
+        if resume and track and run_name is not None:
+            self._showing.require_run(run_name)
         with self._alone():
             return self._attempts.run(request, retry, go_on=go_on)
 
@@ -219,25 +214,38 @@ class Session:
             UsageError: A list is empty, or there are too many runs; else as `run`, for the run that
                 ended the sweep. The runs before it are kept.
         """
-        self._require_usable()
-        chosen = parse_ranks(ranks, self.world_size)
-        require_params({**(params or {}), **lists})
-        combinations(lists)  # too many are refused before anything else happens
-        check_syntax(code)
-        steps = None if profile is None else parse_steps(str(profile))
-        request = CellRequest(
-            code=code,
-            ranks=chosen,
+        request = self._request(
+            code,
+            ranks,
+            params,
+            profile,
+            lists,
             timeout_s=timeout_s,
-            params=params or {},
             run_name=run_name,
             track=track,
             show=show,
             prompt=prompt,
-            profile=steps,
         )
+        combinations(lists)  # too many are refused before anything else happens
         with self._alone():
             return sweep(self._attempts, self._showing, request, lists, retry)
+
+    def _request(
+        self,
+        code: str,
+        ranks: str,
+        params: Mapping[str, Any] | None,
+        profile: str | int | None,
+        lists: Mapping[str, Sequence[Any]] | None = None,
+        **more: Any,
+    ) -> CellRequest:
+        """Return a cell as it was asked for, checked before it reaches a rank; raises as `run`."""
+        self._require_usable()
+        chosen = parse_ranks(ranks, self.world_size)
+        require_params({**(params or {}), **(lists or {})})
+        check_syntax(code)
+        steps = None if profile is None else parse_steps(str(profile))
+        return CellRequest(code, chosen, params=params or {}, profile=steps, **more)
 
     def retry(self) -> CellResult:
         """Run the cell again that failed or was interrupted last, as it was asked for.
