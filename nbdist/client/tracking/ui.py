@@ -1,6 +1,7 @@
 """Open MLflow's UI on the prepared view: a server of our own on loopback, or the user's server."""
 
 import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -157,6 +158,8 @@ def _answers(url: str, process: "subprocess.Popen[bytes]", deadline: float) -> b
             with opener.open(url, timeout=2) as answer:
                 if answer.status == 200:
                     return True
-        except (urllib.error.URLError, OSError):
+        except (urllib.error.URLError, http.client.HTTPException, OSError):
+            # The latter two also where another program was faster to take the port, and speaks no
+            # HTTP: the server ends then.
             time.sleep(0.2)
     return False
