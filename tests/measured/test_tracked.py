@@ -127,6 +127,8 @@ def test_throughput_counts_the_tokens_of_both_ranks(trained: Trained) -> None:
     # much as the tokens of one rank do.
     assert trained.usual("tokens_per_s") == pytest.approx(2 * TOKENS / trained.step_s, rel=0.2)
     assert trained.usual("samples_per_s") == pytest.approx(2 * 4 / trained.step_s, rel=0.2)
+    tokens, samples = trained.history("tokens_per_s"), trained.history("samples_per_s")
+    assert tokens == pytest.approx({step: rate * TOKENS / 4 for step, rate in samples.items()})
 
 
 def test_the_gradient_norm_is_the_one_that_clipping_finds(trained: Trained) -> None:
