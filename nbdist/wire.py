@@ -10,7 +10,7 @@ from typing import Any
 
 from nbdist.packed import Calls
 
-VERSION = 4  # rises when a message changes; both sides compare it at the start
+VERSION = 5  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/stdio.py`

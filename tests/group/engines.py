@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from nbdist.options import ClusterOptions
 from tests.group.harness import CONTEXT, HANG_S
 from tests.group.last_words import LastWords, speak_into
 
@@ -152,7 +153,10 @@ def join_group(
     from nbdist.engine.group import group
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(n))
-    group.join(rank, n, "127.0.0.1", port, "gloo", timeout_s, generation, check=check)
+    options = ClusterOptions(
+        n=n, device="cpu", backend="gloo", threads=1, timeout=timeout_s, check=check
+    )
+    group.join(rank, options, port, generation=generation)
 
 
 def _serve(main: Connection, control: Connection, stderr: str, path: list[str]) -> None:

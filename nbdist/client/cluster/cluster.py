@@ -30,12 +30,12 @@ from nbdist.client.cluster.folders import (
 )
 from nbdist.client.cluster.launchers.base import Launcher, Started
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
-from nbdist.client.cluster.network import LOOPBACK, check_connection
-from nbdist.client.cluster.options import Options
+from nbdist.client.cluster.network import check_connection
 from nbdist.client.cluster.process_group import Answers, ProcessGroup
 from nbdist.client.cluster.processes import RankState, Roster, describe_end
 from nbdist.client.cluster.requests import Requests
 from nbdist.errors import ClusterError, StartError
+from nbdist.options import ClusterOptions
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Cluster:
     """A controller, a store and engines, started together and stopped together."""
 
     def __init__(self, launcher: Launcher, logs: Path) -> None:
-        self.options: Options | None = None
+        self.options: ClusterOptions | None = None
         self.events = EventLog(logs / "events.jsonl")
         self._broken: str | None = None
         self.reachable = True
@@ -73,7 +73,7 @@ class Cluster:
 
     # -- starting and stopping
 
-    def prepare(self, address: str = LOOPBACK) -> None:
+    def prepare(self, address: str) -> None:
         """Start the controller, on `address`; it comes up beside the parent's import of torch."""
         self._stopping = False
         self._launcher.on_exit(self._on_exit)
@@ -87,7 +87,7 @@ class Cluster:
         self._folder = ControllerFolder()
         self._launch("controller", "controller", self._folder.spec(address))
 
-    def start(self, options: Options) -> None:
+    def start(self, options: ClusterOptions) -> None:
         """Start `options.n` ranks and form their group; stops everything again on failure.
 
         Raises:
@@ -112,7 +112,7 @@ class Cluster:
                 raise
             raise cause from error
 
-    def _bring_up(self, options: Options) -> None:
+    def _bring_up(self, options: ClusterOptions) -> None:
         store = self._launch("store", "store", {"address": options.address})
         self._connect()
         store_port = store.result(_START_TIMEOUT_S).port or 0
@@ -273,12 +273,9 @@ class Cluster:
     def _engine_spec(self, rank: int, n: int | None) -> dict[str, Any]:
         assert self.options is not None
         assert self._folder is not None
-        options = self.options
         return {
             "rank": rank,
-            "world_size": n or options.n,
-            "threads": options.threads,
-            "device": options.device,
+            "options": asdict(dataclasses.replace(self.options, n=n or self.options.n)),
             "connection_file": str(self._folder.connection_file("engine")),
             "profile_dir": self._folder.path,
             "output_folder": str(self.logs),

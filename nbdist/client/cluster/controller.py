@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.cluster.network import is_loopback
+from nbdist.options import is_loopback
 
 _CLUSTER_ID = "nbdist"
 _PREFIX = "nbdist-"

@@ -15,15 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbdist.errors import StartError, UsageError
+from nbdist.options import is_loopback
 
-LOOPBACK = "127.0.0.1"
 _SIGNATURE = "hmac-sha256"
 _LEAST_KEY_CHARS = 32
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether an address can be reached from this machine alone."""
-    return ipaddress.ip_address(address).is_loopback
 
 
 def look_at_interfaces() -> dict[str, list[str]]:

@@ -7,12 +7,13 @@ so that the next generation can begin at once.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import asdict
 from typing import Any
 
 from nbdist import wire
 from nbdist.client.cluster.events import EventLog
-from nbdist.client.cluster.options import Options
 from nbdist.client.cluster.requests import Requests, gather
+from nbdist.options import ClusterOptions
 
 _FORM_TIMEOUT_S = 120.0  # with the clone of all that a rank holds
 _LEAVE_TIMEOUT_S = 30.0
@@ -48,7 +49,7 @@ class ProcessGroup:
         self._living = living
         self._wake = wake
 
-    def begin(self, options: Options, store_port: int) -> Answers:
+    def begin(self, options: ClusterOptions, store_port: int) -> Answers:
         """Let all ranks of a new cluster join; the store listens on `store_port`.
 
         Returns and raises as `recover`, but ranks that begin together have nothing to recover.
@@ -57,7 +58,7 @@ class ProcessGroup:
         self._store_port = store_port
         return self._join(options, range(options.n), (), {})
 
-    def recover(self, options: Options, newcomers: Iterable[int]) -> Answers:
+    def recover(self, options: ClusterOptions, newcomers: Iterable[int]) -> Answers:
         """Form the group of all ranks anew and bring them to one state; main threads are idle.
 
         Args:
@@ -88,7 +89,7 @@ class ProcessGroup:
         self._first_group = max(answer["groups"] for answer in answers.values())
         return answers
 
-    def form(self, options: Options, newcomers: Sequence[int]) -> Answers:
+    def form(self, options: ClusterOptions, newcomers: Sequence[int]) -> Answers:
         """Let ranks that have left all groups, and newcomers, form the group of `options.n` ranks.
 
         Returns and raises as `recover`.
@@ -98,7 +99,7 @@ class ProcessGroup:
 
     def _join(
         self,
-        options: Options,
+        options: ClusterOptions,
         ranks: Iterable[int],
         newcomers: Sequence[int],
         pending: dict[int, "Future[Any]"],
@@ -117,24 +118,18 @@ class ProcessGroup:
         self._note(answers, newcomers, round((time.monotonic() - began) * 1000, 1))
         return answers
 
-    def _ask_to_join(self, options: Options, rank: int, newcomers: Sequence[int]) -> "Future[Any]":
+    def _ask_to_join(
+        self, options: ClusterOptions, rank: int, newcomers: Sequence[int]
+    ) -> "Future[Any]":
         return self._requests.ask(
             rank,
             "boot.join",
-            world_size=options.n,
-            store_host=options.address,
-            store_port=self._store_port,
-            backend=options.backend,
-            timeout=options.collective_timeout_s,
-            generation=self.generation,
-            tap=options.tap,
-            hooks=options.hooks,
-            grad_norm=options.grad_norm,
-            interface=options.address,
             version=wire.VERSION,
+            options=asdict(options),
+            store_port=self._store_port,
+            generation=self.generation,
             newcomers=list(newcomers),
             first_group=self._first_group,
-            check=options.check,
         )
 
     def _wake_until_done(self, pending: Mapping[int, "Future[Any]"]) -> None:

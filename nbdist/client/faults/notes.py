@@ -127,7 +127,7 @@ class Commentary:
         since: float | None,
         now: float,
     ) -> str | None:
-        quiet_s = self._cluster.options.quiet_s if self._cluster.options else 0.0
+        quiet_s = self._cluster.options.quiet if self._cluster.options else 0.0
         if since is None or not quiet_s:
             return None
         for_s = now - max(since, watch.moved_at)

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +17,14 @@ from nbdist.client.cluster.folders import current_folder, log_folder, project_fo
 from nbdist.client.cluster.launchers.base import Launcher
 from nbdist.client.cluster.launchers.find import find_launcher
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
-from nbdist.client.cluster.network import LOOPBACK, choose_address, has_curve, look_at_interfaces
-from nbdist.client.cluster.options import choose_options
+from nbdist.client.cluster.network import choose_address, has_curve, look_at_interfaces
 from nbdist.client.notebook.log_file import log_to
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.session import Session
 from nbdist.client.session.status import Status
 from nbdist.doctor.findings import Finding
 from nbdist.errors import ClusterError
+from nbdist.options import LOOPBACK, choose_options
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.compare import Comparison
@@ -226,19 +225,20 @@ def start(
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting fresh interpreters, which takes longer: {ready['why']}.")
         options = choose_options(
-            n,
             ready["gpus"],
-            device,
-            backend,
-            threads,
-            timeout,
-            tap,
-            hooks,
-            quiet,
-            check,
-            grad_norm,
+            n=n,
+            device=device,
+            backend=backend,
+            threads=threads,
+            timeout=timeout,
+            tap=tap,
+            hooks=hooks,
+            grad_norm=grad_norm,
+            quiet=quiet,
+            check=check,
+            address=address,
         )
-        cluster.start(replace(options, address=address))
+        cluster.start(options)
     except BaseException:
         with Interrupts():  # a second interrupt would leave ranks that nobody can stop
             cluster.stop()

@@ -41,6 +41,7 @@ from nbdist.engine.steps import step_state
 from nbdist.engine.tap import counters, in_flight
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
 from nbdist.errors import ClusterError
+from nbdist.options import ClusterOptions
 
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
 _ABORTED = "this rank let go of its peers, because another rank failed or the cell was interrupted"
@@ -48,32 +49,22 @@ _ABORTED = "this rank let go of its peers, because another rank failed or the ce
 
 def join(
     rank: int,
-    world_size: int,
-    store_host: str,
+    options: ClusterOptions,
     store_port: int,
-    backend: str,
-    timeout_s: float,
+    *,
     generation: int = 0,
-    interface: str = "127.0.0.1",
     first_group: int = 0,
-    check: str = "shared",
 ) -> None:
     """Become `rank` of the default process group. On the main thread; again only after `leave`.
 
     Args:
         rank: This process's rank.
-        world_size: Number of ranks.
-        store_host: Where the store listens (`host/store.py`).
-        store_port: Its port.
-        backend: As in `init_process_group`: `gloo`, or `cpu:gloo,cuda:nccl`.
-        timeout_s: Longest wait inside one collective.
+        options: The same on all ranks. gloo listens on its address, and on nothing else.
+        store_port: Where the store listens (`host/store.py`), at that address.
         generation: 0 in a new cluster; for a rank that replaces a killed one, the generation
             which the survivors `reform` at the same time.
-        interface: IP address that gloo listens on, and nothing else.
         first_group: The default group's number, from which torch makes its name. All ranks that
             join with a generation give the same, higher than any group had before a `leave`.
-        check: How collectives are compared before they are sent: "shared" (memory of a host),
-            "store" (between hosts too, slowly) or "off"; the same on all ranks.
 
     Raises:
         ClusterError: The other ranks did not arrive within FORM_TIMEOUT_S.
@@ -81,24 +72,23 @@ def join(
     before = state.here()
     if before is not None:
         raise ClusterError(f"This process already is rank {before.rank}.", do=_RESTART)
-    gloo_setup.environment(store_host, store_port, interface)
-    if "nccl" in backend:
+    address = options.address
+    gloo_setup.environment(address, store_port, address)
+    if "nccl" in options.backend:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
-    client = TCPStore(
-        store_host, store_port, None, False, timeout=timedelta(seconds=FORM_TIMEOUT_S)
-    )
-    device, address = gloo_setup.gloo_device(interface)
+    client = TCPStore(address, store_port, None, False, timeout=timedelta(seconds=FORM_TIMEOUT_S))
+    device, gloo_address = gloo_setup.gloo_device(address)
     here = GroupState(
         rank,
-        world_size,
-        backend,
-        timeout_s,
+        options.n,
+        options.backend,
+        options.timeout,
         client,
         PatientStore(client),
         device,
-        address,
+        gloo_address,
         generation,
-        check,
+        options.check,
     )
     torch_compat.use_gloo_device(
         device,
@@ -117,7 +107,7 @@ def join(
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:
         torch_compat.set_group_count(first_group)
-        everyone, spec = tuple(range(world_size)), GroupSpec(backend, timeout_s, "")
+        everyone, spec = tuple(range(options.n)), GroupSpec(options.backend, options.timeout, "")
         record = group_record.read(client, rank) if generation else None
         if record is not None and int(record.default) < first_group:
             record = None  # of groups that all ranks have left since

@@ -38,7 +38,7 @@ class GroupState:
     device: Any  # gloo's
     address: sockets.Address
     generation: int
-    check: str = "shared"  # how collectives are compared, see `group.join`
+    check: str = "shared"  # how collectives are compared, see `ClusterOptions`
     offered: Offered | None = None  # memory for announcements, until all have mapped it
     peers: dict[int, sockets.Address] = field(default_factory=dict)  # replaced, never changed
     stale: tuple[Key, ...] = ()

@@ -11,36 +11,35 @@ from typing import Any
 
 from nbdist.engine.compat import on_import
 from nbdist.errors import UsageError
+from nbdist.options import ClusterOptions
 
 
-def rank_variables(rank: int, world_size: int, device: str, threads: int) -> dict[str, str]:
+def rank_variables(rank: int, options: ClusterOptions) -> dict[str, str]:
     """Return what a rank of a cluster on one host has in its environment.
 
     Args:
         rank: Global rank; equal to the local rank on one host.
-        world_size: Number of ranks.
-        device: cpu or cuda.
-        threads: CPU threads for this rank, so that ranks do not fight for cores.
+        options: Of the cluster. Its `threads` keep ranks from competing for cores.
     """
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
+        "WORLD_SIZE": str(options.n),
+        "LOCAL_WORLD_SIZE": str(options.n),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(world_size),
+        "ROLE_WORLD_SIZE": str(options.n),
         "ROLE_NAME": "default",
         # Lightning picks its TorchElasticEnvironment by this, and then leaves our variables be.
         "TORCHELASTIC_RUN_ID": "nbdist",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        "OPENBLAS_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(options.threads),
+        "MKL_NUM_THREADS": str(options.threads),
+        "OPENBLAS_NUM_THREADS": str(options.threads),
     }
-    if device == "cpu":
+    if options.device == "cpu":
         # Without it Accelerate and transformers' Trainer silently train undistributed on CPU.
         variables["ACCELERATE_USE_CPU"] = "true"
     return variables

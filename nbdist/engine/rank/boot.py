@@ -39,6 +39,7 @@ from nbdist.engine.kernel import (
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.kernel.stdio import Output
 from nbdist.engine.kernel.stdio_files import LogStream
+from nbdist.options import ClusterOptions
 from nbdist.told import named
 
 if TYPE_CHECKING:
@@ -53,9 +54,8 @@ class Program:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.rank: int = spec["rank"]
-        self.world_size: int = spec["world_size"]
-        self.device = torch.device(spec["device"])
-        self.threads: int = spec["threads"]
+        self.options = ClusterOptions(**spec["options"])
+        self.device = torch.device(self.options.device)
         self.variables: dict[str, str] = {}
         self.joined = False
         self._spec = spec
@@ -217,12 +217,11 @@ def run(spec: dict[str, Any]) -> None:
     lifeline.watch(spec["kernel_pid"], lifeline.end_own_session)
     _go_to_work(spec["work_folders"])
     _program = Program(spec)
-    _program.variables = environment.rank_variables(
-        spec["rank"], spec["world_size"], spec["device"], spec["threads"]
-    )
+    options = _program.options
+    _program.variables = environment.rank_variables(spec["rank"], options)
     environment.restore(_program.variables)
     environment.refuse_forked_ranks()
-    torch.set_num_threads(spec["threads"])
+    torch.set_num_threads(options.threads)
     _seed_anew(spec["rank"])
     tqdm_bars.install()
     kernel.serve(
@@ -248,39 +247,23 @@ def answer() -> None:
 
 def join(
     *,
-    world_size: int,
-    store_host: str,
-    store_port: int,
-    backend: str,
-    timeout: float,
-    generation: int,
-    tap: str,
-    hooks: bool,
-    grad_norm: bool,
-    interface: str,
     version: int,
+    options: dict[str, Any],
+    store_port: int,
+    generation: int,
     newcomers: list[int],
     first_group: int,
-    check: str,
 ) -> dict[str, Any]:
     """Form the process group with the other ranks; again after `resize.leave`. Main thread.
 
     Args:
-        world_size: Number of ranks.
-        store_host: Where the store listens.
-        store_port: Its port.
-        backend: As in `init_process_group`.
-        timeout: Longest wait inside one collective, in seconds.
-        generation: 0 in a new cluster.
-        tap: The tap's level.
-        hooks: Whether training is watched.
-        grad_norm: Whether the norm of gradients is, too.
-        interface: IP address that gloo listens on.
         version: Of the notebook's messages.
+        options: The fields of `ClusterOptions`.
+        store_port: Where the store listens, at the cluster's address.
+        generation: 0 in a new cluster.
         newcomers: Ranks that take the place of others, this one among them; empty in a new
             cluster. The survivors run `recover` at the same time, or `join` as well after `leave`.
         first_group: The number of the default group, see `group.join`.
-        check: How collectives are compared, see `group.join`.
 
     Returns:
         This rank's number and device; for a newcomer also what `recover` tells of it.
@@ -296,7 +279,7 @@ def join(
     from nbdist.engine.recovery import recovery, resize
     from nbdist.engine.recovery.clone import clone
     from nbdist.engine.steps import keep
-    from nbdist.engine.tap import tap as tap_module
+    from nbdist.engine.tap import tap
     from nbdist.engine.training import training
 
     if version != wire.VERSION:
@@ -305,29 +288,16 @@ def join(
             f"{wire.VERSION}: install the same nbdist on both"
         )
     here = program()
-    here.world_size = world_size
-    group.join(
-        here.rank,
-        world_size,
-        store_host,
-        store_port,
-        backend,
-        timeout_s=timeout,
-        generation=generation,
-        interface=interface,
-        first_group=first_group,
-        check=check,
-    )
+    here.options = asked = ClusterOptions(**options)
+    group.join(here.rank, asked, store_port, generation=generation, first_group=first_group)
     here.joined = True
-    here.variables.update(
-        environment.rank_variables(here.rank, world_size, here.device.type, here.threads)
-    )
-    here.variables.update(environment.group_variables(store_host, store_port))
+    here.variables.update(environment.rank_variables(here.rank, asked))
+    here.variables.update(environment.group_variables(asked.address, store_port))
     environment.restore(here.variables)
     device = _device(here.device.type)
-    tap_module.install(tap)
+    tap.install(asked.tap)
     training.install(here.recorder)
-    training.set_enabled(hooks, grad_norm=grad_norm)
+    training.set_enabled(asked.hooks, grad_norm=asked.grad_norm)
     recovery.install()
     clone.live_in(here.kernel.shell)
     keep.look_in(lambda: here.kernel.shell.user_ns)
@@ -347,7 +317,7 @@ def join(
     here.kernel.shell.user_ns.update(
         rank=here.rank,
         local_rank=int(here.variables["LOCAL_RANK"]),
-        world_size=world_size,
+        world_size=asked.n,
         device=device,
         torch=torch,
         dist=torch.distributed,

@@ -34,7 +34,7 @@ class Note:
 
 def commentary() -> tuple[Commentary, Note]:
     note: Any = Note()
-    cluster: Any = SimpleNamespace(options=SimpleNamespace(quiet_s=10.0))
+    cluster: Any = SimpleNamespace(options=SimpleNamespace(quiet=10.0))
     return Commentary(note, cluster), note
 
 

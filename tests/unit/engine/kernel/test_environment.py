@@ -3,10 +3,15 @@
 import pytest
 
 from nbdist.engine.kernel.environment import group_variables, rank_variables, restore
+from nbdist.options import ClusterOptions
+
+
+def _options(device: str) -> ClusterOptions:
+    return ClusterOptions(n=4, device=device, backend="gloo", threads=3)
 
 
 def test_a_rank_has_what_torchrun_sets() -> None:
-    variables = rank_variables(1, 4, "cuda", 3) | group_variables("127.0.0.1", 29500)
+    variables = rank_variables(1, _options("cuda")) | group_variables("127.0.0.1", 29500)
     torchrun = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK"
     torchrun += " ROLE_WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT OMP_NUM_THREADS"
     torchrun += " TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS"
@@ -19,8 +24,8 @@ def test_a_rank_has_what_torchrun_sets() -> None:
 
 
 def test_only_a_rank_on_the_cpu_tells_accelerate_so() -> None:
-    assert "ACCELERATE_USE_CPU" in rank_variables(0, 2, "cpu", 1)
-    assert "ACCELERATE_USE_CPU" not in rank_variables(0, 2, "cuda", 1)
+    assert "ACCELERATE_USE_CPU" in rank_variables(0, _options("cpu"))
+    assert "ACCELERATE_USE_CPU" not in rank_variables(0, _options("cuda"))
 
 
 def test_what_a_library_deleted_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
