@@ -484,3 +484,17 @@ def test_what_a_loaders_worker_raised_is_told_first_and_cells_by_name(session: S
     )
     assert "cell, line 5, in __getitem__" in told
     assert "ipykernel_nbdist" not in told
+
+
+def test_ranks_that_end_a_cell_together_are_asked_nothing_beside_it(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests, asked = session._cluster.requests, list[str]()
+    ask = requests.ask
+    monkeypatch.setattr(
+        requests, "ask", lambda rank, call, **more: (asked.append(call), ask(rank, call, **more))[1]
+    )
+    session.run("import time; time.sleep(0.05 * rank)")
+    assert "control.state" not in asked
+    session.run("import time; time.sleep(1.5 * rank)")
+    assert "control.state" in asked
