@@ -110,7 +110,7 @@ class Board:
         if has_stopped and self._pictures and (png := self._drawn(self._name)):
             displays.insert(0, picture(png, sentence))
         if not self._is_static and self.past is not None:
-            said = [verdict.sentence for verdict in self.past.view.analysis.verdicts]
+            said = [verdict.sentence for verdict in self.past.scene.analysis.verdicts]
             displays += [caption(sentence) for sentence in said]
         if self._live is not None:
             try:
@@ -128,7 +128,7 @@ class Board:
         return self._drawn("overview")
 
     def _drawn(self, name: str) -> bytes | None:
-        if name not in self._pngs and self.past is not None and self.past.view.panels:
+        if name not in self._pngs and self.past is not None and self.past.scene.panels:
             try:
                 self._pngs[name] = self.past.png(name)
             except Exception as error:
@@ -140,8 +140,8 @@ class Board:
 
         try:
             known = self._insight.now() if self._insight is not None else None
-            view = look(self._telemetry, self._info, known)
-            return Past(replace(view, outcome=outcome), self._theme)
+            scene = look(self._telemetry, self._info, known)
+            return Past(replace(scene, outcome=outcome), self._theme)
         except Exception as error:
             _log.error("The board could not read the records", exc_info=error)
             return None

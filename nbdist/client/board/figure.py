@@ -1,4 +1,4 @@
-"""Draw a `View` into a PNG, fast enough for a few frames a second.
+"""Draw a `Scene` into a PNG, fast enough for a few frames a second.
 
 Axes, ticks and titles are drawn once and kept as pixels; a frame restores them and draws only
 the lines and bars upon them (blitting), from decimated data, and is written with 64 colours.
@@ -15,8 +15,8 @@ from PIL import Image
 
 from nbdist.client.board.page import Page, Plot, wrapped
 from nbdist.client.board.palette import Theme
+from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import figure, length
-from nbdist.client.board.view import View
 from nbdist.client.board.views import SHEETS
 
 COLORS = 64
@@ -60,18 +60,18 @@ class Painter:
         assert self._page is not None  # a frame was drawn
         return self._page.height
 
-    def frame(self, view: View) -> bytes:
-        """Return a PNG of `view`."""
-        head = self._head(view) if self.final else ()
-        plan = (*self._sheet.plan(view, self.final), *head)
+    def frame(self, scene: Scene) -> bytes:
+        """Return a PNG of `scene`."""
+        head = self._head(scene) if self.final else ()
+        plan = (*self._sheet.plan(scene, self.final), *head)
         if plan != self._plan or self._page is None:
-            height = self._sheet.height(view, self.final)
+            height = self._sheet.height(scene, self.final)
             self._page = Page(self.theme, self.width, height, self.scale, head)
             self._page.smoothing = self._smoothing
-            self._plots = self._sheet.compose(self._page, view)
+            self._plots = self._sheet.compose(self._page, scene)
             self._plan, self._pixels = plan, None
         canvas = self._page.canvas
-        moved = [plot.fit(view) for plot in self._plots]
+        moved = [plot.fit(scene) for plot in self._plots]
         if any(moved) or self._pixels is None:
             canvas.draw()  # type: ignore[no-untyped-call]
             self._pixels = canvas.copy_from_bbox(self._page.figure.bbox)  # type: ignore[no-untyped-call]
@@ -81,18 +81,18 @@ class Painter:
             plot.draw()
         return self._encode(self._page)
 
-    def _head(self, view: View) -> tuple[str, ...]:
+    def _head(self, scene: Scene) -> tuple[str, ...]:
         """Return what stands over a picture: how long, how fast, and who makes others slow."""
-        parts = [length(view)]
-        if view.steps_per_s:
-            parts.append(f"{figure(view.steps_per_s)} steps/s")
-        plotted = {panel.key for panel in view.panels}
-        for key in sorted({key for row in view.rows for key in row.own} - plotted)[:2]:
-            values = [row.own[key] for row in view.rows if key in row.own]
+        parts = [length(scene)]
+        if scene.steps_per_s:
+            parts.append(f"{figure(scene.steps_per_s)} steps/s")
+        plotted = {panel.key for panel in scene.panels}
+        for key in sorted({key for row in scene.rows for key in row.own} - plotted)[:2]:
+            values = [row.own[key] for row in scene.rows if key in row.own]
             parts.append(f"{key} {figure(sum(values) / len(values))}")
         lines = ["   ·   ".join(parts)]
         if self._name != "verdicts":  # which writes them itself
-            for verdict in view.analysis.verdicts[:MOST_VERDICTS]:
+            for verdict in scene.analysis.verdicts[:MOST_VERDICTS]:
                 lines += wrapped(verdict.sentence, self.width)
         return tuple(lines)
 

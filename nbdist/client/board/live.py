@@ -20,7 +20,7 @@ from nbdist.wire import CellInfo, Display
 
 if TYPE_CHECKING:
     from nbdist.client.board.palette import Theme
-    from nbdist.client.board.view import View
+    from nbdist.client.board.scene import Scene
     from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
     from nbdist.client.metrics.telemetry import Telemetry
 
@@ -62,7 +62,7 @@ class LiveBoard:
         self._theme, self._name = theme, name
         self._stop, self._shown = threading.Event(), threading.Event()
         self._began = time.monotonic()
-        self._first: tuple[View, bytes] | None = None
+        self._first: tuple[Scene, bytes] | None = None
         self._widgets: dict[str, Any] = {}
         self._slot: Slot | None = None
         self._table_at = self._spoke_at = -SPEAK_S
@@ -74,9 +74,9 @@ class LiveBoard:
         if self._first is None:
             self._slot = slots.open(Display({"text/plain": _aside(self.failure)}))
             return
-        view, png = self._first
+        scene, png = self._first
         self._widgets = _make_widgets(png, self._painter.width)
-        self._show_words(view)
+        self._show_words(scene)
         self._slot = slots.open(self._widgets["box"])
         self._shown.set()
 
@@ -123,40 +123,40 @@ class LiveBoard:
 
         self._read = look
         self._painter = Painter(self._theme, name=self._name)
-        view = self._look()
-        self._first = view, self._painter.frame(view)
+        scene = self._look()
+        self._first = scene, self._painter.frame(scene)
 
-    def _look(self) -> "View":
+    def _look(self) -> "Scene":
         known = self._insight.now() if self._insight is not None else None
         return self._read(self._telemetry, self._info, known, name=self._name)
 
     def _draw(self) -> None:
-        view = self._look()
-        self._widgets["image"].value = self._painter.frame(view)
-        self._show_words(view)
+        scene = self._look()
+        self._widgets["image"].value = self._painter.frame(scene)
+        self._show_words(scene)
 
-    def _show_words(self, view: "View") -> None:
+    def _show_words(self, scene: "Scene") -> None:
         now = time.monotonic()
         bar = self._widgets["bar"]
-        if view.total:
-            bar.max, bar.value = view.total, view.first_step
-        bar.layout.display = "" if view.total else "none"
-        self._widgets["progress"].value = text.plain(text.progress(view, now - self._began))
+        if scene.total:
+            bar.max, bar.value = scene.total, scene.first_step
+        bar.layout.display = "" if scene.total else "none"
+        self._widgets["progress"].value = text.plain(text.progress(scene, now - self._began))
         if now - self._table_at >= TABLE_S:
             self._table_at = now
-            table = tables.table(self._name, view)
+            table = tables.table(self._name, scene)
             self._widgets["table"].value = tables.to_html(table) if table.rows else ""
-            said = sentences.verdicts(view)
-            is_told = view.analysis.verdicts or self._name == "verdicts"
+            said = sentences.verdicts(scene)
+            is_told = scene.analysis.verdicts or self._name == "verdicts"
             self._widgets["verdicts"].value = text.plain(" ".join(said)) if is_told else ""
         if now - self._spoke_at >= SPEAK_S:
             self._spoke_at = now
-            self._widgets["status"].value = text.spoken(self._spoken(view))
+            self._widgets["status"].value = text.spoken(self._spoken(scene))
 
-    def _spoken(self, view: "View") -> str:
-        said = [sentences.sentence(self._name, view)]
+    def _spoken(self, scene: "Scene") -> str:
+        said = [sentences.sentence(self._name, scene)]
         if self._name != "verdicts":
-            said += [verdict.sentence for verdict in view.analysis.verdicts]
+            said += [verdict.sentence for verdict in scene.analysis.verdicts]
         return " ".join(said)
 
     def _step_aside(self, error: Exception) -> None:

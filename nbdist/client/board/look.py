@@ -1,4 +1,4 @@
-"""Read what a board shows from a cell's telemetry: numbers in, a `View` out; nothing is drawn.
+"""Read what a board shows from a cell's telemetry: numbers in, a `Scene` out; nothing is drawn.
 
 Any thread may look: series are snapshots, and nothing of the telemetry is held.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nbdist.client.board.scales import Floats
-from nbdist.client.board.view import ALL, Curve, Panel, Row, StepSplit, View
+from nbdist.client.board.scene import ALL, Curve, Panel, Row, Scene, StepSplit
 from nbdist.client.metrics.analysis.values import RECENT, Analysis
 from nbdist.wire import STEP_KEYS, CellInfo
 
@@ -32,7 +32,7 @@ def look(
     analysis: Analysis | None = None,
     *,
     name: str | None = None,
-) -> View:
+) -> Scene:
     """Return what there is to see now.
 
     Args:
@@ -49,7 +49,7 @@ def look(
     rows = tuple(_row(info, rank, latest.get(rank, {}), means, own_keys) for rank in info.ranks)
     total = _total(telemetry)
     last = max((row.step for row in rows), default=0)
-    return View(
+    return Scene(
         panels=tuple(panels),
         split=_split(means),
         rows=rows,

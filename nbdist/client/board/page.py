@@ -16,8 +16,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from nbdist.client.board.artists import TEXT_PT, TITLE_PT
 from nbdist.client.board.palette import Theme
+from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import tick
-from nbdist.client.board.view import View
 
 LEFT_PX, RIGHT_PX, MARGIN_PX = 44, 14, 12
 HEAD_PX, LINE_PX = 26, 17
@@ -27,7 +27,7 @@ LETTER_PX = 7.2  # of a head's text; few sentences have wider letters
 class Plot(Protocol):
     """What a view is made of."""
 
-    def fit(self, view: View) -> bool:
+    def fit(self, scene: Scene) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""
 
     def draw(self) -> None:

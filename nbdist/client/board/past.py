@@ -12,8 +12,8 @@ from nbdist.client.board import sentences, tables, text
 from nbdist.client.board.palette import Theme
 from nbdist.wire import Display
 
-if TYPE_CHECKING:  # for its type alone: the view loads numpy
-    from nbdist.client.board.view import View
+if TYPE_CHECKING:  # for its type alone: the scene loads numpy
+    from nbdist.client.board.scene import Scene
 
 WIDTH = 960  # CSS pixels
 SHARP = 2.0  # pixels of the lasting picture for one CSS pixel
@@ -21,9 +21,9 @@ SHARP = 2.0  # pixels of the lasting picture for one CSS pixel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """What a cell's board has come to; its view has an `outcome`."""
+    """What a cell's board has come to; its scene has an `outcome`."""
 
-    view: "View"
+    scene: "Scene"
     theme: Theme
 
     def png(self, name: str, smoothing: int | None = None, *, beside_words: bool = False) -> bytes:
@@ -36,27 +36,27 @@ class Past:
         """
         from nbdist.client.board.figure import Painter
 
-        view = self.view
+        scene = self.scene
         if beside_words:
-            view = replace(view, analysis=replace(view.analysis, table=()))
+            scene = replace(scene, analysis=replace(scene.analysis, table=()))
         painter = Painter(self.theme, WIDTH, SHARP, name=name, final=True, smoothing=smoothing)
-        return painter.frame(view)
+        return painter.frame(scene)
 
     def caption(self, name: str) -> str:
         """Return the sentence below the picture, the same for every run of the same cell."""
-        assert self.view.outcome is not None  # the cell has ended
-        return text.caption(self.view, self.view.outcome, name)
+        assert self.scene.outcome is not None  # the cell has ended
+        return text.caption(self.scene, self.scene.outcome, name)
 
     def plain(self, name: str) -> str:
         """Return the view called `name` as text: a sentence, and its table where it has rows."""
         if name == "verdicts":
-            return "\n".join(sentences.verdicts(self.view))
-        said, table = sentences.sentence(name, self.view), tables.table(name, self.view)
+            return "\n".join(sentences.verdicts(self.scene))
+        said, table = sentences.sentence(name, self.scene), tables.table(name, self.scene)
         return f"{said}\n\n{tables.to_text(table)}" if table.rows else said
 
     def words(self, name: str) -> Display:
         """Return the view called `name` as HTML: a sentence that is spoken when it changes."""
-        said, table = sentences.sentence(name, self.view), tables.table(name, self.view)
+        said, table = sentences.sentence(name, self.scene), tables.table(name, self.scene)
         html = text.spoken(said, is_seen=True) + (tables.to_html(table) if table.rows else "")
         return Display({"text/html": html, "text/plain": self.plain(name)})
 

@@ -1,6 +1,6 @@
 """The plots of the board: one number over the steps, and where a step's time goes.
 
-A plot takes in a view with `fit`, which says whether its axes must be drawn anew, and draws its
+A plot takes in a scene with `fit`, which says whether its axes must be drawn anew, and draws its
 lines or bars with `draw`, upon axes that are pixels already.
 """
 
@@ -38,8 +38,8 @@ from nbdist.client.board.scales import (
     smooth,
     smoothing_window,
 )
+from nbdist.client.board.scene import ALL, Curve, Panel, Scene, Stack
 from nbdist.client.board.text import figure, tick
-from nbdist.client.board.view import ALL, Curve, Panel, Stack, View
 from nbdist.ranks import name_ranks
 
 FAINT_LINES = 2  # up to so many ranks show every value behind their mean; more would be mud
@@ -82,14 +82,14 @@ class LinePlot:
         # A second title has the first one's baseline.
         self._note = axes.set_title("", loc="right", fontsize=TEXT_PT, color=theme.text, pad=8)
 
-    def fit(self, view: View) -> bool:
+    def fit(self, scene: Scene) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""
-        panel = view.panel(self._key)
+        panel = scene.panel(self._key)
         values = [line.y for line in panel.lines]
         needed = bulk_limits(values, panel.floor)
         last = max(float(line.x[-1]) for line in panel.lines)
         first = min(float(line.x[0]) for line in panel.lines)
-        x = self._span(first, last, view.total)
+        x = self._span(first, last, scene.total)
         y = padded(needed, panel.floor) if needed else (0.0, 1.0)
         if not self._final:
             y = grown(self._y, y)
@@ -106,7 +106,7 @@ class LinePlot:
         if self._with_mean:
             self._artists.append(self._mean(panel.lines, top))
         if self._final:
-            self._note.set_text(_note(panel, view))
+            self._note.set_text(_note(panel, scene))
         return changed
 
     def draw(self) -> None:
@@ -233,9 +233,9 @@ class SplitPlot:
         title(axes, "step time, ms", theme)
         axes.set_xlabel("rank", color=theme.text, fontsize=TEXT_PT, labelpad=1)
 
-    def fit(self, view: View) -> bool:
+    def fit(self, scene: Scene) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""
-        stack = view.stack
+        stack = scene.stack
         assert stack is not None  # it is why there is this plot
         top = float(stack.whole_ms.max())
         y = (0.0, top * 1.12 if top > 0 else 1.0)
@@ -305,7 +305,7 @@ def _recent_steps(line: Curve) -> int:
     return 1 if window == 1 else int(line.x[-1] - line.x[-window]) + 1
 
 
-def _note(panel: Panel, view: View) -> str:
+def _note(panel: Panel, scene: Scene) -> str:
     """Say over a finished plot where it ended: the mean of all ranks over the last steps."""
     ends = [end for end in map(_recent, panel.lines) if math.isfinite(end)]
     odd = [line.rank for line in panel.lines if not math.isfinite(line.y[-1])]
@@ -316,7 +316,7 @@ def _note(panel: Panel, view: View) -> str:
     if not ends:
         return "not finite"
     if panel.key == "comm_s":
-        return "" if view.comm_pct is None else f"{view.comm_pct:.0f} % of a step"
+        return "" if scene.comm_pct is None else f"{scene.comm_pct:.0f} % of a step"
     end = figure(sum(ends) / len(ends))
     steps = max(_recent_steps(line) for line in panel.lines)
     return f"{end} at the end" if steps == 1 else f"{end}, mean of the last {steps:,} {panel.by}s"

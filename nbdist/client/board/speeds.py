@@ -14,8 +14,8 @@ from nbdist.client.board import palette
 from nbdist.client.board.artists import draw, note, rectangles, title
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits
+from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import rate
-from nbdist.client.board.view import View
 
 Link = tuple[int, int]  # from rank, to rank
 Rates = Mapping[Link, float]  # bytes per second
@@ -26,11 +26,11 @@ ROOM = 0.8  # of a rank's place that its bars fill
 WIDEST = 0.36
 
 
-def rates_of(view: View) -> dict[Link, float]:
+def rates_of(scene: Scene) -> dict[Link, float]:
     """Return what links carry, ordered by sending and receiving rank."""
     found = {
         (source, target): speed
-        for source, targets in view.analysis.links.items()
+        for source, targets in scene.analysis.links.items()
         for target, speed in targets.items()
         if speed > 0
     }
@@ -61,10 +61,10 @@ class LinkBars:
         axes.set_xlabel("rank that sends", color=theme.text, fontsize=8, labelpad=1)
         title(axes, "links, bytes per second while busy", theme)
 
-    def fit(self, view: View) -> bool:
+    def fit(self, scene: Scene) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""
-        rates = rates_of(view)
-        judged = [v.rank for v in view.analysis.verdicts if v.cause == "link"]
+        rates = rates_of(scene)
+        judged = [v.rank for v in scene.analysis.verdicts if v.cause == "link"]
         slow = set().union(*(slow_links(rates, rank) for rank in judged))
         changed = self._set_scale(list(rates.values()))
         places = self._places(rates)

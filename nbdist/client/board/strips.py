@@ -17,7 +17,7 @@ from matplotlib.patches import PathPatch
 from nbdist.client.board.artists import draw, note, rectangles
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats
-from nbdist.client.board.view import View
+from nbdist.client.board.scene import Scene
 
 HEIGHT, FAINTEST = 0.74, 0.06  # of a strip in its row; how much is seen of a zero
 
@@ -44,7 +44,7 @@ class StripsPlot:
         theme: Theme,
         ranks: Sequence[int],
         names: Sequence[str],
-        read: Callable[[View], list[Strip]],
+        read: Callable[[Scene], list[Strip]],
     ) -> None:
         self._axes, self._theme, self._ranks, self._read = axes, theme, tuple(ranks), read
         self._artists: list[Artist] = []
@@ -58,10 +58,10 @@ class StripsPlot:
         axes.spines["bottom"].set_visible(False)
         axes.set_xlabel("rank", color=theme.text, fontsize=8, labelpad=1)
 
-    def fit(self, view: View) -> bool:
+    def fit(self, scene: Scene) -> bool:
         """Take in new data; the axes never change."""
         self._artists = []
-        for row, strip in enumerate(self._read(view)):
+        for row, strip in enumerate(self._read(scene)):
             self._artists += [self._image(row, strip), self._words(row, strip)]
         self._artists.append(self._frames(len(self._artists) // 2))
         return False

@@ -13,8 +13,8 @@ from nbdist.client.board.text import STYLE, count, figure, milliseconds, rate, s
 from nbdist.client.metrics.analysis.values import CollectiveRow
 from nbdist.ranks import name_ranks
 
-if TYPE_CHECKING:  # for their types alone: the view loads numpy
-    from nbdist.client.board.view import Row, View
+if TYPE_CHECKING:  # for their types alone: the scene loads numpy
+    from nbdist.client.board.scene import Row, Scene
 
 NONE = "–"
 CELL = 'style="padding: 1px 10px; text-align: {}; white-space: nowrap"'
@@ -69,15 +69,15 @@ def to_text(table: ViewTable) -> str:
     return "\n".join([table.caption, *map(line, lines)])
 
 
-def table(name: str, view: "View") -> ViewTable:
+def table(name: str, scene: "Scene") -> ViewTable:
     """Return the table of the view called `name`, one of `board.VIEWS`."""
-    return _TABLES[name](view)
+    return _TABLES[name](scene)
 
 
-def _overview(view: "View") -> ViewTable:
-    own = sorted({key for row in view.rows for key in row.own})[:4]
-    slow = "◀ they wait for each other" if view.slow >= set(view.ranks) else "◀ the others wait"
-    untold = NONE if view.is_timed else "not measured"
+def _overview(scene: "Scene") -> ViewTable:
+    own = sorted({key for row in scene.rows for key in row.own})[:4]
+    slow = "◀ they wait for each other" if scene.slow >= set(scene.ranks) else "◀ the others wait"
+    untold = NONE if scene.is_timed else "not measured"
     head = ("rank", "device", "step", "loss", "steps/s", "step ms", "comm %", "data %", *own, "")
 
     def cells(row: "Row") -> tuple[str, ...]:
@@ -90,15 +90,15 @@ def _overview(view: "View") -> ViewTable:
             _whole(row.data_pct),
             *(_figure(row.own.get(key)) for key in own),
             # Last, so that the columns stay where they are when it comes and goes.
-            slow if row.rank in view.slow else "",
+            slow if row.rank in scene.slow else "",
         )
 
-    return ViewTable("Ranks, over their last steps", head, tuple(map(cells, view.rows)))
+    return ViewTable("Ranks, over their last steps", head, tuple(map(cells, scene.rows)))
 
 
-def _loss(view: "View") -> ViewTable:
+def _loss(scene: "Scene") -> ViewTable:
     rows = []
-    for line in next((panel.lines for panel in view.panels if panel.key == "loss"), ()):
+    for line in next((panel.lines for panel in scene.panels if panel.key == "loss"), ()):
         known = [value for value in line.y.tolist() if math.isfinite(value)]
         recent = known[-50:]
         rows.append(
@@ -115,8 +115,8 @@ def _loss(view: "View") -> ViewTable:
     return ViewTable("Loss by rank", head, tuple(rows))
 
 
-def _step(view: "View") -> ViewTable:
-    stack = view.stack
+def _step(scene: "Scene") -> ViewTable:
+    stack = scene.stack
     if stack is None:
         return ViewTable("Milliseconds of a step by rank", ("rank", "step"), ())
     rows = []
@@ -134,16 +134,16 @@ def _step(view: "View") -> ViewTable:
     return ViewTable("Milliseconds of a step by rank, mean of the last 50", head, tuple(rows))
 
 
-def _collectives(view: "View") -> ViewTable:
+def _collectives(scene: "Scene") -> ViewTable:
     head = (
         *("no.", "kind", "group", "line", "a step", "bytes", "skew ms", "came last"),
         *("waiting ms", "queueing ms", "transferring ms", "algbw", "busbw"),
     )
-    groups = group_names(view.analysis.table)
+    groups = group_names(scene.analysis.table)
     rows = tuple(
         (str(number), *collective_cells(row, group))
         for number, (row, group) in enumerate(
-            zip(view.analysis.table, groups, strict=True), start=1
+            zip(scene.analysis.table, groups, strict=True), start=1
         )
     )
     return ViewTable("Collectives of a step, means over the last 50", head, rows)
@@ -180,33 +180,33 @@ def collective_cells(row: CollectiveRow, group: str) -> tuple[str, ...]:
     )
 
 
-def _ranks(view: "View") -> ViewTable:
+def _ranks(scene: "Scene") -> ViewTable:
     head = ["rank", "device", "state", "step", "steps/s", "samples/s", "tokens/s", "memory"]
-    has_cuda = any(row.cuda_bytes is not None for row in view.rows)
+    has_cuda = any(row.cuda_bytes is not None for row in scene.rows)
     if has_cuda:
         head += ["device memory", "its peak"]
     rows = []
-    for row in view.rows:
-        cells = [str(row.rank), row.device, view.state(row), f"{row.step:,}"]
+    for row in scene.rows:
+        cells = [str(row.rank), row.device, scene.state(row), f"{row.step:,}"]
         cells += map(_figure, (row.steps_per_s, row.samples_per_s, row.tokens_per_s))
         cells.append(_size(row.memory_bytes))
         if has_cuda:
             cells += map(_size, (row.cuda_bytes, row.cuda_peak_bytes))
         rows.append(tuple(cells))
-    caption = "Ranks now" if view.outcome is None else "Ranks at the end of the cell"
+    caption = "Ranks now" if scene.outcome is None else "Ranks at the end of the cell"
     return ViewTable(caption, tuple(head), tuple(rows))
 
 
-def _verdicts(view: "View") -> ViewTable:
+def _verdicts(scene: "Scene") -> ViewTable:
     head = ("rank", "slower by", "cause", "since step", "verdict")
     rows = tuple(
         (str(v.rank), slower(v.share), v.cause, f"{v.since_step:,}", v.sentence)
-        for v in view.analysis.verdicts
+        for v in scene.analysis.verdicts
     )
     return ViewTable("Ranks that make the others slow", head, rows)
 
 
-_TABLES: dict[str, "Callable[[View], ViewTable]"] = {
+_TABLES: dict[str, "Callable[[Scene], ViewTable]"] = {
     "overview": _overview,
     "loss": _loss,
     "step": _step,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from nbdist.amounts import counted, name_bytes
 
-if TYPE_CHECKING:  # for its type alone: the view loads numpy
-    from nbdist.client.board.view import View
+if TYPE_CHECKING:  # for its type alone: the scene loads numpy
+    from nbdist.client.board.scene import Scene
 
 STYLE = "font: 12px/1.5 var(--jp-ui-font-family, sans-serif); font-variant-numeric: tabular-nums"
 _LISTED = re.compile(r"^(\d*)([-+=.)])")  # what begins a list or a heading
@@ -28,36 +28,36 @@ _SUBJECTS = {
 ENDINGS = {"finished": " over ", "failed": ", failed after ", "interrupted": ", interrupted after "}
 
 
-def caption(view: "View", outcome: str, name: str = "overview") -> str:
+def caption(scene: "Scene", outcome: str, name: str = "overview") -> str:
     """Return the sentence that stands below the picture in the notebook.
 
     For example "Loss and communication time on 2 ranks over 80 steps."
 
     Args:
-        view: What is seen.
+        scene: What is seen.
         outcome: "finished", "failed" or "interrupted".
         name: Which of the board's views is seen.
     """
-    ranks = counted(len(view.reporting), "rank")
-    return f"{_SUBJECTS.get(name) or _subject(view)} on {ranks}{ENDINGS[outcome]}{length(view)}."
+    ranks = counted(len(scene.reporting), "rank")
+    return f"{_SUBJECTS.get(name) or _subject(scene)} on {ranks}{ENDINGS[outcome]}{length(scene)}."
 
 
-def _subject(view: "View") -> str:
+def _subject(scene: "Scene") -> str:
     names = {"comm_s": "communication time"}
-    subjects = [names.get(panel.key, panel.key) for panel in view.panels]
+    subjects = [names.get(panel.key, panel.key) for panel in scene.panels]
     if not subjects:
-        subjects = sorted({key for row in view.rows for key in row.own}) or ["training"]
+        subjects = sorted({key for row in scene.rows for key in row.own}) or ["training"]
     what = subjects[0] if len(subjects) == 1 else f"{', '.join(subjects[:-1])} and {subjects[-1]}"
     if what.startswith(("loss", "communication", "training")):
         what = what[0].upper() + what[1:]
     return what
 
 
-def length(view: "View") -> str:
+def length(scene: "Scene") -> str:
     """Return how long the cell ran, in its own count: 80 steps."""
-    if view.last_step:
-        return counted(view.last_step, "step")
-    return counted(view.records, "record")
+    if scene.last_step:
+        return counted(scene.last_step, "step")
+    return counted(scene.records, "record")
 
 
 def markdown(text: str) -> str:
@@ -69,19 +69,19 @@ def markdown(text: str) -> str:
     return "  \n".join(_LISTED.sub(r"\1\\\2", line) for line in lines)
 
 
-def progress(view: "View", elapsed_s: float) -> str:
+def progress(scene: "Scene", elapsed_s: float) -> str:
     """Return progress as people know it from tqdm: 812/1,000 [00:24<00:05, 34.1 steps/s]."""
-    done, speed = view.first_step, view.steps_per_s
+    done, speed = scene.first_step, scene.steps_per_s
     parts = [clock(elapsed_s)]
-    if view.total and speed:
-        parts[0] += f"<{clock((view.total - done) / speed)}"
+    if scene.total and speed:
+        parts[0] += f"<{clock((scene.total - done) / speed)}"
     if speed:
         parts.append(f"{figure(speed)} steps/s")
-    of = f"/{view.total:,}" if view.total else ""
-    text = f"{done:,}{of} [{', '.join(parts)}]" if view.last_step else f"[{parts[0]}]"
-    if view.is_behind:
-        last = next(row.rank for row in view.reporting if row.step == view.first_step)
-        text += f" · ranks at {view.first_step:,}–{view.last_step:,}, rank {last} is last"
+    of = f"/{scene.total:,}" if scene.total else ""
+    text = f"{done:,}{of} [{', '.join(parts)}]" if scene.last_step else f"[{parts[0]}]"
+    if scene.is_behind:
+        last = next(row.rank for row in scene.reporting if row.step == scene.first_step)
+        text += f" · ranks at {scene.first_step:,}–{scene.last_step:,}, rank {last} is last"
     return text
 
 

@@ -23,7 +23,7 @@ from nbdist.client.board import palette
 from nbdist.client.board.artists import TEXT_PT, draw, note, rectangles, title
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Limits, grown
-from nbdist.client.board.view import View
+from nbdist.client.board.scene import Scene
 from nbdist.client.metrics.analysis.values import Span, TimeLine, TimelineLane
 
 MOST_LANES = 12
@@ -49,18 +49,18 @@ class Number:
     width_ms: float
 
 
-def telling_lanes(view: View, most: int = MOST_LANES) -> list[TimelineLane]:
+def telling_lanes(scene: Scene, most: int = MOST_LANES) -> list[TimelineLane]:
     """Return the lanes worth showing: of many, those who came last or waited most.
 
     Ranks of verdicts come first, then those who most often came last at a collective, then those
     who waited longest, then the lowest; shown in the order of their numbers.
     """
-    line = view.analysis.line
+    line = scene.analysis.line
     if line is None:
         return []
     if len(line.lanes) <= most:
         return list(line.lanes)
-    analysis = view.analysis
+    analysis = scene.analysis
     wanted = [verdict.rank for verdict in analysis.verdicts]
     late = {row.last[0]: row.last[1] for row in analysis.table if row.last is not None}
     wanted += sorted(late, key=lambda rank: -late[rank])
@@ -124,9 +124,11 @@ def phases(span: Span) -> dict[str, tuple[float, float]]:
 class TimeLinePlot:
     """Lanes of ranks over milliseconds; lanes and axes are made for one set of ranks."""
 
-    def __init__(self, axes: Axes, theme: Theme, view: View, width_px: float, final: bool) -> None:
+    def __init__(
+        self, axes: Axes, theme: Theme, scene: Scene, width_px: float, final: bool
+    ) -> None:
         self._axes, self._theme, self._final, self._width_px = axes, theme, final, width_px
-        self._ranks = [lane.rank for lane in telling_lanes(view)]
+        self._ranks = [lane.rank for lane in telling_lanes(scene)]
         self._x: Limits | None = None
         self._artists: list[Artist] = []
         title(axes, "time line of the last steps, ms", theme, pad=19)
@@ -135,9 +137,9 @@ class TimeLinePlot:
         axes.grid(False)
         axes.grid(axis="x", color=theme.text, alpha=0.16, linewidth=0.6)
 
-    def fit(self, view: View) -> bool:
+    def fit(self, scene: Scene) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""
-        line = view.analysis.line
+        line = scene.analysis.line
         assert line is not None  # it is why there is this plot
         x = (0.0, line.length_ms if line.length_ms > 0 else 1.0)
         if not self._final:

@@ -7,20 +7,20 @@ changes; `height`, in CSS pixels below the head; and `compose`, which puts its p
 from typing import Protocol
 
 from nbdist.client.board.page import Page, Plot
-from nbdist.client.board.view import View
-from nbdist.client.board.views import collectives, loss, overview, ranks, step, stragglers
+from nbdist.client.board.scene import Scene
+from nbdist.client.board.views import collectives, loss, overview, ranks, step, verdicts
 
 
 class Sheet(Protocol):
     """One of the views."""
 
-    def plan(self, view: View, final: bool) -> tuple[object, ...]:
+    def plan(self, scene: Scene, final: bool) -> tuple[object, ...]:
         """Return what the page is composed for."""
 
-    def height(self, view: View, final: bool) -> int:
+    def height(self, scene: Scene, final: bool) -> int:
         """Return the height of the page in CSS pixels, without its head."""
 
-    def compose(self, page: Page, view: View) -> list[Plot]:
+    def compose(self, page: Page, scene: Scene) -> list[Plot]:
         """Put axes, titles and legends on the page; return the plots that draw upon them."""
 
 
@@ -30,5 +30,5 @@ SHEETS: dict[str, Sheet] = {
     "step": step,
     "collectives": collectives,
     "ranks": ranks,
-    "verdicts": stragglers,
+    "verdicts": verdicts,
 }

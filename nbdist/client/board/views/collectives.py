@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from nbdist.client.board import timeline
 from nbdist.client.board.artists import TEXT_PT, nothing_yet
 from nbdist.client.board.page import MARGIN_PX, Page, Plot
+from nbdist.client.board.scene import Scene
 from nbdist.client.board.sentences import no_collectives
 from nbdist.client.board.tables import collective_cells, group_names
 from nbdist.client.board.timeline import TimeLinePlot, row_color, telling_lanes
-from nbdist.client.board.view import View
 
 LEGEND_PX, ABOVE_PX, BELOW_PX, NOTE_PX = 28, 46, 26, 18
 LANE_PX, FEW_LANES_PX = 42, 60
@@ -26,56 +26,56 @@ HEADS = (
 LONGEST = 22, 18, 15, 12  # characters of a cell: the first that fits
 
 
-def plan(view: View, final: bool) -> tuple[object, ...]:
+def plan(scene: Scene, final: bool) -> tuple[object, ...]:
     """Return the lanes."""
-    return (tuple(lane.rank for lane in telling_lanes(view)),)
+    return (tuple(lane.rank for lane in telling_lanes(scene)),)
 
 
-def height(view: View, final: bool) -> int:
+def height(scene: Scene, final: bool) -> int:
     """Return the height of the page."""
-    lanes = len(telling_lanes(view))
+    lanes = len(telling_lanes(scene))
     line = LEGEND_PX + ABOVE_PX + _lane_px(lanes) * lanes + BELOW_PX + NOTE_PX if lanes else 90
-    rows = len(view.analysis.table) if final else 0
+    rows = len(scene.analysis.table) if final else 0
     table = HEADS_PX + ROW_PX * (min(rows, MOST_ROWS) + (rows > MOST_ROWS)) + 8 if rows else 0
     return line + table
 
 
-def compose(page: Page, view: View) -> list[Plot]:
+def compose(page: Page, scene: Scene) -> list[Plot]:
     """Put the lanes, and the table below them where the picture stays."""
-    lanes = len(telling_lanes(view))
-    line = view.analysis.line
+    lanes = len(telling_lanes(scene))
+    line = scene.analysis.line
     if not lanes or line is None:
         axes = page.axes(20, 10, page.width - 40, 70)
-        nothing_yet(axes, no_collectives(view), page.theme)
-        if page.is_final and view.analysis.table:
-            _write_table(page, view, page.top + 90)
+        nothing_yet(axes, no_collectives(scene), page.theme)
+        if page.is_final and scene.analysis.table:
+            _write_table(page, scene, page.top + 90)
         return []
     page.legend(timeline.legend(page.theme), "left")
     width = page.width - NAMES_PX - RIGHT_PX
     tall = _lane_px(lanes) * lanes
     axes = page.axes(NAMES_PX, LEGEND_PX + ABOVE_PX, width, tall)
     below = page.top + LEGEND_PX + ABOVE_PX + tall + BELOW_PX
-    page.write(MARGIN_PX, below + NOTE_PX / 2, _note(view, lanes))
-    if page.is_final and view.analysis.table:
-        _write_table(page, view, below + NOTE_PX)
-    return [TimeLinePlot(axes, page.theme, view, width, page.is_final)]
+    page.write(MARGIN_PX, below + NOTE_PX / 2, _note(scene, lanes))
+    if page.is_final and scene.analysis.table:
+        _write_table(page, scene, below + NOTE_PX)
+    return [TimeLinePlot(axes, page.theme, scene, width, page.is_final)]
 
 
-def _note(view: View, lanes: int) -> str:
-    line = view.analysis.line
+def _note(scene: Scene, lanes: int) -> str:
+    line = scene.analysis.line
     assert line is not None  # there are lanes
     parts = []
     if lanes < len(line.lanes):
         who = "those that came last or waited most"
         parts.append(f"{lanes} of {len(line.lanes)} ranks: {who}.")
-    if view.analysis.clock_error_ms:
-        parts.append(f"Clocks differ by at most {view.analysis.clock_error_ms:.2g} ms.")
+    if scene.analysis.clock_error_ms:
+        parts.append(f"Clocks differ by at most {scene.analysis.clock_error_ms:.2g} ms.")
     parts.append("Numbers in the bars are those of the table.")
     return " ".join(parts)
 
 
-def _write_table(page: Page, view: View, top: float) -> None:
-    table = view.analysis.table
+def _write_table(page: Page, scene: Scene, top: float) -> None:
+    table = scene.analysis.table
     named = list(zip(table, group_names(table), strict=True))[:MOST_ROWS]
     cells = [collective_cells(row, group) for row, group in named]
     for longest in LONGEST:
@@ -92,7 +92,7 @@ def _write_table(page: Page, view: View, top: float) -> None:
         for left, cell in zip(lefts, row, strict=True):
             page.write(left, middle, cell, size=TEXT_PT)
         middle += ROW_PX
-    more = len(view.analysis.table) - len(rows)
+    more = len(scene.analysis.table) - len(rows)
     if more > 0:
         page.write(MARGIN_PX, middle, f"and {more} more")
 

@@ -4,26 +4,26 @@ from nbdist.client.board import palette
 from nbdist.client.board.artists import nothing_yet, rank_samples, sample
 from nbdist.client.board.page import LEFT_PX, RIGHT_PX, Page, Plot
 from nbdist.client.board.plots import LinePlot
-from nbdist.client.board.view import View
+from nbdist.client.board.scene import Scene
 from nbdist.wire import STEP_KEYS
 
 LEGEND_PX, LOSS_PX, OWN_PX = 30, 330, 200
 ABOVE_PX, BELOW_PX, GAP_PX = 24, 38, 48
 
 
-def plan(view: View, final: bool) -> tuple[object, ...]:
+def plan(scene: Scene, final: bool) -> tuple[object, ...]:
     """Return which plots there are."""
-    return tuple(_keys(view)), view.ranks
+    return tuple(_keys(scene)), scene.ranks
 
 
-def height(view: View, final: bool) -> int:
+def height(scene: Scene, final: bool) -> int:
     """Return the height of the page."""
-    return LEGEND_PX + LOSS_PX + (OWN_PX if len(_keys(view)) > 1 else 0)
+    return LEGEND_PX + LOSS_PX + (OWN_PX if len(_keys(scene)) > 1 else 0)
 
 
-def compose(page: Page, view: View) -> list[Plot]:
+def compose(page: Page, scene: Scene) -> list[Plot]:
     """Put the loss over the whole width, and own numbers below it."""
-    keys = _keys(view)
+    keys = _keys(scene)
     whole = page.width - LEFT_PX - RIGHT_PX
     axes = page.axes(LEFT_PX, LEGEND_PX + ABOVE_PX, whole, LOSS_PX - ABOVE_PX - BELOW_PX)
     if not keys:
@@ -31,10 +31,10 @@ def compose(page: Page, view: View) -> list[Plot]:
         return []
     own = keys[1:]
     width_px = int(whole * page.scale)
-    has_mean = 1 < len(view.ranks) <= palette.MANY  # many have a median already
+    has_mean = 1 < len(scene.ranks) <= palette.MANY  # many have a median already
     plots: list[Plot] = [
         LinePlot(
-            axes, view.panel(keys[0]), view.ranks, page.theme, width_px, page.is_final,
+            axes, scene.panel(keys[0]), scene.ranks, page.theme, width_px, page.is_final,
             with_mean=has_mean, smoothing=page.smoothing,
         )
     ]  # fmt: skip
@@ -43,15 +43,15 @@ def compose(page: Page, view: View) -> list[Plot]:
         left = LEFT_PX + column * (width + GAP_PX)
         axes = page.axes(left, LEGEND_PX + LOSS_PX + 18, width, OWN_PX - 18 - BELOW_PX)
         width_px = int(width * page.scale)
-        panel = view.panel(key)
-        plots.append(LinePlot(axes, panel, view.ranks, page.theme, width_px, page.is_final))
+        panel = scene.panel(key)
+        plots.append(LinePlot(axes, panel, scene.ranks, page.theme, width_px, page.is_final))
     mean = [sample("mean of all", page.theme.text, (), 2.4)] if has_mean else []
-    page.legend([*rank_samples(view.ranks, page.theme), *mean], "left")
+    page.legend([*rank_samples(scene.ranks, page.theme), *mean], "left")
     return plots
 
 
-def _keys(view: View) -> list[str]:
+def _keys(scene: Scene) -> list[str]:
     """Return the panels to show: the loss first, then the gradient's norm and the user's own."""
-    keys = [panel.key for panel in view.panels]
-    norm = [] if view.norm is None else [view.norm.key]
+    keys = [panel.key for panel in scene.panels]
+    norm = [] if scene.norm is None else [scene.norm.key]
     return [k for k in keys if k == "loss"] + norm + [k for k in keys if k not in STEP_KEYS]

@@ -7,7 +7,7 @@ from matplotlib.artist import Artist
 from nbdist.client.board.artists import part_patch, rank_samples
 from nbdist.client.board.page import LEFT_PX, LINE_PX, RIGHT_PX, Page, Plot
 from nbdist.client.board.plots import LinePlot, SplitPlot
-from nbdist.client.board.view import View
+from nbdist.client.board.scene import Scene
 from nbdist.wire import STEP_KEYS
 
 LEGEND_PX, ROW_PX = 30, 236  # a strip at the top; one row of plots
@@ -17,60 +17,62 @@ PER_ROW = 3
 MOST_BESIDE = 3  # ranks in the legend with the parts of a step beside them
 
 
-def plan(view: View, final: bool) -> tuple[object, ...]:
+def plan(scene: Scene, final: bool) -> tuple[object, ...]:
     """Return which plots there are."""
-    stack = view.stack
+    stack = scene.stack
     parts = () if stack is None else tuple(stack.parts)
-    return tuple(panel.key for panel in view.panels), parts, view.ranks
+    return tuple(panel.key for panel in scene.panels), parts, scene.ranks
 
 
-def height(view: View, final: bool) -> int:
+def height(scene: Scene, final: bool) -> int:
     """Return the height of the page."""
-    rows, _ = _grid(view)
-    return _legend_px(view) + rows * ROW_PX
+    rows, _ = _grid(scene)
+    return _legend_px(scene) + rows * ROW_PX
 
 
-def compose(page: Page, view: View) -> list[Plot]:
+def compose(page: Page, scene: Scene) -> list[Plot]:
     """Put lines and bars side by side, at most three in a row."""
-    _, columns = _grid(view)
-    stack = view.stack
+    _, columns = _grid(scene)
+    stack = scene.stack
     width = (page.width - LEFT_PX - RIGHT_PX - GAP_PX * (columns - 1)) / columns
     plots: list[Plot] = []
-    for index, key in enumerate(_order(view)):
+    for index, key in enumerate(_order(scene)):
         row, column = divmod(index, columns)
         left = LEFT_PX + column * (width + GAP_PX)
-        top = _legend_px(view) + row * ROW_PX + ABOVE_PX
+        top = _legend_px(scene) + row * ROW_PX + ABOVE_PX
         axes = page.axes(left, top, width, ROW_PX - ABOVE_PX - BELOW_PX)
         if key is None:
             assert stack is not None  # `_order` has looked
             plots.append(SplitPlot(axes, page.theme, stack, page.is_final))
         else:
             width_px = int(width * page.scale)
-            panel = view.panel(key)
-            plots.append(LinePlot(axes, panel, view.ranks, page.theme, width_px, page.is_final))
-    if view.panels:
-        page.legend(rank_samples(view.ranks, page.theme), "left")
+            panel = scene.panel(key)
+            plots.append(LinePlot(axes, panel, scene.ranks, page.theme, width_px, page.is_final))
+    if scene.panels:
+        page.legend(rank_samples(scene.ranks, page.theme), "left")
     if stack is not None:
-        parts: list[Artist] = [part_patch(name, page.theme, len(view.rows)) for name in stack.parts]
-        page.legend(parts, "right", middle=_legend_px(view) - LEGEND_PX + 13)
+        parts: list[Artist] = [
+            part_patch(name, page.theme, len(scene.rows)) for name in stack.parts
+        ]
+        page.legend(parts, "right", middle=_legend_px(scene) - LEGEND_PX + 13)
     return plots
 
 
-def _legend_px(view: View) -> int:
+def _legend_px(scene: Scene) -> int:
     """Return how high the legend is: parts stand below the ranks where both do not fit."""
-    is_narrow = len(view.ranks) > MOST_BESIDE and view.panels and view.stack is not None
+    is_narrow = len(scene.ranks) > MOST_BESIDE and scene.panels and scene.stack is not None
     return LEGEND_PX + (LINE_PX if is_narrow else 0)
 
 
-def _grid(view: View) -> tuple[int, int]:
+def _grid(scene: Scene) -> tuple[int, int]:
     """Return rows and columns of plots."""
-    count = max(1, len(view.panels) + (view.stack is not None))
+    count = max(1, len(scene.panels) + (scene.stack is not None))
     columns = min(count, PER_ROW) if count != 4 else 2
     return math.ceil(count / columns), columns
 
 
-def _order(view: View) -> list[str | None]:
+def _order(scene: Scene) -> list[str | None]:
     """Return what to plot: the keys of lines, and None for the split, before the user's own."""
-    keys = [panel.key for panel in view.panels]
-    split: list[str | None] = [None] if view.stack is not None else []
+    keys = [panel.key for panel in scene.panels]
+    split: list[str | None] = [None] if scene.stack is not None else []
     return [k for k in keys if k in STEP_KEYS] + split + [k for k in keys if k not in STEP_KEYS]

@@ -15,9 +15,9 @@ from nbdist.client.board import palette
 from nbdist.client.board.artists import TEXT_PT, TITLE_PT, draw, note, path
 from nbdist.client.board.page import MARGIN_PX, Page, Plot
 from nbdist.client.board.scales import Floats, Limits, bulk_limits, decimate, grown, padded
+from nbdist.client.board.scene import Row, Scene
 from nbdist.client.board.strips import Strip, StripsPlot
 from nbdist.client.board.text import figure, size
-from nbdist.client.board.view import Row, View
 
 MOST_CARDS = 16
 CARD_PX, WORDS_PX, GAP_PX = 138, 58, 26
@@ -39,29 +39,29 @@ _NUMBERS: tuple[tuple[str, str, Get, Write], ...] = (
 )
 
 
-def plan(view: View, final: bool) -> tuple[object, ...]:
+def plan(scene: Scene, final: bool) -> tuple[object, ...]:
     """Return the ranks; for strips, also what is known of them."""
-    return view.ranks, _names(view) if len(view.ranks) > MOST_CARDS else ()
+    return scene.ranks, _names(scene) if len(scene.ranks) > MOST_CARDS else ()
 
 
-def height(view: View, final: bool) -> int:
+def height(scene: Scene, final: bool) -> int:
     """Return the height of the page."""
-    if len(view.ranks) > MOST_CARDS:
-        return ABOVE_PX + STRIP_PX * max(1, len(_names(view))) + BELOW_PX
-    rows = math.ceil(len(view.ranks) / _columns(view))
+    if len(scene.ranks) > MOST_CARDS:
+        return ABOVE_PX + STRIP_PX * max(1, len(_names(scene))) + BELOW_PX
+    rows = math.ceil(len(scene.ranks) / _columns(scene))
     return TITLE_PX + CARD_PX * rows
 
 
-def compose(page: Page, view: View) -> list[Plot]:
+def compose(page: Page, scene: Scene) -> list[Plot]:
     """Put a card for each rank, or a strip for each number."""
-    if len(view.ranks) > MOST_CARDS:
-        return [_strips(page, view)]
-    columns = _columns(view)
+    if len(scene.ranks) > MOST_CARDS:
+        return [_strips(page, scene)]
+    columns = _columns(scene)
     width = (page.width - LEFT_PX - MARGIN_PX - (GAP_PX + LEFT_PX) * (columns - 1)) / columns
     shared = SharedLimits()
     page.write(MARGIN_PX, page.top + TITLE_PX / 2, "step time, ms, over the steps", size=TITLE_PT)
     plots: list[Plot] = []
-    for index, rank in enumerate(view.rows):
+    for index, rank in enumerate(scene.rows):
         row, column = divmod(index, columns)
         left = LEFT_PX + column * (width + GAP_PX + LEFT_PX)
         top = TITLE_PX + row * CARD_PX + WORDS_PX
@@ -75,17 +75,17 @@ class SharedLimits:
 
     def __init__(self) -> None:
         self._y: Limits = (0.0, 0.0)
-        self._view: View | None = None
+        self._scene: Scene | None = None
 
-    def of(self, view: View) -> Limits:
+    def of(self, scene: Scene) -> Limits:
         """Return the limits for all cards of this frame."""
-        if view is self._view:
+        if scene is self._scene:
             return self._y
-        lines = [] if view.paces is None else [line.y for line in view.paces.lines]
+        lines = [] if scene.paces is None else [line.y for line in scene.paces.lines]
         needed = bulk_limits(lines, 0.0)
-        shown = None if self._view is None else self._y
+        shown = None if self._scene is None else self._y
         self._y = grown(shown, padded(needed, 0.0) if needed else (0.0, 1.0))
-        self._view = view
+        self._scene = scene
         return self._y
 
 
@@ -112,17 +112,17 @@ class Card:
         )  # fmt: skip
         axes.tick_params(labelsize=TEXT_PT)
 
-    def fit(self, view: View) -> bool:
+    def fit(self, scene: Scene) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""
-        row = next(row for row in view.rows if row.rank == self._rank)
-        y = self._shared.of(view)
+        row = next(row for row in scene.rows if row.rank == self._rank)
+        y = self._shared.of(scene)
         changed = y != self._y
         if changed:
             self._y = y
             self._axes.set_ylim(*y)
             self._axes.set_yticks([0, _round_below(y[1])])
-        self._artists = self._words(view, row) if self._final else []
-        lines = () if view.paces is None else view.paces.lines
+        self._artists = self._words(scene, row) if self._final else []
+        lines = () if scene.paces is None else scene.paces.lines
         for line in lines:
             if line.rank == self._rank:
                 at, values = decimate(line.x, line.y, self._columns)
@@ -137,8 +137,8 @@ class Card:
         """Draw words and line."""
         draw(self._artists, self._axes)
 
-    def _words(self, view: View, row: Row) -> list[Artist]:
-        state = [view.state(row)] + ([f"step {row.step:,}"] if row.step else [])
+    def _words(self, scene: Scene, row: Row) -> list[Artist]:
+        state = [scene.state(row)] + ([f"step {row.step:,}"] if row.step else [])
         pace = [f"{figure(row.steps_per_s)} steps/s"] if row.steps_per_s else []
         if row.tokens_per_s:
             pace.append(f"{figure(row.tokens_per_s)} tokens/s")
@@ -161,10 +161,10 @@ class Card:
         )
 
 
-def _strips(page: Page, view: View) -> Plot:
-    names = _names(view)
+def _strips(page: Page, scene: Scene) -> Plot:
+    names = _names(scene)
 
-    def read(now: View) -> list[Strip]:
+    def read(now: Scene) -> list[Strip]:
         return [
             Strip(name, color, _column(now, get), write)
             for name, color, get, write in _NUMBERS
@@ -173,23 +173,23 @@ def _strips(page: Page, view: View) -> Plot:
 
     width = page.width - STRIPS_LEFT_PX - STRIPS_WORDS_PX
     axes = page.axes(STRIPS_LEFT_PX, ABOVE_PX, width, STRIP_PX * max(1, len(names)))
-    return StripsPlot(axes, page.theme, view.ranks, names, read)
+    return StripsPlot(axes, page.theme, scene.ranks, names, read)
 
 
-def _names(view: View) -> tuple[str, ...]:
+def _names(scene: Scene) -> tuple[str, ...]:
     """Return the numbers that any rank has told."""
     return tuple(
-        name for name, _, get, _ in _NUMBERS if any(get(row) is not None for row in view.rows)
+        name for name, _, get, _ in _NUMBERS if any(get(row) is not None for row in scene.rows)
     )
 
 
-def _column(view: View, get: Get) -> Floats:
-    values = [get(row) for row in view.rows]
+def _column(scene: Scene, get: Get) -> Floats:
+    values = [get(row) for row in scene.rows]
     return np.array([math.nan if value is None else value for value in values])
 
 
-def _columns(view: View) -> int:
-    return min(4, len(view.ranks))
+def _columns(scene: Scene) -> int:
+    return min(4, len(scene.ranks))
 
 
 def _round_below(value: float) -> float:

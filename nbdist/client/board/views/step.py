@@ -21,9 +21,9 @@ from nbdist.client.board.artists import (
 from nbdist.client.board.page import Page, Plot
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits, grown
+from nbdist.client.board.scene import Scene, Stack
 from nbdist.client.board.strips import Strip, StripsPlot
 from nbdist.client.board.text import figure
-from nbdist.client.board.view import Stack, View
 
 MOST_BARS = 16
 MOST_WORDS = 4  # beside bars of a live view, 2 ms each: the table below it has them all
@@ -33,15 +33,15 @@ NAMES_PX, WORDS_PX = 70, 226  # left and right of the bars
 STRIP_NAMES_PX, STRIP_WORDS_PX = 76, 258
 
 
-def plan(view: View, final: bool) -> tuple[object, ...]:
+def plan(scene: Scene, final: bool) -> tuple[object, ...]:
     """Return the ranks and the parts."""
-    stack = view.stack
+    stack = scene.stack
     return () if stack is None else (stack.ranks, tuple(stack.parts), bool(stack.waits_for))
 
 
-def height(view: View, final: bool) -> int:
+def height(scene: Scene, final: bool) -> int:
     """Return the height of the page."""
-    stack = view.stack
+    stack = scene.stack
     if stack is None:
         return 120
     if len(stack.ranks) > MOST_BARS:
@@ -49,9 +49,9 @@ def height(view: View, final: bool) -> int:
     return LEGEND_PX + ABOVE_PX + _bar_px(len(stack.ranks)) * len(stack.ranks) + BELOW_PX
 
 
-def compose(page: Page, view: View) -> list[Plot]:
+def compose(page: Page, scene: Scene) -> list[Plot]:
     """Put a bar for each rank, or a strip for each part."""
-    stack = view.stack
+    stack = scene.stack
     if stack is None:
         axes = page.axes(20, 10, page.width - 40, 100)
         nothing_yet(axes, "No step has been made yet.", page.theme)
@@ -82,9 +82,9 @@ class LyingBars:
         axes.grid(False)
         axes.grid(axis="x", color=theme.text, alpha=0.22, linewidth=0.6)
 
-    def fit(self, view: View) -> bool:
+    def fit(self, scene: Scene) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""
-        stack = view.stack
+        stack = scene.stack
         assert stack is not None  # it is why there is this plot
         whole = stack.whole_ms
         top = float(whole.max())
@@ -130,8 +130,8 @@ class LyingBars:
 
 
 def _strips(page: Page, stack: Stack) -> Plot:
-    def read(view: View) -> list[Strip]:
-        now = view.stack
+    def read(scene: Scene) -> list[Strip]:
+        now = scene.stack
         assert now is not None  # it is why there is this plot
         whole = Strip("step", page.theme.text, now.whole_ms, _write)
         return [whole] + [

@@ -10,9 +10,9 @@ from PIL import Image
 from nbdist.client.board import palette
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
+from nbdist.client.board.scene import Scene
 from nbdist.client.board.speeds import rates_of, slow_links
-from nbdist.client.board.view import View
-from nbdist.client.board.views import stragglers
+from nbdist.client.board.views import verdicts
 from nbdist.client.metrics.analysis.values import PARTS, Verdict
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
@@ -25,7 +25,7 @@ def ring(
     return {a: {b: slow.get((a, b), 4.1e9 + 1e7 * a)} for a, b in links}
 
 
-def seen(ranks: int, links: dict[int, dict[int, float]], *causes: tuple[int, str]) -> View:
+def seen(ranks: int, links: dict[int, dict[int, float]], *causes: tuple[int, str]) -> Scene:
     said = tuple(Verdict(rank, cause, 0.4, f"rank {rank}: {cause}.", 1) for rank, cause in causes)  # type: ignore[arg-type]
     known = replace(analysis_of(ranks), links=links, verdicts=said)
     return look(training(ranks, 60), cell_info(ranks), known)
@@ -53,7 +53,7 @@ def test_own_work_is_what_verdicts_compare_a_step_without_transfer_and_waiting()
     stack = view.stack
     assert stack is not None
 
-    own = stragglers.own_work_ms(view, stack)
+    own = verdicts.own_work_ms(view, stack)
 
     parts = [rank.parts for rank in view.analysis.ranks]
     expected = [sum(p[n] for n in PARTS if n not in ("transfer", "waiting")) for p in parts]
@@ -63,10 +63,10 @@ def test_own_work_is_what_verdicts_compare_a_step_without_transfer_and_waiting()
 def test_a_slow_link_shows_links_and_slow_work_shows_work() -> None:
     links = ring(4, {(1, 2): 1e8})
 
-    assert stragglers.plan(seen(4, links, (2, "data")), False)[2:] == ("work",)
-    assert stragglers.plan(seen(4, links, (1, "link")), False)[2:] == ("links",)
-    assert stragglers.plan(seen(4, links, (2, "data"), (1, "link")), False)[2:] == ("work", "links")
-    assert stragglers.plan(seen(4, {}, (1, "link")), False)[2:] == ("work",)
+    assert verdicts.plan(seen(4, links, (2, "data")), False)[2:] == ("work",)
+    assert verdicts.plan(seen(4, links, (1, "link")), False)[2:] == ("links",)
+    assert verdicts.plan(seen(4, links, (2, "data"), (1, "link")), False)[2:] == ("work", "links")
+    assert verdicts.plan(seen(4, {}, (1, "link")), False)[2:] == ("work",)
 
 
 @pytest.mark.parametrize("rate", [1.0e9, 2.0e7], ids=["linear", "log"])

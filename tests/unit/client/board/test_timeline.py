@@ -6,6 +6,7 @@ from matplotlib.colors import to_hex
 
 from nbdist.client.board import palette
 from nbdist.client.board.look import look
+from nbdist.client.board.scene import Scene
 from nbdist.client.board.timeline import (
     ALPHAS,
     MOST_LANES,
@@ -15,7 +16,6 @@ from nbdist.client.board.timeline import (
     telling_lanes,
     tracks,
 )
-from nbdist.client.board.view import View
 from nbdist.client.metrics.analysis.values import Span, TimelineLane
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
@@ -24,7 +24,7 @@ def span(row: int, begin_ms: float, end_ms: float) -> Span:
     return Span(row, begin_ms, begin_ms, end_ms, begin_ms)
 
 
-def seen(ranks: int, slow: int | None = None) -> View:
+def seen(ranks: int, slow: int | None = None) -> Scene:
     return look(training(ranks, 5), cell_info(ranks), analysis_of(ranks, slow=slow))
 
 

@@ -6,7 +6,7 @@ import pytest
 from nbdist.client.board import VIEWS, palette, sentences, tables, text
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
-from nbdist.client.board.view import View
+from nbdist.client.board.scene import Scene
 from nbdist.client.board.views import SHEETS
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Batch, Record
@@ -256,7 +256,7 @@ def test_what_is_read_for_one_view_shows_the_same_as_what_is_read_for_all(name: 
 
     whole, part = look(telemetry, info, known), look(telemetry, info, known, name=name)
 
-    def frame(view: View) -> bytes:
+    def frame(view: Scene) -> bytes:
         return Painter(palette.theme_named("auto"), name=name).frame(view)
 
     assert frame(part) == frame(whole)

@@ -16,7 +16,7 @@ from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
 from nbdist.client.board.page import Page
 from nbdist.client.board.plots import SplitPlot
-from nbdist.client.board.view import View
+from nbdist.client.board.scene import Scene
 from nbdist.client.board.views import SHEETS
 from nbdist.client.metrics.analysis.values import Analysis, RankStep, Verdict
 from nbdist.client.metrics.telemetry import Telemetry
@@ -24,11 +24,11 @@ from nbdist.wire import Batch, Record
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
 
-def seen(ranks: int = 4, steps: int = 60, slow: int | None = None) -> View:
+def seen(ranks: int = 4, steps: int = 60, slow: int | None = None) -> Scene:
     return look(training(ranks, steps), cell_info(ranks), analysis_of(ranks, steps, slow=slow))
 
 
-def png(name: str, view: View, *, final: bool = True, theme: str = "light") -> np.ndarray:
+def png(name: str, view: Scene, *, final: bool = True, theme: str = "light") -> np.ndarray:
     painter = Painter(palette.theme_named(theme), name=name, final=final)
     return np.asarray(Image.open(io.BytesIO(painter.frame(view))).convert("RGBA"))
 
@@ -195,7 +195,7 @@ def test_a_step_that_nothing_has_explained_has_five_parts_that_sum_to_it() -> No
     ]
 
 
-def untimed(ranks: int = 2, steps: int = 60, *, is_explained: bool) -> View:
+def untimed(ranks: int = 2, steps: int = 60, *, is_explained: bool) -> Scene:
     """Return a training whose communication was not measured, as the tap at "counts" tells it."""
     telemetry = Telemetry()
     for rank in range(ranks):

@@ -1,4 +1,4 @@
-"""What the board shows now, as plain values: one `View`, whichever of its views is chosen.
+"""What the board shows now, as plain values: one `Scene`, whichever of its views is chosen.
 
 look.py reads it from a cell's telemetry; figure.py draws it, text.py, sentences.py and tables.py
 say it. Times are in milliseconds, as people read them.
@@ -103,7 +103,7 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class View:
+class Scene:
     """All that one frame shows, in any of the board's views.
 
     `paces` is the time of each step, by rank; `analysis` what is known of steps and collectives;

@@ -16,9 +16,9 @@ from nbdist.client.board.artists import TITLE_PT, boxes, draw, note, nothing_yet
 from nbdist.client.board.page import MARGIN_PX, Page, Plot, wrapped
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits, grown
+from nbdist.client.board.scene import Scene, Stack
 from nbdist.client.board.speeds import LinkBars, rates_of
 from nbdist.client.board.text import figure, slower
-from nbdist.client.board.view import Stack, View
 
 LINE_PX, ABOVE_PX, PLOT_PX, BELOW_PX = 18, 34, 180, 38
 LEFT_PX, RIGHT_PX = 44, 132
@@ -27,44 +27,44 @@ LINKS_LEFT_PX = 72
 EXPOSED = "transfer", "waiting", "communication"  # what is not a rank's own work
 
 
-def plan(view: View, final: bool) -> tuple[object, ...]:
+def plan(scene: Scene, final: bool) -> tuple[object, ...]:
     """Return the ranks, and the sentences of a picture that stays; live ones are HTML above it."""
-    stack = view.stack
+    stack = scene.stack
     ranks = () if stack is None else stack.ranks
-    return (ranks, view.is_timed, *_shown(view), *(sentences.verdicts(view) if final else ()))
+    return (ranks, scene.is_timed, *_shown(scene), *(sentences.verdicts(scene) if final else ()))
 
 
-def height(view: View, final: bool) -> int:
+def height(scene: Scene, final: bool) -> int:
     """Return the height of the page."""
-    lines = len(_lines(view, 960)) if final else 0
-    return LINE_PX * lines + 8 + (ABOVE_PX + PLOT_PX + BELOW_PX) * len(_shown(view))
+    lines = len(_lines(scene, 960)) if final else 0
+    return LINE_PX * lines + 8 + (ABOVE_PX + PLOT_PX + BELOW_PX) * len(_shown(scene))
 
 
-def compose(page: Page, view: View) -> list[Plot]:
+def compose(page: Page, scene: Scene) -> list[Plot]:
     """Write the sentences; below them a bar for each rank, for each link, or both."""
-    lines = _lines(view, page.width) if page.is_final else []
+    lines = _lines(scene, page.width) if page.is_final else []
     for place, line in enumerate(lines):
         page.write(MARGIN_PX, page.top + LINE_PX * (place + 0.6), line, size=TITLE_PT)
     top = LINE_PX * len(lines) + 8 + ABOVE_PX
     plots: list[Plot] = []
-    for what in _shown(view):
+    for what in _shown(scene):
         left = LINKS_LEFT_PX if what == "links" else LEFT_PX
         axes = page.axes(left, top, page.width - left - RIGHT_PX, PLOT_PX)
-        if view.stack is None:
+        if scene.stack is None:
             nothing_yet(axes, "No step has been made yet.", page.theme)
         elif what == "links":
-            plots.append(LinkBars(axes, page.theme, view.ranks))
-        elif not view.is_timed:
+            plots.append(LinkBars(axes, page.theme, scene.ranks))
+        elif not scene.is_timed:
             nothing_yet(axes, "So nobody's own work is known.", page.theme)
         else:
-            plots.append(OwnWork(axes, page.theme, view.stack, page.is_final))
+            plots.append(OwnWork(axes, page.theme, scene.stack, page.is_final))
         top += ABOVE_PX + PLOT_PX + BELOW_PX
     return plots
 
 
-def own_work_ms(view: View, stack: Stack) -> Floats:
+def own_work_ms(scene: Scene, stack: Stack) -> Floats:
     """Return a step without its exposed communication, by rank, over the verdicts' own steps."""
-    judged = view.analysis.own_ms
+    judged = scene.analysis.own_ms
     if all(rank in judged for rank in stack.ranks):
         return np.array([judged[rank] for rank in stack.ranks])
     own = [part for name, part in stack.parts.items() if name not in EXPOSED]
@@ -88,11 +88,11 @@ class OwnWork:
         axes.set_xlabel("rank", color=theme.text, fontsize=8, labelpad=1)
         title(axes, "own work of a step, mean, ms", theme)
 
-    def fit(self, view: View) -> bool:
+    def fit(self, scene: Scene) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""
-        stack = view.stack
+        stack = scene.stack
         assert stack is not None  # it is why there is this plot
-        own = own_work_ms(view, stack)
+        own = own_work_ms(scene, stack)
         top = float(own.max())
         y = (0.0, top * 1.18 if top > 0 else 1.0)
         if not self._final:
@@ -101,7 +101,7 @@ class OwnWork:
         if changed:
             self._y = y
             self._axes.set_ylim(*y)
-        judged = {v.rank: v for v in view.analysis.verdicts if v.cause != "link"}
+        judged = {v.rank: v for v in scene.analysis.verdicts if v.cause != "link"}
         at = np.arange(len(stack.ranks), dtype=np.float64)
         is_slow = np.array([rank in judged for rank in stack.ranks])
         middle = float(np.median(own[~is_slow])) if not is_slow.all() else float(np.median(own))
@@ -157,14 +157,14 @@ def _whose(is_slow: NDArray[np.bool_]) -> str:
     return "the other rank" if len(is_slow) == 2 else "median of the others"
 
 
-def _shown(view: View) -> tuple[str, ...]:
+def _shown(scene: Scene) -> tuple[str, ...]:
     """Return what there is to show: "work", "links", or one above the other."""
-    causes = {verdict.cause for verdict in view.analysis.verdicts}
-    if "link" not in causes or not rates_of(view):
+    causes = {verdict.cause for verdict in scene.analysis.verdicts}
+    if "link" not in causes or not rates_of(scene):
         return ("work",)
     return ("links",) if causes == {"link"} else ("work", "links")
 
 
-def _lines(view: View, width: int) -> list[str]:
-    told = sentences.verdicts(view)
+def _lines(scene: Scene, width: int) -> list[str]:
+    told = sentences.verdicts(scene)
     return [line for sentence in told for line in wrapped(sentence, width)]
