@@ -11,10 +11,10 @@ from matplotlib.path import Path
 from matplotlib.text import Text
 
 from nbdist.client.board import palette
+from nbdist.client.board.measures import TEXT_PT, TITLE_PT
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats
 
-TEXT_PT, TITLE_PT = 8.0, 9.5
 BAND_ALPHAS = 0.14, 0.26  # of all ranks, and of the middle 80 % of them
 
 

@@ -76,10 +76,10 @@ class Controls:
         self._is_retired = False
         self._smoothing: int | None = None
         self._views = ipywidgets.ToggleButtons(
-            options=[(view.capitalize(), view) for view in VIEWS],
+            options=[(name.capitalize(), name) for name in VIEWS],
             value=name,
             description="View",
-            tooltips=list(VIEWS.values()),
+            tooltips=[view.HELP for view in VIEWS.values()],
         )
         self._views.style.button_width = "auto"
         self._slider = ipywidgets.IntSlider(
@@ -90,7 +90,7 @@ class Controls:
             tooltip="Steps in the running mean of the loss; 0 chooses by itself",
             continuous_update=False,
         )
-        self._slider.layout.display = "" if name == "loss" else "none"
+        self._slider.layout.display = "" if VIEWS[name].HAS_SMOOTHING else "none"
         self._at_work = ipywidgets.HTML()
         self.box = ipywidgets.VBox([self._views, self._slider, self._at_work])
         self._bar: Slot = slots.open(_displayed(self.box))
@@ -136,7 +136,7 @@ class Controls:
             self._timer.cancel()
             self._timer = self._started_timer()
             self._name = name
-            self._slider.layout.display = "" if name == "loss" else "none"
+            self._slider.layout.display = "" if VIEWS[name].HAS_SMOOTHING else "none"
             # A picture takes up to a second: until then the old one stands under the new choice.
             self._at_work.value = text.spoken(f"Drawing {name} …", is_seen=True)
             try:

@@ -13,11 +13,12 @@ from typing import Any
 
 from PIL import Image
 
-from nbdist.client.board.page import Page, Plot, wrapped
+from nbdist.client.board.measures import wrapped
+from nbdist.client.board.page import Page, Plot
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import figure, length
-from nbdist.client.board.views import SHEETS
+from nbdist.client.board.views import VIEWS
 
 COLORS = 64
 MOST_VERDICTS = 2  # in a picture's head
@@ -48,7 +49,7 @@ class Painter:
         self.theme, self.width, self.scale, self.final = theme, width, scale, final
         self._smoothing = smoothing
         self.redraws = 0  # how often axes were drawn anew; for tests and the benchmark
-        self._name, self._sheet = name, SHEETS[name]
+        self._view = VIEWS[name]
         self._plan: tuple[object, ...] | None = None
         self._pixels: Any = None
         self._plots: list[Plot] = []
@@ -63,12 +64,12 @@ class Painter:
     def frame(self, scene: Scene) -> bytes:
         """Return a PNG of `scene`."""
         head = self._head(scene) if self.final else ()
-        plan = (*self._sheet.plan(scene, self.final), *head)
+        plan = (*self._view.plan(scene, self.final), *head)
         if plan != self._plan or self._page is None:
-            height = self._sheet.height(scene, self.final)
+            height = self._view.height(scene, self.final)
             self._page = Page(self.theme, self.width, height, self.scale, head)
             self._page.smoothing = self._smoothing
-            self._plots = self._sheet.compose(self._page, scene)
+            self._plots = self._view.compose(self._page, scene)
             self._plan, self._pixels = plan, None
         canvas = self._page.canvas
         moved = [plot.fit(scene) for plot in self._plots]
@@ -91,7 +92,7 @@ class Painter:
             values = [row.own[key] for row in scene.rows if key in row.own]
             parts.append(f"{key} {figure(sum(values) / len(values))}")
         lines = ["   ·   ".join(parts)]
-        if self._name != "verdicts":  # which writes them itself
+        if not self._view.TELLS_VERDICTS:
             for verdict in scene.analysis.verdicts[:MOST_VERDICTS]:
                 lines += wrapped(verdict.sentence, self.width)
         return tuple(lines)

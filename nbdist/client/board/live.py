@@ -14,7 +14,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from nbdist.client.board import sentences, tables, text
+from nbdist.client.board import sentences, text
+from nbdist.client.board.tables import to_html
+from nbdist.client.board.views import VIEWS
 from nbdist.client.output.slots import Slot, Slots
 from nbdist.wire import CellInfo, Display
 
@@ -59,7 +61,7 @@ class LiveBoard:
         self.ready = threading.Event()
         self.failure: Exception | None = None
         self._telemetry, self._info, self._insight = telemetry, info, insight
-        self._theme, self._name = theme, name
+        self._theme, self._name, self._view = theme, name, VIEWS[name]
         self._stop, self._shown = threading.Event(), threading.Event()
         self._began = time.monotonic()
         self._first: tuple[Scene, bytes] | None = None
@@ -144,18 +146,18 @@ class LiveBoard:
         self._widgets["progress"].value = text.plain(text.progress(scene, now - self._began))
         if now - self._table_at >= TABLE_S:
             self._table_at = now
-            table = tables.table(self._name, scene)
-            self._widgets["table"].value = tables.to_html(table) if table.rows else ""
+            table = self._view.table(scene)
+            self._widgets["table"].value = to_html(table) if table.rows else ""
             said = sentences.verdicts(scene)
-            is_told = scene.analysis.verdicts or self._name == "verdicts"
+            is_told = scene.analysis.verdicts or self._view.TELLS_VERDICTS
             self._widgets["verdicts"].value = text.plain(" ".join(said)) if is_told else ""
         if now - self._spoke_at >= SPEAK_S:
             self._spoke_at = now
             self._widgets["status"].value = text.spoken(self._spoken(scene))
 
     def _spoken(self, scene: "Scene") -> str:
-        said = [sentences.sentence(self._name, scene)]
-        if self._name != "verdicts":
+        said = [self._view.sentence(scene)]
+        if not self._view.TELLS_VERDICTS:
             said += [verdict.sentence for verdict in scene.analysis.verdicts]
         return " ".join(said)
 

@@ -3,13 +3,14 @@
 Any thread may look: series are snapshots, and nothing of the telemetry is held.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nbdist.client.board.scales import Floats
 from nbdist.client.board.scene import ALL, Curve, Panel, Row, Scene, StepSplit
+from nbdist.client.board.views import VIEWS
 from nbdist.client.metrics.analysis.values import RECENT, Analysis
 from nbdist.wire import STEP_KEYS, CellInfo
 
@@ -17,12 +18,7 @@ if TYPE_CHECKING:
     from nbdist.client.metrics.telemetry import Series, Telemetry
 
 MOST_OWN = 2  # panels for numbers that the user logged
-# Histories that a live view draws; of a view that is not here, none. They are the dear part.
-DRAWN = {
-    "overview": ("loss", "comm_s", "own"),
-    "loss": ("loss", "own", "norm"),
-    "ranks": ("step_s",),
-}
+HISTORIES = {of for view in VIEWS.values() for of in view.HISTORIES}
 MEANS = "step_s", "compute_s", "comm_s", "data_s", "optimizer_s", "samples", "tokens"
 
 
@@ -41,7 +37,7 @@ def look(
         analysis: What is known beyond the records.
         name: The only one of `board.VIEWS` that will be drawn of it; any when None.
     """
-    drawn = ("loss", "comm_s", "own", "step_s", "norm") if name is None else DRAWN.get(name, ())
+    drawn = HISTORIES if name is None else VIEWS[name].HISTORIES
     latest = dict(telemetry.latest)  # one atomic copy: ranks are added on another thread
     own_keys = sorted({key for values in latest.values() for key in values} - STEP_KEYS)
     panels = _panels(telemetry, drawn, own_keys)
@@ -74,7 +70,7 @@ def _total(telemetry: "Telemetry") -> int:
     return int(max((s.values[0] for s in known if s.n), default=0))
 
 
-def _panels(telemetry: "Telemetry", drawn: tuple[str, ...], own_keys: list[str]) -> list[Panel]:
+def _panels(telemetry: "Telemetry", drawn: Collection[str], own_keys: list[str]) -> list[Panel]:
     """Return the plots over the steps: those of `drawn` that there is anything of."""
     found = []
     if "loss" in drawn:

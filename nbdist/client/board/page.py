@@ -4,7 +4,6 @@ Places are counted from the top left, as people look. The head, which only a pic
 has, takes the first of them; a view begins at `top`.
 """
 
-import textwrap
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -14,14 +13,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from nbdist.client.board.artists import TEXT_PT, TITLE_PT
+from nbdist.client.board.measures import HEAD_PX, LINE_PX, MARGIN_PX, RIGHT_PX, TEXT_PT, TITLE_PT
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import tick
-
-LEFT_PX, RIGHT_PX, MARGIN_PX = 44, 14, 12
-HEAD_PX, LINE_PX = 26, 17
-LETTER_PX = 7.2  # of a head's text; few sentences have wider letters
 
 
 class Plot(Protocol):
@@ -80,7 +75,7 @@ class Page:
         return axes
 
     def legend(
-        self, handles: list[Artist], side: Literal["left", "right"], middle: float = 13
+        self, handles: Sequence[Artist], side: Literal["left", "right"], middle: float = 13
     ) -> None:
         """Write a line of samples whose middle is this far below the head."""
         x = MARGIN_PX / self.width if side == "left" else 1 - RIGHT_PX / self.width
@@ -114,8 +109,3 @@ class Page:
             left / self.width, 1 - middle / self.height, "\u25a0", va="center_baseline",
             fontsize=TITLE_PT, color=color,
         )  # fmt: skip
-
-
-def wrapped(sentence: str, width: int) -> list[str]:
-    """Return `sentence` in lines that fit into a head of `width` CSS pixels."""
-    return textwrap.wrap(sentence, int((width - 2 * MARGIN_PX) / LETTER_PX))

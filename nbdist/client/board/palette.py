@@ -86,3 +86,8 @@ def contrast(one: str, other: str) -> float:
 def line_style(index: int) -> tuple[str, tuple[float, ...]]:
     """Return (colour, on-off dash lengths in line widths, empty for solid) of the i-th rank."""
     return LINE_COLORS[index % len(LINE_COLORS)], LINE_DASHES[index % len(LINE_DASHES)]
+
+
+def row_color(row: int) -> str:
+    """Return the colour of a sort of collective; its number tells those apart that share one."""
+    return LINE_COLORS[row % len(LINE_COLORS)]

@@ -8,8 +8,10 @@ import base64
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nbdist.client.board import sentences, tables, text
+from nbdist.client.board import sentences, text
 from nbdist.client.board.palette import Theme
+from nbdist.client.board.tables import to_html, to_text
+from nbdist.client.board.views import VIEWS
 from nbdist.wire import Display
 
 if TYPE_CHECKING:  # for its type alone: the scene loads numpy
@@ -45,19 +47,20 @@ class Past:
     def caption(self, name: str) -> str:
         """Return the sentence below the picture, the same for every run of the same cell."""
         assert self.scene.outcome is not None  # the cell has ended
-        return text.caption(self.scene, self.scene.outcome, name)
+        return text.caption(self.scene, self.scene.outcome, VIEWS[name].CAPTION)
 
     def plain(self, name: str) -> str:
         """Return the view called `name` as text: a sentence, and its table where it has rows."""
-        if name == "verdicts":
+        view = VIEWS[name]
+        if view.TELLS_VERDICTS:  # which its table would repeat
             return "\n".join(sentences.verdicts(self.scene))
-        said, table = sentences.sentence(name, self.scene), tables.table(name, self.scene)
-        return f"{said}\n\n{tables.to_text(table)}" if table.rows else said
+        said, table = view.sentence(self.scene), view.table(self.scene)
+        return f"{said}\n\n{to_text(table)}" if table.rows else said
 
     def words(self, name: str) -> Display:
         """Return the view called `name` as HTML: a sentence that is spoken when it changes."""
-        said, table = sentences.sentence(name, self.scene), tables.table(name, self.scene)
-        html = text.spoken(said, is_seen=True) + (tables.to_html(table) if table.rows else "")
+        said, table = VIEWS[name].sentence(self.scene), VIEWS[name].table(self.scene)
+        html = text.spoken(said, is_seen=True) + (to_html(table) if table.rows else "")
         return Display({"text/html": html, "text/plain": self.plain(name)})
 
 

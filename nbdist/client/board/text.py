@@ -1,8 +1,7 @@
 """What the board says in words: caption and progress, and how it writes numbers.
 
 The caption stays in the notebook and is compared by nbval: it holds no time and no trained
-number. The rest is live only. Sentences about what is seen are in sentences.py, the tables in
-tables.py.
+number. The rest is live only. What a view says of itself is in its module.
 """
 
 import html
@@ -18,17 +17,10 @@ if TYPE_CHECKING:  # for its type alone: the scene loads numpy
 STYLE = "font: 12px/1.5 var(--jp-ui-font-family, sans-serif); font-variant-numeric: tabular-nums"
 _LISTED = re.compile(r"^(\d*)([-+=.)])")  # what begins a list or a heading
 MARKDOWN = str.maketrans({c: "\\" + c for c in "\\`*_[]<>#$|~&"})
-_SUBJECTS = {
-    "loss": "Loss",
-    "step": "Parts of a step",
-    "collectives": "Collectives",
-    "ranks": "Speed and memory",
-    "verdicts": "Own work",
-}
 ENDINGS = {"finished": " over ", "failed": ", failed after ", "interrupted": ", interrupted after "}
 
 
-def caption(scene: "Scene", outcome: str, name: str = "overview") -> str:
+def caption(scene: "Scene", outcome: str, subject: str = "") -> str:
     """Return the sentence that stands below the picture in the notebook.
 
     For example "Loss and communication time on 2 ranks over 80 steps."
@@ -36,10 +28,10 @@ def caption(scene: "Scene", outcome: str, name: str = "overview") -> str:
     Args:
         scene: What is seen.
         outcome: "finished", "failed" or "interrupted".
-        name: Which of the board's views is seen.
+        subject: What is seen of it; the plots there are when empty.
     """
     ranks = counted(len(scene.reporting), "rank")
-    return f"{_SUBJECTS.get(name) or _subject(scene)} on {ranks}{ENDINGS[outcome]}{length(scene)}."
+    return f"{subject or _subject(scene)} on {ranks}{ENDINGS[outcome]}{length(scene)}."
 
 
 def _subject(scene: "Scene") -> str:

@@ -99,7 +99,7 @@ def dist_parser() -> argparse.ArgumentParser:
         nargs="?",
         type=_view,
         metavar="VIEW",
-        help="; ".join(f"{name}: {text}" for name, text in VIEWS.items()),
+        help="; ".join(f"{name}: {view.HELP}" for name, view in VIEWS.items()),
     )
     chaos = made["chaos"]
     chaos.add_argument(

@@ -100,7 +100,7 @@ class Showing:
         if view is not None:
             self._view = view
         if self._last_board is None and view is not None:
-            print(f"The boards of cells from now on show {view}: {VIEWS[view]}.")
+            print(f"The boards of cells from now on show {view}: {VIEWS[view].HELP}.")
         elif self._last_board is None:
             raise ClusterError(
                 "There is no board yet.",

@@ -1,34 +1,56 @@
-"""The views of the board, by the names of `board.VIEWS`.
+"""The views of the board: a module each, which owns all that is particular to it.
 
-Each is a module of three functions: `plan`, what it is composed for, composed anew when that
-changes; `height`, in CSS pixels below the head; and `compose`, which puts its plots on a page.
+A view says what it shows in a picture, in a sentence and in a table. Importing them loads neither
+numpy, matplotlib nor ipywidgets: `compose` imports what it draws with.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nbdist.client.board.page import Page, Plot
-from nbdist.client.board.scene import Scene
+from nbdist.client.board.tables import ViewTable
 from nbdist.client.board.views import collectives, loss, overview, ranks, step, verdicts
 
+if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
+    from nbdist.client.board.page import Page, Plot
+    from nbdist.client.board.scene import Scene
 
-class Sheet(Protocol):
-    """One of the views."""
 
-    def plan(self, scene: Scene, final: bool) -> tuple[object, ...]:
-        """Return what the page is composed for."""
+class View(Protocol):
+    """One of the views.
 
-    def height(self, scene: Scene, final: bool) -> int:
+    Attributes:
+        NAME: What people type: `%dist board NAME`.
+        HELP: What it shows, in a few words.
+        CAPTION: What a picture's caption says is seen; empty where it names the plots there are.
+        HISTORIES: What it draws over the steps: "loss", "comm_s", "step_s", "norm" of the gradient,
+            "own" numbers of the user. A live board reads no others, for they are the dear part.
+        HAS_SMOOTHING: Whether it draws a running mean, whose window people choose.
+        TELLS_VERDICTS: Whether it says the verdicts itself, or why there is none.
+    """
+
+    NAME: str
+    HELP: str
+    CAPTION: str
+    HISTORIES: tuple[str, ...]
+    HAS_SMOOTHING: bool
+    TELLS_VERDICTS: bool
+
+    def plan(self, scene: "Scene", final: bool) -> tuple[object, ...]:
+        """Return what the page is composed for: it is composed anew when that changes."""
+
+    def height(self, scene: "Scene", final: bool) -> int:
         """Return the height of the page in CSS pixels, without its head."""
 
-    def compose(self, page: Page, scene: Scene) -> list[Plot]:
+    def compose(self, page: "Page", scene: "Scene") -> "list[Plot]":
         """Put axes, titles and legends on the page; return the plots that draw upon them."""
 
+    def sentence(self, scene: "Scene") -> str:
+        """Return what is seen: spoken by screen readers, written above a plain table."""
 
-SHEETS: dict[str, Sheet] = {
-    "overview": overview,
-    "loss": loss,
-    "step": step,
-    "collectives": collectives,
-    "ranks": ranks,
-    "verdicts": verdicts,
-}
+    def table(self, scene: "Scene") -> ViewTable:
+        """Return the numbers of now."""
+
+
+# In the order of the board's buttons.
+_ALL: tuple[View, ...] = (overview, loss, step, collectives, ranks, verdicts)
+
+VIEWS = {view.NAME: view for view in _ALL}

@@ -4,14 +4,25 @@ While a cell runs the table is HTML below the picture.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from nbdist.client.board import timeline
-from nbdist.client.board.artists import TEXT_PT, nothing_yet
-from nbdist.client.board.page import MARGIN_PX, Page, Plot
-from nbdist.client.board.scene import Scene
-from nbdist.client.board.sentences import no_collectives
-from nbdist.client.board.tables import collective_cells, group_names
-from nbdist.client.board.timeline import TimeLinePlot, row_color, telling_lanes
+from nbdist.amounts import counted
+from nbdist.client.board import palette
+from nbdist.client.board.lanes import telling_lanes
+from nbdist.client.board.measures import MARGIN_PX, TEXT_PT
+from nbdist.client.board.tables import NONE, ViewTable, or_dash
+from nbdist.client.board.text import count, figure, milliseconds, rate, size
+from nbdist.client.metrics.analysis.values import CollectiveRow
+from nbdist.ranks import name_ranks
+
+if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
+    from nbdist.client.board.page import Page, Plot
+    from nbdist.client.board.scene import Scene
+
+NAME, CAPTION = "collectives", "Collectives"
+HELP = "a table of them, and a time line of the last steps"
+HISTORIES: tuple[str, ...] = ()
+HAS_SMOOTHING, TELLS_VERDICTS = False, False
 
 LEGEND_PX, ABOVE_PX, BELOW_PX, NOTE_PX = 28, 46, 26, 18
 LANE_PX, FEW_LANES_PX = 42, 60
@@ -26,12 +37,12 @@ HEADS = (
 LONGEST = 22, 18, 15, 12  # characters of a cell: the first that fits
 
 
-def plan(scene: Scene, final: bool) -> tuple[object, ...]:
+def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
     """Return the lanes."""
     return (tuple(lane.rank for lane in telling_lanes(scene)),)
 
 
-def height(scene: Scene, final: bool) -> int:
+def height(scene: "Scene", final: bool) -> int:
     """Return the height of the page."""
     lanes = len(telling_lanes(scene))
     line = LEGEND_PX + ABOVE_PX + _lane_px(lanes) * lanes + BELOW_PX + NOTE_PX if lanes else 90
@@ -40,8 +51,11 @@ def height(scene: Scene, final: bool) -> int:
     return line + table
 
 
-def compose(page: Page, scene: Scene) -> list[Plot]:
+def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     """Put the lanes, and the table below them where the picture stays."""
+    from nbdist.client.board.artists import nothing_yet
+    from nbdist.client.board.plots import timeline
+
     lanes = len(telling_lanes(scene))
     line = scene.analysis.line
     if not lanes or line is None:
@@ -58,10 +72,93 @@ def compose(page: Page, scene: Scene) -> list[Plot]:
     page.write(MARGIN_PX, below + NOTE_PX / 2, _note(scene, lanes))
     if page.is_final and scene.analysis.table:
         _write_table(page, scene, below + NOTE_PX)
-    return [TimeLinePlot(axes, page.theme, scene, width, page.is_final)]
+    return [timeline.TimeLinePlot(axes, page.theme, scene, width, page.is_final)]
 
 
-def _note(scene: Scene, lanes: int) -> str:
+def sentence(scene: "Scene") -> str:
+    """Return how many there are, which one is waited for most, and how exact that is."""
+    table = scene.analysis.table
+    if not table:
+        return no_collectives(scene)
+    each_step = count(sum(row.count for row in table))
+    text = "1 collective a step" if each_step == "1" else f"{each_step} collectives a step"
+    text += f", of {len(table):,} sorts" if len(table) > 1 else ""
+    longest = max(table, key=lambda row: row.count * (row.waiting_ms or row.transfer_ms or 0.0))
+    text += f"; most is waited in {longest.kind}"
+    text += f" of {size(longest.bytes)}" if longest.bytes else ""
+    if longest.waiting_ms is not None:
+        text += f", {figure(longest.waiting_ms)} ms each time"
+    if longest.last is not None:
+        text += f", where rank {longest.last[0]} most often comes last"
+    text += "."
+    if scene.analysis.clock_error_ms:
+        text += (
+            f" Clocks of two ranks differ by at most {figure(scene.analysis.clock_error_ms)} ms."
+        )
+    if scene.analysis.left_out:
+        untold = counted(scene.analysis.left_out, "collective")
+        have = "has" if scene.analysis.left_out == 1 else "have"
+        text += f" Some steps were left out to keep the cost low: {untold} {have} no times."
+    return text
+
+
+def no_collectives(scene: "Scene") -> str:
+    """Return why there are no collectives to be seen."""
+    if len(scene.rows) == 1:
+        return "One rank alone has nobody to communicate with."
+    if not scene.is_timed:
+        return "Collectives were not timed: %config NBDist.tap is not 'full'."
+    return "No collective has been compared yet."
+
+
+def table(scene: "Scene") -> ViewTable:
+    """Return a line for each sort of collective."""
+    head = (
+        *("no.", "kind", "group", "line", "a step", "bytes", "skew ms", "came last"),
+        *("waiting ms", "queueing ms", "transferring ms", "algbw", "busbw"),
+    )
+    groups = group_names(scene.analysis.table)
+    rows = tuple(
+        (str(number), *collective_cells(row, group))
+        for number, (row, group) in enumerate(
+            zip(scene.analysis.table, groups, strict=True), start=1
+        )
+    )
+    return ViewTable("Collectives of a step, means over the last 50", head, rows)
+
+
+def group_names(table: Sequence[CollectiveRow]) -> list[str]:
+    """Return the group of each line: its title, and its ranks where others have that title."""
+    ranks: dict[str, set[tuple[int, ...]]] = {}
+    for row in table:
+        ranks.setdefault(row.title, set()).add(row.ranks)
+    return [_group_name(row, is_one=len(ranks[row.title]) == 1) for row in table]
+
+
+def _group_name(row: CollectiveRow, *, is_one: bool) -> str:
+    who = name_ranks(row.ranks) if row.ranks else NONE
+    if not row.title:
+        return who
+    return row.title if is_one else f"{row.title}, {who}"
+
+
+def collective_cells(row: CollectiveRow, group: str) -> tuple[str, ...]:
+    """Return one line of the table of collectives, without its number."""
+    last = NONE if row.last is None else f"rank {row.last[0]}, {100 * row.last[1]:.0f} %"
+    return (
+        row.kind,
+        group,
+        row.line or NONE,
+        count(row.count),
+        f"{size(row.bytes)} {row.dtype}".rstrip(),
+        or_dash(row.skew_ms, milliseconds),
+        last,
+        *(or_dash(ms, milliseconds) for ms in (row.waiting_ms, row.queue_ms, row.transfer_ms)),
+        *(or_dash(speed, rate) for speed in (row.algbw, row.busbw)),
+    )
+
+
+def _note(scene: "Scene", lanes: int) -> str:
     line = scene.analysis.line
     assert line is not None  # there are lanes
     parts = []
@@ -74,7 +171,7 @@ def _note(scene: Scene, lanes: int) -> str:
     return " ".join(parts)
 
 
-def _write_table(page: Page, scene: Scene, top: float) -> None:
+def _write_table(page: "Page", scene: "Scene", top: float) -> None:
     table = scene.analysis.table
     named = list(zip(table, group_names(table), strict=True))[:MOST_ROWS]
     cells = [collective_cells(row, group) for row, group in named]
@@ -87,7 +184,7 @@ def _write_table(page: Page, scene: Scene, top: float) -> None:
         page.write(left, top + HEADS_PX / 2, head)
     middle = top + HEADS_PX + ROW_PX / 2
     for number, row in enumerate(rows, start=1):
-        page.swatch(MARGIN_PX, middle, row_color(number - 1))
+        page.swatch(MARGIN_PX, middle, palette.row_color(number - 1))
         page.write(MARGIN_PX + 14, middle, str(number))
         for left, cell in zip(lefts, row, strict=True):
             page.write(left, middle, cell, size=TEXT_PT)

@@ -1,28 +1,43 @@
 """Loss by rank and its mean over the ranks, with what the user logs beside it."""
 
+import math
+from typing import TYPE_CHECKING
+
 from nbdist.client.board import palette
-from nbdist.client.board.artists import nothing_yet, rank_samples, sample
-from nbdist.client.board.page import LEFT_PX, RIGHT_PX, Page, Plot
-from nbdist.client.board.plots import LinePlot
-from nbdist.client.board.scene import Scene
+from nbdist.client.board.measures import LEFT_PX, RIGHT_PX
+from nbdist.client.board.tables import ViewTable, or_dash
+from nbdist.client.board.text import figure
+from nbdist.ranks import name_ranks
 from nbdist.wire import STEP_KEYS
+
+if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
+    from nbdist.client.board.page import Page, Plot
+    from nbdist.client.board.scene import Scene
+
+NAME, CAPTION = "loss", "Loss"
+HELP = "of each rank, and their mean"
+HISTORIES: tuple[str, ...] = ("loss", "own", "norm")
+HAS_SMOOTHING, TELLS_VERDICTS = True, False
 
 LEGEND_PX, LOSS_PX, OWN_PX = 30, 330, 200
 ABOVE_PX, BELOW_PX, GAP_PX = 24, 38, 48
 
 
-def plan(scene: Scene, final: bool) -> tuple[object, ...]:
+def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
     """Return which plots there are."""
     return tuple(_keys(scene)), scene.ranks
 
 
-def height(scene: Scene, final: bool) -> int:
+def height(scene: "Scene", final: bool) -> int:
     """Return the height of the page."""
     return LEGEND_PX + LOSS_PX + (OWN_PX if len(_keys(scene)) > 1 else 0)
 
 
-def compose(page: Page, scene: Scene) -> list[Plot]:
+def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     """Put the loss over the whole width, and own numbers below it."""
+    from nbdist.client.board.artists import nothing_yet, rank_samples, sample
+    from nbdist.client.board.plots.lines import LinePlot
+
     keys = _keys(scene)
     whole = page.width - LEFT_PX - RIGHT_PX
     axes = page.axes(LEFT_PX, LEGEND_PX + ABOVE_PX, whole, LOSS_PX - ABOVE_PX - BELOW_PX)
@@ -50,7 +65,43 @@ def compose(page: Page, scene: Scene) -> list[Plot]:
     return plots
 
 
-def _keys(scene: Scene) -> list[str]:
+def sentence(scene: "Scene") -> str:
+    """Return the mean loss, and its range over the ranks."""
+    losses = {row.rank: row.loss for row in scene.rows if row.loss is not None}
+    if not losses:
+        return "No loss has been seen yet."
+    bad = [rank for rank, loss in losses.items() if not math.isfinite(loss)]
+    if bad:
+        return f"Step {scene.first_step:,}: the loss of {name_ranks(bad)} is not finite."
+    high, low = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
+    text = f"Step {scene.first_step:,}: loss {figure(sum(losses.values()) / len(losses))}"
+    least, most = figure(losses[low]), figure(losses[high])
+    if least != most:
+        text += f", from {least} on rank {low} to {most} on rank {high}"
+    return text + "."
+
+
+def table(scene: "Scene") -> ViewTable:
+    """Return each rank's loss, now and over the last steps."""
+    rows = []
+    for line in next((panel.lines for panel in scene.panels if panel.key == "loss"), ()):
+        known = [value for value in line.y.tolist() if math.isfinite(value)]
+        recent = known[-50:]
+        rows.append(
+            (
+                str(line.rank),
+                f"{int(line.x[-1]):,}",
+                or_dash(float(line.y[-1])),
+                or_dash(sum(recent) / len(recent) if recent else None),
+                or_dash(min(known, default=None)),
+                f"{len(line.y) - len(known):,}",
+            )
+        )
+    head = ("rank", "step", "loss", "mean of last 50", "lowest", "not finite")
+    return ViewTable("Loss by rank", head, tuple(rows))
+
+
+def _keys(scene: "Scene") -> list[str]:
     """Return the panels to show: the loss first, then the gradient's norm and the user's own."""
     keys = [panel.key for panel in scene.panels]
     norm = [] if scene.norm is None else [scene.norm.key]

@@ -1,14 +1,22 @@
 """The overview: loss, communication, the split of a step, and what the user logs."""
 
 import math
+from typing import TYPE_CHECKING
 
-from matplotlib.artist import Artist
-
-from nbdist.client.board.artists import part_patch, rank_samples
-from nbdist.client.board.page import LEFT_PX, LINE_PX, RIGHT_PX, Page, Plot
-from nbdist.client.board.plots import LinePlot, SplitPlot
-from nbdist.client.board.scene import Scene
+from nbdist.client.board.measures import LEFT_PX, LINE_PX, RIGHT_PX
+from nbdist.client.board.tables import NONE, ViewTable, or_dash
+from nbdist.client.board.text import figure
+from nbdist.ranks import name_ranks
 from nbdist.wire import STEP_KEYS
+
+if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
+    from nbdist.client.board.page import Page, Plot
+    from nbdist.client.board.scene import Row, Scene
+
+NAME, CAPTION = "overview", ""
+HELP = "loss, communication, and what a step is made of"
+HISTORIES: tuple[str, ...] = ("loss", "comm_s", "own")
+HAS_SMOOTHING, TELLS_VERDICTS = False, False
 
 LEGEND_PX, ROW_PX = 30, 236  # a strip at the top; one row of plots
 ABOVE_PX, BELOW_PX = 24, 38  # of a plot: its title; ticks and label
@@ -17,21 +25,25 @@ PER_ROW = 3
 MOST_BESIDE = 3  # ranks in the legend with the parts of a step beside them
 
 
-def plan(scene: Scene, final: bool) -> tuple[object, ...]:
+def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
     """Return which plots there are."""
     stack = scene.stack
     parts = () if stack is None else tuple(stack.parts)
     return tuple(panel.key for panel in scene.panels), parts, scene.ranks
 
 
-def height(scene: Scene, final: bool) -> int:
+def height(scene: "Scene", final: bool) -> int:
     """Return the height of the page."""
     rows, _ = _grid(scene)
     return _legend_px(scene) + rows * ROW_PX
 
 
-def compose(page: Page, scene: Scene) -> list[Plot]:
+def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     """Put lines and bars side by side, at most three in a row."""
+    from nbdist.client.board.artists import part_patch, rank_samples
+    from nbdist.client.board.plots.lines import LinePlot
+    from nbdist.client.board.plots.split import SplitPlot
+
     _, columns = _grid(scene)
     stack = scene.stack
     width = (page.width - LEFT_PX - RIGHT_PX - GAP_PX * (columns - 1)) / columns
@@ -51,27 +63,72 @@ def compose(page: Page, scene: Scene) -> list[Plot]:
     if scene.panels:
         page.legend(rank_samples(scene.ranks, page.theme), "left")
     if stack is not None:
-        parts: list[Artist] = [
-            part_patch(name, page.theme, len(scene.rows)) for name in stack.parts
-        ]
+        parts = [part_patch(name, page.theme, len(scene.rows)) for name in stack.parts]
         page.legend(parts, "right", middle=_legend_px(scene) - LEGEND_PX + 13)
     return plots
 
 
-def _legend_px(scene: Scene) -> int:
+def sentence(scene: "Scene") -> str:
+    """Return the step, the loss, the share of communication, and who makes others wait."""
+    of = f" of {scene.total:,}" if scene.total else ""
+    parts = [f"Step {scene.first_step:,}{of}" if scene.last_step else "Logging"]
+    losses = {row.rank: row.loss for row in scene.rows if row.loss is not None}
+    if losses:
+        bad = [rank for rank, loss in losses.items() if not math.isfinite(loss)]
+        mean = sum(losses.values()) / len(losses)
+        parts.append(f"loss not finite on {name_ranks(bad)}" if bad else f"loss {figure(mean)}")
+    if scene.comm_pct is not None:
+        parts.append(f"{scene.comm_pct:.0f} % of a step in communication")
+    elif not scene.is_timed:
+        parts.append("communication not measured")
+    if scene.slow:
+        verb = "makes" if len(scene.slow) == 1 else "make"
+        whom = "each other" if scene.slow >= set(scene.ranks) else "the others"
+        parts.append(f"{name_ranks(scene.slow)} {verb} {whom} wait")
+    return ", ".join(parts) + "."
+
+
+def table(scene: "Scene") -> ViewTable:
+    """Return each rank's progress, speed, and what the user logs."""
+    own = sorted({key for row in scene.rows for key in row.own})[:4]
+    slow = "◀ they wait for each other" if scene.slow >= set(scene.ranks) else "◀ the others wait"
+    untold = NONE if scene.is_timed else "not measured"
+    head = ("rank", "device", "step", "loss", "steps/s", "step ms", "comm %", "data %", *own, "")
+
+    def cells(row: "Row") -> tuple[str, ...]:
+        return (
+            str(row.rank),
+            row.device,
+            f"{row.step:,}",
+            *map(or_dash, (row.loss, row.steps_per_s, row.step_ms)),
+            untold if row.comm_pct is None else _whole(row.comm_pct),
+            or_dash(row.data_pct, _whole),
+            *(or_dash(row.own.get(key)) for key in own),
+            # Last, so that the columns stay where they are when it comes and goes.
+            slow if row.rank in scene.slow else "",
+        )
+
+    return ViewTable("Ranks, over their last steps", head, tuple(map(cells, scene.rows)))
+
+
+def _whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _legend_px(scene: "Scene") -> int:
     """Return how high the legend is: parts stand below the ranks where both do not fit."""
     is_narrow = len(scene.ranks) > MOST_BESIDE and scene.panels and scene.stack is not None
     return LEGEND_PX + (LINE_PX if is_narrow else 0)
 
 
-def _grid(scene: Scene) -> tuple[int, int]:
+def _grid(scene: "Scene") -> tuple[int, int]:
     """Return rows and columns of plots."""
     count = max(1, len(scene.panels) + (scene.stack is not None))
     columns = min(count, PER_ROW) if count != 4 else 2
     return math.ceil(count / columns), columns
 
 
-def _order(scene: Scene) -> list[str | None]:
+def _order(scene: "Scene") -> list[str | None]:
     """Return what to plot: the keys of lines, and None for the split, before the user's own."""
     keys = [panel.key for panel in scene.panels]
     split: list[str | None] = [None] if scene.stack is not None else []

@@ -3,43 +3,36 @@
 More ranks than `MOST_BARS` are strips, one a part, with the extremes named.
 """
 
-import numpy as np
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.patches import PathPatch
+from typing import TYPE_CHECKING
 
 from nbdist.client.board import palette
-from nbdist.client.board.artists import (
-    TEXT_PT,
-    draw,
-    note,
-    nothing_yet,
-    part_patch,
-    rectangles,
-    title,
-)
-from nbdist.client.board.page import Page, Plot
-from nbdist.client.board.palette import Theme
-from nbdist.client.board.scales import Floats, Limits, grown
-from nbdist.client.board.scene import Scene, Stack
-from nbdist.client.board.strips import Strip, StripsPlot
-from nbdist.client.board.text import figure
+from nbdist.client.board.sentences import NOT_TIMED
+from nbdist.client.board.tables import NONE, ViewTable
+from nbdist.client.board.text import figure, milliseconds
+
+if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
+    from nbdist.client.board.page import Page, Plot
+    from nbdist.client.board.scene import Scene, Stack
+
+NAME, CAPTION = "step", "Parts of a step"
+HELP = "where a step's time goes on each rank, and who waits for whom"
+HISTORIES: tuple[str, ...] = ()
+HAS_SMOOTHING, TELLS_VERDICTS = False, False
 
 MOST_BARS = 16
-MOST_WORDS = 4  # beside bars of a live view, 2 ms each: the table below it has them all
 LEGEND_PX, ABOVE_PX, BELOW_PX = 30, 26, 36
 BAR_PX, STRIP_PX = 26, 34  # thick bars for few ranks, so that hatches are seen
 NAMES_PX, WORDS_PX = 70, 226  # left and right of the bars
 STRIP_NAMES_PX, STRIP_WORDS_PX = 76, 258
 
 
-def plan(scene: Scene, final: bool) -> tuple[object, ...]:
+def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
     """Return the ranks and the parts."""
     stack = scene.stack
     return () if stack is None else (stack.ranks, tuple(stack.parts), bool(stack.waits_for))
 
 
-def height(scene: Scene, final: bool) -> int:
+def height(scene: "Scene", final: bool) -> int:
     """Return the height of the page."""
     stack = scene.stack
     if stack is None:
@@ -49,8 +42,11 @@ def height(scene: Scene, final: bool) -> int:
     return LEGEND_PX + ABOVE_PX + _bar_px(len(stack.ranks)) * len(stack.ranks) + BELOW_PX
 
 
-def compose(page: Page, scene: Scene) -> list[Plot]:
+def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     """Put a bar for each rank, or a strip for each part."""
+    from nbdist.client.board.artists import nothing_yet, part_patch
+    from nbdist.client.board.plots.step_bars import LyingBars
+
     stack = scene.stack
     if stack is None:
         axes = page.axes(20, 10, page.width - 40, 100)
@@ -62,75 +58,58 @@ def compose(page: Page, scene: Scene) -> list[Plot]:
     width = page.width - NAMES_PX - words_px
     tall = _bar_px(len(stack.ranks)) * len(stack.ranks)
     axes = page.axes(NAMES_PX, LEGEND_PX + ABOVE_PX, width, tall)
-    handles: list[Artist] = [part_patch(name, page.theme, len(stack.ranks)) for name in stack.parts]
+    handles = [part_patch(name, page.theme, len(stack.ranks)) for name in stack.parts]
     page.legend(handles, "left")
     return [LyingBars(axes, page.theme, stack, page.is_final)]
 
 
-class LyingBars:
-    """One stacked bar a rank, the first on top; its length and its wait in words behind it."""
-
-    def __init__(self, axes: Axes, theme: Theme, stack: Stack, final: bool) -> None:
-        self._axes, self._theme, self._final = axes, theme, final
-        self._x: Limits | None = None
-        self._artists: list[Artist] = []
-        count = len(stack.ranks)
-        self._patches = [part_patch(name, theme, count) for name in stack.parts]
-        title(axes, "step time, ms", theme)
-        axes.set_ylim(count - 0.5, -0.5)
-        axes.set_yticks(range(count), [f"rank {rank}" for rank in stack.ranks])
-        axes.grid(False)
-        axes.grid(axis="x", color=theme.text, alpha=0.22, linewidth=0.6)
-
-    def fit(self, scene: Scene) -> bool:
-        """Take in new data; return whether the axes have changed and must be drawn anew."""
-        stack = scene.stack
-        assert stack is not None  # it is why there is this plot
-        whole = stack.whole_ms
-        top = float(whole.max())
-        x = (0.0, top * 1.02 if top > 0 else 1.0)
-        if not self._final:
-            x = grown(self._x, x)
-        changed = x != self._x
-        if changed:
-            self._x = x
-            self._axes.set_xlim(*x)
-        at = np.arange(len(stack.ranks), dtype=np.float64)
-        base: Floats = np.zeros(len(stack.ranks))
-        self._artists = []
-        for patch, length in zip(self._patches, stack.parts.values(), strict=True):
-            if length.any():  # Agg prepares a hatch for each path it draws (2 ms)
-                seen = length > 0
-                where = at[seen]
-                bars = PathPatch(
-                    rectangles(base[seen], (base + length)[seen], where - 0.36, where + 0.36)
-                )
-                bars.update_from(patch)
-                self._artists.append(bars)
-            base = base + length
-        if self._final or len(stack.ranks) <= MOST_WORDS:
-            self._artists += [
-                self._words(place, float(whole[place]), stack.waits_for.get(rank))
-                for place, rank in enumerate(stack.ranks)
-            ]
-        return changed
-
-    def draw(self) -> None:
-        """Draw the bars."""
-        draw(self._artists, self._axes)
-
-    def _words(self, place: int, whole_ms: float, waits: tuple[int, float] | None) -> Artist:
-        words = f"{figure(whole_ms)} ms"
-        if waits is not None:
-            words += f", waits {figure(waits[1])} ms for rank {waits[0]}"
-        return note(
-            1.01, place, words, self._theme, transform=self._axes.get_yaxis_transform(),
-            clip_on=False, fontsize=TEXT_PT,
-        )  # fmt: skip
+def sentence(scene: "Scene") -> str:
+    """Return the mean length of a step, its parts, and the longest wait."""
+    stack = scene.stack
+    if stack is None:
+        return "No step has been made yet."
+    whole = float(stack.whole_ms.mean())
+    if not whole:
+        return "A step took no time that was measured."
+    shares = {name: 100 * float(part.mean()) / whole for name, part in stack.parts.items()}
+    told = [f"{share:.0f} % {name}" for name, share in shares.items() if share >= 0.5]
+    text = f"A step takes {figure(whole)} ms: {', '.join(told)}."
+    return f"{text} {NOT_TIMED}" if not scene.is_timed else f"{text}{_longest_wait(stack)}"
 
 
-def _strips(page: Page, stack: Stack) -> Plot:
-    def read(scene: Scene) -> list[Strip]:
+def _longest_wait(stack: "Stack") -> str:
+    if not stack.waits_for:
+        return ""
+    waiter = max(stack.waits_for, key=lambda rank: stack.waits_for[rank][1])
+    awaited, time_ms = stack.waits_for[waiter]
+    return f" Rank {waiter} waits longest: {figure(time_ms)} ms a step for rank {awaited}."
+
+
+def table(scene: "Scene") -> ViewTable:
+    """Return the parts of each rank's step."""
+    stack = scene.stack
+    if stack is None:
+        return ViewTable("Milliseconds of a step by rank", ("rank", "step"), ())
+    rows = []
+    for place, rank in enumerate(stack.ranks):
+        waits = stack.waits_for.get(rank)
+        rows.append(
+            (
+                str(rank),
+                milliseconds(float(stack.whole_ms[place])),
+                *(milliseconds(float(part[place])) for part in stack.parts.values()),
+                NONE if waits is None else f"rank {waits[0]}, {figure(waits[1])} ms",
+            )
+        )
+    head = ("rank", "step", *stack.parts, "waits for")
+    return ViewTable("Milliseconds of a step by rank, mean of the last 50", head, tuple(rows))
+
+
+def _strips(page: "Page", stack: "Stack") -> "Plot":
+    from nbdist.client.board.artists import title
+    from nbdist.client.board.plots.strips import Strip, StripsPlot
+
+    def read(scene: "Scene") -> list[Strip]:
         now = scene.stack
         assert now is not None  # it is why there is this plot
         whole = Strip("step", page.theme.text, now.whole_ms, _write)

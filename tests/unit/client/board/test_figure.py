@@ -111,3 +111,19 @@ def test_pyplot_is_never_loaded() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_help_and_words_of_every_view_load_no_matplotlib() -> None:
+    code = (
+        "import sys\n"
+        "from nbdist.client.notebook import arguments\n"
+        "assert not {'numpy', 'matplotlib', 'ipywidgets', 'PIL'} & set(sys.modules)\n"
+        "from nbdist.client.board import VIEWS, palette\n"
+        "from nbdist.client.board.look import look\n"
+        "from nbdist.client.board.past import Past\n"
+        "from tests.unit.client.board.board_data import analysis_of, cell_info, training\n"
+        "past = Past(look(training(2, 60), cell_info(2), analysis_of(2)), palette.theme_on(None))\n"
+        "assert all(past.plain(name) and past.words(name).data for name in VIEWS)\n"
+        "assert 'matplotlib' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -5,17 +5,10 @@ import pytest
 from matplotlib.colors import to_hex
 
 from nbdist.client.board import palette
+from nbdist.client.board.lanes import MOST_LANES, MOST_TRACKS, phases, telling_lanes, tracks
 from nbdist.client.board.look import look
+from nbdist.client.board.plots.timeline import ALPHAS, hatch_over
 from nbdist.client.board.scene import Scene
-from nbdist.client.board.timeline import (
-    ALPHAS,
-    MOST_LANES,
-    MOST_TRACKS,
-    hatch_over,
-    phases,
-    telling_lanes,
-    tracks,
-)
 from nbdist.client.metrics.analysis.values import Span, TimelineLane
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 

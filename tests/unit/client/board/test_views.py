@@ -2,6 +2,7 @@
 
 import io
 import math
+import pkgutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -11,13 +12,14 @@ from matplotlib.patches import PathPatch
 from matplotlib.text import Text
 from PIL import Image
 
-from nbdist.client.board import VIEWS, palette, plots, sentences, tables, text
+from nbdist.client.board import VIEWS, palette, sentences, tables, text, views
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
 from nbdist.client.board.page import Page
-from nbdist.client.board.plots import SplitPlot
+from nbdist.client.board.plots import lines
+from nbdist.client.board.plots.split import SplitPlot
 from nbdist.client.board.scene import Scene
-from nbdist.client.board.views import SHEETS
+from nbdist.client.board.views.collectives import group_names
 from nbdist.client.metrics.analysis.values import Analysis, RankStep, Verdict
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Batch, Record
@@ -62,8 +64,10 @@ class Cells(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_there_is_a_sheet_for_every_view_that_can_be_asked_for() -> None:
-    assert list(SHEETS) == list(VIEWS)
+def test_every_module_of_views_is_a_view_of_its_name() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(views.__path__)}
+
+    assert modules == set(VIEWS)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 16, 64])
@@ -93,8 +97,8 @@ def test_every_view_says_something_before_anything_is_known(name: str) -> None:
     view = look(telemetry, cell_info(2))
 
     assert png(name, view).shape[1] == 960
-    assert sentences.sentence(name, view).endswith(".")
-    assert tables.to_text(tables.table(name, view))
+    assert VIEWS[name].sentence(view).endswith(".")
+    assert tables.to_text(VIEWS[name].table(view))
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -105,7 +109,7 @@ def test_every_view_bears_losses_and_times_that_are_no_numbers(name: str) -> Non
     view = look(telemetry, cell_info(2), analysis_of(2, 5))
 
     assert png(name, view).shape[1] == 960
-    assert tables.table(name, view).caption
+    assert VIEWS[name].table(view).caption
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -130,7 +134,7 @@ def test_a_view_shows_the_ranks_of_a_growing_cell(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in VIEWS if name != "verdicts"])
 def test_a_table_in_html_has_the_cells_of_the_text_and_marked_headers(name: str) -> None:
-    table = tables.table(name, seen())
+    table = VIEWS[name].table(seen())
 
     html = Cells(tables.to_html(table))
 
@@ -151,7 +155,7 @@ def test_columns_of_numbers_end_on_one_line() -> None:
 
 
 def test_the_table_of_collectives_tells_who_came_last_and_how_fast_it_moved() -> None:
-    table = tables.table("collectives", seen(slow=2))
+    table = VIEWS["collectives"].table(seen(slow=2))
 
     row = dict(zip(table.head, table.rows[0], strict=True))
 
@@ -166,7 +170,7 @@ def test_groups_of_one_title_are_told_apart_by_their_ranks() -> None:
     titled = [("group dp", (0, 2)), ("group dp", (1, 3)), ("group tp", (0, 1)), ("", (0, 1, 2, 3))]
     rows = [replace(row, title=title, ranks=ranks) for title, ranks in titled]
 
-    assert tables.group_names(rows) == [
+    assert group_names(rows) == [
         "group dp, ranks 0, 2",
         "group dp, ranks 1, 3",
         "group tp",
@@ -175,7 +179,7 @@ def test_groups_of_one_title_are_told_apart_by_their_ranks() -> None:
 
 
 def test_the_table_of_steps_has_parts_that_sum_to_the_step_and_names_who_is_waited_for() -> None:
-    table = tables.table("step", seen(slow=2))
+    table = VIEWS["step"].table(seen(slow=2))
 
     for cells in table.rows:
         row = dict(zip(table.head, cells, strict=True))
@@ -214,17 +218,17 @@ def test_communication_that_was_not_measured_is_said_to_be_so_in_every_view(
     view = untimed(is_explained=is_explained)
 
     assert list(view.stack.parts) == ["compute and communication", "data", "optimizer", "other"]
-    assert "communication not measured" in sentences.sentence("overview", view)
-    assert "90 % compute and communication" in sentences.sentence("step", view)
-    assert "Communication was not measured" in sentences.sentence("step", view)
+    assert "communication not measured" in VIEWS["overview"].sentence(view)
+    assert "90 % compute and communication" in VIEWS["step"].sentence(view)
+    assert "Communication was not measured" in VIEWS["step"].sentence(view)
     assert sentences.verdicts(view) == [sentences.NOT_TIMED]
-    assert "not timed" in sentences.sentence("collectives", view)
-    overview = tables.table("overview", view)
+    assert "not timed" in VIEWS["collectives"].sentence(view)
+    overview = VIEWS["overview"].table(view)
     assert dict(zip(overview.head, overview.rows[0], strict=True))["comm %"] == "not measured"
-    assert "waiting" not in tables.table("step", view).head
+    assert "waiting" not in VIEWS["step"].table(view).head
     for name in VIEWS:
         assert png(name, view).shape[1] == 960
-        assert "0 % of a step in communication" not in sentences.sentence(name, view)
+        assert "0 % of a step in communication" not in VIEWS[name].sentence(view)
 
 
 @pytest.mark.parametrize("known", [analysis_of(2, 60), None])
@@ -233,9 +237,9 @@ def test_the_overview_stacks_the_parts_of_the_step_view_up_to_the_whole_step(
 ) -> None:
     view = look(training(2, 60), cell_info(2), known)
     page = Page(
-        palette.theme_named("light"), 960, SHEETS["overview"].height(view, True), 1.0, ("h",)
+        palette.theme_named("light"), 960, VIEWS["overview"].height(view, True), 1.0, ("h",)
     )
-    (bars,) = [p for p in SHEETS["overview"].compose(page, view) if isinstance(p, SplitPlot)]
+    (bars,) = [p for p in VIEWS["overview"].compose(page, view) if isinstance(p, SplitPlot)]
 
     bars.fit(view)
 
@@ -251,9 +255,9 @@ def test_the_overview_stacks_the_parts_of_the_step_view_up_to_the_whole_step(
 def test_the_two_legends_of_the_overview_never_lie_on_each_other(ranks: int) -> None:
     view = seen(ranks)
     page = Page(
-        palette.theme_named("light"), 960, SHEETS["overview"].height(view, True), 1.0, ("h",)
+        palette.theme_named("light"), 960, VIEWS["overview"].height(view, True), 1.0, ("h",)
     )
-    SHEETS["overview"].compose(page, view)
+    VIEWS["overview"].compose(page, view)
     page.canvas.draw()
 
     one, other = (legend.get_window_extent() for legend in page.figure.legends)
@@ -268,9 +272,9 @@ def test_the_share_of_communication_is_one_figure_in_picture_table_and_sentence(
 
     said = f"{view.comm_pct:.0f} % of a step"
 
-    assert plots._note(view.panel("comm_s"), view) == said
-    assert f"{said} in communication" in sentences.sentence("overview", view)
-    table = tables.table("overview", view)
+    assert lines._note(view.panel("comm_s"), view) == said
+    assert f"{said} in communication" in VIEWS["overview"].sentence(view)
+    table = VIEWS["overview"].table(view)
     shares = [dict(zip(table.head, row, strict=True))["comm %"] for row in table.rows]
     assert sum(map(float, shares)) / 2 == pytest.approx(view.comm_pct, abs=0.6)
 
@@ -279,9 +283,9 @@ def test_two_ranks_that_both_stand_out_have_no_others_to_wait() -> None:
     verdicts = tuple(Verdict(rank, "data", 0.5, "slow", 1) for rank in (0, 1))
     view = look(training(2, 60), cell_info(2), Analysis(verdicts=verdicts))
 
-    assert sentences.sentence("overview", view).endswith("ranks 0-1 make each other wait.")
+    assert VIEWS["overview"].sentence(view).endswith("ranks 0-1 make each other wait.")
     assert all(
-        row[-1] == "◀ they wait for each other" for row in tables.table("overview", view).rows
+        row[-1] == "◀ they wait for each other" for row in VIEWS["overview"].table(view).rows
     )
 
 
@@ -289,14 +293,14 @@ def test_the_loss_in_a_picture_says_over_how_many_steps_it_is_a_mean() -> None:
     long, short = look(training(2, 1500), cell_info(2)), look(training(2, 20), cell_info(2))
     mean = np.mean([line.y[-50:].mean() for line in long.panel("loss").lines])
 
-    said = plots._note(long.panel("loss"), long)
+    said = lines._note(long.panel("loss"), long)
 
     assert said == f"{text.figure(mean)}, mean of the last 50 steps"
-    assert plots._note(short.panel("loss"), short).endswith(" at the end")
+    assert lines._note(short.panel("loss"), short).endswith(" at the end")
 
 
 def test_ranks_tell_their_rates_and_their_memory() -> None:
-    table = tables.table("ranks", look(training(2, 20), cell_info(2)))
+    table = VIEWS["ranks"].table(look(training(2, 20), cell_info(2)))
 
     row = dict(zip(table.head, table.rows[1], strict=True))
     pace = float(row["steps/s"])
@@ -313,7 +317,7 @@ def test_a_rank_on_a_device_tells_that_memory_too() -> None:
     values = {"cuda_bytes": 2e9, "cuda_peak_bytes": 3.5e9}
     telemetry.receive(Batch(0, (Record(0, 3, "step", 4, 0, values),)))
 
-    table = tables.table("ranks", look(telemetry, cell_info(1, "cuda:0")))
+    table = VIEWS["ranks"].table(look(telemetry, cell_info(1, "cuda:0")))
 
     assert table.head[-2:] == ("device memory", "its peak")
     assert table.rows[0][-2:] == ("2.0 GB", "3.5 GB")
@@ -324,7 +328,7 @@ def test_a_rank_that_says_nothing_and_one_that_falls_behind_are_told_apart() -> 
     telemetry.receive(steps_of(0, 3, 60))
     telemetry.receive(steps_of(1, 3, 20))
 
-    rows = tables.table("ranks", look(telemetry, cell_info(3))).rows
+    rows = VIEWS["ranks"].table(look(telemetry, cell_info(3))).rows
 
     assert [row[2] for row in rows] == ["trains", "behind", "silent"]
 
@@ -335,7 +339,7 @@ def test_verdicts_are_told_as_they_are() -> None:
     (said,) = sentences.verdicts(view)
 
     assert said == "rank 2 is 48 % slower: its data loading (5.6 ms against 0.8 ms a step)."
-    assert tables.table("verdicts", view).rows[0][:3] == ("2", "48 %", "data")
+    assert VIEWS["verdicts"].table(view).rows[0][:3] == ("2", "48 %", "data")
 
 
 @pytest.mark.parametrize(
@@ -356,7 +360,7 @@ def test_where_there_is_no_verdict_it_says_why(
 
 
 def test_the_sentence_of_a_step_names_its_parts_and_the_longest_wait() -> None:
-    said = sentences.sentence("step", seen(slow=2))
+    said = VIEWS["step"].sentence(seen(slow=2))
 
     assert said.startswith("A step takes 15.0 ms: ")
     assert "% waiting" in said
@@ -367,7 +371,7 @@ def test_the_sentence_of_collectives_tells_what_is_left_out_and_how_true_it_is()
     known = analysis_of()
     left = Analysis(known.ranks, known.table, known.line, (), 0.02, 60, 1200)
 
-    said = sentences.sentence("collectives", look(training(4, 60), cell_info(4), left))
+    said = VIEWS["collectives"].sentence(look(training(4, 60), cell_info(4), left))
 
     assert "at most 0.020 ms" in said
     assert said.endswith("to keep the cost low: 1,200 collectives have no times.")
@@ -378,12 +382,14 @@ def test_captions_hold_no_number_but_ranks_and_steps(name: str) -> None:
     one = look(training(2, 30), cell_info(2), analysis_of(2, slow=1))
     other = look(training(2, 30), cell_info(2))
 
-    assert text.caption(one, "finished", name) == text.caption(other, "finished", name)
-    assert text.caption(one, "finished", name).endswith("on 2 ranks over 30 steps.")
+    assert text.caption(one, "finished", VIEWS[name].CAPTION) == text.caption(
+        other, "finished", VIEWS[name].CAPTION
+    )
+    assert text.caption(one, "finished", VIEWS[name].CAPTION).endswith("on 2 ranks over 30 steps.")
 
 
 def test_strips_of_many_ranks_name_the_extremes() -> None:
-    from nbdist.client.board.strips import Strip, extremes
+    from nbdist.client.board.plots.strips import Strip, extremes
 
     values = np.array([3.0, math.nan, 9.0, 1.0])
 
@@ -444,6 +450,6 @@ def test_a_loss_that_ends_in_no_number_is_said_over_its_plot() -> None:
 
 
 def test_one_rank_alone_is_told_why_it_has_no_collectives() -> None:
-    said = sentences.sentence("collectives", look(training(1, 20), cell_info(1)))
+    said = VIEWS["collectives"].sentence(look(training(1, 20), cell_info(1)))
 
     assert said == "One rank alone has nobody to communicate with."

@@ -10,8 +10,9 @@ from PIL import Image
 from nbdist.client.board import palette
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
+from nbdist.client.board.plots.links import rates_of, slow_links
+from nbdist.client.board.plots.own_work import own_work_ms
 from nbdist.client.board.scene import Scene
-from nbdist.client.board.speeds import rates_of, slow_links
 from nbdist.client.board.views import verdicts
 from nbdist.client.metrics.analysis.values import PARTS, Verdict
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
@@ -53,7 +54,7 @@ def test_own_work_is_what_verdicts_compare_a_step_without_transfer_and_waiting()
     stack = view.stack
     assert stack is not None
 
-    own = verdicts.own_work_ms(view, stack)
+    own = own_work_ms(view, stack)
 
     parts = [rank.parts for rank in view.analysis.ranks]
     expected = [sum(p[n] for n in PARTS if n not in ("transfer", "waiting")) for p in parts]

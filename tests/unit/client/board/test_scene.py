@@ -3,11 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from nbdist.client.board import VIEWS, palette, sentences, tables, text
+from nbdist.client.board import VIEWS, palette, tables, text
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
 from nbdist.client.board.scene import Scene
-from nbdist.client.board.views import SHEETS
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Batch, Record
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
@@ -72,7 +71,7 @@ def test_a_total_that_grows_with_each_epoch_is_not_shown() -> None:
 def test_the_table_names_the_straggler_after_the_numbers() -> None:
     view = look(training(4, 60), cell_info(4), analysis_of(4, slow=1))
 
-    rows = tables.to_html(tables.table("overview", view)).split("</tr>")
+    rows = tables.to_html(VIEWS["overview"].table(view)).split("</tr>")
     assert rows[2].endswith("◀ the others wait</td>")
     assert not any("wait" in row for row in (*rows[:2], *rows[3:]))
 
@@ -94,8 +93,8 @@ def test_the_norm_of_the_gradient_is_one_line_of_the_loss_view_where_it_was_meas
     (line,) = view.norm.lines
     assert line.x.tolist() == [4, 5, 6, 7]  # what one rank alone has told is no norm
     assert line.y.tolist() == [5.0] * 4
-    assert SHEETS["loss"].plan(view, True)[0] == ("loss", "grad_norm")
-    assert SHEETS["overview"].plan(view, True)[0] == ("loss", "comm_s")
+    assert VIEWS["loss"].plan(view, True)[0] == ("loss", "grad_norm")
+    assert VIEWS["overview"].plan(view, True)[0] == ("loss", "comm_s")
     assert look(training(2, 3), cell_info(2)).norm is None
 
 
@@ -139,7 +138,7 @@ def test_a_rank_that_has_said_nothing_is_in_the_table_and_slows_nothing() -> Non
 
     assert [row.step for row in view.rows] == [5, 0]
     assert view.first_step == 5
-    assert "–" in tables.to_html(tables.table("overview", view))
+    assert "–" in tables.to_html(VIEWS["overview"].table(view))
 
 
 @pytest.mark.parametrize(
@@ -180,8 +179,8 @@ def test_the_caption_holds_no_trained_number() -> None:
 
 
 def test_the_spoken_line_names_step_loss_communication_and_straggler() -> None:
-    sentence = sentences.sentence(
-        "overview", look(training(4, 60, total=100), cell_info(4), analysis_of(4, slow=1))
+    sentence = VIEWS["overview"].sentence(
+        look(training(4, 60, total=100), cell_info(4), analysis_of(4, slow=1))
     )
 
     assert sentence.startswith("Step 60 of 100, loss 1.")
@@ -193,9 +192,7 @@ def test_a_loss_that_is_not_finite_is_said_with_its_rank() -> None:
     telemetry = training(2, 5)
     telemetry.receive(Batch(1, (Record(1, 5, "step", 6, 0, {"loss": math.nan}),)))
 
-    assert "loss not finite on rank 1" in sentences.sentence(
-        "overview", look(telemetry, cell_info(2))
-    )
+    assert "loss not finite on rank 1" in VIEWS["overview"].sentence(look(telemetry, cell_info(2)))
 
 
 def test_losses_that_are_not_finite_are_said_with_all_their_ranks_and_equal_ones_once() -> None:
@@ -206,9 +203,9 @@ def test_losses_that_are_not_finite_are_said_with_all_their_ranks_and_equal_ones
         return telemetry
 
     both = look(told(math.nan, math.inf), cell_info(2))
-    assert "loss not finite on ranks 0-1" in sentences.sentence("overview", both)
+    assert "loss not finite on ranks 0-1" in VIEWS["overview"].sentence(both)
     alike = look(told(1.0001, 1.0002), cell_info(2))
-    assert sentences.sentence("loss", alike) == "Step 1: loss 1.00."
+    assert VIEWS["loss"].sentence(alike) == "Step 1: loss 1.00."
 
 
 @pytest.mark.parametrize(("ms", "said"), [(3.8e-4, "0.000"), (0.0126, "0.013"), (12.34, "12.3")])
@@ -239,7 +236,7 @@ def test_ranks_whose_reports_are_a_moment_apart_are_told_as_abreast() -> None:
 def test_names_from_outside_are_escaped_in_html() -> None:
     telemetry = logged(1, 2, **{"<script>": 1.0})
 
-    assert "<script>" not in tables.to_html(tables.table("overview", look(telemetry, cell_info(1))))
+    assert "<script>" not in tables.to_html(VIEWS["overview"].table(look(telemetry, cell_info(1))))
 
 
 @pytest.mark.parametrize(
@@ -260,8 +257,8 @@ def test_what_is_read_for_one_view_shows_the_same_as_what_is_read_for_all(name: 
         return Painter(palette.theme_named("auto"), name=name).frame(view)
 
     assert frame(part) == frame(whole)
-    assert tables.table(name, part) == tables.table(name, whole)
-    assert sentences.sentence(name, part) == sentences.sentence(name, whole)
+    assert VIEWS[name].table(part) == VIEWS[name].table(whole)
+    assert VIEWS[name].sentence(part) == VIEWS[name].sentence(whole)
 
 
 def test_a_view_without_lines_reads_no_history() -> None:

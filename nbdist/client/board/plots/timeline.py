@@ -7,7 +7,6 @@ rank's main thread was blocked.
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -20,14 +19,14 @@ from matplotlib.textpath import TextPath
 from matplotlib.transforms import IdentityTransform
 
 from nbdist.client.board import palette
-from nbdist.client.board.artists import TEXT_PT, draw, note, rectangles, title
+from nbdist.client.board.artists import draw, note, rectangles, title
+from nbdist.client.board.lanes import phases, telling_lanes, tracks
+from nbdist.client.board.measures import TEXT_PT
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Limits, grown
 from nbdist.client.board.scene import Scene
 from nbdist.client.metrics.analysis.values import Span, TimeLine, TimelineLane
 
-MOST_LANES = 12
-MOST_TRACKS = 4  # bars of one rank above each other, where collectives overlap
 MOST_NUMBERS = 160  # in the bars; the widest have theirs
 OUTLINE = 0.8
 NUMBER_PX = 9  # width of a bar that a number fits into
@@ -47,78 +46,6 @@ class Number:
     y: float
     is_solid: bool
     width_ms: float
-
-
-def telling_lanes(scene: Scene, most: int = MOST_LANES) -> list[TimelineLane]:
-    """Return the lanes worth showing: of many, those who came last or waited most.
-
-    Ranks of verdicts come first, then those who most often came last at a collective, then those
-    who waited longest, then the lowest; shown in the order of their numbers.
-    """
-    line = scene.analysis.line
-    if line is None:
-        return []
-    if len(line.lanes) <= most:
-        return list(line.lanes)
-    analysis = scene.analysis
-    wanted = [verdict.rank for verdict in analysis.verdicts]
-    late = {row.last[0]: row.last[1] for row in analysis.table if row.last is not None}
-    wanted += sorted(late, key=lambda rank: -late[rank])
-    waits = sorted(analysis.ranks, key=lambda rank: -rank.parts.get("waiting", 0.0))
-    wanted += [rank.rank for rank in waits[: most // 2]]
-    wanted += [lane.rank for lane in line.lanes]
-    chosen = set(list(dict.fromkeys(wanted))[:most])
-    return [lane for lane in line.lanes if lane.rank in chosen]
-
-
-def tracks(lanes: list[TimelineLane]) -> list[list[int]]:
-    """Return the track of each span in each lane: those that overlap lie above each other.
-
-    Without an overlap there is one track. With few lines of the table each has its own, so that a
-    bucket is found at the same height in all lanes; else a span takes the first that is free.
-    """
-    ordered = [sorted(lane.spans, key=lambda span: span.launch_ms) for lane in lanes]
-    pairs = (pair for spans in ordered for pair in pairwise(spans))
-    if not any(later.launch_ms < earlier.end_ms for earlier, later in pairs):
-        return [[0] * len(lane.spans) for lane in lanes]
-    rows = sorted({span.row for lane in lanes for span in lane.spans})
-    if len(rows) <= MOST_TRACKS:
-        return [[rows.index(span.row) for span in lane.spans] for lane in lanes]
-    return [_packed(lane.spans) for lane in lanes]
-
-
-def _packed(spans: tuple[Span, ...]) -> list[int]:
-    """Return the first free track of each span; the one that is free soonest when none is."""
-    ends: list[float] = []
-    placed = [0] * len(spans)
-    for index in sorted(range(len(spans)), key=lambda i: spans[i].launch_ms):
-        span = spans[index]
-        free = [track for track, end in enumerate(ends) if end <= span.launch_ms]
-        if free:
-            track = free[0]
-        elif len(ends) < MOST_TRACKS:
-            ends.append(0.0)
-            track = len(ends) - 1
-        else:
-            track = ends.index(min(ends))
-        ends[track] = max(ends[track], span.end_ms)
-        placed[index] = track
-    return placed
-
-
-def phases(span: Span) -> dict[str, tuple[float, float]]:
-    """Return what a collective did when: "queueing", "waiting", "transferring"; those it did.
-
-    Where the arrival of its last rank is not known, waiting is not told from transferring.
-    """
-    arrived = span.begin_ms if span.arrived_ms is None else span.arrived_ms
-    moved = min(max(span.begin_ms, arrived), span.end_ms)
-    all_of_them = {
-        "queueing": (span.launch_ms, span.begin_ms),
-        "waiting": (span.begin_ms, moved),
-        "transferring": (moved, span.end_ms),
-    }
-    return {name: (begin, end) for name, (begin, end) in all_of_them.items() if end > begin}
 
 
 class TimeLinePlot:
@@ -177,9 +104,9 @@ class TimeLinePlot:
         artists: list[Artist] = []
         hatched: dict[str, list[Box]] = {}
         for (row, name), found in boxes.items():
-            artists.append(filled(found, row_color(row), ALPHAS[name]))
+            artists.append(filled(found, palette.row_color(row), ALPHAS[name]))
             if name == "waiting":
-                hatched.setdefault(row_color(row), []).extend(found)
+                hatched.setdefault(palette.row_color(row), []).extend(found)
         artists += [hatch_over(found, color) for color, found in hatched.items()]
         numbers.sort(key=lambda number: -number.width_ms)
         return artists + self._numbers(numbers[:MOST_NUMBERS], height, px_per_ms)
@@ -190,7 +117,7 @@ class TimeLinePlot:
         digits: dict[str, list[Path]] = {}
         pixels = TEXT_PT / 72 * self._axes.figure.dpi
         for number in numbers:
-            color, words = row_color(number.row), str(number.row + 1)
+            color, words = palette.row_color(number.row), str(number.row + 1)
             if not number.is_solid:  # on a hatch only a ground of its own makes it legible
                 half_ms = 0.4 * NUMBER_PX * len(words) / px_per_ms
                 edges = number.y - 0.42 * height, number.y + 0.42 * height
@@ -266,11 +193,6 @@ def legend(theme: Theme) -> list[Artist]:
         Patch(facecolor=color, label="transferring"),
         Line2D([], [], color=theme.text, linewidth=2.6, label="main thread blocked"),
     ]  # fmt: skip
-
-
-def row_color(row: int) -> str:
-    """Return the colour of a line of the table; its number tells those apart that share one."""
-    return palette.LINE_COLORS[row % len(palette.LINE_COLORS)]
 
 
 def filled(boxes: list[Box], color: str, alpha: float) -> PathPatch:
