@@ -1,14 +1,43 @@
-"""Numbers as people read them: bytes by powers of ten, and counted things."""
+"""Numbers as people read them: with their units, and counted things."""
+
+import math
+from collections.abc import Callable
+
+
+def figure(value: float) -> str:
+    """Return `value` with about three digits: 0.126, 12.3, 1,240, 3.1e-05."""
+    if not math.isfinite(value):
+        return "not finite"
+    size = abs(value)
+    if 0 < size < 1e-3:
+        return f"{value:.1e}"
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def milliseconds(value: float) -> str:
+    """Return a time, microseconds the least: 0.380, 12.3, and 0.000 for less."""
+    return figure(round(value, 3) if math.isfinite(value) else value)
 
 
 def name_bytes(size: float) -> str:
-    """Return bytes with their unit: `4 B`, `4.0 kB`, `32 kB`, `8.4 MB`."""
+    """Return bytes by powers of ten: `4 B`, `4.0 kB`, `32 kB`, `8.4 MB`."""
+    if not math.isfinite(size):
+        return "not finite"
     if size < 1000:
         return f"{size:.0f} B"
     units = iter(("kB", "MB", "GB", "TB"))
     while size >= 999.5 and (unit := next(units, None)):
         size, last = size / 1000, unit
     return f"{size:.1f} {last}" if size < 9.95 else f"{size:,.0f} {last}"
+
+
+def name_rate(bytes_per_s: float, write: Callable[[float], str] = figure) -> str:
+    """Return a bandwidth as nccl-tests do, by powers of ten: 4.12 GB/s, 310 MB/s."""
+    for unit, worth in (("GB/s", 1e9), ("MB/s", 1e6)):
+        if bytes_per_s >= worth:
+            return f"{write(bytes_per_s / worth)} {unit}"
+    return f"{write(bytes_per_s / 1e3)} kB/s"
 
 
 def counted(number: int, word: str) -> str:

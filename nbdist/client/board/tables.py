@@ -7,7 +7,8 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nbdist.client.board.text import STYLE, figure
+from nbdist.amounts import figure
+from nbdist.client.board.text import STYLE
 
 NONE = "–"
 CELL = 'style="padding: 1px 10px; text-align: {}; white-space: nowrap"'

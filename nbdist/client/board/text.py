@@ -5,11 +5,10 @@ number. The rest is live only. What a view says of itself is in its module.
 """
 
 import html
-import math
 import re
 from typing import TYPE_CHECKING
 
-from nbdist.amounts import counted, name_bytes
+from nbdist.amounts import counted, figure
 
 if TYPE_CHECKING:  # for its type alone: the scene loads numpy
     from nbdist.client.board.scene import Scene
@@ -93,40 +92,11 @@ def plain(sentence: str) -> str:
     return f'<div style="{STYLE}">{html.escape(sentence)}</div>'
 
 
-def figure(value: float) -> str:
-    """Return `value` with about three digits: 0.126, 12.3, 1,240, 3.1e-05."""
-    if not _finite(value):
-        return "not finite"
-    size = abs(value)
-    if 0 < size < 1e-3:
-        return f"{value:.1e}"
-    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
-    return f"{value:,.{digits}f}"
-
-
-def milliseconds(value: float) -> str:
-    """Return a time, microseconds the least: 0.380, 12.3, and 0.000 for less."""
-    return figure(round(value, 3) if _finite(value) else value)
-
-
 def tick(value: float, position: int | None = None) -> str:
     """Return a short label: 0.5, 20, 1k, 12k."""
     if abs(value) >= 10_000:
         return f"{value / 1000:g}k"
     return f"{value:g}"
-
-
-def size(size_bytes: float) -> str:
-    """Return a number of bytes with its unit: 640 B, 1.2 MB."""
-    return name_bytes(round(size_bytes)) if _finite(size_bytes) else "not finite"
-
-
-def rate(bytes_per_s: float) -> str:
-    """Return a bandwidth as nccl-tests do, by powers of ten: 4.12 GB/s, 310 MB/s."""
-    for unit, worth in (("GB/s", 1e9), ("MB/s", 1e6)):
-        if bytes_per_s >= worth:
-            return f"{figure(bytes_per_s / worth)} {unit}"
-    return f"{figure(bytes_per_s / 1e3)} kB/s"
 
 
 def count(value: float) -> str:
@@ -139,10 +109,6 @@ def clock(seconds: float) -> str:
     minutes, second = divmod(max(0, round(seconds)), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute:02d}:{second:02d}"
-
-
-def _finite(value: float) -> bool:
-    return math.isfinite(value)
 
 
 def slower(share: float) -> str:

@@ -6,13 +6,13 @@ from typing import Any
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
+from nbdist.amounts import figure, name_bytes
 from nbdist.client.board import palette
 from nbdist.client.board.artists import draw, note, path
 from nbdist.client.board.measures import TEXT_PT
 from nbdist.client.board.page import Page
 from nbdist.client.board.scales import Limits, bulk_limits, decimate, grown, padded
 from nbdist.client.board.scene import Row, Scene
-from nbdist.client.board.text import figure, size
 
 PLOT_PX = 56
 
@@ -91,9 +91,9 @@ class Card:
             pace.append(f"{figure(row.tokens_per_s)} tokens/s")
         elif row.samples_per_s:
             pace.append(f"{figure(row.samples_per_s)} samples/s")
-        memory = [size(row.memory_bytes)] if row.memory_bytes is not None else []
+        memory = [name_bytes(row.memory_bytes)] if row.memory_bytes is not None else []
         if row.cuda_bytes is not None:
-            memory.append(f"{size(row.cuda_bytes)} on the device")
+            memory.append(f"{name_bytes(row.cuda_bytes)} on the device")
         return [
             self._word(1.0, 42, "  ".join(state), ha="right"),
             self._word(0.0, 26, "  ".join(pace)),

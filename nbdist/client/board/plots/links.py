@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from nbdist.amounts import name_rate
 from nbdist.client.board import palette
 from nbdist.client.board.artists import draw, note, rectangles, title
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits
 from nbdist.client.board.scene import Scene
-from nbdist.client.board.text import rate
 
 Link = tuple[int, int]  # from rank, to rank
 Rates = Mapping[Link, float]  # bytes per second
@@ -125,7 +125,7 @@ class LinkBars:
         middle, count = float(left + right) / 2, len(self._ranks)
         side = "left" if middle < count / 3 else "right" if middle > 2 * count / 3 else "center"
         edge = {"left": left, "right": right, "center": middle}[side]
-        words = f"from rank {worst[0]} to rank {worst[1]}: {rate(rates[worst])}"
+        words = f"from rank {worst[0]} to rank {worst[1]}: {name_rate(rates[worst])}"
         # Above all bars, for those beside it are higher.
         y = 0.99
         return [
@@ -145,7 +145,4 @@ def _above(high: float, is_log: bool) -> float:
 
 
 def _tick(value: float, position: int | None = None) -> str:
-    for unit, worth in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if value >= worth:
-            return f"{value / worth:g} {unit}"
-    return f"{value:g}"
+    return name_rate(value, "{:g}".format) if value else "0"

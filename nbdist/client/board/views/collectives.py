@@ -6,12 +6,12 @@ While a cell runs the table is HTML below the picture.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nbdist.amounts import counted
+from nbdist.amounts import counted, figure, milliseconds, name_bytes, name_rate
 from nbdist.client.board import palette
 from nbdist.client.board.lanes import telling_lanes
 from nbdist.client.board.measures import MARGIN_PX, TEXT_PT
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
-from nbdist.client.board.text import count, figure, milliseconds, rate, size
+from nbdist.client.board.text import count
 from nbdist.client.metrics.analysis.values import CollectiveRow
 from nbdist.ranks import name_ranks
 
@@ -85,7 +85,7 @@ def sentence(scene: "Scene") -> str:
     text += f", of {len(table):,} sorts" if len(table) > 1 else ""
     longest = max(table, key=lambda row: row.count * (row.waiting_ms or row.transfer_ms or 0.0))
     text += f"; most is waited in {longest.kind}"
-    text += f" of {size(longest.bytes)}" if longest.bytes else ""
+    text += f" of {name_bytes(longest.bytes)}" if longest.bytes else ""
     if longest.waiting_ms is not None:
         text += f", {figure(longest.waiting_ms)} ms each time"
     if longest.last is not None:
@@ -150,11 +150,11 @@ def collective_cells(row: CollectiveRow, group: str) -> tuple[str, ...]:
         group,
         row.line or NONE,
         count(row.count),
-        f"{size(row.bytes)} {row.dtype}".rstrip(),
+        f"{name_bytes(row.bytes)} {row.dtype}".rstrip(),
         or_dash(row.skew_ms, milliseconds),
         last,
         *(or_dash(ms, milliseconds) for ms in (row.waiting_ms, row.queue_ms, row.transfer_ms)),
-        *(or_dash(speed, rate) for speed in (row.algbw, row.busbw)),
+        *(or_dash(speed, name_rate) for speed in (row.algbw, row.busbw)),
     )
 
 

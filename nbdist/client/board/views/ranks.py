@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nbdist.amounts import counted
+from nbdist.amounts import counted, figure, name_bytes
 from nbdist.client.board import palette
 from nbdist.client.board.measures import MARGIN_PX, TITLE_PT
 from nbdist.client.board.tables import ViewTable, or_dash
-from nbdist.client.board.text import figure, size
 from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
@@ -38,9 +37,9 @@ _NUMBERS: tuple[tuple[str, str, Get, Write], ...] = (
     ("steps/s", palette.LINE_COLORS[0], lambda row: row.steps_per_s, figure),
     ("samples/s", palette.LINE_COLORS[5], lambda row: row.samples_per_s, figure),
     ("tokens/s", palette.LINE_COLORS[2], lambda row: row.tokens_per_s, figure),
-    ("memory", palette.LINE_COLORS[1], lambda row: row.memory_bytes, size),
-    ("device memory", palette.LINE_COLORS[3], lambda row: row.cuda_bytes, size),
-    ("its peak", palette.LINE_COLORS[3], lambda row: row.cuda_peak_bytes, size),
+    ("memory", palette.LINE_COLORS[1], lambda row: row.memory_bytes, name_bytes),
+    ("device memory", palette.LINE_COLORS[3], lambda row: row.cuda_bytes, name_bytes),
+    ("its peak", palette.LINE_COLORS[3], lambda row: row.cuda_peak_bytes, name_bytes),
 )
 
 
@@ -89,7 +88,7 @@ def sentence(scene: "Scene") -> str:
     memory = {row.rank: row.memory_bytes for row in scene.rows if row.memory_bytes}
     if memory:
         most = max(memory, key=memory.__getitem__)
-        text += f"; most memory: {size(memory[most])} on rank {most}"
+        text += f"; most memory: {name_bytes(memory[most])} on rank {most}"
     quiet = [row.rank for row in scene.rows if row not in scene.reporting]
     return text + (f"; {name_ranks(quiet)} silent." if quiet else ".")
 
@@ -104,9 +103,9 @@ def table(scene: "Scene") -> ViewTable:
     for row in scene.rows:
         cells = [str(row.rank), row.device, scene.state(row), f"{row.step:,}"]
         cells += map(or_dash, (row.steps_per_s, row.samples_per_s, row.tokens_per_s))
-        cells.append(or_dash(row.memory_bytes, size))
+        cells.append(or_dash(row.memory_bytes, name_bytes))
         if has_cuda:
-            cells += [or_dash(row.cuda_bytes, size), or_dash(row.cuda_peak_bytes, size)]
+            cells += [or_dash(row.cuda_bytes, name_bytes), or_dash(row.cuda_peak_bytes, name_bytes)]
         rows.append(tuple(cells))
     caption = "Ranks now" if scene.outcome is None else "Ranks at the end of the cell"
     return ViewTable(caption, tuple(head), tuple(rows))

@@ -1,5 +1,6 @@
 """Word a verdict, with the numbers behind it. Pure."""
 
+from nbdist.amounts import name_rate
 from nbdist.client.metrics.analysis.links import SlowLink
 from nbdist.client.metrics.analysis.work import MOST_OF, Slow, bigger_batch
 
@@ -58,8 +59,8 @@ def of_link(slow: SlowLink) -> str:
     """
     source, target = slow.link
     name = f"rank {slow.rank}" if slow.rank in slow.link else f"ranks {source} and {target}"
-    text = f"The link of {name} is slow: {_rate(slow.rate)} against at least "
-    text += f"{_rate(slow.others_rate)} on the others"
+    text = f"The link of {name} is slow: {name_rate(slow.rate)} against at least "
+    text += f"{name_rate(slow.others_rate)} on the others"
     if slow.rtt_s > 5 * slow.others_rtt_s and slow.rtt_s > 1e-3:
         text += (
             f", a round trip takes {_ms(slow.rtt_s * 1e3)} against {_ms(slow.others_rtt_s * 1e3)}"
@@ -82,10 +83,6 @@ def _is_of_processor_time(slow: Slow) -> bool:
     """Return whether the rank computes longer by its processor's clock too."""
     mine, theirs = slow.parts["cpu"]
     return mine - theirs >= MOST_OF * slow.share * theirs
-
-
-def _rate(rate: float) -> str:
-    return f"{_short(rate / 1e9)} GB/s" if rate >= 0.5e9 else f"{_short(rate / 1e6)} MB/s"
 
 
 def _ms(ms: float) -> str:

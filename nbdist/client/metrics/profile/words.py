@@ -3,7 +3,7 @@
 import html
 from collections.abc import Mapping, Sequence
 
-from nbdist.amounts import counted
+from nbdist.amounts import counted, milliseconds
 from nbdist.client.metrics.profile.chosen import ChosenSteps, name_steps
 from nbdist.client.metrics.profile.summary import KINDS, OpTotal, RankSummary
 from nbdist.ranks import begin_with_ranks, name_ranks
@@ -117,10 +117,10 @@ def _by_kind(ranks: Sequence[RankSummary]) -> Table:
     gpu = list(next((one.gpu for one in ranks if one.gpu), {}))
     header = ["rank", "step" if ranks[0].steps else "all", *KINDS, "all comm."]
     rows = [
-        [str(one.rank), _ms(one.step_ms)]
-        + [_ms(one.by_kind[kind]) for kind in KINDS]
-        + [_ms(one.communication_ms)]
-        + [_ms(one.gpu.get(kind, 0.0)) for kind in gpu]
+        [str(one.rank), milliseconds(one.step_ms)]
+        + [milliseconds(one.by_kind[kind]) for kind in KINDS]
+        + [milliseconds(one.communication_ms)]
+        + [milliseconds(one.gpu.get(kind, 0.0)) for kind in gpu]
         + [""]
         for one in ranks
     ]
@@ -143,11 +143,7 @@ def _ops(ranks: Sequence[RankSummary]) -> Table:
             ranks
         )
         slowest = max(ranks, key=lambda one: self_ms(one, name))
-        slow = [str(slowest.rank), _ms(self_ms(slowest, name))]
+        slow = [str(slowest.rank), milliseconds(self_ms(slowest, name))]
         short = name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
-        rows.append([_ms(mean_ms(name)), f"{calls:.4g}", *slow, short])
+        rows.append([milliseconds(mean_ms(name)), f"{calls:.4g}", *slow, short])
     return ["self", "calls", "slowest rank", "its self", "operator"], rows
-
-
-def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:.3f}" if milliseconds < 1 else f"{milliseconds:.1f}"

@@ -208,11 +208,6 @@ def test_losses_that_are_not_finite_are_said_with_all_their_ranks_and_equal_ones
     assert VIEWS["loss"].sentence(alike) == "Step 1: loss 1.00."
 
 
-@pytest.mark.parametrize(("ms", "said"), [(3.8e-4, "0.000"), (0.0126, "0.013"), (12.34, "12.3")])
-def test_times_are_read_down_to_a_microsecond(ms: float, said: str) -> None:
-    assert text.milliseconds(ms) == said
-
-
 def test_progress_reads_like_tqdm_and_names_the_last_rank() -> None:
     telemetry = training(2, 20, total=100)
     telemetry.receive(steps_of(0, 2, 40, first=21, total=100))
@@ -237,14 +232,6 @@ def test_names_from_outside_are_escaped_in_html() -> None:
     telemetry = logged(1, 2, **{"<script>": 1.0})
 
     assert "<script>" not in tables.to_html(VIEWS["overview"].table(look(telemetry, cell_info(1))))
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.12649, "0.126"), (12.34, "12.3"), (1234.0, "1,234"), (3.1e-5, "3.1e-05"), (0.0, "0.000")],
-)
-def test_figures_have_about_three_digits(value: float, shown: str) -> None:
-    assert text.figure(value) == shown
 
 
 @pytest.mark.parametrize("name", VIEWS)

@@ -12,6 +12,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.text import Text
 from PIL import Image
 
+from nbdist.amounts import figure
 from nbdist.client.board import VIEWS, palette, sentences, tables, text, views
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
@@ -295,7 +296,7 @@ def test_the_loss_in_a_picture_says_over_how_many_steps_it_is_a_mean() -> None:
 
     said = lines._note(long.panel("loss"), long)
 
-    assert said == f"{text.figure(mean)}, mean of the last 50 steps"
+    assert said == f"{figure(mean)}, mean of the last 50 steps"
     assert lines._note(short.panel("loss"), short).endswith(" at the end")
 
 
@@ -393,10 +394,10 @@ def test_strips_of_many_ranks_name_the_extremes() -> None:
 
     values = np.array([3.0, math.nan, 9.0, 1.0])
 
-    assert extremes((4, 5, 6, 7), Strip("data", "#000000", values, text.figure)) == (
+    assert extremes((4, 5, 6, 7), Strip("data", "#000000", values, figure)) == (
         "median 3.00\nmost 9.00 on 6, least 1.00 on 7"
     )
-    even = Strip("data", "#000000", np.array([2.0, 2.0]), text.figure)
+    even = Strip("data", "#000000", np.array([2.0, 2.0]), figure)
     assert extremes((0, 1), even) == "2.00 on all"
 
 

@@ -477,7 +477,7 @@ def test_a_link_that_carries_less_is_named_by_who_sends() -> None:
     verdict = machine.verdict()
     assert (verdict.rank, verdict.cause) == (3, "link")
     assert verdict.sentence == (
-        "The link of rank 3 is slow: 56 MB/s against at least 4.0 GB/s on the others "
+        "The link of rank 3 is slow: 55.6 MB/s against at least 4.00 GB/s on the others "
         "(from rank 3 to rank 0)."
     )
     # Of the answers, which are small, no rate is told either.

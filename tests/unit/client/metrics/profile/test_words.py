@@ -57,8 +57,8 @@ def _summary(rank: int, name: str, self_us: float) -> RankSummary:
 def test_the_tables_hold_each_rank_and_name_the_slowest_of_an_operator() -> None:
     text = as_text([_summary(0, "aten::mm", 2000), _summary(1, "aten::mm", 6000)])
     rank_1 = text.splitlines()[3].split()
-    assert rank_1 == ["1", "10.0", *["2.0"] * 5, "3.0"]
-    assert text.splitlines()[-1].split() == ["2.0", "2", "1", "3.0", "aten::mm"]
+    assert rank_1 == ["1", "10.0", *["2.00"] * 5, "3.00"]
+    assert text.splitlines()[-1].split() == ["2.00", "2", "1", "3.00", "aten::mm"]
 
 
 def test_names_of_operators_are_text_in_html_too() -> None:
