@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nbdist.amounts import figure
 from nbdist.client.board.text import STYLE
+from nbdist.columns import aligned
 
 NONE = "–"
 CELL = 'style="padding: 1px 10px; text-align: {}; white-space: nowrap"'
@@ -49,18 +50,8 @@ def to_html(table: ViewTable) -> str:
 
 def to_text(table: ViewTable) -> str:
     """Return `table` as aligned columns."""
-    lines = [table.head, *table.rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    sides = table.to_the_right
-
-    def line(cells: Sequence[str]) -> str:
-        placed = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(cells, widths, sides, strict=True)
-        )
-        return "  ".join(placed).rstrip()
-
-    return "\n".join([table.caption, *map(line, lines)])
+    lines = aligned([table.head, *table.rows], table.to_the_right)
+    return "\n".join([table.caption, *lines])
 
 
 def or_dash(value: float | None, write: Callable[[float], str] = figure) -> str:

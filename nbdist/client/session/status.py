@@ -13,6 +13,7 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.describe import describe, readable_stack
 from nbdist.client.faults.notes import process_word
 from nbdist.client.faults.rank_state import Doing
+from nbdist.columns import aligned
 
 _ANSWER_TIMEOUT_S = 5.0
 
@@ -76,7 +77,7 @@ class Status:
         rows = [(*_COLUMNS, _SNAPSHOT), *(line.cells() for line in self.ranks)]
         if not any(line.snapshot for line in self.ranks):
             rows = [row[:-1] for row in rows]
-        return "\n".join([self.summary, *_aligned(rows), self.hint]).rstrip()
+        return "\n".join([self.summary, *aligned(rows), self.hint]).rstrip()
 
     def __repr__(self) -> str:
         return str(self)
@@ -185,10 +186,3 @@ def _refused(answers: Mapping[int, Mapping[str, Any]]) -> str:
     """Return why snapshots are refused: of one rank, for all say the same in other numbers."""
     said = (answer.get("snapshot") or {} for answer in answers.values())
     return next((str(one["refused"]) for one in said if "refused" in one), "")
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{w:<{n}}" for w, n in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]

@@ -3,17 +3,14 @@
 import html
 from collections.abc import Sequence
 
+from nbdist.columns import aligned
+
 _MOST_CHARACTERS = 80  # of a cell: a run's name always has room
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a plain table; the first is its header."""
-    header, rows = _cut(header), [_cut(row) for row in rows]
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in (header, *rows)
-    ]
+    return aligned([_cut(row) for row in (header, *rows)])
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from nbdist.amounts import counted, milliseconds
 from nbdist.client.metrics.profile.chosen import ChosenSteps, name_steps
 from nbdist.client.metrics.profile.summary import KINDS, OpTotal, RankSummary
+from nbdist.columns import aligned
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 HOW_TO_OPEN = "https://ui.perfetto.dev or chrome://tracing opens it"
@@ -76,12 +77,8 @@ def as_text(ranks: Sequence[RankSummary]) -> str:
     """Return the tables as text of fixed width."""
     parts = []
     for title, (header, rows) in _tables(ranks):
-        widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header) - 1)]
-        lines = [
-            "  ".join([*(cell.rjust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
-            for row in (header, *rows)
-        ]
-        parts.append("\n".join([title, *(line.rstrip() for line in lines)]))
+        to_the_right = [True] * (len(header) - 1) + [False]
+        parts.append("\n".join([title, *aligned([header, *rows], to_the_right)]))
     return "\n\n".join(parts)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from nbdist.columns import aligned
 from nbdist.engine.layout.axes.pp import segment_times, stages
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward
 from nbdist.engine.layout.axes.pp.stages import Stage
@@ -100,11 +101,7 @@ class StagePlan:
         rows = [
             (f"stage {s.index}", f"rank {s.rank} of pp", *self._described(s)) for s in self.stages
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        for row in rows:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            lines.append("  " + "  ".join([*cells, *row[3:]]).rstrip())
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {line}" for line in aligned(rows))])
 
     def _described(self, stage: Stage) -> tuple[str, str]:
         names = stage.blocks
