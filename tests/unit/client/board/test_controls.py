@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from nbdist.client.board import VIEWS, palette
 from nbdist.client.board import controls as controls_module
-from nbdist.client.board import palette
 from nbdist.client.board.controls import Controls, show_past
 from nbdist.client.board.look import look
 from nbdist.client.board.past import Past
@@ -133,7 +133,7 @@ def test_ranks_of_a_cell_that_has_ended_are_told_as_they_were_at_its_end(past: P
 def test_every_button_says_what_it_shows(shown: tuple[Places, Events, Controls]) -> None:
     buttons = shown[2].box.children[0]
 
-    assert len(buttons.tooltips) == len(buttons.options) == 6
+    assert len(buttons.tooltips) == len(buttons.options) == len(VIEWS)
     assert all(buttons.tooltips)
 
 
