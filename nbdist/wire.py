@@ -165,7 +165,7 @@ class Summary:
     @classmethod
     def from_wire(cls, content: dict[str, Any]) -> "Summary":
         """Return the summary a reply carried (`dataclasses.asdict` is its JSON form)."""
-        return cls(**content)
+        return cls(**content | {"notices": tuple(content.get("notices", ()))})
 
 
 @dataclass(frozen=True, slots=True)

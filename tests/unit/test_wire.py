@@ -27,5 +27,16 @@ def test_a_batch_of_facts_alone_travels() -> None:
 
 
 def test_a_summary_arrives_as_it_was() -> None:
-    summary = Summary(3, 9, {"0": 4}, 2, {"tuple": [1]}, None, 5, "/x", 0.25)
+    summary = Summary(
+        first_seq=3,
+        next_seq=9,
+        collectives={"0": 4},
+        sent={"0/1": 2},
+        steps=2,
+        value={"tuple": [1]},
+        notices=("once",),
+        cut_bytes=5,
+        output_file="/x",
+        seconds=0.25,
+    )
     assert Summary.from_wire(json.loads(json.dumps(asdict(summary)))) == summary
