@@ -56,7 +56,8 @@ def split(sources: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def names_from_magics(sources: Sequence[str]) -> tuple[set[str], set[str]]:
     """Return the names that magics bring into the kernel (pull) and to the ranks (push, -p)."""
-    pulled, pushed = set(), set()
+    pulled: set[str] = set()
+    pushed: set[str] = set()
     for source in sources:
         for kind, names in re.findall(r"^\s*%dist +(push|pull) +(.+)$", source, re.MULTILINE):
             words = names.split(" -r")[0].replace(",", " ").split()

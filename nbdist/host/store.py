@@ -25,7 +25,7 @@ def serve(listener: socket.socket) -> Any:
     Returns:
         The `torch.distributed.TCPStore`.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import TCPStore
 
     host, port = listener.getsockname()[:2]
     return TCPStore(

@@ -33,7 +33,9 @@ def measure() -> dict[str, dict[str, float]]:
     memory = memoryview(bytearray(collective_check.size_bytes(4)))
     world = dist.group.WORLD
     assert world is not None
-    channel = collective_check.SharedTable(memory, 0).channel("0", "the default group", range(4), 1)
+    channel = collective_check.SharedTable(memory, 0).channel(
+        "0", "the default group", range(4), "1"
+    )
     counters.book_of(world).channel = channel
     x = torch.ones(1)
     calls: dict[str, Callable[[], Any]] = {

@@ -30,8 +30,9 @@ def measure(width: int) -> dict[str, list[float]]:
     from nbdist.engine.kernel.records import Recorder
     from nbdist.engine.steps import step_state
     from nbdist.engine.tap import collective_check, counters, in_flight, tap
+    from nbdist.engine.tap.sampling import Stride
     from nbdist.engine.training import training
-    from tests.group.truth import Stride, go_first, more_workers
+    from tests.group.truth import go_first, more_workers
 
     go_first()
     more_workers()  # they inherit the priority

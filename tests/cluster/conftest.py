@@ -18,6 +18,7 @@ from jupyter_client.manager import KernelManager
 
 import nbdist
 from nbdist import Session
+from tests.lifecycle.kernels import argv_of, pid_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_S = 30.0  # a bound that tells a hang from a slow machine
@@ -138,7 +139,7 @@ class Kernel:
     def _start(self) -> None:
         self._manager = KernelManager(kernel_name="python3")
         # The Python that runs the tests, whatever kernels this machine has.
-        self._manager.kernel_spec.argv[0] = sys.executable
+        argv_of(self._manager)[0] = sys.executable
         self._manager.start_kernel(
             cwd=str(self.folder),
             env={
@@ -156,8 +157,7 @@ class Kernel:
     @property
     def pid(self) -> int:
         """The kernel's process."""
-        pid: int = self._manager.provisioner.pid
-        return pid
+        return pid_of(self._manager)
 
     def run(
         self,

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,10 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def fail(session: Session, code: str, **more: object) -> str:
+def fail(session: Session, code: str, **more: Any) -> str:
     """Run a cell that must fail; return the error's text."""
     with pytest.raises(RankError) as caught:
-        session.run(code, timeout_s=60, **more)  # type: ignore[arg-type]
+        session.run(code, timeout_s=60, **more)
     return plain(str(caught.value))
 
 

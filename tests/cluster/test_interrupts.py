@@ -312,7 +312,7 @@ rank
     assert session.last is not None
     assert session.last.value_list == [0, 1]  # it had ended
 
-    struck = []
+    struck: list[bool] = []
 
     def let_go() -> None:
         while not all((tmp_path / f"struck {rank}").exists() for rank in (0, 1)):

@@ -133,7 +133,7 @@ def test_a_rank_whose_new_processes_die_at_once_ends_in_one_clear_error(
 ) -> None:
     # Each process that asks for this name dies of it, as of a library that crashes at import.
     session.run("held = rank + 40")
-    session._cluster._engine_spec = lambda rank, n: {"rank": rank}  # type: ignore[assignment]
+    session._cluster._engine_spec = lambda rank, n: {"rank": rank}
     told = fail(session, KILL_1 + "dist.barrier()")
     assert "Rank 1 could not be replaced: Rank 1 ended while starting" in told
     assert "%dist restart" in told

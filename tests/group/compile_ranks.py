@@ -10,7 +10,8 @@ from torch._dynamo.utils import counters
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout.parallelize import parallelize
-from nbdist.engine.layout.policies.policies import ActivationCheckpoint, Pipeline
+from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint
+from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training as hooks
@@ -77,7 +78,8 @@ class Forgetful(Words):
     def __init__(self) -> None:
         super().__init__()
         for block in self.blocks:
-            block.mlp.down = Dropping(block.mlp.down)
+            mlp = block.get_submodule("mlp")
+            mlp.down = Dropping(mlp.get_submodule("down"))
 
 
 SMALL = ("ddp", "zero3")
@@ -175,7 +177,8 @@ def compiled(model: nn.Module, backend: str) -> Any:
 
 
 def compile_in_place(model: nn.Module, when: str, backend: str) -> None:
-    for module in model.blocks if when.startswith("blocks") else [model]:
+    whole = iter([model])
+    for module in model.get_submodule("blocks").children() if when.startswith("blocks") else whole:
         module.compile(backend=backend)
 
 
@@ -191,7 +194,9 @@ def dropped(layout: str, how: str) -> list[float]:
     torch.manual_seed(7)
     losses = []
     for step in range(STEPS):
-        losses.append(float(spread.step(*batch(layout, step), partial(loss_of, layout))))
+        loss = spread.step(*batch(layout, step), partial(loss_of, layout))
+        assert loss is not None
+        losses.append(float(loss))
         opt.step()
         opt.zero_grad()
     return losses

@@ -28,7 +28,7 @@ def gradients(model: torch.nn.Module, step: int, part: int, parts: int) -> None:
 
 
 def flat(model: torch.nn.Module) -> Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+    return torch.cat([gradient.flatten() for gradient in models.gradients(model).values()])
 
 
 def through_a_fault(model: torch.nn.Module, steps: int) -> Iterator[Tensor]:

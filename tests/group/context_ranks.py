@@ -21,7 +21,7 @@ from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline
 from nbdist.errors import LayoutError
-from tests.group import tensor_parallel_ranks
+from tests.group import models, tensor_parallel_ranks
 from tests.group.layout_ranks import calls_of, difference, state_of
 from tests.group.tensor_parallel_ranks import (
     GPT,
@@ -151,11 +151,13 @@ def sent_bytes(policy: ContextParallel) -> tuple[float, float]:
     """Return bytes a rank sends in forward and backward, as the tap counts, and as explained."""
     model = make("masked, 2 key heads", torch.float32)
     spread = parallelize(model, "cp=2", policy)
-    model.set_requires_gradient_sync(False)  # what is left is cp's own
+    models.synchronize(model, False)  # what is left is cp's own
     x, y = batch(0)
     called = calls_of(lambda: loss_of(model(x), spread.own(y)).backward())
     sent = sum(collectives.sent_bytes(call.kind, call.bytes, 2, "gloo") for call in called)
-    return sent, spread.explain().context.token_bytes * x.numel()
+    explained = spread.explain().context
+    assert explained is not None
+    return sent, explained.token_bytes * x.numel()
 
 
 class Checkpointed(GPT):
@@ -180,7 +182,7 @@ def checkpointed() -> dict[str, float]:
             torch.manual_seed(7)
             x, y = batch(0)
             loss_of(model(x), y).backward()
-            gradients.append({name: p.grad for name, p in model.named_parameters()})
+            gradients.append(models.gradients(model))
         found[policy.method] = difference(*gradients)
     return found
 
@@ -216,7 +218,9 @@ def dropped() -> dict[str, Any]:
         seen.append(
             {
                 "embeddings": (model.embedded == 0).tolist(),
-                "blocks": [block.mlp.kept.bool().tolist() for block in model.blocks],
+                "blocks": [
+                    m.kept.bool().tolist() for m in model.modules() if isinstance(m, KeepsDropped)
+                ],
                 "after it": float(torch.rand(())),
             }
         )
@@ -230,7 +234,7 @@ def uses() -> dict[str, Any]:
     x, y = batch(0)
 
     def gradients(of: nn.Module) -> dict[str, Tensor]:
-        taken = {name: p.grad.clone() for name, p in of.named_parameters()}
+        taken = {name: grad.clone() for name, grad in models.gradients(of).items()}
         of.zero_grad()
         return taken
 
@@ -266,11 +270,12 @@ def steps() -> dict[str, float]:
     plain = make("gpt", torch.float64)
     loss = loss_of(plain(x), y)
     loss.backward()
-    theirs = {name: p.grad for name, p in plain.named_parameters()}
+    theirs = models.gradients(plain)
     for policy in (ULYSSES, OWN):
         model = make("gpt", torch.float64)
         seen = parallelize(model, "cp=2", policy).step(x, y, loss_of)
-        mine = {name: p.grad for name, p in model.named_parameters()}
+        mine = models.gradients(model)
+        assert seen is not None
         found[str(policy)] = max(abs(float(seen - loss.detach())), difference(mine, theirs))
     return found
 
@@ -371,7 +376,4 @@ def masked_in_a_pipeline(method: str) -> tuple[str, float]:
         text = str(error)
     layout.step(batch(8), batch(8), loss_of)
     loss_of(alone(batch(8)), batch(8)).backward()
-    return text, max(
-        float((parameter.grad - alone.get_parameter(name).grad).abs().max())
-        for name, parameter in model.named_parameters()
-    )
+    return text, difference(models.gradients(model), models.gradients(alone))

@@ -103,7 +103,9 @@ def first_loss(layout: str) -> tuple[float, float]:
         loss = spread.step(x, y, lambda out, y: models.loss_of("gpt", out, y))
         assert loss is not None
         losses.append(float(loss))
-        assert spread.model.head.weight is spread.model.token.weight
+        assert spread.model.get_parameter("head.weight") is spread.model.get_parameter(
+            "token.weight"
+        )
     return losses[0], losses[1]
 
 
@@ -134,13 +136,18 @@ def refused() -> dict[str, str]:
 
     def reads_weights() -> nn.Module:
         model = nn.Linear(4, 4)
-        model.spread_of = model.weight.std().item()
+        model.in_features = int(model.weight.std().item())
         return model
 
     def fails() -> nn.Module:
         raise ValueError("no such size")
 
-    for label, factory in {"reads": reads_weights, "fails": fails, "none": dict}.items():
+    factories: dict[str, Callable[[], Any]] = {
+        "reads": reads_weights,
+        "fails": fails,
+        "none": dict,
+    }
+    for label, factory in factories.items():
         try:
             parallelize(factory, "zero3")
         except LayoutError as error:

@@ -26,14 +26,16 @@ WIDTH = 32
 def heal_half_made_step() -> list[str]:
     """Leave gradients in a DDP, a sharded and a plain module, and a scaler between two calls."""
     gc.collect()
-    ddp, sharded, plain = DDP(_linear()), fully_shard(_linear()), _linear()
+    ddp, sharded, plain = DDP(_linear()), _linear(), _linear()
+    fully_shard(sharded)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
-    for module in (ddp, sharded, plain):
+    modules: tuple[nn.Module, ...] = (ddp, sharded, plain)
+    for module in modules:
         scaler.scale(module(torch.ones(1, WIDTH)).sum()).backward()
     scaler.unscale_(optimizer)
     lines = reset.heal()
-    assert all(p.grad is None for module in (ddp, sharded, plain) for p in module.parameters())
+    assert all(p.grad is None for module in modules for p in module.parameters())
     scaler.scale(plain(torch.ones(1, WIDTH)).sum()).backward()
     scaler.unscale_(optimizer)
     return lines
@@ -115,14 +117,16 @@ def power_sgd_after_two_lost_steps() -> dict[str, Any]:
 
 def hook_of_a_user() -> list[str]:
     """Restore a hook that keeps something nobody knows, beside one that keeps nothing."""
+    world = dist.group.WORLD
+    assert world is not None
 
     def hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         state["calls"] += 1
-        return default_hooks.allreduce_hook(None, bucket)
+        return default_hooks.allreduce_hook(world, bucket)
 
     counting, stateless = DDP(_linear()), DDP(_linear())
     counting.register_comm_hook(Counter(), hook)
-    stateless.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
+    stateless.register_comm_hook(world, default_hooks.allreduce_hook)
     return ddp_hook_state.restore(counting) + ddp_hook_state.restore(stateless)
 
 
@@ -151,4 +155,4 @@ def _contents(state: powerSGD_hook.PowerSGDState) -> str:
     """Return all that the hook goes on with, as text, bit by bit."""
     tensors = [*state.error_dict.items(), *state.q_memory_dict.items()]
     values = [(key, tensor.clone().numpy().tobytes().hex()) for key, tensor in tensors]
-    return repr((values, state.iter, state.rng.get_state()[2]))
+    return repr((values, state.iter, state.rng.get_state(legacy=False)["state"]["pos"]))

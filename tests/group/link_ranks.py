@@ -44,7 +44,7 @@ def refusal(bytes_per_s: object) -> str:
     import nbdist
 
     try:
-        nbdist.emulate_link(bytes_per_s)  # type: ignore[arg-type]
+        nbdist.emulate_link(bytes_per_s)
     except nbdist.UsageError as error:
         return str(error)
     return ""

@@ -35,7 +35,7 @@ class Stream(IterableDataset[int]):
 
 def allow_workers() -> None:
     """Let this rank have children: the harness starts ranks as daemons, engines are none."""
-    multiprocessing.current_process()._config["daemon"] = False
+    vars(multiprocessing.current_process())["_config"]["daemon"] = False
 
 
 def samples(batches: Any) -> list[list[int]]:
@@ -55,7 +55,7 @@ def stop_after(
 ) -> tuple[list[list[int]], dict[str, int]]:
     """Take some batches of epoch 1, and the state in the body of the last one."""
     allow_workers()
-    options = {"num_workers": workers, "seed": 7, "weights": weights}
+    options: dict[str, Any] = {"num_workers": workers, "seed": 7, "weights": weights}
     data = loader(Numbers(n), global_batch=global_batch, **options)
     samples(data)
     seen = []

@@ -201,7 +201,8 @@ def _shard(is_odd: bool, **options: Any) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     model: nn.Module = nn.Linear(32 if is_odd else 16, 16)
-    return fully_shard(model, **options)  # type: ignore[no-any-return]
+    fully_shard(model, **options)
+    return model
 
 
 def _unshard_in_forward(is_odd: bool) -> None:
@@ -228,7 +229,7 @@ PLACES = tuple(_PLACES)
 def refused_arguments() -> str:
     """Let the backend refuse a collective on every rank, then make a good one of another size."""
     try:
-        dist.all_reduce(torch.ones(5), op=dist._make_nccl_premul_sum(2.0))  # type: ignore[attr-defined]
+        dist.all_reduce(torch.ones(5), op=dist._make_nccl_premul_sum(2.0))
     except NotImplementedError:
         pass
     else:
@@ -247,10 +248,12 @@ def mix(rounds: int) -> int:
     groups = [dist.group.WORLD, dist.new_group(range(n)), dist.new_group([0, n - 1])]
     mine = [g for g in groups if g is not None and dist.get_rank(g) >= 0]
     ddp = nn.parallel.DistributedDataParallel(nn.Linear(16, 16), bucket_cap_mb=0.0002)
-    sharded = fully_shard(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)))
+    sharded = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    fully_shard(sharded)
+    both: tuple[nn.Module, ...] = (ddp, sharded)
     plan = random.Random(7)  # the same on all ranks
     for turn in range(rounds):
-        for model in (ddp, sharded):
+        for model in both:
             model(torch.randn(4, 16)).sum().backward()
         works = [
             dist.all_reduce(torch.ones(plan.randrange(1, 99)), async_op=True, group=g)

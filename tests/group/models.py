@@ -2,8 +2,11 @@
 
 # B batch, T sequence, D model width, V vocabulary, C channels
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 
 V, T, D = 31, 12, 32
@@ -69,6 +72,20 @@ def make(name: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:
     """Return the model `name`, with the same weights for the same seed."""
     torch.manual_seed(seed)
     return {"gpt": GPT, "conv": ConvNet}[name]().to(dtype)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Return each parameter's gradient by name; all of them have one."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} has no gradient"
+        found[name] = parameter.grad
+    return found
+
+
+def synchronize(model: nn.Module, is_on: bool) -> None:
+    """Switch the averaging of gradients on or off, by the method that a layout gives its model."""
+    cast(FSDPModule, model).set_requires_gradient_sync(is_on)
 
 
 def batch(name: str, step: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -183,7 +183,8 @@ def _train(case: Case, dtype: torch.dtype) -> tuple[list[float], State, int]:
             layout.clip_grad_norm_(MAX_NORM)
         opt.step()
         opt.zero_grad()
-        losses.append(_mean_over_ranks(None if None in seen else sum(seen)))
+        known = [loss for loss in seen if loss is not None]
+        losses.append(_mean_over_ranks(sum(known) if len(known) == len(seen) else None))
     return losses, _whole_state(model), shard.count
 
 

@@ -4,7 +4,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.layout import wrapped
+from nbdist.engine.layout.axes.pp.schedule_runner import ScheduleRunner
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Precision
@@ -58,7 +60,19 @@ def make(name: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:
     return MODELS[name]().to(dtype)
 
 
-def batch(name: str, step: int, dtype: torch.dtype, size: int = GLOBAL_BATCH) -> Any:
+def gpt() -> GPT:
+    torch.manual_seed(0)
+    return GPT()
+
+
+def runner_of(spread: Layout) -> ScheduleRunner:
+    assert spread.pipeline is not None
+    return spread.pipeline.runner
+
+
+def batch(
+    name: str, step: int, dtype: torch.dtype, size: int = GLOBAL_BATCH
+) -> tuple[Tensor, Tensor]:
     if name == "conv":
         return models.batch("conv", step, size, dtype)
     random = torch.Generator().manual_seed(1000 + step)
@@ -172,7 +186,7 @@ def parity(
                     ),
                     "names": sorted(final),
                     "all": sorted(state),
-                    "has loss": spread.pipeline is not None and spread.pipeline.runner.has_loss,
+                    "has loss": spread.pipeline is not None and runner_of(spread).has_loss,
                 }
             )
     return found
@@ -221,6 +235,7 @@ def low(cases: list[tuple[str, str, tuple[Any, ...]]]) -> list[dict[str, Any]]:
         full = alone(name, torch.float32, shard.count, 0.5)
         losses = [of_step[shard.index] for of_step in same[0]]
         pairs = [(a, b) for a, b in zip(mine, losses, strict=True) if a is not None]
+        hidden = runner_of(spread).plan.hidden[1:]
         found.append(
             {
                 "state": furthest(final, same[1]),
@@ -229,7 +244,7 @@ def low(cases: list[tuple[str, str, tuple[Any, ...]]]) -> list[dict[str, Any]]:
                 "floor": furthest(same[1], full[1]),
                 "cuts sums": spread.shape.tp > 1,
                 "sent": sent,
-                "told": {str(spec.dtype) for spec in spread.pipeline.runner.plan.hidden[1:]},
+                "told": {str(spec.dtype) for spec in hidden if spec is not None},
             }
         )
     return found
@@ -269,9 +284,9 @@ def reduced(layouts: list[str]) -> list[tuple[float, float]]:
         alone.zero_grad()
         for x_part, y_part in zip(x_share.chunk(MICRO), y_share.chunk(MICRO), strict=True):
             (loss_of(alone(x_part), y_part) / MICRO).backward()
-        shares.append({name: p.grad.clone() for name, p in alone.named_parameters()})
+        shares.append({name: g.clone() for name, g in models.gradients(alone).items()})
     exact = {name: (shares[0][name] + shares[1][name]) / 2 for name in shares[0]}
-    rounded = {n: sum((s[n] / 2).bfloat16() for s in shares).float() for n in exact}
+    rounded = {n: reduce(add, ((s[n] / 2).bfloat16() for s in shares)).float() for n in exact}
     found = []
     for layout in layouts:
         model = make("gpt", torch.float32)
@@ -291,7 +306,7 @@ def overflows() -> dict[str, list[float]]:
     """
     found = {}
     for case in ("all trained", "first stage frozen"):
-        model = make("gpt", torch.float32)
+        model = gpt()
         if case != "all trained":
             for part in (model.token, *model.blocks[:2]):
                 part.requires_grad_(False)
@@ -306,8 +321,10 @@ def overflows() -> dict[str, list[float]]:
             before = {name: p.detach().clone() for name, p in model.named_parameters()}
             opt.zero_grad()
             spread.step(*batch("gpt", 0, torch.float32), loss_of)
-            if breaks and spread.pipeline.runner.has_loss:
-                model.head.weight.grad.fill_(float("inf"))
+            if breaks and runner_of(spread).has_loss:
+                gradient = model.get_parameter("head.weight").grad
+                assert gradient is not None
+                gradient.fill_(float("inf"))
             spread.scaler.step(opt)
             spread.scaler.update()
             changed = furthest(before, {n: p.detach() for n, p in model.named_parameters()})
@@ -404,7 +421,7 @@ def clips_by_torch(
 
 def trains_with_a_frozen_stage() -> tuple[int, float]:
     """Return how many parameters this rank's optimizer has, and how far a step moved them."""
-    model = make("gpt", torch.float32)
+    model = gpt()
     for part in (model.token, *model.blocks[:2]):
         part.requires_grad_(False)
     model.position.requires_grad_(False)
@@ -465,7 +482,8 @@ def _drawn_in_a_step(layout: str, *policies: object) -> tuple[list[float], Layou
     model = GPT(2, Noisy)
     spread = parallelize(model, layout, Pipeline("gpipe", microbatches=2), *policies)
     x, y = batch("gpt", 0, torch.float32)
-    block = model.blocks[spread.pipeline.runner.rank]
+    block = model.blocks[runner_of(spread).rank]
+    assert isinstance(block, Noisy)
     block.drawn.clear()
     spread.step(x, y, loss_of)
     return [float(number) for number in block.drawn], spread
@@ -515,7 +533,7 @@ class AddingOutside(GPT):
 class Odd(Block):
     """Is called with token ids first."""
 
-    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]  # on purpose
         return super().forward(x)
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -132,9 +134,9 @@ def reduced(layout: str) -> dict[str, Any]:
     for x_part, y_part in zip(x.chunk(world), y.chunk(world), strict=True):
         alone.zero_grad()
         models.loss_of("gpt", alone(x_part), y_part).backward()
-        shares.append({n: p.grad.clone() for n, p in alone.named_parameters()})
+        shares.append({n: gradient.clone() for n, gradient in models.gradients(alone).items()})
     exact = {n: torch.stack([s[n] for s in shares]).mean(0) for n in found}
-    rounded = {n: sum((s[n] / world).bfloat16() for s in shares).float() for n in found}
+    rounded = {n: reduce(add, ((s[n] / world).bfloat16() for s in shares)).float() for n in found}
     return {
         "exact": difference(found, exact),
         "rounded": difference(found, rounded),
@@ -194,7 +196,7 @@ def memory() -> dict[str, int]:
         x, y = models.batch("gpt", 0, 4, torch.float32)
         outside, inside = _Kept(), _Kept()
         if what == "plain":
-            for block in model.blocks:
+            for block in model.get_submodule("blocks").children():
                 _count_in(block, inside)
         with outside.hooks:
             loss = models.loss_of("gpt", model(x), y)
@@ -249,6 +251,7 @@ def overflow(layout: str) -> dict[str, Any]:
         spread.step(x, y, cuttable.loss_of)
         if breaks and dist.get_rank() == dist.get_world_size() - 1:
             gradient = model.get_parameter("blocks.1.mlp.up.weight").grad
+            assert gradient is not None
             local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             local.fill_(float("inf"))
         spread.scaler.step(opt)

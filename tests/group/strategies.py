@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.layout.policies.efficiency import Compress
 from nbdist.engine.layout.policies.policies import ContextParallel, Pipeline
 from nbdist.engine.recovery import reset
+from tests.group import models
 
 WIDTH, BATCH, MICRO_BATCHES = 32, 8, 4
 SMALL_BUCKET_MB = 0.004  # one layer a bucket: a fault finds some of them on their way
@@ -46,7 +47,7 @@ class Trip(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         _trip("forward")
-        return _TripBackward.apply(x)  # type: ignore[no-any-return]
+        return _TripBackward.apply(x)
 
 
 class _TripBackward(torch.autograd.Function):
@@ -265,7 +266,7 @@ def _ddp_with_fp16() -> Training:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     training = _ddp()
-    training.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    cast(DDP, training.model).register_comm_hook(None, default_hooks.fp16_compress_hook)
     return training
 
 
@@ -274,7 +275,7 @@ def _ddp_with_power_sgd() -> Training:
 
     training = _train_with_adam(DDP(_mlp()))
     state = power_sgd.PowerSGDState(None, 1, start_powerSGD_iter=2, min_compression_rate=1)
-    training.model.register_comm_hook(state, power_sgd.powerSGD_hook)
+    cast(DDP, training.model).register_comm_hook(state, power_sgd.powerSGD_hook)
     return training
 
 
@@ -416,13 +417,14 @@ def _fsdp_without_torchs_reset() -> Training:
 
 
 _taken: list[Any] = []
+_RESET = "_reset_iter_state"
 
 
 def _give_reset_back() -> None:
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
     if _taken:
-        FSDPState._reset_iter_state = _taken.pop()
+        setattr(FSDPState, _RESET, _taken.pop())
 
 
 def _hsdp() -> Training:
@@ -440,7 +442,7 @@ def _fsdp_accumulating_and_clipping() -> Training:
     def step(t: Training) -> None:
         for micro in range(2):
             x, y = _batch(t.step, dist.get_rank() + 10 * micro)
-            t.model.set_requires_gradient_sync(micro == 1)
+            models.synchronize(t.model, micro == 1)
             F.mse_loss(t.model(x), y).backward()
         nn.utils.clip_grad_norm_(t.model.parameters(), 0.1)
         t.optimizer.step()
@@ -488,8 +490,8 @@ class _Attending(nn.Module):
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), _mlp()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        heads = [h.unflatten(-1, (4, -1)).transpose(1, 2) for h in self.qkv(x_BTD).chunk(3, -1)]
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        q, k, v = (h.unflatten(-1, (4, -1)).transpose(1, 2) for h in self.qkv(x_BTD).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x_BTD + self.out(mixed.transpose(1, 2).flatten(2))
 
 

@@ -3,6 +3,7 @@
 # B batch, T sequence, H heads, D model width, V vocabulary
 
 import gc
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -34,6 +35,9 @@ PLAN = {
 }
 
 
+Part = Callable[[], nn.Module]
+
+
 class Attention(nn.Module):
     def __init__(self, heads: int = H) -> None:
         super().__init__()
@@ -61,7 +65,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, attention: type[nn.Module] = Attention, mlp: type[nn.Module] = MLP) -> None:
+    def __init__(self, attention: Part = Attention, mlp: Part = MLP) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(D), nn.LayerNorm(D)
         self.attn, self.mlp = attention(), mlp()
@@ -154,7 +158,7 @@ class FlatBlock(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-def block_of(attention: type[nn.Module] = Attention, mlp: type[nn.Module] = MLP) -> Any:
+def block_of(attention: Part = Attention, mlp: Part = MLP) -> Any:
     return lambda: Block(attention, mlp)
 
 
@@ -264,9 +268,9 @@ def looks_like_the_users_model() -> dict[str, Any]:
     return {
         "same names": [name for name, _ in model.named_parameters()] == names,
         "all DTensors": all(isinstance(p, DTensor) for p in model.parameters()),
-        "tied": model.head.weight is model.token.weight,
+        "tied": model.get_parameter("head.weight") is model.get_parameter("token.weight"),
         "again": parallelize(model, "tp=2") is spread,
-        "held": sum(p.to_local().numel() for p in model.parameters()),
+        "held": sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor)),
         "count": spread.size.parameters,
         "repr": repr(spread),
         "explained": repr(spread.explain()),
@@ -389,7 +393,7 @@ def makes_a_table_once() -> bool:
     parallelize(model, "tp=2")
     x, y = batch(0)
     loss_of(model(x), y).backward()
-    return type(model.blocks[0].mlp.table) is Tensor
+    return type(model.get_submodule("blocks.0.mlp").table) is Tensor
 
 
 def samples_of_ranks(layout: str) -> tuple[list[int], list[int], list[int]]:
@@ -456,6 +460,7 @@ def steps_on_uneven_shares(cases: list[tuple[str, TensorParallel]]) -> list[tupl
         shard = data_shard()
         mine = batches.part(0, 7, shard)
         loss = spread.step(x[mine], y[mine], loss_of)
+        assert loss is not None
         expected = loss_of(alone(x[mine]), y[mine])
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         whole = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads.items()}
@@ -472,7 +477,7 @@ def survives_an_interrupt() -> dict[str, Any]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    hook = model.blocks[1].norm_2.register_forward_pre_hook(interrupt)
+    hook = model.get_submodule("blocks.1.norm_2").register_forward_pre_hook(interrupt)
     x, y = batch(0)
     try:
         model(x)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,9 @@ def ranks() -> Iterator[Cluster]:
         yield made
 
 
-def kill_and_clone(ranks: Cluster, until: str, dead: int = 1, source: int = 0) -> list[dict]:
+def kill_and_clone(
+    ranks: Cluster, until: str, dead: int = 1, source: int = 0
+) -> list[dict[str, Any]]:
     """Run a cell in which a rank is killed; put a newcomer in its place and clone for it."""
     ranks.post(clone_ranks.try_cell, until)
     ranks.engines[dead].process.join(30)
@@ -32,7 +35,7 @@ def kill_and_clone(ranks: Cluster, until: str, dead: int = 1, source: int = 0) -
     return replace_and_clone(ranks, dead, source)
 
 
-def replace_and_clone(ranks: Cluster, dead: int, source: int) -> list[dict]:
+def replace_and_clone(ranks: Cluster, dead: int, source: int) -> list[dict[str, Any]]:
     generation = next(_generations)
     ranks.post_join(ranks.replace(dead), generation)
     ranks.post(clone_ranks.recover, generation, source, [dead], KILL_AT)
@@ -40,7 +43,7 @@ def replace_and_clone(ranks: Cluster, dead: int, source: int) -> list[dict]:
     return ranks.results()
 
 
-def outcome(ranks: Cluster) -> list[object]:
+def outcome(ranks: Cluster) -> list[Any]:
     return [
         ranks.run(clone_ranks.fingerprint),
         ranks.run(clone_ranks.tensors_of_optimizer),

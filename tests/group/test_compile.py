@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from nbdist.engine.compat.torch_hooks import compiles_exchanges
+from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint
 from nbdist.engine.layout.policies.policies import (
-    ActivationCheckpoint,
     ContextParallel,
     Pipeline,
     TensorParallel,

@@ -73,9 +73,9 @@ def _world(naps: Naps) -> Any:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if not self.training:
                 naps.take("other")
-                return self.layer(x)  # type: ignore[no-any-return]
+                return self.layer(x)
             naps.take("forward")
-            return Back.apply(self.layer(x))  # type: ignore[no-any-return, no-untyped-call]
+            return Back.apply(self.layer(x))
 
     class Data:
         def __init__(self, part: str = "data") -> None:
@@ -210,7 +210,7 @@ def _lbfgs(naps: Naps) -> None:
     net, data, _ = _world(naps)
 
     class Slow(torch.optim.LBFGS):
-        def step(self, closure: Any) -> Any:
+        def step(self, closure: Any = None) -> Any:
             loss = super().step(closure)
             naps.take("optimizer")
             naps.next_step()

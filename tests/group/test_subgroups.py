@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def ranks() -> Iterator[Cluster]:
         yield made
 
 
-def replace(ranks: Cluster, *dead: int) -> list[dict]:
+def replace(ranks: Cluster, *dead: int) -> list[dict[str, Any]]:
     """Put new processes in the places of dead ranks, and return what each rank says of it."""
     generation = next(_generations)
     for rank in dead:

@@ -1,13 +1,18 @@
 """What the tap sees of collectives, on real gloo groups."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.group.harness import run_ranks, try_ranks
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
 def _tap(level: str = "full") -> Any:
@@ -15,6 +20,11 @@ def _tap(level: str = "full") -> Any:
 
     tap.install(level)
     return tap
+
+
+def finish(work: dist.Work | None) -> None:
+    assert work is not None, "this rank is not in the group"
+    work.wait()
 
 
 def _all_ops() -> dict[str, Any]:
@@ -73,12 +83,12 @@ def _all_ops() -> dict[str, Any]:
     keep("all_to_all", *outs)
     if rank == 0:
         dist.send(mine, dst=1)
-        dist.isend(mine * 2, dst=1).wait()
+        finish(dist.isend(mine * 2, dst=1))
         dist.send(mine * 3, dst=1)
     elif rank == 1:
         x, y, z = torch.empty(4), torch.empty(4), torch.empty(4)
         dist.recv(x, src=0)
-        dist.irecv(y, src=0).wait()
+        finish(dist.irecv(y, src=0))
         dist.recv(z)
         keep("recv", x, y, z)
     dist.barrier()
@@ -205,8 +215,9 @@ def _late_peer(delay_s: float) -> tuple[float, float]:
     import torch.distributed._functional_collectives as funcol
 
     tap = _tap("full")
-    out = torch.empty(2)
-    _ = funcol.all_reduce(out, "sum", dist.group.WORLD) + 1  # the first call imports for 0.5 s
+    out, world = torch.empty(2), dist.group.WORLD
+    assert world is not None
+    _ = funcol.all_reduce(out, "sum", world) + 1  # the first call imports for 0.5 s
     exposed = total = 0.0
     for case in range(4):
         dist.barrier()
@@ -220,7 +231,7 @@ def _late_peer(delay_s: float) -> tuple[float, float]:
         elif case == 2:
             dist.reduce_scatter_tensor(out, torch.ones(4), async_op=True).wait()
         else:
-            _ = funcol.all_reduce(out, "sum", dist.group.WORLD) + 1
+            _ = funcol.all_reduce(out, "sum", world) + 1
         traffic = tap.take()
         exposed += traffic.exposed_ns / 1e6
         total += traffic.total_ns / 1e6
@@ -466,9 +477,9 @@ def _messages() -> None:
         else:
             dist.recv(torch.empty(5), src=0)
     if dist.get_rank() == 0:
-        dist.isend(torch.ones(7), dst=1).wait()
+        finish(dist.isend(torch.ones(7), dst=1))
     else:
-        dist.irecv(torch.empty(7), src=0).wait()
+        finish(dist.irecv(torch.empty(7), src=0))
 
 
 def _message_rows() -> Any:
@@ -497,7 +508,7 @@ def _tagged() -> None:
     else:
         works = [dist.irecv(torch.empty(n), src=0, tag=tag) for n, tag in ((2, 4), (1, 3), (3, 3))]
     for work in works:
-        work.wait()
+        finish(work)
 
 
 def _tagged_rows() -> Any:

@@ -251,7 +251,7 @@ def _slow_data(workers: int) -> Any:
     watch = Watch()
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    train = DataLoader(_Slow(0.02), batch_size=2, num_workers=workers)  # type: ignore[arg-type]
+    train: DataLoader[Any] = DataLoader(_Slow(0.02), batch_size=2, num_workers=workers)  # type: ignore[arg-type]
     check = DataLoader(_dataset(), batch_size=3)
     for batch in train:
         model(batch["x"]).mean().backward()
@@ -280,7 +280,7 @@ def _broken_hook() -> Any:
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def fail(self: Any, optimizer: int, *, is_new: bool) -> bool:
+    def fail(self: steps.StepRule, optimizer: int, *, is_new: bool = False) -> bool:
         raise RuntimeError("broken on purpose")
 
     steps.StepRule.closes = fail  # type: ignore[method-assign]
@@ -525,7 +525,7 @@ def _transformers() -> Any:
             save_strategy="no",
             disable_tqdm=True,
         )
-        Trainer(Model(), arguments, train_dataset=data).train()  # type: ignore[arg-type]
+        Trainer(Model(), arguments, train_dataset=data).train()
     return watch.rows()
 
 

@@ -108,7 +108,7 @@ def more_workers() -> None:
     import torch.distributed as dist
 
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_default_device()]  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_default_device()]
     options._threads = WORKERS
     options._timeout = timedelta(seconds=60)
     world = dist.group.WORLD

@@ -48,7 +48,9 @@ def make(name: str, dtype: torch.dtype) -> nn.Module:
         return tensor_parallel.GPT(tensor_parallel.block_of(mlp=Dropping)).to(dtype)
     if name == "untied":
         model = tensor_parallel.make("gpt", dtype, seed=dist.get_rank())
-        model.head.weight = nn.Parameter(model.token.weight.detach().flip(0))
+        model.get_submodule("head").weight = nn.Parameter(
+            model.get_parameter("token.weight").detach().flip(0)
+        )
         return model
     return tensor_parallel.make(name, dtype, seed=dist.get_rank())
 
@@ -107,8 +109,8 @@ def small_resnet() -> nn.Module:
         hidden_sizes=[16, 32, 64, 128],
         depths=[2, 2, 2, 2],
         layer_type="basic",
-        num_labels=10,
     )
+    config.num_labels = 10
     return ResNetForImageClassification(config)
 
 
@@ -233,8 +235,8 @@ def lose_an_average(spread: Layout, lost: Any) -> None:
     lost.register_hook(lambda gradient: own.append(gradient.clone()))
     synchronised = spread._step
 
-    def step(*args: Any) -> Tensor:
-        loss = synchronised(*args)
+    def step(*args: Any, **named: Any) -> Tensor | None:
+        loss = synchronised(*args, **named)
         lost.grad.copy_(own.pop())
         return loss
 

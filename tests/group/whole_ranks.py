@@ -172,7 +172,7 @@ def loads_by_torch(layout: str) -> dict[str, Any]:
 def skeletons() -> dict[str, Any]:
     """Say of skeletons what they are."""
     model = models.make("conv", torch.float32)
-    model.marked = model.head.weight  # type: ignore[assignment]
+    model.marked = model.get_parameter("head.weight")
     spread = parallelize(model, "zero3")
     plain = spread.skeleton
     assert plain is not None
@@ -187,8 +187,8 @@ def skeletons() -> dict[str, Any]:
         "whole size": whole_size == spread.size.parameter_bytes,
         "buffers": [b.is_meta for b in plain.buffers()].count(True),
         "of its own": not {id(b) for b in plain.buffers()} & {id(b) for b in model.buffers()},
-        "tied": tied.head.weight is tied.token.weight,
-        "tied inside": plain.marked is plain.head.weight,
+        "tied": tied.get_submodule("head").weight is tied.get_submodule("token").weight,
+        "tied inside": plain.marked is plain.get_submodule("head").weight,
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -61,6 +62,20 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -
         time.sleep(0.05)  # processes and files of others: there is no event to wait for
 
 
+def argv_of(manager: KernelManager) -> list[str]:
+    """The command that starts the kernel, to be changed before it does."""
+    assert manager.kernel_spec is not None
+    argv: list[str] = manager.kernel_spec.argv
+    return argv
+
+
+def pid_of(manager: KernelManager) -> int:
+    """The kernel's process."""
+    assert isinstance(manager.provisioner, LocalProvisioner)
+    assert manager.provisioner.pid is not None
+    return manager.provisioner.pid
+
+
 class Notebook:
     """One kernel and its client. Use as a context manager: the kernel ends with it."""
 
@@ -69,7 +84,7 @@ class Notebook:
         self._environment = {**private_environment(folder), **environment}
         self.manager = KernelManager(kernel_name="python3")
         # The Python that runs the tests, whatever kernels this machine has.
-        self.manager.kernel_spec.argv[0] = sys.executable
+        self.argv[0] = sys.executable
         self._client: BlockingKernelClient | None = None
 
     def __enter__(self) -> "Notebook":
@@ -87,10 +102,20 @@ class Notebook:
         self.manager.cleanup_resources()
 
     @property
+    def argv(self) -> list[str]:
+        """The command that starts the kernel, to be changed before it does."""
+        return argv_of(self.manager)
+
+    @property
+    def client(self) -> BlockingKernelClient:
+        """The connection to the running kernel."""
+        assert self._client is not None
+        return self._client
+
+    @property
     def pid(self) -> int:
         """The kernel's process."""
-        pid: int = self.manager.provisioner.pid
-        return pid
+        return pid_of(self.manager)
 
     @property
     def keys(self) -> list[Path]:
@@ -99,7 +124,6 @@ class Notebook:
 
     def run(self, code: str, timeout_s: float = 90.0) -> str:
         """Run a cell to its end; return what it showed, its error included."""
-        assert self._client is not None
         said: dict[object, str] = {}  # a display that is updated keeps its place
 
         def hear(message: dict[str, Any]) -> None:
@@ -112,15 +136,14 @@ class Notebook:
             elif "data" in content:
                 said[place] = content["data"].get("text/plain", "")
 
-        self._client.execute_interactive(
+        self.client.execute_interactive(
             code, timeout=timeout_s, output_hook=hear, allow_stdin=False, stop_on_error=False
         )
         return "\n".join(said.values())
 
     def send(self, code: str) -> None:
         """Send a cell and do not wait for it."""
-        assert self._client is not None
-        self._client.execute(code, stop_on_error=False)
+        self.client.execute(code, stop_on_error=False)
 
     def start(self, options: str = "-n 2 --device cpu") -> None:
         """Load nbdist and start a cluster."""

@@ -49,7 +49,7 @@ def test_restart_of_a_busy_kernel_leaves_nothing_and_a_new_cluster_starts(tmp_pa
         notebook.manager.restart_kernel()
         family.assert_gone()
         assert notebook.keys == []
-        notebook._client.wait_for_ready(timeout=60)
+        notebook.client.wait_for_ready(timeout=60)
         notebook.start()
         assert "3.0" in notebook.on_ranks(
             "x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)\nx.item()"

@@ -45,7 +45,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory, taken: int) -> Iterator[N
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken)}
     notebook = Notebook(folder, **environment)
     if may_mount():
-        argv = notebook.manager.kernel_spec.argv
+        argv = notebook.argv
         argv[:0] = ["unshare", "--mount", "sh", "-c", MOUNTED, "sh"]
     with notebook:
         notebook.start()
@@ -62,7 +62,7 @@ def assert_whole(notebook: Notebook) -> None:
 
 
 def needs_mounts(notebook: Notebook) -> None:
-    if notebook.manager.kernel_spec.argv[0] != "unshare":
+    if notebook.argv[0] != "unshare":
         pytest.skip("this user may not mount file systems")
 
 
@@ -111,7 +111,7 @@ def test_the_doctor_sees_the_machine_and_the_cluster_that_runs(notebook: Noteboo
     assert "2 ranks, all of them answer" in said, said
     assert "events.jsonl" in said
     assert "fit this nbdist" in said
-    if notebook.manager.kernel_spec.argv[0] == "unshare":
+    if notebook.argv[0] == "unshare":
         assert "!!  /dev/shm" in said
 
 

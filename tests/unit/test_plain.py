@@ -35,7 +35,8 @@ def test_not_a_number_and_infinities_arrive() -> None:
 
 
 def test_a_dict_that_looks_like_a_tag_is_still_a_dict() -> None:
-    for value in ({"tuple": [1]}, {"float": "nan"}, {"dict": []}, {1: {"tuple": ()}}):
+    dicts: list[object] = [{"tuple": [1]}, {"float": "nan"}, {"dict": []}, {1: {"tuple": ()}}]
+    for value in dicts:
         assert decode(json.loads(json.dumps(encode(value)))) == value
 
 

@@ -234,7 +234,7 @@ def can_release() -> bool:
     """Return whether `release_backends` works with this torch; tries it on a group of its own."""
     if _release_function() is None:
         return False
-    probe = dist.ProcessGroup(dist.HashStore(), 0, 1)  # type: ignore[attr-defined]
+    probe = dist.ProcessGroup(dist.HashStore(), 0, 1)
     address = _address_of(probe)
     if address is None:
         return False

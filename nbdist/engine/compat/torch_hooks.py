@@ -336,7 +336,7 @@ def wrap_prepare_profiler(wrapper: Wrapper) -> Undo:
 
 def is_profiled() -> bool:
     """Return whether a profiler records this thread."""
-    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+    return bool(torch.autograd._profiler_enabled())
 
 
 def is_flat_shard(parameter: torch.Tensor) -> bool:

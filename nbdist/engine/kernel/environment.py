@@ -69,7 +69,7 @@ def refuse_forked_ranks() -> None:
     """
     from torch import multiprocessing
 
-    native: Any = multiprocessing.start_processes  # type: ignore[attr-defined]
+    native: Any = multiprocessing.start_processes
 
     @functools.wraps(native)
     def start_processes(
@@ -84,7 +84,7 @@ def refuse_forked_ranks() -> None:
             raise _forks(nprocs)
         return native(fn, args, nprocs, join, daemon, start_method)
 
-    multiprocessing.start_processes = start_processes  # type: ignore[attr-defined]
+    multiprocessing.start_processes = start_processes
     on_import.adapt("accelerate.launchers", _refuse_notebook_launcher)
 
 

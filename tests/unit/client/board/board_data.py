@@ -101,7 +101,7 @@ def analysis_of(
     line = TimeLine(
         48.0, tuple((steps - 2 + i, 16.0 * i, 16.0 * i + 15.8) for i in range(3)), lanes
     )
-    verdicts = ()
+    verdicts: tuple[Verdict, ...] = ()
     if slow is not None:
         words = f"rank {slow} is 48 % slower: its data loading (5.6 ms against 0.8 ms a step)."
         verdicts = (Verdict(slow, "data", 0.48, words, steps - 49),)

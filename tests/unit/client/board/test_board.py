@@ -1,5 +1,6 @@
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -8,23 +9,27 @@ from nbdist.client.board import VIEWS
 from nbdist.client.board import live as live_module
 from nbdist.client.board.board import Board
 from nbdist.client.board.figure import Painter
+from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
+from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.telemetry import Telemetry
+from nbdist.client.output.slots import Slot, Slots
 from nbdist.wire import Display
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
 
-class Shelf:
+class Shelf(Slots):
     """Slots that remember what was shown."""
 
     def __init__(self) -> None:
+        super().__init__(live=False)
         self.shown: list[Any] = []
 
-    def open(self, shown: Any) -> "Shelf":
+    def open(self, shown: Any) -> Slot:
         self.shown.append(shown)
-        return self
+        return super().open(shown)
 
-    def update(self, display: Display) -> None:
+    def _update(self, slot: Slot, display: Display) -> None:
         self.shown.append(display)
 
 
@@ -182,14 +187,12 @@ def test_a_cell_that_ends_before_the_board_is_ready_leaves_the_same() -> None:
     assert board_threads() == []
 
 
-class Known:
+class Known(CellAnalysis):
     """An insight that knows what it was given."""
 
     def __init__(self, analysis: Analysis) -> None:
+        super().__init__(cell_info(2), Clocks(lambda rank: Future()))
         self._analysis = analysis
-
-    def now(self) -> Analysis:
-        return self._analysis
 
 
 def test_verdicts_are_told_below_a_live_board_and_never_below_a_static_one() -> None:

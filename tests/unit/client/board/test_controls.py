@@ -15,11 +15,12 @@ from nbdist.client.board import controls as controls_module
 from nbdist.client.board.controls import Controls, show_past
 from nbdist.client.board.look import look
 from nbdist.client.board.past import Past
+from nbdist.client.output.slots import Slot, Slots
 from nbdist.wire import Display
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 
-class Place:
+class Place(Slot):
     """One output of a cell, which remembers all that was shown in it."""
 
     def __init__(self, shown: Any) -> None:
@@ -29,7 +30,7 @@ class Place:
         self.shown.append(display)
 
 
-class Places:
+class Places(Slots):
     def __init__(self) -> None:
         self.all: list[Place] = []
 

@@ -218,6 +218,7 @@ def test_communication_that_was_not_measured_is_said_to_be_so_in_every_view(
 ) -> None:
     view = untimed(is_explained=is_explained)
 
+    assert view.stack is not None
     assert list(view.stack.parts) == ["compute and communication", "data", "optimizer", "other"]
     assert "communication not measured" in VIEWS["overview"].sentence(view)
     assert "90 % compute and communication" in VIEWS["step"].sentence(view)
@@ -244,7 +245,9 @@ def test_the_overview_stacks_the_parts_of_the_step_view_up_to_the_whole_step(
 
     bars.fit(view)
 
-    tops = [a.get_path().vertices[:, 1].max() for a in bars._artists if isinstance(a, PathPatch)]
+    patches = [artist for artist in bars._artists if isinstance(artist, PathPatch)]
+    tops = [np.asarray(patch.get_path().vertices)[:, 1].max() for patch in patches]
+    assert view.stack is not None
     assert max(tops) == pytest.approx(float(view.stack.whole_ms.max()))
     (legend,) = [
         found for found in page.figure.legends if found.get_texts()[0].get_text() == "compute"

@@ -67,9 +67,11 @@ def run(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]):  # type: i
     return fail
 
 
-def raised(rank: int, text: str, *, line: int = 3, name: str = "ValueError", **more: object):  # type: ignore[no-untyped-def]
+def raised(
+    rank: int, text: str, *, line: int = 3, name: str = "ValueError", order: float = 0.0
+) -> Failure:
     frame = f"Cell In[7], line {line}\n      1 x = 1\n----> {line} f(x)\n"
-    return Failure(rank, name, text, (frame, f"{name}: {text}"), **more)
+    return Failure(rank, name, text, (frame, f"{name}: {text}"), order)
 
 
 def freed(rank: int, call: str = "dist.all_reduce(x)", **more: object) -> Failure:

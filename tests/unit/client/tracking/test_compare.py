@@ -142,7 +142,11 @@ def test_a_run_that_goes_on_has_one_curve_and_its_own_end() -> None:
 
 @pytest.mark.parametrize("theme", ["auto", "light", "dark"])
 def test_the_picture_is_drawn_for_many_runs_and_few_figures(theme: str) -> None:
-    curve = [[1, 2.0, 1.5, 2.5], [2, None, None, None], [3, 0.001, 0.001, 0.002]]
+    curve: list[list[float | None]] = [
+        [1, 2.0, 1.5, 2.5],
+        [2, None, None, None],
+        [3, 0.001, 0.001, 0.002],
+    ]
     with_both = Entry("a" * 40, "finished", 3, {}, Figure(1, 0.1), Figure(9, 1.0), {}, curve)
     png = base64.b64decode(picture([with_both] * 10, theme_named(theme)))
     assert png.startswith(b"\x89PNG")
@@ -181,12 +185,15 @@ def test_a_true_difference_wins_with_an_error_bar_from_the_steps() -> None:
 
 def test_runs_of_different_lengths_are_compared_over_the_steps_that_all_have_made() -> None:
     falling = [3.0 - 0.1 * i for i in range(20)]
-    kept = [
-        curves_of(lambda key, n=n: {0: history(falling[:n])} if key == "loss" else {})
-        for n in (20, 15)
-    ]
+
+    def kept(steps: int) -> dict[str, Any]:
+        return curves_of(lambda key: {0: history(falling[:steps])} if key == "loss" else {})
+
     table = Comparison(
-        (entry_of("a", "finished", 20, {}, kept[0]), entry_of("b", "interrupted", 15, {}, kept[1]))
+        (
+            entry_of("a", "finished", 20, {}, kept(20)),
+            entry_of("b", "interrupted", 15, {}, kept(15)),
+        )
     )
     a, b = table.losses
     assert a is not None

@@ -8,6 +8,7 @@ from typing import Any
 import ipyparallel
 import pytest
 import torch
+from packaging.version import Version
 
 from nbdist.client.cluster import connection
 from nbdist.doctor import software
@@ -38,7 +39,7 @@ def test_the_engines_modules_have_every_private_part_that_we_use() -> None:
 
 
 @pytest.mark.skipif(
-    torch.__version__ < (2, 15) or not torch.distributed.is_nccl_available(),
+    Version(torch.__version__) < Version("2.15") or not torch.distributed.is_nccl_available(),
     reason="torch has one class of NCCL, or none",
 )
 def test_of_torchs_two_classes_of_nccl_ranks_get_the_one_that_recovery_knows() -> None:

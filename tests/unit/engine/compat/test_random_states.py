@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.random import mtrand
 
 from nbdist.engine.compat import random_states
 
@@ -62,15 +63,15 @@ def test_another_python_whose_generator_looks_otherwise_is_asked(
 
 
 def test_a_generator_that_numpy_was_given_is_put_back_too() -> None:
-    before = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(5))
+    before = mtrand.get_bit_generator()
+    mtrand.set_bit_generator(np.random.PCG64(5))
     try:
         state = random_states.take()
         first = np.random.rand(3).tolist()
         random_states.put_back(state)
         assert np.random.rand(3).tolist() == first
     finally:
-        np.random.set_bit_generator(before)
+        mtrand.set_bit_generator(before)
 
 
 def test_numpy_is_asked_only_when_it_was_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +79,12 @@ def test_numpy_is_asked_only_when_it_was_drawn_from(monkeypatch: pytest.MonkeyPa
     random_states.take()
     asked: list[int] = []
     ask = np.random.get_state
-    monkeypatch.setattr(np.random, "get_state", lambda **more: asked.append(1) or ask(**more))
+
+    def counted(**more: Any) -> Any:
+        asked.append(1)
+        return ask(**more)
+
+    monkeypatch.setattr(np.random, "get_state", counted)
     for _ in range(3):
         random.random()
         random_states.take()

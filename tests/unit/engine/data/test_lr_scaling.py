@@ -1,11 +1,13 @@
 """The learning rate follows the global batch: never twice, and beside a schedule of one's own."""
 
 import copy
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.optim import Optimizer  # noqa: E402
 from torch.optim.lr_scheduler import (  # noqa: E402
     ChainedScheduler,
     CosineAnnealingLR,
@@ -14,17 +16,17 @@ from torch.optim.lr_scheduler import (  # noqa: E402
     StepLR,
 )
 
-from nbdist.engine.data.lr_scaling import scale_lr  # noqa: E402
+from nbdist.engine.data.lr_scaling import BatchScaledLR, scale_lr  # noqa: E402
 from nbdist.errors import UsageError  # noqa: E402
 
 
-def optimizer(rate: float = 0.1, **options: object) -> "torch.optim.Optimizer":
+def optimizer(rate: float = 0.1, **options: Any) -> Optimizer:
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     groups = [{"params": weights[:1]}, {"params": weights[1:], "lr": rate / 10}]
     return torch.optim.SGD(groups, lr=rate, **options)
 
 
-def rates_of(opt: "torch.optim.Optimizer", scheduler: object, steps: int) -> list[float]:
+def rates_of(opt: Optimizer, scheduler: object, steps: int) -> list[float]:
     """Return the first group's rate at each of the next steps."""
     seen = []
     for _ in range(steps):
@@ -55,10 +57,13 @@ def test_a_warm_up_rises_in_equal_parts_from_the_reference_rate_and_stays() -> N
 
 def test_the_same_call_changes_nothing_and_returns_the_same_scheduler() -> None:
     opt = optimizer()
-    asked = {"global_batch": 320, "reference_batch": 64, "warmup_steps": 4}
-    warmup = scale_lr(opt, **asked)
+
+    def scaled() -> BatchScaledLR:
+        return scale_lr(opt, global_batch=320, reference_batch=64, warmup_steps=4)
+
+    warmup = scaled()
     rates_of(opt, warmup, 2)
-    assert scale_lr(opt, **asked) is warmup
+    assert scaled() is warmup
     assert rates_of(opt, warmup, 3) == pytest.approx([0.3, 0.4, 0.5])
 
 

@@ -64,7 +64,8 @@ def test_a_signal_that_names_nothing_is_dropped_between_messages() -> None:
 
 def test_a_message_does_not_end_while_it_is_being_interrupted() -> None:
     interrupts.begin("this")
-    seen, is_held = [], threading.Event()
+    seen: list[str | None] = []
+    is_held = threading.Event()
 
     def hold() -> None:
         with interrupts.while_it_runs("this"):

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine.kernel import stdio as module
 from nbdist.engine.kernel.stdio import HEAD_BYTES, Output
 from nbdist.engine.kernel.stdio_files import LogStream
 from nbdist.engine.kernel.text_window import WINDOW_BYTES
@@ -139,7 +138,7 @@ def test_a_full_disk_is_said_once_and_the_cell_goes_on(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     output.begin_cell(1)
-    monkeypatch.setattr(module.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     for i in range(60_000):
         output.stdout.write(f"line {i} of many\n")
     output.stdout.write("the end\n")

@@ -36,10 +36,13 @@ class _Event:
         self.world.asked += 1
         return self.at_ns is not None and self.at_ns <= self.world.now_ns
 
+    def passed_ns(self) -> float:
+        assert self.query(), "torch raises when an event has not passed"
+        assert self.at_ns is not None
+        return AHEAD_NS + self.at_ns * self.world.rate
+
     def elapsed_time(self, end_event: Any) -> float:
-        assert self.query()
-        assert end_event.query(), "torch raises when an event has not passed"
-        here, there = (AHEAD_NS + e.at_ns * self.world.rate for e in (self, end_event))
+        here, there = self.passed_ns(), end_event.passed_ns()
         assert there >= here, "only later events are asked for"
         return float((there - here) / MS)
 
@@ -135,7 +138,7 @@ class _Rank:
         self.world = _World(**world)
         self.times = CudaTimes(cast("Gpu", self.world), self.world.now)
         self.times.begin_step(1)
-        self.tensor = cast("torch.Tensor", torch.empty(4, device="meta"))
+        self.tensor = torch.empty(4, device="meta")
         self.seq = 0
 
     def begin(self) -> CudaMark | None:

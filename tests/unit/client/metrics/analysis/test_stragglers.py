@@ -552,19 +552,23 @@ def test_the_numbers_of_64_ranks_are_judged_in_little_time() -> None:
     assert time.thread_time() - began < 1.0  # 20 ms
 
 
+def told_of(said: Verdicts) -> list[int]:
+    return [verdict.rank for verdict in said.newest]
+
+
 def test_a_judge_is_asked_once_a_second_and_at_the_end() -> None:
     machine = Machine(4)
     machine.steps(60, {1: {"data_s": 0.020}})
     said = Verdicts()
     said.take([], 0.0, is_last=False)
     said.take(machine.records, EVERY_S / 2, is_last=False)
-    assert said.newest == ()
+    assert told_of(said) == []
     said.take([], EVERY_S, is_last=False)
-    assert [verdict.rank for verdict in said.newest] == [1]
+    assert told_of(said) == [1]
     said = Verdicts()
     said.take([], 0.0, is_last=False)
     said.take(machine.records, EVERY_S / 2, is_last=True)
-    assert [verdict.rank for verdict in said.newest] == [1]
+    assert told_of(said) == [1]
 
 
 def test_a_judge_that_fails_is_logged_once_and_falls_silent(
@@ -577,5 +581,5 @@ def test_a_judge_that_fails_is_logged_once_and_falls_silent(
     monkeypatch.setattr(Judge, "verdicts", lambda judge: 1 // 0)
     for now_s in (1.0, 2.0, 3.0):
         said.take(machine.records, now_s, is_last=False)
-        assert said.newest == ()
+        assert told_of(said) == []
     assert [record.exc_info is not None for record in caplog.records] == [True]

@@ -1,5 +1,7 @@
 """A batch that grew without its learning rate is told once, and right programs never."""
 
+from typing import Any
+
 import pytest
 
 from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained, advice
@@ -123,7 +125,7 @@ def test_ranks_without_samples_do_not_count() -> None:
     ids=["an evaluation", "no loader", "plain models on two ranks"],
 )
 def test_where_the_batch_is_not_known_nothing_is_said_or_remembered(
-    samples: list[list[float]], optimizer: dict[str, float]
+    samples: list[list[float]], optimizer: dict[str, Any]
 ) -> None:
     before = [trained(8)]
     assert run(before, samples, **optimizer) == ("", "")

@@ -1,5 +1,7 @@
 """The layout's text: what it asks for, and what is refused in which words."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +66,7 @@ def test_the_canonical_name_is_the_one_people_know(text: str, ranks: int, name: 
 
 
 @given(sizes=st.fixed_dictionaries({axis: st.integers(1, 3) for axis in AXES}), keep=st.booleans())
-def test_a_canonical_name_reads_back_as_the_same_mesh(sizes: dict[str, int], keep: bool) -> None:
+def test_a_canonical_name_reads_back_as_the_same_mesh(sizes: dict[str, Any], keep: bool) -> None:
     reshard = True if sizes["fsdp"] == 1 else keep
     shape = MeshShape(**sizes, reshard_after_forward=reshard)
     assert parse(shape.name, shape.world_size) == shape

@@ -1,6 +1,5 @@
 """Names that mean different things on different ranks are found, and what is alike is not."""
 
-import functools
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,13 @@ torch: Any = pytest.importorskip("torch")
 
 from nbdist.engine.recovery.clone.fingerprint import differing, fingerprint, of_names  # noqa: E402
 from nbdist.engine.recovery.clone.loop_names import of_source  # noqa: E402
+
+
+def nested() -> list[Any]:
+    made: list[Any] = []
+    for _ in range(500):
+        made = [made]
+    return made
 
 
 def linear(seed: int, kind: Any = torch.nn.Linear) -> Any:
@@ -65,7 +71,7 @@ def test_values_made_from_a_ranks_number_differ(of_rank: Any) -> None:
         lambda: torch.Generator().manual_seed(np.random.randint(99)),
         lambda: SimpleNamespace(_cache=np.random.rand()),
         lambda: {"f": lambda: 1, "nan": float("nan")},
-        lambda: functools.reduce(lambda inner, _: [inner], range(500), []),
+        nested,
         lambda: {"one", "two", "three"},
     ],
 )
@@ -112,7 +118,7 @@ def test_the_sources_names_that_not_all_living_ranks_hold_alike_are_named() -> N
 
 def test_a_value_that_cannot_be_read_says_nothing() -> None:
     class Odd:
-        @property
+        @property  # type: ignore[misc]  # objects may set theirs, which this one refuses
         def __class__(self) -> type:
             raise RuntimeError("no")
 
