@@ -3,13 +3,14 @@
 import os
 import signal
 import threading
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.session import Session
+from tests.unit.fakes import FakeCluster
 
 
 def _interrupt() -> None:
@@ -49,14 +50,12 @@ def test_on_another_thread_the_main_threads_handler_stays() -> None:
 
 
 def test_a_stop_that_is_interrupted_is_finished_first() -> None:
-    class Cluster:
-        has_stopped = False
-
+    class Interrupted(FakeCluster):
         def stop(self) -> None:
             _interrupt()
-            self.has_stopped = True
+            super().stop()
 
-    cluster: Any = Cluster()
+    cluster = Interrupted()
     session = Session(cluster, cast(Showing, None), "2 ranks")
 
     with pytest.raises(KeyboardInterrupt, match="All ranks have ended"):

@@ -1,14 +1,12 @@
 """What ranks told of a cell, and what that means for those that still run it."""
 
-from types import SimpleNamespace
-from typing import Any
-
 from nbdist.client.cells.listener import CellFailure as Told
 from nbdist.client.cells.listener import Collector
 from nbdist.client.cells.outcome import gone
 from nbdist.client.faults.rank_state import Gone
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.slots import Slots
+from tests.unit.fakes import FakeCluster
 
 
 def test_a_rank_whose_peer_went_away_was_freed_and_has_not_failed() -> None:
@@ -18,7 +16,6 @@ def test_a_rank_whose_peer_went_away_was_freed_and_has_not_failed() -> None:
     }
     collectors[0].failure = Told("RuntimeError", closed, (), 1.0)
     collectors[1].failure = Told("ValueError", "no", (), 1.0)
-    ranks: Any = {rank: SimpleNamespace(alive=True) for rank in (0, 1)}
-    found = gone(ranks, collectors)
+    found = gone(FakeCluster(n=2).ranks, collectors)
     assert found == {0: Gone("freed", "a collective"), 1: Gone("failed", "ValueError")}
     assert found[0].predicate(1) == "was freed while waiting in a collective"

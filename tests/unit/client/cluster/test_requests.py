@@ -1,7 +1,6 @@
 """Requests to ranks that answer, fail, or end."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,32 +8,18 @@ import pytest
 from nbdist import wire
 from nbdist.client.cluster.connection import Message
 from nbdist.client.cluster.requests import RankDiedError, RankFailedError, Requests
-
-
-class Wire:
-    """Stands for the connection: keeps what was sent, and the handlers of the answers."""
-
-    def __init__(self) -> None:
-        self.handlers: dict[str, Callable[[Message], None]] = {}
-
-    def send(self, rank: int, kind: str, content: Any, handler: Any, **_: Any) -> str:
-        name = f"{rank}-{len(self.handlers)}"
-        self.handlers[name] = handler
-        return name
-
-    def forget(self, name: str) -> None:
-        self.handlers.pop(name, None)
+from tests.unit.fakes import FakeConnection
 
 
 @pytest.fixture
-def connection() -> Wire:
-    return Wire()
+def connection() -> FakeConnection:
+    return FakeConnection()
 
 
 @pytest.fixture
-def requests(connection: Wire) -> Requests:
+def requests(connection: FakeConnection) -> Requests:
     made = Requests()
-    made.use(connection)  # type: ignore[arg-type]
+    made.use(connection)
     return made
 
 
@@ -42,13 +27,13 @@ def reply(**content: Any) -> Message:
     return Message(wire.REPLY, content, {}, [], reply=True)
 
 
-def test_an_answer_is_the_future_s_value(requests: Requests, connection: Wire) -> None:
+def test_an_answer_is_the_future_s_value(requests: Requests, connection: FakeConnection) -> None:
     future = requests.ask(0, "control.state")
     next(iter(connection.handlers.values()))(reply(value=3))
     assert future.result(0) == 3
 
 
-def test_an_error_names_its_rank(requests: Requests, connection: Wire) -> None:
+def test_an_error_names_its_rank(requests: Requests, connection: FakeConnection) -> None:
     future = requests.ask(1, "control.state")
     next(iter(connection.handlers.values()))(reply(error="ValueError: no"))
     with pytest.raises(RankFailedError, match="rank 1: ValueError: no"):
@@ -77,7 +62,7 @@ def test_a_rank_with_a_new_process_is_asked_again(requests: Requests) -> None:
 
 
 def test_nothing_is_kept_of_what_a_dead_rank_was_asked(
-    requests: Requests, connection: Wire
+    requests: Requests, connection: FakeConnection
 ) -> None:
     requests.ask(1, "control.state")
     requests.rank_died(1, "killed by SIGKILL")
@@ -85,7 +70,7 @@ def test_nothing_is_kept_of_what_a_dead_rank_was_asked(
 
 
 def test_a_reply_and_a_death_at_the_same_moment_raise_nothing(
-    requests: Requests, connection: Wire
+    requests: Requests, connection: FakeConnection
 ) -> None:
     for _ in range(200):
         future = requests.ask(1, "control.state")

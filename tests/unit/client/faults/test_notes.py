@@ -9,6 +9,7 @@ import pytest
 from nbdist.client.faults.notes import Commentary, deaf
 from nbdist.client.faults.poll import Round
 from nbdist.client.faults.rank_state import Doing, Gone, Wait
+from tests.unit.fakes import FakeCluster
 
 WAITS = Doing("waiting", Wait("all_reduce"))
 COMPUTES = Doing("computing", line=2)
@@ -34,8 +35,7 @@ class Note:
 
 def commentary() -> tuple[Commentary, Note]:
     note: Any = Note()
-    cluster: Any = SimpleNamespace(options=SimpleNamespace(quiet=10.0))
-    return Commentary(note, cluster), note
+    return Commentary(note, FakeCluster()), note
 
 
 def attend(said: Commentary, doing: dict[int, Doing], **more: Any) -> None:

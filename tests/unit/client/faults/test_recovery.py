@@ -1,67 +1,14 @@
 """What a repair tells, and when it gives up."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
-
 import pytest
 
-from nbdist.client.cluster.cluster import Cluster
-from nbdist.client.cluster.processes import RankState
-from nbdist.client.faults.recovery import MOST_ROUNDS, describe, repair, restart
-from nbdist.errors import ClusterError, StartError
-
-PLAIN: dict[str, Any] = {"healed": [], "agreed": [], "cloned": None, "stale": []}
-CLONED = {
-    "source": 0,
-    "names": ["model", "opt"],
-    "placeholders": {"file": "an open file"},
-    "lost": [],
-    "random": {"seed": 0, "step": 41},
-}
+from nbdist.client.faults.recovery import MOST_ROUNDS, Repaired, describe, repair, restart
+from nbdist.errors import StartError
+from tests.unit.fakes import CLONED, PLAIN, FakeCluster
 
 
-class FakeCluster:
-    """A cluster whose processes are numbers; `plan` says what goes wrong, round by round."""
-
-    def __init__(self, dead: Sequence[int], plan: Sequence[str] = ()) -> None:
-        self.ranks = {rank: RankState(rank, 100 + rank, "here") for rank in range(3)}
-        self.broken: str | None = None
-        self.plan = list(plan)
-        self.replaced: list[list[int]] = []
-        for rank in dead:
-            self.kill(rank)
-
-    def kill(self, rank: int) -> None:
-        self.ranks[rank].exit_status, self.ranks[rank].cause = -9, "killed by SIGKILL"
-
-    def dead(self) -> list[int]:
-        return [rank for rank, state in self.ranks.items() if not state.alive]
-
-    def replace(self, ranks: Sequence[int]) -> None:
-        self.replaced.append(list(ranks))
-        for rank in ranks:
-            self.ranks[rank] = RankState(rank, 200 + rank, "here")
-
-    def recover(self, newcomers: Iterable[int]) -> dict[int, dict[str, Any]]:
-        trouble = self.plan.pop(0) if self.plan else ""
-        if trouble.startswith("kill"):
-            self.kill(int(trouble.removeprefix("kill ")))
-        if trouble:
-            raise ClusterError(f"trouble: {trouble}")
-        return {
-            rank: PLAIN | {"cloned": CLONED if rank in newcomers else None} for rank in range(3)
-        }
-
-    def broken_error(self) -> ClusterError:
-        return ClusterError(self.broken or "", do="%dist restart")
-
-    def rebuild(self) -> None:
-        self.broken = None
-        self.replaced.append([0, 1, 2])
-
-
-def mended(fake: FakeCluster) -> Any:
-    return repair(cast(Cluster, fake), told=fake.dead())
+def mended(fake: FakeCluster) -> Repaired:
+    return repair(fake, told=fake.dead())
 
 
 def test_a_dead_rank_is_replaced_and_what_was_cloned_is_said() -> None:
@@ -88,7 +35,7 @@ def test_without_a_death_nothing_is_replaced() -> None:
 
 def test_a_death_in_the_midst_begins_it_again_with_that_rank_too() -> None:
     fake = FakeCluster([1], ["kill 2"])
-    done = repair(cast(Cluster, fake), told=[1], last_words=lambda rank: (f"{rank} fell", "so"))
+    done = repair(fake, told=[1], last_words=lambda rank: (f"{rank} fell", "so"))
     assert done.replaced == (1, 2)
     # The cell tells how rank 1 ended.
     assert done.lines[0] == (
@@ -120,8 +67,8 @@ def test_a_recovery_that_fails_each_time_is_given_up() -> None:
 def test_a_restart_that_fails_raises_and_the_next_makes_all_anew() -> None:
     fake = FakeCluster([], ["kill 1", "kill 1"])
     with pytest.raises(StartError, match=r"(?s)Rank 1 could not be replaced.*%dist restart"):
-        restart(cast(Cluster, fake), [1])
-    restart(cast(Cluster, fake), [1])
+        restart(fake, [1])
+    restart(fake, [1])
     assert fake.broken is None
     assert fake.replaced[-1] == [0, 1, 2]
 
