@@ -26,13 +26,12 @@ held: dict[str, Any] = {}  # what a rank keeps from one posted function to the n
 
 
 def wait_in(what: str) -> dict[str, Any]:
-    """Block in a call that the last rank never makes; return what the error was, and when."""
+    """Block in a call that the last rank never makes; return what the error was."""
     held["waits"] = True
     try:
         _WAITS[what]()
     except BaseException as error:
         return {
-            "at": time.monotonic(),
             "type": type(error).__name__,
             "text": str(error),
             "released": group.was_released(error),
@@ -58,10 +57,9 @@ _WAITS = {
 }
 
 
-def abort(generation: int | None = None) -> tuple[float, int]:
-    """Let go; returns when that was asked, and how many connections were cut."""
-    at = time.monotonic()
-    return at, group.abort(generation)
+def abort(generation: int | None = None) -> int:
+    """Let go; returns how many connections were cut."""
+    return group.abort(generation)
 
 
 def main_is_blocked() -> bool:

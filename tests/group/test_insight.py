@@ -230,7 +230,8 @@ def test_a_delay_before_the_barrier_of_a_sub_group_is_felt_in_that_group_alone()
     assert_late_by(told, late=3, peers=[2])
     steps, _ = explained(told)
     for rank in (0, 1):
-        assert median(step.waiting_ms[rank] for step in steps) < 0.1 * DELAY_S * 1e3
+        waited_ms = median(step.waiting_ms[2] for step in steps)
+        assert median(step.waiting_ms[rank] for step in steps) < 0.1 * waited_ms
 
 
 def test_a_delay_in_one_stage_of_a_pipeline_is_found_by_its_messages() -> None:
@@ -292,8 +293,8 @@ def test_the_skew_between_clocks_that_differ_is_right_within_the_bound_that_is_t
     assert clocks.error_ns > 0
     steps, analysis = explained(told, clocks)
     bound_ms = analysis.clock_error_ms
-    assert bound_ms < 20
     steps = [step for step in steps if step.skew_ms is not None]
+    assert bound_ms < 0.5 * median(step.skew_ms or 0.0 for step in steps)
     assert len(steps) >= STEPS - 3
     for step in steps:
         # Both moments on the first rank's clock: we know what the namespace adds.

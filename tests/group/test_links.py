@@ -72,7 +72,6 @@ def test_an_emulated_link_is_as_slow_as_asked_and_later_groups_are_too_until_it_
     ranks: Cluster,
 ) -> None:
     clean_ms = max(ranks.run(link_ranks.all_reduce_ms, 10))
-    assert clean_ms < SHAPED_MS / 2
     try:
         ranks.run(link_ranks.emulate, RATE, 1)
         ranks.run(link_ranks.make_group, "later", N)
@@ -89,7 +88,8 @@ def test_an_emulated_link_is_as_slow_as_asked_and_later_groups_are_too_until_it_
     )
     for shaped_ms in (in_default, in_later, formed_anew):
         assert 0.8 * SHAPED_MS < shaped_ms < 2 * SHAPED_MS + clean_ms
-    assert max(ranks.run(link_ranks.all_reduce_ms, 10)) < SHAPED_MS / 2
+    lifted_ms = max(ranks.run(link_ranks.all_reduce_ms, 10))
+    assert max(clean_ms, lifted_ms) < min(in_default, in_later, formed_anew) / 2
 
 
 @pytest.mark.parametrize("rank", range(N))
@@ -167,7 +167,8 @@ def test_what_is_no_rate_is_refused(ranks: Cluster, value: object) -> None:
     assert said == [f"emulate_link takes bytes per second, at least 1, or None, not {value!r}."] * N
 
 
-def test_a_sample_costs_little(ranks: Cluster) -> None:
-    took = ranks.run(link_ranks.sample_us, 200)
-    print(f"a sample of {N - 1} connections takes {max(took):.0f} us")
-    assert max(took) < 10_000
+def test_a_sample_costs_less_than_the_exchange_of_a_megabyte(ranks: Cluster) -> None:
+    exchange_ms = min(ranks.run(link_ranks.all_reduce_ms, 10))
+    sample_ms = max(ranks.run(link_ranks.sample_ms, 200))
+    print(f"a sample of {N - 1} connections: {sample_ms:.3f} ms; a megabyte: {exchange_ms:.2f} ms")
+    assert sample_ms < exchange_ms

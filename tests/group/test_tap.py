@@ -586,7 +586,7 @@ def _wait_rows() -> list[int]:
 def test_the_times_in_which_the_main_thread_was_blocked_are_told() -> None:
     first, _ = run_ranks(2, _wait_rows)
     assert first[0] > 190e6
-    assert all(wait_ns < 50e6 for wait_ns in first[1:])  # what was over is no wait
+    assert all(wait_ns < first[0] / 4 for wait_ns in first[1:])  # what was over is no wait
 
 
 def _queueing() -> None:

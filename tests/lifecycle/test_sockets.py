@@ -239,7 +239,7 @@ def test_a_strangers_engine_is_not_registered(cluster: Cluster) -> None:
 
 def test_garbage_on_any_port_of_ipyparallel_stops_nothing(cluster: Cluster) -> None:
     for port in cluster.ipyparallel_ports():
-        with socket.create_connection((cluster.address, port), timeout=5) as raw:
+        with socket.create_connection((cluster.address, port), timeout=30) as raw:
             raw.sendall(os.urandom(4096))
     parts: list[list[bytes]] = [[b"x"], [b"x", b"<IDS|MSG>"], [b"<IDS|MSG>", *[b"{"] * 5]]
     engines = engine_identities(cluster)
@@ -262,7 +262,7 @@ def test_the_store_and_gloo_are_open_to_whoever_reaches_them_the_named_exception
     cluster: Cluster,
 ) -> None:
     for port in (cluster.store_port, *cluster.gloo_ports):
-        with socket.create_connection((cluster.address, port), timeout=5) as raw:
+        with socket.create_connection((cluster.address, port), timeout=30) as raw:
             raw.sendall(os.urandom(4096))  # it is open, and noise at least does not stop it
     still_works(cluster)
 
@@ -281,7 +281,7 @@ def test_nothing_listens_once_the_kernel_was_killed(tmp_path: Path) -> None:
 
 def _answers(place: tuple[str, int]) -> bool:
     try:
-        with socket.create_connection(place, timeout=5):
+        with socket.create_connection(place, timeout=30):
             return True
     except ConnectionRefusedError:
         return False

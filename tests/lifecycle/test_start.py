@@ -48,9 +48,9 @@ def assert_only_parent_left(notebook: Notebook) -> None:
     wait_for(
         lambda: len(family.living()) <= 1 and all(map(is_parent, family.living())),
         "only the parent to be left",
-        timeout_s=10,
+        timeout_s=30,
     )
-    wait_for(lambda: notebook.keys == [], "the keys to be removed", timeout_s=10)
+    wait_for(lambda: notebook.keys == [], "the keys to be removed", timeout_s=30)
 
 
 def test_a_rank_that_crashes_while_starting_is_one_error_and_nothing_is_left(

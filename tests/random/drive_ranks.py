@@ -89,7 +89,7 @@ def idle(world: World, ranks: Sequence[int]) -> None:
     world.calls.row.fault = f"idle, {len(ranks)} killed" if len(ranks) > 1 else "idle, killed"
     for rank in ranks:
         os.kill(pid_of(world.session, rank), signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while set(world.session._cluster.dead()) != set(ranks) and time.monotonic() < deadline:
         time.sleep(0.005)
     world.calls.run("pass")  # mends

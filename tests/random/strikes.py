@@ -48,7 +48,7 @@ def strikes(session: Session, fault: Fault, flag: str) -> Iterator[None]:
             thread.join()
         if fault.kind == "killed from outside" and Path(flag + TOLD).exists():
             # It may have been after the cell: what runs next must find it dead.
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 30
             state = session._cluster.ranks[fault.ranks[0]]
             while state.alive and pid == pid_of(session, fault.ranks[0]):
                 assert time.monotonic() < deadline

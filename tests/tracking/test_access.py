@@ -158,7 +158,7 @@ def test_a_token_opens_a_server_behind_a_gate_and_is_written_nowhere(
             assert sync(home).startswith("1 run sent to MLflow")
         finally:
             gate.shutdown()
-            thread.join(10)
+            thread.join(30)
     assert runs(home)[0].is_sent
     assert_written_nowhere(home, TOKEN)
     assert TOKEN not in str(rank_environment(os.environ))

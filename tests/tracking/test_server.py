@@ -1,7 +1,6 @@
 """A tracking server that dies, comes back, or never answers: nothing waits, nothing is lost."""
 
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -110,9 +109,8 @@ def test_a_server_that_accepts_and_never_answers_delays_no_cell(
         ranks = Ranks(2)
         run = tracker.follow(cell(run_name="first"), ranks.telemetry)
         ranks.step(100)
-        begin = time.monotonic()
         assert run.finish("interrupted") is not None
-        assert time.monotonic() - begin < 5  # the bound that `finish` promises
+        assert not runs(home)[0].waits_for, "the cell ended before the server was given up"
         wait_for(lambda: bool(runs(home)[0].waits_for), 60)
         ranks = Ranks(2)
         run = tracker.follow(cell(run_name="second"), ranks.telemetry)

@@ -69,7 +69,7 @@ def test_the_address_opens_the_experiments_charts(ui: tuple[Path, str, str]) -> 
 def test_the_ui_shows_a_runs_artifacts(ui: tuple[Path, str, str]) -> None:
     _, url, run_id = ui
     address = f"{url.partition('/#')[0]}/get-artifact?path=cell.py&run_uuid={run_id}"
-    with urllib.request.urlopen(address, timeout=10) as answer:
+    with urllib.request.urlopen(address, timeout=30) as answer:
         assert answer.read() == cell().source.encode()
 
 

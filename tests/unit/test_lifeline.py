@@ -21,7 +21,7 @@ def test_the_end_of_a_process_is_seen_at_once() -> None:
     assert not seen.is_set()
     process.kill()
     process.wait()
-    assert seen.wait(10)
+    assert seen.wait(30)
     assert not lifeline.is_alive(process.pid)
 
 
@@ -31,7 +31,7 @@ def test_a_process_that_has_ended_already_is_seen_too() -> None:
     process.wait()
     seen = threading.Event()
     lifeline.watch(process.pid, seen.set)
-    assert seen.wait(10)
+    assert seen.wait(30)
 
 
 def test_this_process_is_alive() -> None:
@@ -45,7 +45,7 @@ def test_a_command_under_the_lifeline_ends_with_the_process_it_hangs_on() -> Non
     try:
         kernel.kill()
         kernel.wait()
-        assert guarded.wait(20) != 0
+        assert guarded.wait(30) != 0
     finally:
         guarded.kill()
         guarded.wait()

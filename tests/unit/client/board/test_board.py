@@ -116,7 +116,7 @@ def test_new_records_change_the_picture_while_the_cell_runs() -> None:
     for rank in range(2):
         telemetry.receive(steps_of(rank, 2, 20, first=31))
 
-    assert changed.wait(20)
+    assert changed.wait(30)
     board.finish("finished")
 
 
@@ -136,7 +136,7 @@ def test_a_frame_that_fails_ends_the_board_not_the_cell(
 
     monkeypatch.setattr(Painter, "frame", fail)
     telemetry.receive(steps_of(0, 2, 1, first=31))
-    assert said.wait(20)
+    assert said.wait(30)
     monkeypatch.undo()
 
     assert "The board stepped aside (ValueError: no ink)" in line.value

@@ -175,7 +175,7 @@ def test_buttons_that_nobody_uses_give_way_to_the_caption(past: Past) -> None:
     places, events = Places(), Events()
     controls = Controls(past, "step", places, events, idle_s=0.05)
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while not controls.is_retired:
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)

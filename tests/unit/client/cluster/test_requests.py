@@ -81,7 +81,7 @@ def test_a_reply_and_a_death_at_the_same_moment_raise_nothing(
         def answer(
             handler: Any = handler, start: Any = start, errors: list[BaseException] = errors
         ) -> None:
-            start.wait(5)
+            start.wait(30)
             try:
                 handler(reply(value=1))
             except BaseException as error:
@@ -89,9 +89,9 @@ def test_a_reply_and_a_death_at_the_same_moment_raise_nothing(
 
         thread = threading.Thread(target=answer)
         thread.start()
-        start.wait(5)
+        start.wait(30)
         requests.rank_died(1, "exit code 1")
-        thread.join(5)
+        thread.join(30)
         assert future.done()
         assert not errors
         requests.begins(1)

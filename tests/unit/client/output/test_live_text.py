@@ -31,7 +31,7 @@ class Seen(Slots):
         for _ in range(100):
             if self.shown and text in self.shown[-1]:
                 return
-            assert self.changed.wait(5), f"{text!r} never appeared"
+            assert self.changed.wait(30), f"{text!r} never appeared"
             self.changed.clear()
         pytest.fail(f"{text!r} never appeared")
 
@@ -86,7 +86,7 @@ def test_a_page_that_breaks_leaves_the_text_for_the_end() -> None:
     slots = Broken()
     live = LiveText(slots, [0])
     live.receive(0, said("hello\n"))
-    assert slots.changed.wait(5)
+    assert slots.changed.wait(30)
     live.receive(0, said("bye\n"))
     live.close()
     assert live.outputs[0].text() == "hello\nbye"

@@ -46,7 +46,7 @@ def test_the_clock_of_the_schedule_stands_while_no_cell_runs() -> None:
     thread.start()
     assert not reached.wait(0.1)
     watch.cell_begun()
-    assert reached.wait(10)
+    assert reached.wait(30)
     thread.join()
 
 
@@ -63,7 +63,7 @@ def test_its_end_ends_every_wait() -> None:
     watch.end()
 
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert answers == [False, False]
     assert not watch.wait_for(1e6)
 

@@ -4,7 +4,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -12,14 +12,22 @@ from nbdist.engine.group import tcp_info
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's struct tcp_info")
 
+Ends = tuple[socket.socket, socket.socket]
 
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+
+@contextmanager
+def connection() -> Iterator[Ends]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         caller = socket.create_connection(server.getsockname())
         called, _ = server.accept()
         with caller, called:
             yield caller, called
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    with connection() as made:
+        yield made
 
 
 def send(caller: socket.socket, called: socket.socket, size: int) -> None:
@@ -33,46 +41,46 @@ def send(caller: socket.socket, called: socket.socket, size: int) -> None:
         left -= len(called.recv(1 << 20))
 
 
-def test_bytes_round_trip_and_time_are_those_of_the_connection(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
-    caller, called = ends
-    send(caller, called, 1_000_000)
-    deadline = time.monotonic() + 5
-    while (told := tcp_info.read(caller)) is None or told.sent_bytes < 1_000_000:
-        assert time.monotonic() < deadline
-    received = tcp_info.read(called)
+def test_bytes_round_trip_and_time_are_those_of_the_connection() -> None:
+    began = time.monotonic()
+    with connection() as (caller, called):
+        send(caller, called, 1_000_000)
+        while (told := tcp_info.read(caller)) is None or told.sent_bytes < 1_000_000:
+            assert time.monotonic() < began + 30
+        received = tcp_info.read(called)
+    lasted_s = time.monotonic() - began
     assert received is not None
     assert told.sent_bytes == pytest.approx(1_000_000, abs=1)  # Linux counts the SYN
     assert received.received_bytes == 1_000_000
     assert told.received_bytes == received.sent_bytes == 0
-    assert 0 < told.rtt_s < 1
-    assert 0 <= told.busy_s < 5
+    assert 0 < told.rtt_s <= lasted_s
+    assert 0 <= told.busy_s <= lasted_s
+
+
+def seconds_to_send(ends: Ends) -> float:
+    began = time.monotonic()
+    send(*ends, 1_000_000)
+    return time.monotonic() - began
 
 
 def test_a_paced_connection_takes_as_long_as_its_rate_says_and_is_busy_meanwhile(
-    ends: tuple[socket.socket, socket.socket],
+    ends: Ends,
 ) -> None:
-    caller, called = ends
+    caller, _ = ends
     tcp_info.pace(caller, 4e6)
     before = tcp_info.read(caller)
-    began = time.monotonic()
-    send(caller, called, 1_000_000)
-    took_s = time.monotonic() - began
+    took_s = seconds_to_send(ends)
     after = tcp_info.read(caller)
     assert before is not None
     assert after is not None
     assert took_s > 0.15  # the first window goes at once
-    assert after.busy_s - before.busy_s == pytest.approx(took_s, abs=0.05)
+    # Not while the process that fills it waits for a core; Linux counts ticks of some ms.
+    assert took_s / 3 < after.busy_s - before.busy_s < 1.2 * took_s
     tcp_info.pace(caller, None)
-    began = time.monotonic()
-    send(caller, called, 1_000_000)
-    assert time.monotonic() - began < 0.15
+    assert min(seconds_to_send(ends) for _ in range(3)) < took_s / 2
 
 
-def test_an_older_kernels_answer_and_a_closed_socket_tell_nothing(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
+def test_an_older_kernels_answer_and_a_closed_socket_tell_nothing(ends: Ends) -> None:
     assert tcp_info.parse(b"\0" * 104) is None
     ends[0].close()
     assert tcp_info.read(ends[0]) is None

@@ -45,7 +45,7 @@ def recorder(client: Client) -> Iterator[Recorder]:
 
 def test_a_record_is_published_without_being_asked_for(recorder: Recorder, client: Client) -> None:
     recorder.add("step", 1, {"loss": 2.0})
-    assert client.has_news.wait(10)
+    assert client.has_news.wait(30)
     (record,) = client.batches[0].records
     assert (record.rank, record.seq, record.kind, record.step) == (1, 0, "step", 1)
     assert record.values == {"loss": 2.0}
@@ -115,7 +115,7 @@ def test_records_beyond_the_ring_are_counted_and_said(
     monkeypatch.setattr(records, "INTERVAL_S", 60)
     recorder = Recorder(0, client)
     recorder.add("log", 0, {"x": 0.0})
-    assert client.has_news.wait(10)
+    assert client.has_news.wait(30)
     for step in range(1, 31):
         recorder.add("log", step, {"x": 0.0})
     recorder.flush()
@@ -167,11 +167,11 @@ def test_what_is_sampled_beside_the_records_travels_with_them_and_may_fail(
 
     recorder.before_publishing(sample)
     recorder.add("step", 1, {"loss": 1.0})
-    assert client.has_news.wait(10)
+    assert client.has_news.wait(30)
     kinds = [record.kind for record in client.batches[0].records]
     assert kinds == ["step", "links"]
     client.has_news.clear()
     recorder.add("step", 2, {"loss": 1.0})
-    assert client.has_news.wait(10)
+    assert client.has_news.wait(30)
     assert client.seqs() == [0, 1, 2]
     assert len(caplog.records) == 1

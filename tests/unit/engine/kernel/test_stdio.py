@@ -67,7 +67,7 @@ def test_the_first_text_of_a_cell_leaves_while_the_cell_still_runs(
 ) -> None:
     output.begin_cell(1)
     print("hello", file=output.stdout)
-    assert notebook.arrived.wait(5)
+    assert notebook.arrived.wait(30)
     assert notebook.text == "hello\n"
 
 
@@ -127,7 +127,7 @@ def test_a_progress_bar_stays_alive_long_after_the_head_is_full(
     output.flush()
     notebook.arrived.clear()
     output.stderr.write("\r 50%|#####     |")
-    assert notebook.arrived.wait(5)
+    assert notebook.arrived.wait(30)
     assert notebook.messages[-1]["parts"] == [["stderr", "\r 50%|#####     |"]]
 
 

@@ -544,12 +544,21 @@ def test_links_that_carry_little_a_step_are_not_judged(sent_bytes: float, said: 
     assert [v.rank for v in machine.judge.verdicts()] == said
 
 
-def test_the_numbers_of_64_ranks_are_judged_in_little_time() -> None:
-    machine = Machine(64)
-    machine.steps(60, {7: {"forward_s": 0.010}})
-    began = time.thread_time()
-    assert machine.verdict().rank == 7
-    assert time.thread_time() - began < 1.0  # 20 ms
+def seconds_to_judge(ranks: int) -> float:
+    """Return the least CPU time of three judgements, of which each names rank 7."""
+
+    def judge() -> float:
+        machine = Machine(ranks)
+        machine.steps(60, {7: {"forward_s": 0.010}})
+        began = time.thread_time()
+        assert machine.verdict().rank == 7
+        return time.thread_time() - began
+
+    return min(judge() for _ in range(3))
+
+
+def test_the_time_to_judge_does_not_grow_with_the_square_of_the_ranks() -> None:
+    assert seconds_to_judge(64) < 3 * 8 * seconds_to_judge(8)
 
 
 def told_of(said: Verdicts) -> list[int]:
