@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import pytest
 
@@ -491,9 +492,12 @@ def test_ranks_that_end_a_cell_together_are_asked_nothing_beside_it(
 ) -> None:
     requests, asked = session._cluster.requests, list[str]()
     ask = requests.ask
-    monkeypatch.setattr(
-        requests, "ask", lambda rank, call, **more: (asked.append(call), ask(rank, call, **more))[1]
-    )
+
+    def note(rank: int, call: str, **more: Any) -> Any:
+        asked.append(call)
+        return ask(rank, call, **more)
+
+    monkeypatch.setattr(requests, "ask", note)
     session.run("import time; time.sleep(0.05 * rank)")
     assert "control.state" not in asked
     session.run("import time; time.sleep(1.5 * rank)")

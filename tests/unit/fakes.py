@@ -12,9 +12,9 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.connection import Connection, Handler
 from nbdist.client.cluster.events import EventLog
 from nbdist.client.cluster.launchers.base import Launcher
-from nbdist.client.cluster.options import Options
 from nbdist.client.cluster.process_group import Answers
 from nbdist.errors import ClusterError
+from nbdist.options import ClusterOptions
 
 PLAIN: dict[str, Any] = {"healed": [], "agreed": [], "cloned": None, "stale": []}
 CLONED: dict[str, Any] = {
@@ -50,7 +50,7 @@ class FakeCluster(Cluster):
         # Without a launcher, a method that is not replaced here cannot reach a process.
         super().__init__(cast(Launcher, None), Path("nowhere"))
         self.events = FakeEvents()
-        self.options = Options(n, "cpu", "gloo", threads=1)
+        self.options = ClusterOptions(n=n, device="cpu", backend="gloo", threads=1)
         self.plan = list(plan)
         self.replaced: list[list[int]] = []
         self.has_stopped = False
