@@ -14,8 +14,9 @@ from nbdist.engine.layout.axes.tp.cuts import TensorPlan
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.spec import cost
+from nbdist.engine.layout.spec.axes import AXES
 from nbdist.engine.layout.spec.inputs import as_tree
-from nbdist.engine.layout.spec.mesh import AXES, MeshShape
+from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
 
 

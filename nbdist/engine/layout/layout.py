@@ -98,7 +98,7 @@ class Layout(Trainable):
         self._token_bytes = token_bytes
         self._forgetting = dict(forgetting or {})
         self._number = next(_made)
-        if shape.fsdp * shape.tp * shape.pp > 1:
+        if shape.is_cut:
             model.register_load_state_dict_pre_hook(_before_load)
         self._begin()
 

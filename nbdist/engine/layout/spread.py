@@ -87,9 +87,8 @@ def spread(
     local = _size(model, blocks)
     forgetting: dict[str, activation_checkpoint.Checkpointed] = {}
     if policies.checkpoint is not None:
-        can_compile = shape.tp == shape.cp == shape.pp == 1
         forgetting = activation_checkpoint.apply(
-            policies.checkpoint, blocks, can_compile=can_compile
+            policies.checkpoint, blocks, can_compile=not shape.changes_forward
         )
     if policies.offload is not None and policies.offload.activations:
         offload.apply(blocks.values())

@@ -127,7 +127,7 @@ class Trainable:
 
     def _weight(self, inputs: Inputs, y: Any) -> float:
         """Return the size of this rank's share, in units of the mean share."""
-        if self.shape.dp * self.shape.fsdp == 1:
+        if self.shape.data_part(0)[1] == 1:
             return 1.0
         samples = inputs.samples or samples_in(y)
         total = torch.tensor([samples], device=self.mesh.device_type)

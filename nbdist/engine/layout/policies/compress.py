@@ -48,7 +48,7 @@ def check(policy: Compress, precision: Precision, shape: MeshShape) -> None:
     Raises:
         LayoutError: Another layout than copies, or a precision that does not go with it.
     """
-    if shape.fsdp * shape.tp * shape.pp > 1:
+    if shape.is_cut:
         raise LayoutError(
             f'Compress needs copies of the model, and the layout is "{shape.name}".',
             why="it is a hook of DDP's reducer, and fsdp, tp and pp communicate without that",

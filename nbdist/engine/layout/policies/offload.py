@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Offload
+from nbdist.engine.layout.spec.axes import FACTS
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.spec.wrap_forward import Around
 from nbdist.errors import LayoutError
@@ -38,8 +39,8 @@ def check(
     Raises:
         LayoutError: With the nearest that works.
     """
-    for axis in ("pp", "tp"):
-        if shape.sizes[axis] > 1:
+    for axis in shape.axes:
+        if not FACTS[axis].can_offload:
             raise LayoutError(f"Offload does not go with {axis} yet.", do="leave one of them out")
     if policy.parameters and shape.fsdp == 1:
         raise LayoutError(

@@ -54,17 +54,14 @@ def averaging(mesh: DeviceMesh, shape: MeshShape) -> DeviceMesh:
 
     Collective, the first time, where cp is beside another axis.
     """
-    if shape.fsdp > 1:
-        shards = _with_context(mesh, shape, "fsdp")
-        return torch_sharded.joined([mesh["dp"], shards]) if shape.dp > 1 else shards
-    return _with_context(mesh, shape, "dp")
+    if shape.fsdp > 1 and shape.dp > 1:
+        return torch_sharded.joined([mesh["dp"], _as_one(mesh, shape.averaged[1:])])
+    return _as_one(mesh, shape.averaged or ["dp"])
 
 
-def _with_context(mesh: DeviceMesh, shape: MeshShape, axis: str) -> DeviceMesh:
-    """Return an axis and cp as one dim."""
-    if shape.cp == 1:
-        return mesh[axis]
-    return torch_sharded.flattened(mesh[axis, "cp"]) if shape.sizes[axis] > 1 else mesh["cp"]
+def _as_one(mesh: DeviceMesh, axes: list[str]) -> DeviceMesh:
+    """Return some axes as one dim."""
+    return torch_sharded.flattened(mesh[tuple(axes)]) if len(axes) > 1 else mesh[axes[0]]
 
 
 def hand_over() -> dict[str, tuple[Any, DeviceMesh]]:

@@ -2,15 +2,6 @@
 
 Pure: no torch, no process group. The number of ranks is an argument.
 
-    axis    what it does                                 outermost first: the order of the mesh,
-    pp      stages of a pipeline                         so that tp, which talks most, joins
-    dp      replicas of the model                        the nearest ranks
-    fsdp    shards of parameters, gradients and optimizer states
-    cp      parts of the sequence
-    tp      parts of each weight
-
-The words and their order are those of torchtitan, Accelerate and Megatron.
-
 `"zero1"` is `dp` whose optimizer states are cut over the replicas. `"hsdp"` is `dp` beside `fsdp`:
 a number beside it (`"hsdp dp=4"`, `"hsdp fsdp=8"`) leaves the rest to the other axis. Without one,
 shards lie inside a host and replicas between hosts, so that only gradients cross the slow network;
@@ -22,9 +13,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from nbdist.engine.layout.spec.axes import AXES, FACTS
 from nbdist.errors import LayoutError
-
-AXES = ("pp", "dp", "fsdp", "cp", "tp")
 
 # A name stands for an axis that takes the rest of the ranks, unless a number is given beside it.
 NAMES = {"ddp": "dp", "zero1": "dp", "fsdp": "fsdp", "zero3": "fsdp", "zero2": "fsdp"}
@@ -76,22 +66,50 @@ class MeshShape:
         return math.prod(self.sizes.values())
 
     @property
+    def averaged(self) -> list[str]:
+        """The axes that gradients are averaged over: dp or fsdp, if there are any, first."""
+        return [axis for axis, size in self.sizes.items() if size > 1 and FACTS[axis].averages]
+
+    @property
     def shards(self) -> int:
         """Over how many ranks parameters are cut: fsdp's, with those of cp."""
-        return self.fsdp * self.cp if self.fsdp > 1 else 1
+        return self._averaging // self.dp if self.fsdp > 1 else 1
 
     @property
     def replicas(self) -> int:
         """How many such sets of ranks there are; without fsdp those of cp count here."""
-        return self.dp if self.fsdp > 1 else self.dp * self.cp
+        return self._averaging // self.shards
+
+    @property
+    def _averaging(self) -> int:
+        return math.prod(self.sizes[axis] for axis in self.averaged)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a rank holds a part of the parameters."""
+        return any(FACTS[axis].cuts_model for axis in self.axes)
+
+    @property
+    def changes_forward(self) -> bool:
+        """Whether blocks run otherwise than they are written."""
+        return any(FACTS[axis].changes_forward for axis in self.axes)
+
+    @property
+    def alike(self) -> int:
+        """How many neighbours have the same samples and draw the same random numbers."""
+        return math.prod(size for axis, size in self.sizes.items() if FACTS[axis].draws_alike)
 
     def data_part(self, rank: int) -> tuple[int, int]:
         """Return (index, count): which part of every batch is a rank's.
 
         `dp` and `fsdp` share a batch; ranks that differ in another axis work on the same samples.
         """
-        count = self.dp * self.fsdp
-        return rank // (self.cp * self.tp) % count, count
+        part, count = 0, 1
+        for axis, size in reversed(self.sizes.items()):
+            if FACTS[axis].shares_batch:
+                part, count = part + rank % size * count, count * size
+            rank //= size
+        return part, count
 
     @property
     def name(self) -> str:
@@ -167,7 +185,8 @@ def _hsdp(text: str, sizes: dict[str, int], world_size: int, ranks_on_host: int)
     if ranks_on_host == world_size:
         shards, odd = divmod(world_size, 2 * math.prod(sizes.values()))
     else:
-        shards, odd = divmod(ranks_on_host, sizes.get("cp", 1) * sizes.get("tp", 1))
+        inner = AXES[AXES.index("fsdp") + 1 :]
+        shards, odd = divmod(ranks_on_host, math.prod(sizes.get(axis, 1) for axis in inner))
         odd = odd or world_size % ranks_on_host
     if odd or shards < 2:
         raise _no_hsdp(text, world_size)

@@ -59,7 +59,7 @@ def build(factory: Callable[[], Any]) -> tuple[nn.Module, Weights]:
 
 def is_thin(shape: MeshShape) -> bool:
     """Return whether weights can go from rank 0 into shards, with no rank having room for all."""
-    return shape.fsdp > 1 and shape.tp == shape.cp == shape.pp == 1
+    return shape.fsdp > 1 and not shape.changes_forward
 
 
 @torch.no_grad()

@@ -52,7 +52,7 @@ class PipelineStep:
         self._policies = policies
         has_replicas = shape.fsdp == 1 and shape.replicas > 1
         self._replicas = device_mesh.averaging(mesh, shape).get_group() if has_replicas else None
-        groups = [mesh.get_group(axis) for axis in ("dp", "fsdp", "cp") if shape.sizes[axis] > 1]
+        groups = [mesh.get_group(axis) for axis in shape.averaged]
         self._buffers = BufferSync(model, groups)
 
     def share(self, shares: bool) -> None:
