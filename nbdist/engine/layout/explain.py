@@ -8,13 +8,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from nbdist.amounts import name_bytes
-from nbdist.engine.layout.axes.cp.context import Context
-from nbdist.engine.layout.axes.pp.pipeline import StagePlan as Stages
-from nbdist.engine.layout.axes.tp.cuts import TensorPlan
+from nbdist.engine.layout.axes.axis import Axis, Sent
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.spec import cost
-from nbdist.engine.layout.spec.axes import AXES
+from nbdist.engine.layout.spec.axes import AXES, FACTS
 from nbdist.engine.layout.spec.inputs import as_tree
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
@@ -56,14 +54,10 @@ class Explanation:
     Attributes:
         name: The layout's canonical text.
         shape: Sizes of the axes.
-        blocks: What fsdp gathers one by one.
+        axes: What each axis does.
         size: Of the whole model.
         local: Of what one rank holds before fsdp: with tp, its parts.
         backend: "gloo" or "nccl".
-        plan: What tp cuts, if it does.
-        context: What cp does, if it does.
-        token_bytes: What one token of a batch makes a rank send over tp, where the plan tells.
-        stages: What pp cuts, if it does.
         batch: A rank's share of a batch, where one was given.
         policies: What was asked for beside the text.
         inputs: Of blocks that compute again in backward, bytes of what they kept in the last
@@ -73,14 +67,10 @@ class Explanation:
 
     name: str
     shape: MeshShape
-    blocks: tuple[str, ...]
+    axes: tuple[Axis, ...]
     size: cost.ModelSize
     local: cost.ModelSize
     backend: str
-    plan: TensorPlan | None = None
-    token_bytes: float | None = None
-    stages: Stages | None = None
-    context: Context | None = None
     batch: BatchSize | None = None
     policies: Policies = field(default_factory=Policies)
     inputs: Mapping[str, int] = field(default_factory=dict)
@@ -116,14 +106,22 @@ class Explanation:
         copies += inside + between
         sent = {"dp": copies, "fsdp": shards}
         if self.batch is not None:
-            if self._is_plain and self.token_bytes is not None:
-                sent["tp"] = self.token_bytes * self.batch.tokens / self.shape.pp
-            if self._is_plain and self.context is not None:
-                sent["cp"] = self.context.token_bytes * self.batch.tokens / self.shape.pp
-            if self.stages is not None:
-                units = {"token": self.batch.tokens, "sample": self.batch.samples}
-                sent["pp"] = self._stage_bytes * units[self.stages.unit]
+            units = {"token": self.batch.tokens, "sample": self.batch.samples}
+            for axis, each in self._activations.items():
+                # A rank of a pipeline has a part of the blocks.
+                ranks = self.shape.pp if FACTS[axis].sends_in_blocks else 1
+                sent[axis] = each.nbytes * units[each.unit] / ranks
         return {axis: sent[axis] for axis in AXES if sent.get(axis)}
+
+    @property
+    def _activations(self) -> dict[str, Sent]:
+        """What axes send of activations, where it is known."""
+        found = {axis.name: axis.sent(self.shape) for axis in self.axes}
+        return {
+            name: sent
+            for name, sent in found.items()
+            if sent is not None and (self._is_plain or not FACTS[name].sends_in_blocks)
+        }
 
     @property
     def levels(self) -> tuple[float, float]:
@@ -152,17 +150,10 @@ class Explanation:
             + self._states(),
             f"a rank sends {self._sent()}",
         ]
-        if self.stages is not None:
-            lines.append(str(self.stages))
-        if self.context is not None:
-            lines.append(f"{self.context}; gradients are averaged over {self._averaged()}")
-        if self.shape.fsdp > 1:
-            lines.append(self._units())
-        saved = (self._precision(), self._compresses(), self._forgets(), self._offloads())
-        lines += [line for line in saved if line]
-        if self.plan is not None:
-            lines.append(str(self.plan))
-        return "\n".join(lines)
+        lines += [axis.summary(self.shape) for axis in self.axes]
+        lines += [self._precision(), self._compresses(), self._forgets(), self._offloads()]
+        lines += [axis.details() for axis in self.axes]
+        return "\n".join(line for line in lines if line)
 
     def _states(self) -> str:
         share = cost.state_share(self.shape)
@@ -174,36 +165,15 @@ class Explanation:
         parts = [f"{name_bytes(self.sent_bytes)} a step"] if by_axis else []
         if len(by_axis) > 1 and self.batch is not None:
             parts = [f"{parts[0]}: {', '.join(by_axis)}"]
-        if self.batch is None and self.stages is not None:
-            sent = name_bytes(self._stage_bytes)
-            parts.append(f"{sent} over pp for each {self.stages.unit} of its batch")
-        inner = [axis for axis in ("cp", "tp") if self.shape.sizes[axis] > 1]
-        if inner and not self._is_plain:
-            parts.append(f"over {' and '.join(inner)} what these policies make of activations")
-        elif self.batch is None:
+        if self.batch is None:
             parts += [
-                f"{name_bytes(sent)} over {axis} for each token of its batch"
-                for axis, sent in self._of_a_token
+                f"{name_bytes(each.nbytes)} over {axis} for each {each.unit} of its batch"
+                for axis, each in self._activations.items()
             ]
+        changed = [axis for axis in self.shape.axes if FACTS[axis].sends_in_blocks]
+        if changed and not self._is_plain:
+            parts.append(f"over {' and '.join(changed)} what these policies make of activations")
         return ", and ".join(parts) or "nothing that is known"
-
-    @property
-    def _stage_bytes(self) -> float:
-        """What a rank sends over pp for a token or sample: of a sequence its part."""
-        return 0.0 if self.stages is None else self.stages.sent_bytes / self.shape.cp
-
-    @property
-    def _of_a_token(self) -> list[tuple[str, float]]:
-        """What tp and cp send for one, where it is known."""
-        of_cp = None if self.context is None else self.context.token_bytes
-        found = (("tp", self.token_bytes), ("cp", of_cp))
-        return [(axis, sent) for axis, sent in found if sent is not None]
-
-    def _averaged(self) -> str:
-        if self.shape.fsdp > 1:
-            shards = f"{self.shape.shards} shards (fsdp x cp)"
-            return f"dp={self.shape.dp} x {shards}" if self.shape.dp > 1 else shards
-        return f"{self.shape.replicas} replicas" + (" (dp x cp)" if self.shape.dp > 1 else " (cp)")
 
     def _precision(self) -> str:
         chosen = self.policies.precision
@@ -250,12 +220,6 @@ class Explanation:
             if policy.selective
             else "their inputs"
         )
-        forward = "forward" if self.stages is None else "micro-batch"
+        forward = "forward" if self.shape.pp == 1 else "micro-batch"
         measured = f", {name_bytes(kept)} of inputs in the last {forward}" if kept else ""
         return f"activations: {len(self.inputs)} blocks keep {what} alone{measured}"
-
-    def _units(self) -> str:
-        if not self.blocks:
-            return "no repeated blocks found: the whole model is gathered at once"
-        shown = ", ".join(self.blocks[:4]) + (", ..." if len(self.blocks) > 4 else "")
-        return f"gathered one by one: {len(self.blocks)} blocks ({shown}), then the rest"

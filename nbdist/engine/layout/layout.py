@@ -16,13 +16,10 @@ from nbdist.engine.data import shards
 from nbdist.engine.data.batches import Shard
 from nbdist.engine.layout import plain_copy
 from nbdist.engine.layout.axes import unused, zero1
-from nbdist.engine.layout.axes.cp.context import Context
-from nbdist.engine.layout.axes.pp.pipeline_step import PipelineStep
+from nbdist.engine.layout.axes.axis import Axis, Spreading
 from nbdist.engine.layout.axes.pp.stages import Stage
-from nbdist.engine.layout.axes.tp import cuts
 from nbdist.engine.layout.explain import BatchSize, Explanation
 from nbdist.engine.layout.policies.activation_checkpoint import Checkpointed
-from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.spec import cost
 from nbdist.engine.layout.spec.inputs import Inputs, as_inputs, samples_in
 from nbdist.engine.layout.spec.mesh import MeshShape
@@ -70,36 +67,28 @@ class Layout(Trainable):
 
     def __init__(
         self,
-        model: nn.Module,
-        shape: MeshShape,
-        device_mesh: DeviceMesh,
-        blocks: tuple[str, ...],
+        work: Spreading,
+        axes: tuple[Axis, ...],
         size: cost.ModelSize,
+        local: cost.ModelSize,
         backend: str,
-        *,
-        local: cost.ModelSize | None = None,
-        plan: cuts.TensorPlan | None = None,
-        policies: Policies | None = None,
-        token_bytes: float | None = None,
-        skeleton: nn.Module | None = None,
-        no_skeleton: str = "",
-        pipeline: PipelineStep | None = None,
-        context: Context | None = None,
-        forgetting: Mapping[str, Checkpointed] | None = None,
+        forgetting: Mapping[str, Checkpointed],
     ) -> None:
-        super().__init__(model, shape, device_mesh, policies, pipeline, context)
-        self.blocks = blocks
+        super().__init__(
+            work.model, work.shape, work.mesh, work.policies, work.pipeline, work.context
+        )
+        self.blocks = tuple(work.blocks) if work.shape.fsdp > 1 else ()
         self.size = size
-        self.local = local or size
+        self.local = local
         self.backend = backend
-        self.plan = plan
-        self.skeleton = skeleton
-        self.no_skeleton = no_skeleton
-        self._token_bytes = token_bytes
-        self._forgetting = dict(forgetting or {})
+        self.plan = work.plan
+        self.skeleton = work.skeleton
+        self.no_skeleton = work.no_skeleton
+        self._axes = axes
+        self._forgetting = dict(forgetting)
         self._number = next(_made)
-        if shape.is_cut:
-            model.register_load_state_dict_pre_hook(_before_load)
+        if self.shape.is_cut:
+            self.model.register_load_state_dict_pre_hook(_before_load)
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -166,14 +155,10 @@ class Layout(Trainable):
         return Explanation(
             self.name,
             self.shape,
-            self.blocks,
+            self._axes,
             self.size,
             self.local,
             self.backend,
-            self.plan,
-            self._token_bytes,
-            self.pipeline.runner.plan if self.pipeline else None,
-            self.context,
             None if batch is None else BatchSize.of(batch),
             self.policies,
             {name: block.input_bytes for name, block in self._forgetting.items()},

@@ -14,8 +14,9 @@ from torch import nn
 
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout import wrapped
-from nbdist.engine.layout.axes import ddp, fsdp
+from nbdist.engine.layout.axes import old_optimizers
 from nbdist.engine.layout.axes.pp.stages import makes_halves
+from nbdist.engine.layout.axes.registry import axes_of
 from nbdist.engine.layout.layout import Layout, attach, layout_facts, layout_of
 from nbdist.engine.layout.policies import (
     activation_checkpoint,
@@ -26,6 +27,7 @@ from nbdist.engine.layout.policies import (
 )
 from nbdist.engine.layout.policies.policies import Policies, read
 from nbdist.engine.layout.spec import mesh
+from nbdist.engine.layout.spec.axes import FACTS
 from nbdist.engine.layout.spec.blocks import find_blocks
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.spread import spread
@@ -87,14 +89,18 @@ def parallelize(
     known = layout_of(model)
     if known is not None and known.shape == shape and str(known.policies) == str(asked):
         return known
-    _refuse_compiled(shape, asked, is_wrapped=given is not model, model=model)
+    axes, is_wrapped = axes_of(shape), given is not model
+    if is_wrapped or torch_modules.is_compiled(model):
+        for axis in axes:
+            axis.refuse_compiled(shape, asked, is_wrapped=is_wrapped)
     _refuse_spread(model, known, shape)
     if built is None:
         _refuse_meta(model)
-    check = fsdp.check if shape.fsdp > 1 else ddp.check
-    check(model)
-    if (shape.tp > 1 or shape.pp > 1) and shape.fsdp == 1:
-        fsdp.refuse_old_optimizers(model, "tp" if shape.tp > 1 else "pp")
+    for axis in reversed(axes):
+        axis.check(model)
+    cutting = [axis.name for axis in reversed(axes) if FACTS[axis.name].cuts_model]
+    if cutting:
+        old_optimizers.refuse(model, cutting[0])
     precision.check(model, asked.precision)
     if asked.compress is not None:
         compress.check(asked.compress, asked.precision, shape)
@@ -128,28 +134,6 @@ def _with_groups(asked: Policies, world_size: int, ranks_on_host: int) -> Polici
         return asked
     size = two_levels.group_size(compress, world_size, ranks_on_host)
     return replace(asked, compress=replace(compress, between=size))
-
-
-def _refuse_compiled(
-    shape: MeshShape, asked: Policies, *, is_wrapped: bool, model: nn.Module
-) -> None:
-    """Refuse a model that is compiled as a whole where nobody would call that, or it would fail."""
-    if is_wrapped and shape.pp > 1:
-        raise LayoutError(
-            f'What torch.compile(model) returns cannot get the layout "{shape.name}".',
-            why="it compiles what is called through it, and a pipeline's steps call parts of the "
-            "model itself: nothing would be compiled",
-            do="compile in place, before or after: model.compile(), or block.compile() for each "
-            "block",
-        )
-    is_whole = is_wrapped or torch_modules.is_compiled(model)
-    if is_whole and shape.tp > 1 and asked.checkpoint is not None:
-        raise LayoutError(
-            "A model that is compiled as a whole cannot get both tp and ActivationCheckpoint.",
-            why="graphs end where a block computes again, and torch fails to end one behind an "
-            "embedding that is cut",
-            do="compile the blocks, before or after: block.compile()",
-        )
 
 
 def _refuse_spread(model: nn.Module, known: Layout | None, shape: MeshShape) -> None:

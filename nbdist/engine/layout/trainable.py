@@ -38,14 +38,14 @@ class Trainable:
         model: nn.Module,
         shape: MeshShape,
         device_mesh: DeviceMesh,
-        policies: Policies | None,
+        policies: Policies,
         pipeline: PipelineStep | None,
         context: Context | None,
     ) -> None:
         self.model = model
         self.shape = shape
         self.mesh = device_mesh
-        self.policies = policies or Policies()
+        self.policies = policies
         self.pipeline = pipeline
         self.context = context
         self.last_step: tuple[Any, Any, LossFunction] | None = None

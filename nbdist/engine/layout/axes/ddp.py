@@ -7,23 +7,67 @@ parameters, `state_dict` keys and the object stay what they were, and communicat
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_modules
+from nbdist.engine.compat import torch_modules, torch_sharded
 from nbdist.engine.layout.axes import unused
+from nbdist.engine.layout.axes.axis import Axis, Spreading
+from nbdist.engine.layout.policies import compress, precision
+from nbdist.engine.layout.policies.efficiency import Compress
+from nbdist.engine.layout.policies.two_levels import TwoLevels
+from nbdist.engine.layout.spec import device_mesh
+from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
 
 
-def check(model: nn.Module) -> None:
-    """Refuse what DDP cannot do, before anything is changed.
+class ReplicaAxis(Axis):
+    """Replicas of the model: over `dp`, over `cp`, or on a rank alone; of fsdp's shards none."""
 
-    Raises:
-        LayoutError: No parameter requires a gradient.
-    """
-    if not any(p.requires_grad for p in model.parameters()):
-        raise LayoutError(
-            "No parameter of the model requires a gradient.",
-            why="there is nothing to average, so ddp has nothing to do",
-            do="set requires_grad on what you train, then parallelize",
-        )
+    name = "dp"
+
+    @classmethod
+    def is_in(cls, shape: MeshShape) -> bool:
+        """Return whether a layout has no shards."""
+        return shape.fsdp == 1
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse what DDP cannot do.
+
+        Raises:
+            LayoutError: No parameter requires a gradient.
+        """
+        if not any(p.requires_grad for p in model.parameters()):
+            raise LayoutError(
+                "No parameter of the model requires a gradient.",
+                why="there is nothing to average, so ddp has nothing to do",
+                do="set requires_grad on what you train, then parallelize",
+            )
+
+    def share(self, work: Spreading) -> None:
+        """Have gradients averaged by DDP's reducer, or by FSDP2 where tp has cut parameters."""
+        model, shape, policies, mesh = work.model, work.shape, work.policies, work.mesh
+        chosen = policies.precision
+        if chosen.compute != "fp32":
+            precision.Autocast(model, chosen, mesh.device_type)
+        if shape.pp > 1:
+            return  # a step averages its gradients once, behind the last micro-batch
+        if not shape.is_cut:
+            one_bucket = compress.needs_one_bucket(policies.compress, mesh.device_type)
+            apply(model, device_mesh.averaging(mesh, shape), one_bucket=one_bucket)
+            if policies.compress is not None:
+                compress.apply(model, policies.compress, _levels(policies.compress, mesh))
+            elif chosen.reduce != "fp32":
+                compress.round_to(model, chosen.reduce)
+        elif shape.replicas > 1:
+            averaging = device_mesh.averaging(mesh, shape)
+            for unit in (*work.blocks.values(), model):
+                torch_sharded.replicate_sharded(unit, averaging, precision.reduce_dtype(chosen))
+
+
+def _levels(policy: Compress, mesh: DeviceMesh) -> TwoLevels | None:
+    """Return the groups that gradients are averaged inside of first. Collective."""
+    if policy.between is None:
+        return None
+    assert policy.between != "hosts", "parallelize has counted the ranks of a host"
+    return TwoLevels(device_mesh.two_levels(mesh.device_type, policy.between))
 
 
 def apply(model: nn.Module, mesh: DeviceMesh, *, one_bucket: bool = False) -> None:

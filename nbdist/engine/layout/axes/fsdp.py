@@ -4,7 +4,6 @@ Each block is one unit, gathered for its forward and its backward; what is left 
 is the root's unit. With a `dp` axis beside it the mesh is 2-D: shards inside, replicas outside.
 """
 
-import gc
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,33 +16,65 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_sharded
-from nbdist.engine.layout.policies import precision
+from nbdist.engine.layout.axes import outside_calls
+from nbdist.engine.layout.axes.axis import Axis, Spreading
+from nbdist.engine.layout.policies import offload, precision
 from nbdist.engine.layout.policies.efficiency import Precision
+from nbdist.engine.layout.spec import device_mesh
+from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
 
 
-def check(model: nn.Module) -> None:
-    """Refuse, before anything is changed, what FSDP cannot do or would do silently wrong.
+class ShardAxis(Axis):
+    """Shards of parameters, gradients and optimizer states."""
 
-    Raises:
-        LayoutError: The model is a bare list, has a parameter that is a scalar or cannot be cut, or
-            an optimizer already holds its parameters.
-    """
-    if isinstance(model, nn.ModuleList | nn.ModuleDict):
-        raise LayoutError(
-            f"A {type(model).__name__} has no forward, and fsdp gathers parameters around one.",
-            do="parallelize the module whose forward calls the list's elements",
+    name = "fsdp"
+    _blocks: tuple[str, ...] = ()
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse what FSDP cannot do or would do silently wrong.
+
+        Raises:
+            LayoutError: The model is a bare list, or has a parameter that is a scalar or cannot be
+                cut.
+        """
+        if isinstance(model, nn.ModuleList | nn.ModuleDict):
+            raise LayoutError(
+                f"A {type(model).__name__} has no forward, and fsdp gathers parameters around one.",
+                do="parallelize the module whose forward calls the list's elements",
+            )
+        scalars = [name for name, p in model.named_parameters() if p.dim() == 0]
+        if scalars:
+            raise LayoutError(
+                f"Parameter {scalars[0]} is a scalar, which fsdp cannot cut into shards.",
+                do="make it a tensor of one element, torch.zeros(1), or use ddp",
+            )
+        for name, parameter in model.named_parameters():
+            if is_traceable_wrapper_subclass(parameter) and not isinstance(parameter, DTensor):
+                _check_cuts(name, parameter.detach())
+
+    def share(self, work: Spreading) -> None:
+        """Make shards of what this rank holds."""
+        self._blocks = tuple(work.blocks)
+        apply(
+            work.model,
+            work.blocks.values(),
+            device_mesh.averaging(work.mesh, work.shape),
+            # A stage's micro-batches follow each other: its weights stay until the last backward.
+            reshard_after_forward=work.shape.gathers_twice,
+            in_precision=work.policies.precision,
+            offloaded=offload.for_units(work.policies.offload),
         )
-    scalars = [name for name, p in model.named_parameters() if p.dim() == 0]
-    if scalars:
-        raise LayoutError(
-            f"Parameter {scalars[0]} is a scalar, which fsdp cannot cut into shards.",
-            do="make it a tensor of one element, torch.zeros(1), or use ddp",
-        )
-    for name, parameter in model.named_parameters():
-        if is_traceable_wrapper_subclass(parameter) and not isinstance(parameter, DTensor):
-            _check_cuts(name, parameter.detach())
-    refuse_old_optimizers(model, "fsdp")
+        if work.shape.pp == 1:
+            outside_calls.watch(work.model, work.blocks)
+
+    def summary(self, shape: MeshShape) -> str:
+        """Return the units that are gathered one by one."""
+        blocks = self._blocks
+        if not blocks:
+            return "no repeated blocks found: the whole model is gathered at once"
+        shown = ", ".join(blocks[:4]) + (", ..." if len(blocks) > 4 else "")
+        return f"gathered one by one: {len(blocks)} blocks ({shown}), then the rest"
 
 
 def _check_cuts(name: str, quantized: torch.Tensor) -> None:
@@ -56,24 +87,6 @@ def _check_cuts(name: str, quantized: torch.Tensor) -> None:
             why=f"{str(error).splitlines()[0][:160]}",
             do='use "ddp", where each rank holds all of it',
         ) from error
-
-
-def refuse_old_optimizers(model: nn.Module, axis: str) -> None:
-    """Refuse a model whose parameters an optimizer holds already.
-
-    Raises:
-        LayoutError: There is one.
-    """
-    if _optimizers_of(model):
-        gc.collect()  # one that only a reference cycle keeps trains nothing
-        found = _optimizers_of(model)
-        if found:
-            raise LayoutError(
-                f"An optimizer ({type(found[0]).__name__}) already holds this model's parameters.",
-                why=f"{axis} replaces parameters by shards; that optimizer would go on stepping "
-                "the old ones and train nothing, without an error",
-                do="delete it, parallelize the model, and make the optimizer after that",
-            )
 
 
 def apply(
@@ -130,23 +143,3 @@ def _own_outputs(_module: nn.Module, _args: object, outputs: Any) -> Any:
 def is_sharded(model: nn.Module) -> bool:
     """Return whether any part of `model` is under `fully_shard`."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
-
-
-def _optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Return the living optimizers that hold a parameter of `model`.
-
-    Looks at all objects of the process (some 0.1 s), for torch has no hook on an optimizer's
-    construction and a class patched by us could miss those made before.
-    """
-    wanted = {id(p) for p in model.parameters()}
-    return [
-        candidate
-        for candidate in gc.get_objects()
-        # By type: isinstance would ask lazy proxies for their __class__, and wake them.
-        if issubclass(type(candidate), torch.optim.Optimizer)
-        and any(
-            id(p) in wanted
-            for group in getattr(candidate, "param_groups", ())
-            for p in group["params"]
-        )
-    ]

@@ -26,6 +26,7 @@ class AxisFacts:
         cuts_model: A rank holds a part of the parameters.
         changes_forward: Blocks run otherwise than they are written, which is tried on the whole
             model first.
+        sends_in_blocks: Each block sends activations over it; policies change how much.
         can_offload: It goes with `Offload`.
     """
 
@@ -34,6 +35,7 @@ class AxisFacts:
     draws_alike: bool = False
     cuts_model: bool = False
     changes_forward: bool = False
+    sends_in_blocks: bool = False
     can_offload: bool = True
 
 
@@ -41,7 +43,13 @@ FACTS = {
     "pp": AxisFacts(cuts_model=True, changes_forward=True, can_offload=False),
     "dp": AxisFacts(shares_batch=True, averages=True),
     "fsdp": AxisFacts(shares_batch=True, averages=True, cuts_model=True),
-    "cp": AxisFacts(averages=True, draws_alike=True, changes_forward=True),
-    "tp": AxisFacts(draws_alike=True, cuts_model=True, changes_forward=True, can_offload=False),
+    "cp": AxisFacts(averages=True, draws_alike=True, changes_forward=True, sends_in_blocks=True),
+    "tp": AxisFacts(
+        draws_alike=True,
+        cuts_model=True,
+        changes_forward=True,
+        sends_in_blocks=True,
+        can_offload=False,
+    ),
 }
 AXES = tuple(FACTS)

@@ -1,0 +1,47 @@
+"""What the axis `cp` answers as an axis of a layout."""
+
+import torch.distributed as dist
+
+from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
+from nbdist.engine.layout.axes.cp import context
+from nbdist.engine.layout.axes.tp import cuts, fit
+from nbdist.engine.layout.spec import random_numbers
+from nbdist.engine.layout.spec.mesh import MeshShape
+
+
+class ContextAxis(Axis):
+    """Parts of the sequence."""
+
+    name = "cp"
+    _context: context.Context
+
+    def plan(self, work: Spreading) -> None:
+        """Find which dims follow the sequence, proven by a small forward."""
+        cut, tp = work.plan, work.shape.tp
+        # Heads are counted as one rank of tp will have them.
+        parts = fit.parts(work.model, cut, tp) if cut and cuts.is_known(cut) else {}
+        self._context = work.context = context.find(
+            work.model, work.policies.context, work.mesh["cp"], work.blocks, parts
+        )
+
+    def cut(self, work: Spreading) -> None:
+        """Have blocks work on parts of sequences."""
+        axis = work.mesh["cp"]
+        parts = work.shape.tp if work.policies.tensor.sequence else 1
+        context.apply(self._context, work.policies.context, axis, work.blocks, parts, work.begins)
+        random_numbers.align(axis, work.shape.data_part(dist.get_rank())[0])
+
+    def sent(self, shape: MeshShape) -> Sent:
+        """Return what attention and the ends of the blocks send."""
+        return Sent(self._context.token_bytes)
+
+    def summary(self, shape: MeshShape) -> str:
+        """Return what it does to attention, and which ranks average gradients then."""
+        return f"{self._context}; gradients are averaged over {_averaged(shape)}"
+
+
+def _averaged(shape: MeshShape) -> str:
+    if shape.fsdp > 1:
+        shards = f"{shape.shards} shards (fsdp x cp)"
+        return f"dp={shape.dp} x {shards}" if shape.dp > 1 else shards
+    return f"{shape.replicas} replicas ({' x '.join(shape.averaged)})"

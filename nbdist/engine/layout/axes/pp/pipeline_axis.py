@@ -1,0 +1,86 @@
+"""What the axis `pp` answers as an axis of a layout."""
+
+import torch
+
+from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
+from nbdist.engine.layout.axes.pp import pipeline
+from nbdist.engine.layout.axes.pp.pipeline_step import PipelineStep
+from nbdist.engine.layout.axes.pp.schedule_runner import ScheduleRunner, SequenceSlices
+from nbdist.engine.layout.axes.pp.stage_forward import StageForward
+from nbdist.engine.layout.policies import precision
+from nbdist.engine.layout.policies.policies import Policies
+from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.errors import LayoutError
+
+
+class PipelineAxis(Axis):
+    """Stages of a pipeline."""
+
+    name = "pp"
+    _plan: pipeline.StagePlan
+    _forward: StageForward
+
+    def refuse_compiled(self, shape: MeshShape, policies: Policies, *, is_wrapped: bool) -> None:
+        """Refuse a wrapper that no step would call.
+
+        Raises:
+            LayoutError: There is one.
+        """
+        if is_wrapped:
+            raise LayoutError(
+                f'What torch.compile(model) returns cannot get the layout "{shape.name}".',
+                why="it compiles what is called through it, and a pipeline's steps call parts of "
+                "the model itself: nothing would be compiled",
+                do="compile in place, before or after: model.compile(), or block.compile() for "
+                "each block",
+            )
+
+    def plan(self, work: Spreading) -> None:
+        """Find the stages, proven by a small forward.
+
+        Raises:
+            LayoutError: The model cannot be copied without its weights, or be cut.
+        """
+        if work.skeleton is None:
+            raise LayoutError(
+                "pp asks a copy of the model without its weights for shapes, and "
+                f"{work.no_skeleton}.",
+                do='make it a model that copy.deepcopy can copy, or use "zero3"',
+            )
+        shape, policies = work.shape, work.policies
+        imitation = precision.Imitation.of(policies.precision, has_units=shape.fsdp > 1)
+        self._plan, self._forward = pipeline.find_plan(
+            work.model, policies.pipeline, shape.pp, list(work.blocks), imitation
+        )
+
+    def cut(self, work: Spreading) -> None:
+        """Take away what lies on other ranks."""
+        rank = work.mesh.get_local_rank("pp")
+        pipeline.apply(work.model, self._plan, rank)
+        stages = [stage.blocks for stage in self._plan.of_rank(rank)]
+        work.blocks = {n: work.model.get_submodule(n) for names in stages for n in names}
+        work.runs = [[work.blocks[name] for name in names] for names in stages]
+        work.begins = [names[0] for names in stages]
+
+    def finish(self, work: Spreading) -> None:
+        """Stand around what the others have put there, and make what runs the steps."""
+        assert work.skeleton is not None, "it is asked for by the plan"
+        self._forward.run_always(work.cut)
+        self._forward.install()
+        device = torch.device(work.mesh.device_type)
+        if device.type == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
+        hidden = work.context.hidden if work.context else {}
+        slices = SequenceSlices(work.shape.cp, {name: dim for name, (_, dim) in hidden.items()})
+        runner = ScheduleRunner(
+            self._plan, self._forward, work.skeleton, work.mesh["pp"], device, slices
+        )
+        work.pipeline = PipelineStep(work.model, runner, work.shape, work.mesh, work.policies)
+
+    def sent(self, shape: MeshShape) -> Sent:
+        """Return what stages send each other: of a sequence the rank's part."""
+        return Sent(self._plan.sent_bytes / shape.cp, self._plan.unit)
+
+    def summary(self, shape: MeshShape) -> str:
+        """Return the schedule, and which blocks each stage has."""
+        return str(self._plan)

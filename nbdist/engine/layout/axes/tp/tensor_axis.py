@@ -1,0 +1,60 @@
+"""What the axis `tp` answers as an axis of a layout."""
+
+import torch.distributed as dist
+
+from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
+from nbdist.engine.layout.axes.tp import cuts, tp
+from nbdist.engine.layout.policies.policies import Policies
+from nbdist.engine.layout.spec import cost, random_numbers
+from nbdist.engine.layout.spec.mesh import MeshShape
+from nbdist.errors import LayoutError
+
+
+class TensorAxis(Axis):
+    """Parts of each weight."""
+
+    name = "tp"
+    _plan: cuts.TensorPlan
+    _token_bytes: float | None = None  # where the plan tells
+
+    def refuse_compiled(self, shape: MeshShape, policies: Policies, *, is_wrapped: bool) -> None:
+        """Refuse a checkpoint in a graph of the whole model.
+
+        Raises:
+            LayoutError: It is asked for.
+        """
+        if policies.checkpoint is not None:
+            raise LayoutError(
+                "A model that is compiled as a whole cannot get both tp and ActivationCheckpoint.",
+                why="graphs end where a block computes again, and torch fails to end one behind an "
+                "embedding that is cut",
+                do="compile the blocks, before or after: block.compile()",
+            )
+
+    def plan(self, work: Spreading) -> None:
+        """Find what is cut, proven by a small forward, and what that makes a rank send."""
+        policy, axis = work.policies.tensor, work.mesh["tp"]
+        self._plan = work.plan = plan = tp.find_plan(work.model, policy, axis, work.blocks)
+        if cuts.is_known(plan):
+            summed, gathered = cuts.token_widths(plan, work.model)
+            scatters = policy.sequence and dist.get_backend(axis.get_group()) == "gloo"
+            logits = [] if policy.loss else gathered
+            self._token_bytes = cost.token_bytes(summed, logits, axis.size(), scatters=scatters)
+
+    def cut(self, work: Spreading) -> None:
+        """Cut the weights that this rank has."""
+        # Twice where parameters are tied: both places are cut.
+        held = work.model.named_parameters(remove_duplicate=False)
+        here = self._plan.within({name.rpartition(".")[0] for name, _ in held})
+        axis = work.mesh["tp"]
+        tp.apply(work.model, here, work.policies.tensor, axis, work.blocks, work.runs)
+        random_numbers.align(axis, work.shape.data_part(dist.get_rank())[0])
+        work.cut = {cut.module for cut in here.cuts}
+
+    def sent(self, shape: MeshShape) -> Sent | None:
+        """Return what sums and gathers send."""
+        return None if self._token_bytes is None else Sent(self._token_bytes)
+
+    def details(self) -> str:
+        """Return the plan, module by module."""
+        return str(self._plan)
