@@ -72,8 +72,8 @@ def shared_bytes(
     Args:
         size: The model's size.
         shape: `dp` and `fsdp` count, and `cp`, whose ranks share as those of `fsdp` do, or of `dp`
-            where there are no shards. With `tp` the size is that of a rank's parts, and what
-            `tp` itself sends is `token_bytes`.
+            where there are no shards. With `tp` the size is that of a rank's parts.
+            What else an axis sends, of activations, it tells itself.
         backend: "gloo" or "nccl".
         sent: In what precision.
     """
@@ -119,48 +119,3 @@ def state_share(shape: MeshShape) -> float:
     An optimizer with k numbers a parameter keeps k * P bytes of them on one process.
     """
     return 1 / (shape.replicas if shape.shards_states else shape.shards)
-
-
-def token_bytes(
-    summed: Iterable[int], gathered: Iterable[int], tp: int, *, scatters: bool = False
-) -> float:
-    """Return the bytes a rank sends over tp for each token of its batch, forward and backward.
-
-    Args:
-        summed: Bytes of what is all-reduced for one token.
-        gathered: Bytes of what is all-gathered, whole.
-        tp: Ranks that share a weight.
-        scatters: With sequence parallel on gloo: what is an all-reduce else is a reduce-scatter,
-            which is an all-reduce there, and an all-gather, so half as much again.
-    """
-    return (tp - 1) / tp * ((3 if scatters else 2) * sum(summed) + sum(gathered))
-
-
-def context_bytes(
-    method: str,
-    hidden: float,
-    attended: Sequence[tuple[float, float, float]],
-    *,
-    cp: int,
-    backend: str,
-    loss: bool,
-) -> float:
-    """Return the bytes a rank sends over cp for each token of its batch, forward and backward.
-
-    Args:
-        method: "ulysses" swaps queries, keys, values and the result, each way once in forward and
-            once in backward; "gather" all-gathers keys and values, and reduce-scatters their
-            gradients (on gloo an all-reduce).
-        hidden: Bytes of one token's hidden state. Its gradient is gathered before the first block;
-            itself after the last one, without `loss`.
-        attended: By call of attention, bytes of one token's query, of its key with its value, and
-            of its result.
-        cp: Ranks that share a sequence.
-        backend: "gloo" or "nccl".
-        loss: Whether norm, head and loss work on parts, too.
-    """
-    others = (cp - 1) / cp
-    ends = others * hidden * (1 if loss else 2)
-    if method == "ulysses":
-        return ends + others * 2 * sum(map(sum, attended)) / cp
-    return ends + others * sum(both for _, both, _ in attended) * (3 if backend == "gloo" else 2)

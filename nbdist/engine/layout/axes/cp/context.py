@@ -21,7 +21,7 @@ from nbdist.engine.compat import torch_hooks
 from nbdist.engine.layout.axes.cp import attention, exchange, follow
 from nbdist.engine.layout.axes.tp import proof
 from nbdist.engine.layout.policies.policies import ContextParallel
-from nbdist.engine.layout.spec import cost, random_numbers, trace
+from nbdist.engine.layout.spec import random_numbers, trace
 from nbdist.engine.layout.spec.inputs import Inputs
 from nbdist.engine.layout.spec.wrap_forward import Around
 from nbdist.errors import LayoutError
@@ -315,7 +315,7 @@ def _token_bytes(run: follow.Run, place: str, policy: ContextParallel, mesh: Dev
     def width(*tensors: Tensor) -> float:
         return sum(t.numel() * t.element_size() for t in tensors) / tokens
 
-    return cost.context_bytes(
+    return exchange.context_bytes(
         policy.method,
         width(hidden),
         [

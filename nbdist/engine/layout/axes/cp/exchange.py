@@ -15,6 +15,7 @@ Collective, all of them, on the thread that runs forward or backward.
 
 # N ranks of cp, t tokens of one rank, T = N t of all, h heads of one rank, H = N h
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -167,3 +168,33 @@ def _swapped(rows: Tensor, mesh: DeviceMesh) -> Tensor:
     theirs = torch.empty_like(mine)
     dist.all_to_all_single(theirs, mine, group=mesh.get_group())
     return theirs
+
+
+def context_bytes(
+    method: str,
+    hidden: float,
+    attended: Sequence[tuple[float, float, float]],
+    *,
+    cp: int,
+    backend: str,
+    loss: bool,
+) -> float:
+    """Return the bytes a rank sends over cp for each token of its batch, forward and backward.
+
+    Args:
+        method: "ulysses" swaps queries, keys, values and the result, each way once in forward and
+            once in backward; "gather" all-gathers keys and values, and reduce-scatters their
+            gradients (on gloo an all-reduce).
+        hidden: Bytes of one token's hidden state. Its gradient is gathered before the first block;
+            itself after the last one, without `loss`.
+        attended: By call of attention, bytes of one token's query, of its key with its value, and
+            of its result.
+        cp: Ranks that share a sequence.
+        backend: "gloo" or "nccl".
+        loss: Whether norm, head and loss work on parts, too.
+    """
+    others = (cp - 1) / cp
+    ends = others * hidden * (1 if loss else 2)
+    if method == "ulysses":
+        return ends + others * 2 * sum(map(sum, attended)) / cp
+    return ends + others * sum(both for _, both, _ in attended) * (3 if backend == "gloo" else 2)

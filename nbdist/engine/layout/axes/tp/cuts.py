@@ -146,6 +146,21 @@ def token_widths(plan: TensorPlan, model: "nn.Module") -> tuple[list[int], list[
     return summed, gathered
 
 
+def token_bytes(
+    summed: Iterable[int], gathered: Iterable[int], tp: int, *, scatters: bool = False
+) -> float:
+    """Return the bytes a rank sends over tp for each token of its batch, forward and backward.
+
+    Args:
+        summed: Bytes of what is all-reduced for one token.
+        gathered: Bytes of what is all-gathered, whole.
+        tp: Ranks that share a weight.
+        scatters: With sequence parallel on gloo: what is an all-reduce else is a reduce-scatter,
+            which is an all-reduce there, and an all-gather, so half as much again.
+    """
+    return (tp - 1) / tp * ((3 if scatters else 2) * sum(summed) + sum(gathered))
+
+
 def _widths(model: "nn.Module", name: str) -> tuple[int, int]:
     """Return the bytes of the first and of the last dim of a module's weight."""
     weight: Any = model.get_submodule(name).weight

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
 from nbdist.engine.layout.axes.tp import cuts, tp
 from nbdist.engine.layout.policies.policies import Policies
-from nbdist.engine.layout.spec import cost, random_numbers
+from nbdist.engine.layout.spec import random_numbers
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
 
@@ -39,7 +39,7 @@ class TensorAxis(Axis):
             summed, gathered = cuts.token_widths(plan, work.model)
             scatters = policy.sequence and dist.get_backend(axis.get_group()) == "gloo"
             logits = [] if policy.loss else gathered
-            self._token_bytes = cost.token_bytes(summed, logits, axis.size(), scatters=scatters)
+            self._token_bytes = cuts.token_bytes(summed, logits, axis.size(), scatters=scatters)
 
     def cut(self, work: Spreading) -> None:
         """Cut the weights that this rank has."""

@@ -2,13 +2,13 @@
 
 import pytest
 
+from nbdist.engine.layout.axes.cp.exchange import context_bytes
+from nbdist.engine.layout.axes.tp.cuts import token_bytes
 from nbdist.engine.layout.spec.cost import (
     ModelSize,
-    context_bytes,
     resident_bytes,
     shared_bytes,
     state_share,
-    token_bytes,
 )
 from nbdist.engine.layout.spec.mesh import MeshShape
 
