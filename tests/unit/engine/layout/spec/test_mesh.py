@@ -91,6 +91,25 @@ def test_ranks_of_one_sequence_work_on_the_same_samples() -> None:
     assert [MeshShape(dp=2, cp=2).data_part(rank)[0] for rank in range(4)] == [0, 0, 1, 1]
 
 
+def test_neighbours_over_cp_and_tp_draw_the_same_random_numbers() -> None:
+    assert [MeshShape(pp=2, dp=2, cp=3, tp=2).alike, MeshShape(pp=2, fsdp=4).alike] == [6, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "averaged", "replicas", "shards"),
+    [
+        (MeshShape(dp=2, tp=2), ["dp"], 2, 1),
+        (MeshShape(dp=2, cp=3), ["dp", "cp"], 6, 1),
+        (MeshShape(pp=2, cp=3), ["cp"], 3, 1),
+        (MeshShape(dp=2, fsdp=4, cp=3), ["dp", "fsdp", "cp"], 2, 12),
+    ],
+)
+def test_ranks_of_cp_count_among_shards_and_without_them_among_replicas(
+    shape: MeshShape, averaged: list[str], replicas: int, shards: int
+) -> None:
+    assert (shape.averaged, shape.replicas, shape.shards) == (averaged, replicas, shards)
+
+
 def test_a_single_rank_still_has_an_axis() -> None:
     assert parse("zero3", 1).axes == {"dp": 1}
 
