@@ -176,7 +176,7 @@ def test_the_lost_states_of_zero_are_said_and_its_step_is_refused_on_every_rank(
     with pytest.raises(RankError) as refused:
         session.run("train()", track=False, retry=3)
     told = str(refused.value)
-    assert "it uses what was lost with a rank" in told
+    assert "it uses state that was lost with a rank" in told
     assert "kept their variables" not in told
     assert "The optimizer of Linear cannot step: its states are not whole." in told
     assert "placeholder for torch.distributed.optim" in told

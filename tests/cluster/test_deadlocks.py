@@ -19,14 +19,14 @@ DEADLOCKS = {
         "all",
         "t = torch.ones(1000)\nif rank == 0:\n    dist.all_reduce(t)",
         [
-            "rank 1 has finished the cell; rank 0 waits for it in all_reduce no. ",
+            "rank 1 has finished the cell; rank 0 waits for it in all_reduce #",
             "(4.0 kB, the default group), line 3.",
         ],
     ),
     "one rank is not in the cell": (
         "1",
         "dist.barrier()",
-        ["rank 0 is not in this cell (-r 1); rank 1 waits for it in barrier no. "],
+        ["rank 0 is not in this cell (-r 1); rank 1 waits for it in barrier #"],
     ),
     "an asynchronous collective is waited for": (
         "0",
@@ -40,7 +40,7 @@ m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 l = m(torch.ones(4, 2)).sum()
 if rank: l.backward()
 """,
-        ["rank 0 has finished the cell; rank 1 waits for it in all_reduce no. "],
+        ["rank 0 has finished the cell; rank 1 waits for it in all_reduce #"],
     ),
     "where DDP lays its buckets anew": (
         "all",
@@ -49,7 +49,7 @@ m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 m(torch.ones(4, 2)).sum().backward()
 if rank == 0: m(torch.ones(4, 2))
 """,
-        ["rank 1 has finished the cell; rank 0 waits for it in broadcast no. ", "), line 3."],
+        ["rank 1 has finished the cell; rank 0 waits for it in broadcast #", "), line 3."],
     ),
     "where DDP sends buffers": (
         "all",
@@ -57,29 +57,29 @@ if rank == 0: m(torch.ones(4, 2))
 m = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(2))
 if rank: m(torch.ones(4, 2))
 """,
-        ["rank 0 has finished the cell; rank 1 waits for it in broadcast no. ", "), line 2."],
+        ["rank 0 has finished the cell; rank 1 waits for it in broadcast #", "), line 2."],
     ),
     "one rank makes a DDP": (
         "all",
         "if rank: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))",
-        ["rank 0 has finished the cell; rank 1 waits for it in all_gather no. ", "), line 1."],
+        ["rank 0 has finished the cell; rank 1 waits for it in all_gather #", "), line 1."],
     ),
     "two groups in crossed order": (
         "all",
         f"{GROUPS}\nfor x in g if rank else g[::-1]:\n    dist.all_reduce(torch.ones(1), group=x)",
-        ["rank 0 waits for rank 1 in all_reduce no. 1", "neither can go on"],
+        ["rank 0 waits for rank 1 in all_reduce #1", "neither can go on"],
     ),
     "nobody sends": (
         "all",
         "if rank == 0:\n    dist.recv(torch.ones(1), 1)",
-        ["rank 1 has finished the cell; rank 0 waits for it in recv no. 1 "],
+        ["rank 1 has finished the cell; rank 0 waits for it in recv #1 "],
     ),
     "a receive has another tag": (
         "all",
         "t = torch.ones(1)\ndist.recv(t, 0, tag=2) if rank else dist.send(t, 1, tag=1)",
         [
-            "rank 0 waits for rank 1 in send no. ",
-            "rank 1 waits for rank 0 in recv no. 1 (4 B, tag 2, the default group), line 2",
+            "rank 0 waits for rank 1 in send #",
+            "rank 1 waits for rank 0 in recv #1 (4 B, tag 2, the default group), line 2",
             "neither can go on",
         ],
     ),
@@ -91,12 +91,12 @@ ops = [(dist.isend, t, 1 - rank), (dist.irecv, u, 1 - rank)]
 ops = [dist.P2POp(op, x, peer, tag=7 + rank) for op, x, peer in ops]
 for work in dist.batch_isend_irecv(ops): work.wait()
 """,
-        ["rank 0 waits for rank 1 in send no. ", "tag 7", "tag 8", "neither can go on"],
+        ["rank 0 waits for rank 1 in send #", "tag 7", "tag 8", "neither can go on"],
     ),
     "nobody sends to who receives from anyone": (
         "all",
         "if rank == 0:\n    dist.recv(torch.ones(1))",
-        ["rank 1 has finished the cell; rank 0 waits for it in recv no. "],
+        ["rank 1 has finished the cell; rank 0 waits for it in recv #"],
     ),
     "one rank makes a group": (
         "all",
@@ -172,7 +172,7 @@ def test_a_cell_whose_time_runs_out_says_what_each_rank_did(session: Session) ->
     with pytest.raises(nbdist.ClusterError) as caught:
         session.run(code, timeout_s=4)  # on a busy machine ranks take a second or two to get there
     assert "rank 1 computes" in caught.value.why
-    assert "rank 0 waits for it in barrier no. " in caught.value.why
+    assert "rank 0 waits for it in barrier #" in caught.value.why
     assert_whole(session)
 
 
@@ -204,9 +204,9 @@ def test_a_quiet_cell_says_what_each_rank_does_until_it_moves_again(impatient: K
     ran = impatient.cell(QUIET)
 
     assert ran.error is None
-    notes = [text for text in ran.live if "Nothing has moved for" in text]
+    notes = [text for text in ran.live if "No progress for" in text]
     assert len(notes) > 1, "the note tells the time"
-    assert "rank 1 waits for it in barrier no. " in notes[0]
+    assert "rank 1 waits for it in barrier #" in notes[0]
     assert "rank 0 computes in load_batch (line 5)" in notes[0]
     assert "Interrupt the kernel (■) to stop" in notes[0]
     assert any("on" in text and "Nothing" not in text for text in ran.live)
@@ -220,9 +220,9 @@ def test_a_quiet_cell_that_is_not_live_says_it_in_lines_that_stay(impatient: Ker
 
     assert ran.error is None
     first, *more, last = ran.text.splitlines()
-    assert first.startswith("Nothing has moved for ")
+    assert first.startswith("No progress for ")
     assert "rank 0 computes in load_batch (line 5)" in first
-    assert "rank 1 waits for it in barrier no. " in first
+    assert "rank 1 waits for it in barrier #" in first
     assert len(more) < 3, "each wait is told when it has lasted twice as long"
     assert last == "ranks 0-1 │ on"
 
@@ -244,7 +244,7 @@ dist.barrier()
     runner.join(30)
 
     assert "rank 1: computing in work (line 3)\n  cell, line 4, in <module>" in stacks
-    assert "s in barrier no. " in stacks
+    assert "s in barrier #" in stacks
     assert "line 5 for rank 1" in stacks
     assert "ipykernel" not in stacks
     assert "computing in work (line 3)" in status

@@ -186,7 +186,7 @@ ABSENT = {
 def test_a_rank_that_waits_for_one_that_raised_is_freed(session: Session, call: str) -> None:
     session.run("kept = torch.arange(3) + rank; pair = dist.new_group([0, 1])")
     told = fail(session, f"if rank == 0:\n    raise IndexError('mine')\n{call}")
-    assert told.startswith("1 of 2 ranks failed; rank 1 was freed while waiting in")
+    assert told.startswith("1 of 2 ranks failed; rank 1 was released while waiting in")
     assert "IndexError: mine" in told
     assert "Connection closed" not in told
     assert "re-created" in told

@@ -22,7 +22,7 @@ def test_a_group_that_the_dead_rank_alone_was_in_is_formed_again(session: Sessio
 def test_one_that_was_made_in_the_cell_that_failed_is_a_placeholder(session: Session) -> None:
     with pytest.raises(RankError) as killed:
         session.run(f"own = dist.new_group([1])\n{DIE}")
-    assert "make again where needed:" in str(killed.value)
+    assert "create again if needed:" in str(killed.value)
     assert "own (a process group that rank 0 is not in" in str(killed.value)
 
     with pytest.raises(NBDistError, match="placeholder for a process group"):

@@ -264,7 +264,7 @@ except BaseException:
 
     assert_interrupted(ran)
     assert ran.error is not None
-    assert "Rank 1 was deaf to the interrupt, and killed." in ran.error[1]
+    assert "Rank 1 was killed, because the interrupt did not stop it." in ran.error[1]
     assert "Rank 1 was replaced by a new process" in ran.error[1]
     assert "Rank 1 is still busy in be_deaf" in "".join(ran.live)
     assert notebook.cell("pid == os.getpid()").text.splitlines() == [

@@ -56,7 +56,7 @@ def test_an_exception_in_the_last_stages_loss_is_one_error_and_the_next_step_is_
     assert session.run("train()", track=False).value_list == [None, expected[0]]
     session.run("breaks = calls + 3")
     told = fail(session, "train()", track=False)
-    assert "1 of 2 ranks failed; rank 0 was freed while waiting" in told
+    assert "1 of 2 ranks failed; rank 0 was released while waiting" in told
     assert "rank 1 (localhost, cpu)" in told
     assert told.count("ValueError: no loss of this micro-batch") == 2  # the line, and its traceback
     again = session.run("[train() for _ in range(2)]", track=False).value_list
@@ -71,7 +71,7 @@ def test_a_stage_that_died_is_said_to_be_lost_and_all_else_is_kept(session: Sess
     assert "rank 1 (localhost, cpu) died: killed by SIGKILL" in told
     assert "Rank 1 died with a part of Sequential, of which there is no second copy." in told
     assert named_as_lost(told) >= {"model", "layout", "opt"}  # other tests' names may be lost too
-    assert "run the cells again that make what is lost" in told
+    assert "run the cells that create what is lost again" in told
 
     with pytest.raises(RankError) as refused:
         session.run("train()", track=False, retry=3)

@@ -31,7 +31,7 @@ def test_a_rank_killed_in_a_cell_is_named_and_replaced(session: Session) -> None
     pid = session.status().ranks[1].pid
     told = fail(session, KILL_1 + "dist.barrier()")
     assert "rank 1 (localhost, cpu) died: killed by SIGKILL" in told
-    assert "rank 0 was freed while waiting in barrier" in told
+    assert "rank 0 was released while waiting in barrier" in told
     assert re.search(r"Rank 1 was replaced by a new process \(pid \d+\)", told)
     assert "%dist retry" in told
     status = session.status().ranks[1]
@@ -73,7 +73,7 @@ def test_with_every_rank_dead_nothing_can_be_cloned_and_the_next_cell_says_so(
 ) -> None:
     kill(session, 0)
     kill(session, 1)
-    with pytest.raises(ClusterError, match=r"(?s)Ranks 0-1 had died .*what they held is lost"):
+    with pytest.raises(ClusterError, match=r"(?s)Ranks 0-1 had died .*their variables are lost"):
         session.run("rank")
     assert_usable(session)
 
@@ -101,7 +101,7 @@ def test_all_ranks_dead_are_replaced_together(session: Session) -> None:
     told = fail(session, "import os; os._exit(3)")
     assert "ranks 0-1 died: exit code 3" in told
     assert "Ranks 0-1 were replaced by new processes" in told
-    assert "what they held is lost" in told
+    assert "their variables are lost" in told
     assert_usable(session)
 
 
@@ -183,8 +183,8 @@ def test_why_a_rank_died_in_the_midst_of_a_repair_is_told(session: Session) -> N
         "if rank: reset.heal = lambda: ctypes.string_at(0)\n"
         "dist.barrier()\nif not rank: raise ValueError('no')",
     )
-    assert "Rank 1 died before the repair was over: killed by SIGSEGV." in told
-    assert "It wrote last: Fatal Python error: Segmentation fault" in told
+    assert "Rank 1 died during the recovery: killed by SIGSEGV." in told
+    assert "Its last output: Fatal Python error: Segmentation fault" in told
     assert "Rank 1 was replaced by a new process" in told
     assert_usable(session)
 

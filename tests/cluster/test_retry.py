@@ -161,7 +161,7 @@ def test_a_cell_that_left_loops_says_what_lets_it_go_on_also_when_mended(
     unbroken = session.run(cell, track=False).value_list
 
     begin(session, tmp_path / "mended", at=20)
-    assert "With %%distributed --go-on the cell's loops go on" in fail(session, cell)
+    assert "With %%distributed --go-on the cell's loops continue" in fail(session, cell)
     assert "NameError" in fail(session, "a_typo_of_who_looks_around")
     mended = cell.replace("once('raise')", "pass")
     assert session.run(mended, track=False, go_on=True).value_list == unbroken

@@ -60,7 +60,7 @@ def test_a_mismatch_is_an_exception_every_time(kind: str) -> None:
 def test_the_text_names_both_sides_and_their_sizes() -> None:
     text = meet_badly_often(3, "size", 1)
     assert text.startswith(
-        "Collective no. 1 of the default group (ranks 0-2) differs between ranks.\nWhy: "
+        "Collective #1 of the default group (ranks 0-2) differs between ranks.\nWhy: "
     )
     assert re.search(r"ranks? 0?.*calls? all_reduce of 1,000 float32 \(4.0 kB\)", text)
     assert "rank 1 calls all_reduce of 1,001 float32 (4.0 kB)" in text

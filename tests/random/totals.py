@@ -20,7 +20,7 @@ _HEAD = """# What random cells, models and faults have found
 - **right**: every value on every rank is that of one process.
 - **went on**: the same, though a fault struck: the cell was run again.
 - **failed**: the cell ended with its cause, and every rank holds what it should.
-- **refused**: it uses what was lost with a rank, and says so.
+- **refused**: it uses state that was lost with a rank, and says so.
 - **wrong**: none of these; the findings are listed below.
 """
 

@@ -105,7 +105,7 @@ def judge(ended: Ended, calls: Calls, held: Held) -> None:
         if fired and must_fail(ended.fault) and not ended.is_retried:
             calls.find("an untold fault", f"{ended.fault} did not fail the cell")
         return
-    if ran.is_refusal or "uses what was lost" in ran.text:
+    if ran.is_refusal or "uses state that was lost" in ran.text:
         _judge_refusal(ended, calls, held, fired=fired)
         return
     calls.row.outcome = "failed"

@@ -58,7 +58,7 @@ class CellAttempt:
         request: The cell.
         number: Counts what the session has run, and names its files.
         failed: The number of the failed cell that ranks remember, or go on with.
-        is_retry: That cell is run again: loaders go on where they stood.
+        is_retry: That cell is run again: loaders continue where they stopped.
         goes_on: It had started over, and must not (`rank_errors.should_go_on`).
         profile: What `engine/training/torch_profile.py` is asked for.
     """

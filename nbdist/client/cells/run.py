@@ -238,7 +238,7 @@ class CellRun:
                         *(repaired.lines if repaired.replaced else ()),
                     ]
                 ),
-                do="give it more time, or leave --timeout away."
+                do="raise --timeout, or drop it."
                 + (f" {rank_errors.LOOPS_GO_ON}" if loops else ""),
             )
         if self._rescue.interrupted or self._interrupts.count:
@@ -248,7 +248,10 @@ class CellRun:
                     asked=len(self._collectors),
                     killed=self._rescue.killed,
                     where=where,
-                    notes=[*repaired.lines, *([rank_errors.LOOPS_GO_ON_UNMENDED] if loops else ())],
+                    notes=[
+                        *repaired.lines,
+                        *([rank_errors.LOOPS_GO_ON_UNCHANGED] if loops else ()),
+                    ],
                 )
             )
         failed = any(c.failure or c.death for c in self._collectors.values())
@@ -271,6 +274,6 @@ class CellRun:
             if not repaired.is_whole:
                 return f"{rank_errors.MAKE_AGAIN} and its loader, then this one."
             if outcomes.in_loops(self._collectors):
-                return rank_errors.LOOPS_GO_ON_UNMENDED
-            return "%dist retry runs the cell again; loaders go on where they stood."
+                return rank_errors.LOOPS_GO_ON_UNCHANGED
+            return "%dist retry runs the cell again; loaders continue where they stopped."
         return self._rescue.deadlock.do if self._rescue.deadlock else ""

@@ -163,18 +163,18 @@ def _never_come(peers: frozenset[int], gone: Mapping[int, Gone]) -> str:
 
 def _advice(reasons: Collection[str], *, is_message: bool) -> str:
     if "dead" in reasons:
-        return "%dist restart    (new processes), or use a group of the ranks that live."
+        return "%dist restart    (new processes), or use a group of the living ranks."
     if "absent" in reasons:
         return (
-            "run the cell on all ranks of the group, or make a group of those it runs on "
+            "run the cell on all ranks of the group, or create a group of those it runs on "
             "(dist.new_group, on all ranks); all ranks kept their variables."
         )
     if is_message:
         return (
-            "let each recv meet a send with its tag, in the order of their calls, and run the cell "
-            "again; all ranks kept their variables."
+            "match each recv with a send of the same tag, in the order of the calls, and run the "
+            "cell again; all ranks kept their variables."
         )
     return (
-        "let all ranks of a group make the same calls in the same order, and run the cell again; "
+        "make the same calls in the same order on all ranks of a group, and run the cell again; "
         "all ranks kept their variables."
     )

@@ -15,7 +15,7 @@ _CELL_FRAME = re.compile(rf'^( *)File "{origins.CELL_FILE}"', re.MULTILINE)
 
 
 def describe(rank: int, said: Mapping[int, Doing], gone: Mapping[int, Gone]) -> str:
-    """Return what one rank does, e.g. `waiting 14 s in barrier no. 2 (group 0) for rank 1`.
+    """Return what one rank does, e.g. `waiting 14 s in barrier #2 (group 0) for rank 1`.
 
     Args:
         rank: Which one.
@@ -86,7 +86,7 @@ def quiet_note(
 ) -> str:
     """Return the block that a cell shows when nothing has moved for a while."""
     return (
-        f"Nothing has moved for {quiet_s:.0f} s. {clauses(said, running, gone, silent)}. "
+        f"No progress for {quiet_s:.0f} s: {clauses(said, running, gone, silent)}. "
         "Interrupt the kernel (■) to stop; variables are kept."
     )
 

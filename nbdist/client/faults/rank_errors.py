@@ -75,16 +75,16 @@ _CAUGHT: Final = re.compile(r"Caught (\w+) (in [^\n]+)\.\nOriginal Traceback ")
 _OURS: Final = ("nbdist", "ipyparallel", "ipykernel", "IPython")  # they carry what users write
 # What follows advice on a cell in whose midst loops over loaders were.
 LOOPS_GO_ON: Final = (
-    "With %%distributed --go-on the cell's loops go on where they stood (unchanged: %dist retry); "
-    "without, they begin anew, and batches are skipped or repeated."
+    "With %%distributed --go-on the cell's loops continue where they stopped (unchanged: %dist "
+    "retry); without it they start over, and batches are skipped or repeated."
 )
-LOOPS_GO_ON_UNMENDED: Final = (
-    "%dist retry runs the cell again, and its loops go on where they stood; run by hand, they "
-    "begin anew, and batches are skipped or repeated."
+LOOPS_GO_ON_UNCHANGED: Final = (
+    "%dist retry runs the cell again, and its loops continue where they stopped; run by hand, they "
+    "start over, and batches are skipped or repeated."
 )
 MAKE_AGAIN: Final = (
-    "run the cells again that make what is lost (`del` its name first, on all ranks, where a cell "
-    "asks whether it is there)"
+    "run the cells that create what is lost again (if a cell checks that a name exists, `del` it "
+    "first, on all ranks)"
 )
 _DO: Final = "Do:  "  # as `errors.NBDistError` prints it
 _ARROW: Final = re.compile(r"^-+> ?\d+ (.*)$", re.MULTILINE)
@@ -271,7 +271,7 @@ def rank_error(
             if not (line.startswith(_DO) and f"{_DO}{advice}".startswith(line.rstrip(".")))
         ]
     if len(groups) > MAX_GROUPS:
-        lines += ["", f"The tracebacks of {len(groups) - MAX_GROUPS} more groups are left out."]
+        lines += ["", f"The tracebacks of {len(groups) - MAX_GROUPS} more groups are omitted."]
     lines.append("")
     table = {f.rank: (f.ename, f.evalue) for f in raised}
     table |= {death.rank: ("Died", death.cause) for death in deaths}
@@ -322,7 +322,7 @@ def interrupted(
     """
     said = ["All ranks have stopped."]
     if killed:
-        said.append(f"{_who(killed).capitalize()} deaf to the interrupt, and killed.")
+        said.append(f"{_who(killed).capitalize()} killed, because the interrupt did not stop it.")
     if not groups:
         return " ".join([*said, *notes])
     failed = sum(len(group.ranks) for group in groups)
@@ -357,7 +357,7 @@ def _headline(groups: Sequence[Group], followed: Sequence[Failure], asked: int) 
     for failure in freed:
         by_place.setdefault(collective_of(failure), []).append(failure.rank)
     for place, ranks in sorted(by_place.items(), key=lambda entry: min(entry[1])):
-        parts.append(f"{_who(ranks)} freed while waiting in {place}")
+        parts.append(f"{_who(ranks)} released while waiting in {place}")
     if stopped:
         parts.append(f"{_who(stopped)} interrupted")
     return "; ".join(parts) + "."
@@ -417,7 +417,7 @@ def _traceback(group: Group) -> list[str]:
         tail = MAX_TRACEBACK_LINES - head - 1
         gone = len(lines) - head - tail
         lines = [*lines[:head], f"… {gone} lines not shown", *lines[-tail:]]
-    of = "" if len(group.ranks) == 1 else f", as rank {first.rank} tells it"
+    of = "" if len(group.ranks) == 1 else f" (traceback from rank {first.rank})"
     return ["", f"{name_ranks(group.ranks)}{of}:", *lines]
 
 
@@ -453,8 +453,8 @@ def _shared_memory_advice(causes: Iterable[Failure | Death]) -> str:
     if not any(_lacks_shared_memory(cause) for cause in causes):
         return ""
     return (
-        "/dev/shm is full, through which the workers of a DataLoader hand over their batches: use "
-        "num_workers=0 or smaller batches, delete what is left in it (%dist doctor looks), or "
+        "/dev/shm is full; DataLoader workers pass their batches through it. Use "
+        "num_workers=0 or smaller batches, delete files left in it (%dist doctor lists them), or "
         "start the container with --shm-size=1g."
     )
 

@@ -59,7 +59,7 @@ class Wait:
         return self.kind == STORE or (self.is_message and self.peer is None)
 
     def __str__(self) -> str:
-        """Return e.g. `all_reduce no. 12 (8.4 MB, group dp), line 14`."""
+        """Return e.g. `all_reduce #12 (8.4 MB, group dp), line 14`."""
         line = "" if self.line is None else f", line {self.line}"
         if self.kind == STORE:
             return f"the store, where groups are made{line}"
@@ -67,7 +67,7 @@ class Wait:
         if self.tag:
             facts.append(f"tag {self.tag}")
         facts.append(self.title or f"group {self.group}")
-        return f"{self.kind} no. {self.seq} ({', '.join(facts)}){line}"
+        return f"{self.kind} #{self.seq} ({', '.join(facts)}){line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Gone:
         """Return what is said of so many ranks: `has finished the cell`."""
         has, is_, was = ("has", "is", "was") if count == 1 else ("have", "are", "were")
         if self.why == "freed":
-            return f"{was} freed while waiting in {self.detail}"
+            return f"{was} released while waiting in {self.detail}"
         said = {
             "finished": f"{has} finished the cell",
             "absent": f"{is_} not in this cell",

@@ -121,8 +121,8 @@ def _ends(
         if state.pid not in known:
             known.add(state.pid)
             words = " / ".join(last_words(rank))
-            wrote = f" It wrote last: {words}." if words else ""
-            found.append(f"Rank {rank} died before the repair was over: {state.cause}.{wrote}")
+            wrote = f" Its last output: {words}." if words else ""
+            found.append(f"Rank {rank} died during the recovery: {state.cause}.{wrote}")
     return found
 
 
@@ -153,7 +153,7 @@ def _break(cluster: Cluster, new: Iterable[int], why: str) -> None:
         else "The process group could not be re-created"
     )
     cluster.broken = cluster.broken or (
-        f"{what}: {why.rstrip('.')}. What living ranks hold can still be pulled."
+        f"{what}: {why.rstrip('.')}.Variables of living ranks can still be pulled."
     )
 
 
@@ -174,12 +174,12 @@ def describe(
         lines.append("The process group was re-created.")
     lines += _each_once(answers, "agreed")
     if (stale := _each_once(answers, "stale")) and is_news:
-        lines.append(f"Not re-created, make them again: {', '.join(stale)}.")
+        lines.append(f"Not re-created, create them again: {', '.join(stale)}.")
     left = [said for a in answers.values() if (said := a.get("reforms_left")) is not None]
     if left and min(left) < _FEW_REFORMS:
         lines.append(
-            f"It can be re-created {min(left)} more times: %dist restart soon, at a moment when "
-            "what the ranks hold may go."
+            f"It can be re-created {min(left)} more times. Use %dist restart soon, when "
+            "the ranks hold nothing that you need."
         )
     clones = [answers[rank].get("cloned") for rank in pids]
     is_cloned = all(clone is not None for clone in clones)
@@ -197,11 +197,12 @@ def describe_newcomers(
         who, one = begin_with_ranks(bare), len(bare) == 1
         new = f"pid{'' if one else 's'} {', '.join(str(pids[rank]) for rank in bare)}"
         if not replaced:
-            lines.append(f"{who} {'is' if one else 'are'} new ({new}), and without variables.")
+            is_, has = ("is", "has") if one else ("are", "have")
+            lines.append(f"{who} {is_} new ({new}) and {has} no variables.")
         elif one:
-            lines.append(f"{who} was replaced by a new process ({new}); what it held is lost.")
+            lines.append(f"{who} was replaced by a new process ({new}); its variables are lost.")
         else:
-            lines.append(f"{who} were replaced by new processes ({new}); what they held is lost.")
+            lines.append(f"{who} were replaced by new processes ({new}); their variables are lost.")
     came = "was replaced by a new process" if replaced else "is new"
     for rank in sorted(set(pids) - set(bare)):
         lines += _cloned(f"Rank {rank} {came} (pid {pids[rank]})", rank, answers[rank]["cloned"])
@@ -231,7 +232,7 @@ def _differing(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
     return [
         f"These differ between ranks, and {name_ranks(ranks)} "
         f"{'has' if len(ranks) == 1 else 'have'} rank {source}'s: {_listed(names)}. "
-        f"Make them again there: %%distributed -r {','.join(map(str, ranks))}."
+        f"Create them again there: %%distributed -r {','.join(map(str, ranks))}."
         for (source, names), ranks in alike.items()
     ]
 
@@ -246,10 +247,10 @@ def _cloned(came: str, rank: int, cloned: Mapping[str, Any]) -> list[str]:
     line = f"{came}: {counted(names, 'name')} cloned from rank {cloned['source']}"
     random = cloned["random"]
     state = f"(seed {random['seed']}, rank {rank}, step {random['step']})"
-    lines = [f"{line}; its random state was derived anew from {state}."]
+    lines = [f"{line}; its random state was derived from {state}."]
     if missing := cloned["placeholders"]:
         named = "; ".join(f"{name} ({_short(why)})" for name, why in missing.items())
-        lines.append(f"Not cloned to rank {rank}, make again where needed: {named}.")
+        lines.append(f"Not cloned to rank {rank}, create again if needed: {named}.")
     return lines
 
 

@@ -68,7 +68,7 @@ class Attempts:
 
         Raises:
             ClusterError: No cell has failed that it could go on with, or a rank had died before the
-                cell, and what it held is lost.
+                cell, and its variables are lost.
             RankError: The cell failed on a rank, in the last attempt.
             KeyboardInterrupt: The cell was interrupted; all ranks have settled.
         """
@@ -106,8 +106,8 @@ class Attempts:
         if self._failed is None:
             raise ClusterError(
                 "There is nothing to retry.",
-                why="no cell of this session has failed or was interrupted, or it went well since.",
-                do="run the %%distributed cell itself, also when it had run nowhere.",
+                why="no cell of this session failed or was interrupted, or it has succeeded since.",
+                do="run the %%distributed cell itself.",
             )
         return self._failed
 
@@ -159,7 +159,7 @@ class Attempts:
             raise ClusterError(
                 f"{died}, so the cell was not run.",
                 why=" ".join(repaired.lines),
-                do="run the cells again that make what is lost, then this one.",
+                do="run the cells that create what is lost again, then this one.",
             )
         if interrupts.count:
             raise Interrupted(f"{died}. {' '.join(repaired.lines)}")
@@ -232,7 +232,7 @@ class Attempts:
                 self.profile = self._profiled(request.profile, outcome, heard, shown)
             shown.end(outcome, self.profile if heard is not None else None)
         if outcome.error is None and interrupts.count:
-            outcome.error = Interrupted("The cell had ended; its output is whole.")
+            outcome.error = Interrupted("The cell had already ended; its output is complete.")
         return _Before(
             self._count, outcome, shown, shown.run_key or (before.run if before else None)
         )
@@ -274,15 +274,18 @@ def _why_not_again(done: _Before, before: _Before | None, attempt: int, retries:
     if attempt > retries:
         return f"this was the last of {retries + 1} attempts."
     if not done.outcome.repaired.is_cloned:
-        return "what the ranks held could not be brought back, so it was not tried again."
+        return "the state of the ranks could not be restored, so the cell was not run again."
     error = done.outcome.error
     if isinstance(error, RankError) and any(
         uses_what_is_lost(ename) for ename, _ in error.failures.values()
     ):
-        return "it uses what was lost with a rank, and no attempt brings that back."
+        return "it uses state that was lost with a rank, and another attempt cannot restore it."
     if before is not None and isinstance(error, RankError):
         earlier = before.outcome.error
         alike = isinstance(earlier, RankError) and earlier.causes == error.causes
         if alike and not done.made_steps:
-            return f"attempt {attempt} failed like the one before, without a step: not tried again."
+            return (
+                f"attempt {attempt} failed like the one before, without a step, so the cell was "
+                "not run again."
+            )
     return ""

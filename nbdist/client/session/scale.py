@@ -26,7 +26,7 @@ def scale(cluster: Cluster, n: int) -> tuple[str, ...]:
         What was done, in sentences.
 
     Raises:
-        StartError: New ranks did not come up; the cluster is what it was. Or the ranks could not
+        StartError: New ranks did not start; the cluster is unchanged. Or the ranks could not
             form the group; the cluster is `broken` then.
     """
     before = len(cluster.ranks)
@@ -55,7 +55,7 @@ def _start(cluster: Cluster, new: Sequence[int], n: int) -> None:
         if not isinstance(error, NBDistError):
             raise
         raise StartError(
-            f"{name_ranks(new).capitalize()} did not come up; the cluster is what it was.",
+            f"{name_ranks(new).capitalize()} did not start; the cluster is unchanged.",
             why=" ".join(filter(None, (error.what, error.why))),
             do=error.do or "%dist doctor",
         ) from error
@@ -74,7 +74,7 @@ def _form(cluster: Cluster, n: int, new: Sequence[int]) -> list[str]:
             dead = {rank for rank in cluster.dead() if rank < n}
             if attempt == MOST_ROUNDS or cluster.broken or len(newcomers | dead) == n:
                 raise
-            log.exception("The group of %d ranks was not formed", n)
+            log.exception("The group of %d ranks was not created", n)
             newcomers |= dead
             cluster.replace(sorted(newcomers), n)
         else:
@@ -95,7 +95,7 @@ def _go_back(cluster: Cluster, before: int, error: NBDistError) -> tuple[str, ..
 
 
 def _broken(cluster: Cluster, n: int, error: NBDistError) -> StartError:
-    cluster.broken = cluster.broken or f"The group of {n} ranks was not formed: {error.what}"
+    cluster.broken = cluster.broken or f"The group of {n} ranks could not be created: {error.what}"
     return StartError(cluster.broken, do=cluster.broken_error().do)
 
 
@@ -104,5 +104,5 @@ def _describe(n: int, answers: Answers, pids: Mapping[int, int], left: Answers) 
     lines += describe_newcomers(answers, pids, replaced=False)
     stale = list(dict.fromkeys(what for answer in left.values() for what in answer["stale"]))
     if stale:
-        lines.append(f"Cannot be used any more, make anew: {', '.join(stale)}.")
+        lines.append(f"No longer usable, create again: {', '.join(stale)}.")
     return lines

@@ -142,7 +142,7 @@ def mismatch(
         for text, ranks in by_text.items()
     ]
     return MismatchError(
-        f"Collective no. {number} of {title} ({name_ranks(members)}) differs between ranks.",
+        f"Collective #{number} of {title} ({name_ranks(members)}) differs between ranks.",
         why="; ".join(sides) + ".",
         do="let all ranks of the group make the same calls, in one order and of equal sizes.",
     )

@@ -72,7 +72,7 @@ def mismatch(
     """Return the error of a message whose ends differ; `title` is the group in words."""
     with_tag = f" with tag {lane.tag}" if lane.tag else ""
     return MismatchError(
-        f"Message no. {number}{with_tag} from rank {lane.source} to rank {lane.to} of {title} "
+        f"Message #{number}{with_tag} from rank {lane.source} to rank {lane.to} of {title} "
         "differs between its two ends.",
         why=f"{name_ranks([lane.source])} sends {sent.describe()}; "
         f"{name_ranks([lane.to])} receives {received.describe()}.",

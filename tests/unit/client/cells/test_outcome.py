@@ -18,4 +18,4 @@ def test_a_rank_whose_peer_went_away_was_freed_and_has_not_failed() -> None:
     collectors[1].failure = Told("ValueError", "no", (), 1.0)
     found = gone(FakeCluster(n=2).ranks, collectors)
     assert found == {0: Gone("freed", "a collective"), 1: Gone("failed", "ValueError")}
-    assert found[0].predicate(1) == "was freed while waiting in a collective"
+    assert found[0].predicate(1) == "was released while waiting in a collective"

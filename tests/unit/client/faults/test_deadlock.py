@@ -52,7 +52,7 @@ def test_ranks_that_wait_for_one_that_has_finished_are_stuck_and_the_text_names_
     assert stuck(said, gone) == (0, 2, 3)
     assert text(said, gone) == (
         "rank 1 has finished the cell; "
-        "ranks 0, 2-3 wait for it in all_reduce no. 12 (8.4 MB, group dp), line 14."
+        "ranks 0, 2-3 wait for it in all_reduce #12 (8.4 MB, group dp), line 14."
     )
 
 
@@ -68,7 +68,7 @@ def test_a_rank_that_is_not_in_the_cell_is_named_with_the_ranks_that_are() -> No
     found = prove(said, said, {1: Gone("absent", "-r 0")}, frozenset({0, 1}))
     assert found is not None
     assert found.text == (
-        "rank 1 is not in this cell (-r 0); rank 0 waits for it in all_reduce no. 1 (group 0)."
+        "rank 1 is not in this cell (-r 0); rank 0 waits for it in all_reduce #1 (group 0)."
     )
     assert "run the cell on all ranks" in found.do
 
@@ -79,8 +79,8 @@ def test_two_groups_in_crossed_order_are_a_deadlock_that_names_both_sides() -> N
         1: waiting(2, "all_gather", "1", line=9, counts={"0": 2}, ranks=(0, 1)),
     }
     assert text(said) == (
-        "rank 0 waits for rank 1 in all_reduce no. 3 (group 0), line 4; "
-        "rank 1 waits for rank 0 in all_gather no. 2 (group 1), line 9: neither can go on."
+        "rank 0 waits for rank 1 in all_reduce #3 (group 0), line 4; "
+        "rank 1 waits for rank 0 in all_gather #2 (group 1), line 9: neither can go on."
     )
 
 
@@ -111,7 +111,7 @@ def test_who_waits_for_a_stuck_rank_is_stuck_too() -> None:
     }
     gone = {0: Gone("finished")}
     assert stuck(said, gone) == (1, 2)
-    assert text(said, gone).endswith("rank 2 waits for rank 1 in all_reduce no. 1 (group 2).")
+    assert text(said, gone).endswith("rank 2 waits for rank 1 in all_reduce #1 (group 2).")
 
 
 def test_ranks_that_have_all_launched_only_wait_for_the_bytes() -> None:
@@ -315,12 +315,12 @@ def finished(**tagged: int) -> Doing:
 def test_a_send_and_a_receive_with_other_tags_are_a_deadlock_that_names_both() -> None:
     said = {0: message("send", 1, 1, send_1_1=1), 1: message("recv", 0, 2, recv_0_2=1)}
     assert text(said) == (
-        "rank 0 waits for rank 1 in send no. 1 (tag 1, group 0); "
-        "rank 1 waits for rank 0 in recv no. 1 (tag 2, group 0): neither can go on."
+        "rank 0 waits for rank 1 in send #1 (tag 1, group 0); "
+        "rank 1 waits for rank 0 in recv #1 (tag 2, group 0): neither can go on."
     )
     found = prove(said, said, {}, frozenset({0, 1}))
     assert found is not None
-    assert "let each recv meet a send with its tag" in found.do
+    assert "match each recv with a send of the same tag" in found.do
 
 
 def test_a_message_whose_tag_may_still_come_is_waited_for() -> None:

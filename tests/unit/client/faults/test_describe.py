@@ -17,8 +17,8 @@ def test_the_quiet_note_names_who_computes_who_waits_and_the_way_out() -> None:
         14.3, {0: LOADS, 1: WAITS, 2: WAITS, 3: WAITS}, [0, 1, 2, 3], gone={}, silent={}
     )
     assert note == (
-        "Nothing has moved for 14 s. rank 0 computes in load_batch (line 3); ranks 1-3 wait for it "
-        "in all_reduce no. 7 (8.4 MB, group 0), line 9. Interrupt the kernel (■) to stop; "
+        "No progress for 14 s: rank 0 computes in load_batch (line 3); ranks 1-3 wait for it "
+        "in all_reduce #7 (8.4 MB, group 0), line 9. Interrupt the kernel (■) to stop; "
         "variables are kept."
     )
 
@@ -44,8 +44,8 @@ def test_ranks_that_wait_for_different_ones_name_them() -> None:
     said = {0: LOADS, 1: WAITS, 2: other, 3: Doing("computing", None, {"0": 7}, line=5)}
     assert describe.clauses(said, [0, 1, 2, 3], {}, {}) == (
         "rank 0 computes in load_batch (line 3); rank 3 computes (line 5); "
-        "rank 1 waits for rank 0 in all_reduce no. 7 (8.4 MB, group 0), line 9; "
-        "rank 2 waits for rank 3 in barrier no. 1 (group 1)"
+        "rank 1 waits for rank 0 in all_reduce #7 (8.4 MB, group 0), line 9; "
+        "rank 2 waits for rank 3 in barrier #1 (group 1)"
     )
 
 
@@ -53,7 +53,7 @@ def test_a_rank_is_described_in_a_few_words() -> None:
     said = {0: LOADS, 1: WAITS}
     assert describe.describe(0, said, {}) == "computing in load_batch (line 3)"
     assert describe.describe(1, said, {}) == (
-        "waiting 14 s in all_reduce no. 7 (8.4 MB, group 0), line 9 for rank 0"
+        "waiting 14 s in all_reduce #7 (8.4 MB, group 0), line 9 for rank 0"
     )
 
 

@@ -97,9 +97,9 @@ def test_where_nothing_is_live_a_wait_is_told_and_again_when_it_has_lasted_twice
     said, note = commentary()
     for ago in (9, 11, 15, 21, 23):
         attend(said, {0: WAITS, 1: COMPUTES}, quiet_since=time.monotonic() - ago)
-    assert [line.partition(" s.")[0] for line in note.told] == [
-        "Nothing has moved for 11",
-        "Nothing has moved for 23",
+    assert [line.partition(" s:")[0] for line in note.told] == [
+        "No progress for 11",
+        "No progress for 23",
     ]
 
 

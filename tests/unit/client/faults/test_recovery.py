@@ -20,9 +20,9 @@ def test_a_dead_rank_is_replaced_and_what_was_cloned_is_said() -> None:
     assert done.lines == (
         (
             "Rank 1 was replaced by a new process (pid 201): 2 names cloned from rank 0; its "
-            "random state was derived anew from (seed 0, rank 1, step 41)."
+            "random state was derived from (seed 0, rank 1, step 41)."
         ),
-        "Not cloned to rank 1, make again where needed: file (an open file).",
+        "Not cloned to rank 1, create again if needed: file (an open file).",
         "The process group was re-created.",
     )
 
@@ -39,7 +39,7 @@ def test_a_death_in_the_midst_begins_it_again_with_that_rank_too() -> None:
     assert done.replaced == (1, 2)
     # The cell tells how rank 1 ended.
     assert done.lines[0] == (
-        "Rank 2 died before the repair was over: killed by SIGKILL. It wrote last: 2 fell / so."
+        "Rank 2 died during the recovery: killed by SIGKILL. Its last output: 2 fell / so."
     )
     assert not any("Rank 1 died" in line for line in done.lines)
     assert fake.replaced == [[1], [1, 2]]
@@ -54,7 +54,7 @@ def test_a_rank_that_dies_again_and_again_breaks_the_cluster_with_its_reason() -
     assert fake.broken is not None
     assert fake.broken.startswith("Rank 1 could not be replaced: trouble: kill 1.")
     assert done.lines[-1] == fake.broken
-    assert done.lines[0] == "Rank 1 died before the repair was over: killed by SIGKILL."
+    assert done.lines[0] == "Rank 1 died during the recovery: killed by SIGKILL."
 
 
 def test_a_recovery_that_fails_each_time_is_given_up() -> None:
@@ -77,7 +77,7 @@ def test_ranks_that_nobody_could_clone_are_told_in_one_line() -> None:
     done = describe(dict.fromkeys(range(2), PLAIN), {0: 7, 1: 8})
     assert not done.is_whole
     assert done.lines[0] == (
-        "Ranks 0-1 were replaced by new processes (pids 7, 8); what they held is lost."
+        "Ranks 0-1 were replaced by new processes (pids 7, 8); their variables are lost."
     )
 
 
@@ -103,7 +103,7 @@ def test_names_that_differ_between_ranks_are_told_once_for_all_newcomers() -> No
     lines = describe({0: PLAIN, **answers}, {1: 8, 2: 9}).lines
     assert lines.count(
         "These differ between ranks, and ranks 1-2 have rank 0's: ckpt, is_main. "
-        "Make them again there: %%distributed -r 1,2."
+        "Create them again there: %%distributed -r 1,2."
     )
     many = CLONED | {"differ": [f"n{i}" for i in range(14)]}
     lines = describe({0: PLAIN, 1: PLAIN | {"cloned": many}}, {1: 8}).lines
@@ -122,6 +122,6 @@ def test_what_several_ranks_say_alike_is_said_once() -> None:
     lines = describe({0: answer, 1: answer | {"reforms_left": 3}}, {}).lines
     assert lines[1:3] == (
         "ranks agree on step 41",
-        "Not re-created, make them again: group 1 (ranks 0-1).",
+        "Not re-created, create them again: group 1 (ranks 0-1).",
     )
     assert "re-created 3 more times" in lines[3]

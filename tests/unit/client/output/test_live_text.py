@@ -96,10 +96,10 @@ def test_a_note_stands_below_everything_is_replaced_and_goes() -> None:
     slots = Seen()
     live = LiveText(slots, [0])
     live.receive(0, said("hello\n"))
-    live.note("Nothing has moved for 10 s.")
-    slots.wait_for("hello\nNothing has moved for 10 s.")
-    live.note("Nothing has moved for 11 s.")
-    slots.wait_for("hello\nNothing has moved for 11 s.")
+    live.note("No progress for 10 s.")
+    slots.wait_for("hello\nNo progress for 10 s.")
+    live.note("No progress for 11 s.")
+    slots.wait_for("hello\nNo progress for 11 s.")
     live.note(None)
     live.receive(0, said("on\n"))
     slots.wait_for("on")
@@ -110,7 +110,7 @@ def test_a_note_stands_below_everything_is_replaced_and_goes() -> None:
 def test_in_static_mode_no_note_is_shown() -> None:
     slots = Seen(live=False)
     live = LiveText(slots, [0])
-    live.note("Nothing has moved for 10 s.")
+    live.note("No progress for 10 s.")
     live.close()
     assert slots.shown == []
 

@@ -42,7 +42,7 @@ def test_who_comes_second_is_told_what_both_call_and_where() -> None:
     with pytest.raises(MismatchError) as caught:
         second.announce(12, SUM, 4004, 4004, 7 << 32 | 9)
     assert str(caught.value) == (
-        "Collective no. 12 of group dp (ranks 0-1) differs between ranks.\n"
+        "Collective #12 of group dp (ranks 0-1) differs between ranks.\n"
         "Why: rank 0 calls all_reduce of 1,000 float32 (4.0 kB), cell 7, line 5; "
         "rank 1 calls all_reduce of 1,001 float32 (4.0 kB), cell 7, line 9.\n"
         "Do:  let all ranks of the group make the same calls, in one order and of equal sizes."

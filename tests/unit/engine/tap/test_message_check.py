@@ -48,7 +48,7 @@ def test_the_end_that_comes_second_is_told_both_sizes_and_places() -> None:
     with pytest.raises(MismatchError) as caught:
         receive(second, 0, 4)
     assert str(caught.value) == (
-        "Message no. 2 from rank 0 to rank 1 of group dp differs between its two ends.\n"
+        "Message #2 from rank 0 to rank 1 of group dp differs between its two ends.\n"
         "Why: rank 0 sends 9 float32 (36 B), cell 7, line 5; "
         "rank 1 receives 4 float32 (16 B), cell 7, line 5.\n"
         "Do:  receive into a tensor of the size and type that is sent; messages between two ranks "
@@ -59,7 +59,7 @@ def test_the_end_that_comes_second_is_told_both_sizes_and_places() -> None:
 def test_a_receiver_with_room_to_spare_differs_too_and_the_sender_says_so() -> None:
     first, second = group_of(2)
     receive(second, 0, 9, tag=3)
-    with pytest.raises(MismatchError, match=r"no\. 1 with tag 3 from rank 0 to rank 1") as caught:
+    with pytest.raises(MismatchError, match=r"#1 with tag 3 from rank 0 to rank 1") as caught:
         send(first, 1, 4, tag=3)
     assert "rank 0 sends 4 float32 (16 B)" in str(caught.value)
 
