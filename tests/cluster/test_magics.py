@@ -49,7 +49,7 @@ def test_start_status_and_stop_tell_one_story(notebook: Kernel) -> None:
     assert "idle" in table
     again = notebook.run("%dist start")
     assert again.error is not None
-    assert "A cluster is running already" in again.error[2]
+    assert "A cluster is already running" in again.error[2]
     assert notebook.cell("rank").error is None
 
 
@@ -194,5 +194,5 @@ def test_an_option_that_is_changed_under_a_running_cluster_is_said_to_count_late
     again = notebook.run(f"%config NBDist.{option} = {now!r}")
     notebook.run(f"%config NBDist.{option} = {before!r}")
 
-    assert changed.text == f"NBDist.{option} = {now!r} counts from the next %dist start on."
+    assert changed.text == f"NBDist.{option} = {now!r} takes effect at the next %dist start."
     assert again.text == ""

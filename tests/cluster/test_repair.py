@@ -252,7 +252,7 @@ def test_attempts_stay_readable_in_one_cell_and_go_on_with_one_run(notebook: Ker
     assert "Attempt 2 of 3, after: ranks 0-1  cell" in text
     assert "ValueError: half way" in text
     assert text.index("Attempt 2 of 3") < text.index("went well")
-    assert text.count("Run tried is tracked in MLflow") == 2
+    assert text.count('Saved as MLflow run "tried"') == 2
     table = notebook.run("%dist runs --sync --plain").text
     rows = [line for line in table.splitlines() if "tried" in line]
     assert len(rows) == 1, table

@@ -58,7 +58,7 @@ def test_a_sweep_is_nothing_to_resume_and_its_runs_are_named(notebook: Kernel) -
     refused = notebook.cell("print('ran')", "--run tried --resume -p lr=0.1")
     assert refused.error is not None
     assert refused.error[1] == (
-        "tried is a sweep, and --resume goes on with one run: give --run one of its runs, "
+        "tried is a sweep, and --resume continues one run: give --run one of its runs, "
         "lr0.001, lr0.1."
     )
     assert "ran\n" not in refused.text
@@ -71,7 +71,7 @@ def test_a_sweeps_runs_are_nested_and_compared(notebook: Kernel) -> None:
     assert lines[0] == "2 runs of this cell, one for each lr."
     at = [lines.index(f"Run {n} of 2: lr={lr}") for n, lr in ((1, "0.001"), (2, "0.1"))]
     assert at == sorted(at)
-    assert "Run lr0.001 is tracked in MLflow: %dist runs, %dist ui" in lines
+    assert 'Saved as MLflow run "lr0.001". List runs: %dist runs. Open the UI: %dist ui.' in lines
     assert any("has the lowest loss" in line or "No clear winner" in line for line in lines)
     sent = when_sent(notebook)
     names = [" ".join(line.split()[1:3]) for line in sent]
@@ -119,7 +119,7 @@ def test_runs_are_compared_by_the_name_of_their_study_with_a_picture(notebook: K
     assert not plain.mimes
     refused = notebook.run("%dist runs lr0.11")
     assert refused.error is not None
-    assert refused.error[1] == "%dist runs knows no run 'lr0.11'; did you mean lr0.1?"
+    assert refused.error[1] == "There is no run 'lr0.11'; did you mean lr0.1?"
 
 
 def test_an_error_ends_the_sweep_and_keeps_the_runs_before(notebook: Kernel) -> None:
@@ -168,7 +168,7 @@ def test_a_failed_run_of_a_sweep_is_tried_again(notebook: Kernel) -> None:
         ("-p rank=[5,6]", "-p rank would replace what cells find as rank on each rank"),
         ("-p torch=5", "-p torch would replace"),
         ("-p lr=[] ", "-p lr=[] has no value to run the cell with."),
-        ("--run a --resume -p lr=[1,2]", "--resume goes on with one run"),
+        ("--run a --resume -p lr=[1,2]", "--resume continues one run"),
         ("-p a=[1,2,3,4,5,6,7,8] -p b=[1,2,3,4,5,6,7,8,9]", "would be 72 runs"),
     ],
 )

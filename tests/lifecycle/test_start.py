@@ -114,7 +114,7 @@ def test_a_second_start_is_refused_and_the_first_goes_on(tmp_path: Path) -> None
     with Notebook(tmp_path) as notebook:
         notebook.start()
         said = notebook.run("%dist start -n 3")
-        assert "ClusterError: A cluster is running already: 2 ranks on cpu, gloo." in said
+        assert "ClusterError: A cluster is already running: 2 ranks on cpu, gloo." in said
         assert "%dist stop" in said
         assert "3.0" in notebook.on_ranks(SUM)
 
@@ -125,7 +125,7 @@ def test_where_a_site_hook_runs_a_thread_fresh_interpreters_are_started_and_work
     site = site_folder(tmp_path, THREAD)
     with Notebook(tmp_path, PYTHONPATH=f"{site}:{ROOT}") as notebook:
         said = notebook.run("import nbdist\n%load_ext nbdist\n%dist start -n 2 --device cpu")
-        assert "Starting fresh interpreters, which takes longer: 2 threads run" in said
+        assert "Starting new interpreters, which takes longer: 2 threads run" in said
         assert "3.0" in notebook.on_ranks(SUM)
         commands = [" ".join(p.cmdline()) for p in Family(notebook.pid).processes]
         assert sum("nbdist.engine.rank.boot" in c for c in commands) == 2

@@ -94,7 +94,7 @@ def test_a_full_disk_under_the_logs_stops_no_cell(notebook: Notebook) -> None:
         said = notebook.on_ranks("for i in range(20_000): print('line', i, 'x' * 200)\nrank + 70")
         assert "70" in said
         assert "71" in said
-        assert "the whole is kept: nowhere, for the disk under the logs took no more" in said
+        assert "the whole is kept: nowhere, because the disk of the logs is full" in said
         assert "Logging error" not in said
         said = notebook.on_ranks("1 / 0")
         assert "ZeroDivisionError" in said
@@ -108,7 +108,7 @@ def test_a_full_disk_under_the_logs_stops_no_cell(notebook: Notebook) -> None:
 
 def test_the_doctor_sees_the_machine_and_the_cluster_that_runs(notebook: Notebook) -> None:
     said = notebook.run("%dist doctor")
-    assert "2 ranks, all of them answer" in said, said
+    assert "2 ranks, all of them respond" in said, said
     assert "events.jsonl" in said
     assert "fit this nbdist" in said
     if notebook.argv[0] == "unshare":

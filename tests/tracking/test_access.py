@@ -78,13 +78,15 @@ def test_a_run_waits_for_the_right_password_and_is_then_sent(
 ) -> None:
     home = tmp_path / ".nbdist"
     tracker = train(home, guarded.uri, "locked-out")
-    refused = "401: it does not know this user and password, or token"
+    refused = "401: unknown user, password or token"
     wait_for(lambda: runs(home)[0].waits_for.startswith(refused), 60)
     tracker.close(1)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong-horse-battery")
     said = sync(home)
-    assert said.startswith(f"Kept in .nbdist/spool: 1 run, for MLflow did not take all ({refused}")
+    assert said.startswith(
+        f"Kept in .nbdist/spool: 1 run, because MLflow did not accept all of it ({refused}"
+    )
     assert "wrong-horse" not in said
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
     assert sync(home).startswith("1 run sent to MLflow")

@@ -84,7 +84,7 @@ def not_writable(path: Path) -> Iterator[None]:
 
 
 LOCKED = "another program holds the database locked"
-DAMAGED = "the file is damaged: move it away, and a new one is made"
+DAMAGED = "the file is damaged: move it away, and a new one is created"
 
 Blow = Callable[[Path], AbstractContextManager[None]]
 
@@ -132,9 +132,11 @@ def test_a_run_outlives_what_befalls_the_database_and_says_what_it_is(
         wait_for(lambda: runs(home)[0].waits_for == said, 60)
         link = run.finish("finished")
         assert link is not None
-        assert f"does not take it now ({said}); it is kept in .nbdist/spool" in link.text
+        assert f"does not accept it now ({said}); it is kept in .nbdist/spool" in link.text
         tracker.close(1)
-        assert f"did not take all ({said}). %dist runs --sync tries again." in sync(home, 60)
+        assert f"did not accept all of it ({said}). %dist runs --sync tries again." in sync(
+            home, 60
+        )
     assert sync(home, 60).startswith("1 run sent to MLflow")
     assert losses(home, "struck") == pytest.approx([1 / step + 0.5 for step in range(1, 41)])
 
@@ -157,4 +159,4 @@ def test_a_run_whose_database_is_deleted_is_sent_anew_and_older_ones_are_told_as
     assert losses(home, "struck") == pytest.approx([1 / step + 0.5 for step in range(1, 41)])
     assert [(row.name, row.is_lost) for row in runs(home)] == [("struck", False), ("older", True)]
     told = str(runs_table(home))
-    assert "1 of them went with MLflow's database, which was deleted." in told
+    assert "1 of them were lost when MLflow's database was deleted." in told

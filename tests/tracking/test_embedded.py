@@ -152,7 +152,7 @@ def test_a_run_that_goes_on_and_finishes_has_no_error_any_more(notebook: Noteboo
 
 def test_the_cells_last_line_has_no_number_that_changes(notebook: Notebook) -> None:
     text = notebook.links["failed"].text
-    assert text == "Run small is tracked in MLflow: %dist runs, %dist ui"
+    assert text == 'Saved as MLflow run "small". List runs: %dist runs. Open the UI: %dist ui.'
 
 
 def test_the_runs_of_a_notebook_are_listed_newest_first(notebook: Notebook) -> None:

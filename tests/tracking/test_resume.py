@@ -12,9 +12,7 @@ from nbdist.errors import UsageError
 from tests.tracking.conftest import Ranks, cell, client_of
 
 EXPERIMENT = "02_train"
-REFUSED = (
-    "tried is a sweep, and --resume goes on with one run: give --run one of its runs, lr1, lr2."
-)
+REFUSED = "tried is a sweep, and --resume continues one run: give --run one of its runs, lr1, lr2."
 
 
 @pytest.fixture

@@ -52,7 +52,9 @@ def test_what_was_made_without_a_server_is_sent_by_sync(server: Server, tmp_path
     tracker.close(1)
     assert str(runs_table(home)).splitlines()[1].endswith("not yet")
     said = sync(home)
-    assert said.startswith("Kept in .nbdist/spool: 1 run, for MLflow did not take all (")
+    assert said.startswith(
+        "Kept in .nbdist/spool: 1 run, because MLflow did not accept all of it ("
+    )
     server.start()
     # 50 steps of two ranks: three values each, and five flat ones a step; eight of the machine.
     assert sync(home) == "1 run sent to MLflow (558 points)."
@@ -118,7 +120,7 @@ def test_a_server_that_accepts_and_never_answers_delays_no_cell(
         wait_for(lambda: len(runs(home)) == 2 and bool(runs(home)[0].waits_for), 60)
         link = run.finish("finished")
         assert link is not None
-        assert "does not take it now" in link.text
+        assert "does not accept it now" in link.text
         tracker.close(1)
     assert [(r.name, r.state, r.is_sent) for r in runs(home)] == [
         ("second", "finished", False),

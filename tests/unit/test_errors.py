@@ -50,4 +50,4 @@ def test_a_rank_that_asks_for_the_session_is_told_where_it_lives(
         monkeypatch.setenv(name, value)
     with pytest.raises(ClusterError, match="is for the notebook, and this is rank 3") as refused:
         current.current()
-    assert "there are rank, world_size" in refused.value.do
+    assert "use rank, world_size" in refused.value.do

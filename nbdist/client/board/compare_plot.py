@@ -34,7 +34,7 @@ def show(comparison: Comparison, theme: str) -> None:
 
 
 def _beside(count: int) -> str:
-    return "One run." if count == 1 else f"{count} runs beside each other."
+    return "One run." if count == 1 else f"{count} runs compared."
 
 
 def picture(entries: Sequence[Entry], theme: Theme) -> str:

@@ -33,10 +33,10 @@ COMMANDS = {
 # What `%dist chaos` can do to a rank.
 FAULTS = {
     "kill": "its process is killed",
-    "stop": "it stands still for 1 s",
-    "slow": "for 1 s it runs a fifth of the time",
-    "raise": "its cell raises, wherever it is",
-    "interrupt": "it alone is interrupted",
+    "stop": "it is stopped for 1 s",
+    "slow": "it runs at a fifth of its speed for 1 s",
+    "raise": "its cell raises an exception",
+    "interrupt": "only this rank is interrupted",
 }
 
 
@@ -74,25 +74,25 @@ def dist_parser() -> argparse.ArgumentParser:
     start.add_argument(
         "--launcher",
         metavar="NAME",
-        help="how ranks are started: local, or what another package offers",
+        help="how ranks are started: local, or a launcher of another package",
     )
     start.add_argument("--device", metavar="DEVICE", help="cpu or cuda")
     start.add_argument("--backend", metavar="BACKEND", help="gloo or nccl")
     start.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="longest wait inside one collective"
+        "--timeout", type=float, metavar="SECONDS", help="timeout of one collective, in seconds"
     )
     start.add_argument("--threads", type=int, metavar="PER_RANK", help="CPU threads of a rank")
     start.add_argument("--tracking-uri", metavar="URI", help="MLflow server")
     start.add_argument(
         "--interface",
         metavar="ADDRESS_OR_NAME",
-        help="where the cluster listens; by default 127.0.0.1, which only this machine reaches",
+        help="address that the cluster binds to; by default 127.0.0.1 (this machine only)",
     )
     start.add_argument(
         "--trust-network",
         action="store_true",
         default=None,
-        help="needed with an --interface that others reach: torch does not authenticate",
+        help="required with an --interface that others can reach: torch does not authenticate",
     )
     made["board"].add_argument(
         "view",
@@ -122,8 +122,14 @@ def dist_parser() -> argparse.ArgumentParser:
     end.add_argument(
         "--for", dest="seconds", type=_seconds, metavar="SECONDS", help="end after this time"
     )
-    end.add_argument("--faults", type=_times, metavar="N", help="end after this many")
-    chaos.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same faults")
+    end.add_argument("--faults", type=_times, metavar="N", help="end after this many faults")
+    chaos.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="random seed; the same seed gives the same faults",
+    )
     for name in ("restart", "push", "pull", "stacks", "chaos"):
         _add_ranks(made[name])
     for name in ("push", "pull"):
@@ -139,9 +145,11 @@ def dist_parser() -> argparse.ArgumentParser:
         "chosen",
         nargs="*",
         metavar="RUN",
-        help="compare these: names or numbers from the list; a sweep's name stands for its runs",
+        help="names or numbers of runs to compare; a sweep's name stands for its runs",
     )
-    made["runs"].add_argument("--sync", action="store_true", help="send runs that wait on disk")
+    made["runs"].add_argument(
+        "--sync", action="store_true", help="send runs that are still in the spool"
+    )
     made["runs"].add_argument("--plain", action="store_true", help="as text")
     return parser
 
@@ -172,12 +180,12 @@ def distributed_parser() -> argparse.ArgumentParser:
         type=_times,
         default=0,
         metavar="N",
-        help="when it fails, run it again from where it left off, at most N times",
+        help="when it fails, run it again from where it stopped, at most N times",
     )
     parser.add_argument(
         "--go-on",
         action="store_true",
-        help="this is the last failed cell, fixed: its loops continue where they left off",
+        help="this is the last failed cell, fixed: its loops continue where they stopped",
     )
     parser.add_argument(
         "--profile",
@@ -290,7 +298,7 @@ def _kinds(text: str) -> tuple[str, ...]:
     unknown = [kind for kind in kinds if kind not in FAULTS]
     if unknown:
         raise argparse.ArgumentTypeError(
-            f"there is no fault {unknown[0]!r}; they are {', '.join(FAULTS)}, or off"
+            f"unknown fault {unknown[0]!r}; use {', '.join(FAULTS)}, or off"
         )
     return kinds
 

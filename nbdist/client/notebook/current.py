@@ -51,8 +51,8 @@ def current() -> Session:
         if os.environ.get("TORCHELASTIC_RUN_ID") == "nbdist":  # what ranks have; no engine here
             raise ClusterError(
                 f"nbdist.current() is for the notebook, and this is rank {os.environ['RANK']}.",
-                why="the session that looks after all ranks lives in the notebook's kernel",
-                do="call it in an ordinary cell; in a %%distributed cell there are rank, "
+                why="the session thatcontrols all ranks runs in the notebook's kernel",
+                do="call it in an ordinary cell; in a %%distributed cell use rank, "
                 "world_size, device and dist",
             )
         raise ClusterError(
@@ -174,7 +174,7 @@ def start(
         launcher: `local`, or one that another package offers (entry points `nbdist.launchers`).
         device: `cpu` or `cuda`; by default `cuda` where there are GPUs.
         backend: `gloo` or `nccl`; by default what the device calls for.
-        timeout: Longest wait inside one collective, in seconds.
+        timeout: Timeout of one collective, in seconds.
         threads: CPU threads of each rank; by default the cores divided by the ranks.
         tracking_uri: MLflow server; by default `MLFLOW_TRACKING_URI`, else a file beside the
             notebook.
@@ -196,7 +196,7 @@ def start(
         say: Gets a line about what is unusual (no forking); `print` by default.
 
     Raises:
-        ClusterError: A cluster is running already.
+        ClusterError: A cluster is already running.
         StartError: It could not be started; nothing is left behind.
         UsageError: A word or a number makes no sense.
     """
@@ -204,7 +204,7 @@ def start(
     make_launcher = find_launcher(launcher)
     if _current is not None and _current.is_running:
         raise ClusterError(
-            f"A cluster is running already: {_current.describe}.",
+            f"A cluster is already running: {_current.describe}.",
             do="%dist stop first, or %dist restart for new processes.",
         )
     require_files_to_start()
@@ -223,7 +223,7 @@ def start(
         cluster.prepare(address)
         ready = parent.ready(_WARM_TIMEOUT_S)
         if not ready["forks"] and sys.platform == "linux":
-            (say or print)(f"Starting fresh interpreters, which takes longer: {ready['why']}.")
+            (say or print)(f"Starting new interpreters, which takes longer: {ready['why']}.")
         options = choose_options(
             ready["gpus"],
             n=n,
@@ -283,10 +283,10 @@ def judge(status: Status, broken: str | None, events: Path) -> list[Finding]:
         found.append(Finding("cluster", f"rank {line.rank} is {line.state}", True, fix))
     if silent:
         names = ",".join(map(str, silent))
-        says = f"rank {names} does not answer: it is stopped, or its machine swaps"
+        says = f"rank {names} does not respond: it is stopped, or its machine is swapping"
         found.append(
             Finding("cluster", says, True, f"kill -CONT its pid, or %dist restart -r {names}")
         )
     if not found:
-        found.append(Finding("cluster", f"{len(status.ranks)} ranks, all of them answer"))
-    return [*found, Finding("events", f"{events}    (goes with a bug report)")]
+        found.append(Finding("cluster", f"{len(status.ranks)} ranks, all of them respond"))
+    return [*found, Finding("events", f"{events}    (attach to bug reports)")]

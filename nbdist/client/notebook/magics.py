@@ -28,28 +28,28 @@ class NBDist(Magics):
         None, allow_none=True, help="cpu or cuda; by default cuda where there are GPUs."
     ).tag(config=True)
     backend = Unicode(None, allow_none=True, help="gloo or nccl.").tag(config=True)
-    timeout = Float(1800.0, help="Longest wait inside one collective, in seconds.").tag(config=True)
+    timeout = Float(1800.0, help="Timeout of one collective, in seconds.").tag(config=True)
     threads = Integer(
         None, allow_none=True, help="CPU threads of a rank; by default cores / ranks."
     ).tag(config=True)
     tracking_uri = Unicode(
         None, allow_none=True, help="MLflow server; by default a file beside the notebook."
     ).tag(config=True)
-    interface = Unicode(
-        "127.0.0.1", help="Where the cluster listens: an address or the name of an interface."
-    ).tag(config=True)
-    trust_network = Bool(
-        False, help="Whether torch's unprotected sockets may be open to that network."
-    ).tag(config=True)
-    tap = Enum(["off", "counts", "full"], "full", help="What is measured of each collective.").tag(
+    interface = Unicode("127.0.0.1", help="Address or interface that the cluster binds to.").tag(
         config=True
     )
-    hooks = Bool(True, help="Whether steps, loss and data time are watched.").tag(config=True)
+    trust_network = Bool(
+        False, help="Whether torch may open unauthenticated sockets on that network."
+    ).tag(config=True)
+    tap = Enum(["off", "counts", "full"], "full", help="What is recorded of each collective.").tag(
+        config=True
+    )
+    hooks = Bool(True, help="Whether steps, loss and data time are recorded.").tag(config=True)
     grad_norm = Bool(False, help="Whether the norm of the gradients is measured at each step.").tag(
         config=True
     )
     quiet = Float(
-        10.0, help="Seconds without progress before a cell tells what each rank does; 0: never."
+        10.0, help="Seconds without progress before a cell shows what each rank does; 0: never."
     ).tag(config=True)
     check = Enum(
         ["shared", "store", "off"],
@@ -67,7 +67,7 @@ class NBDist(Magics):
         kernel = sys.modules.get("nbdist.client.notebook.current")  # without it nothing runs
         name = change["name"]
         if name in self.trait_names(config=True) and kernel is not None and kernel.is_running():
-            print(f"NBDist.{name} = {change['new']!r} counts from the next %dist start on.")
+            print(f"NBDist.{name} = {change['new']!r} takes effect at the next %dist start.")
 
     @needs_local_scope
     @line_magic
@@ -112,10 +112,12 @@ class NBDist(Magics):
             options |= {"resume": asked.resume, "go_on": asked.go_on}
             current().run(code, asked.ranks, **options)
         elif asked.go_on:
-            raise UsageError("%%distributed --go-on is one cell, and a list in -p makes several.")
+            raise UsageError(
+                "%%distributed --go-on continues one cell, and a list in -p makes several."
+            )
         elif asked.resume:
             raise UsageError(
-                "%%distributed --resume goes on with one run, and a list makes several: "
+                "%%distributed --resume continues one run, and a list makes several: "
                 f"give -p {next(iter(lists))} one value."
             )
         else:
@@ -225,7 +227,7 @@ class NBDist(Magics):
             chaos = session.start_chaos(plan)
         else:
             chaos = session.chaos
-        print("No chaos has been asked for." if chaos is None else chaos)
+        print("%dist chaos has not been started." if chaos is None else chaos)
 
     def _board(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
@@ -255,7 +257,7 @@ class NBDist(Magics):
     def _ui(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import open_ui
 
-        print("Asking MLflow for its UI; the first time takes some seconds.", flush=True)
+        print("Starting the MLflow UI (a few seconds the first time)...", flush=True)
         print(open_ui())
 
     def _doctor(self, asked: Any, names: dict[str, Any]) -> None:

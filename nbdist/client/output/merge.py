@@ -319,8 +319,8 @@ def _parts(block: Block, show: str) -> Iterator[_Part]:
     caption = "Out:" if item.value else kind.split()[-1] + ":"
     yield _Part(label_of(alike), [caption], item.display)
     if block.differing:
-        how = f": {show.format(rank=block.differing[0])}" if show else ""
-        yield _Part(label_of(block.differing), [f"displayed {kind} too{how}"])
+        how = f"; to see it: {show.format(rank=block.differing[0])}" if show else ""
+        yield _Part(label_of(block.differing), [f"also displayed {kind}{how}"])
 
 
 def _cut(parts: Sequence[_Part], max_lines: int, whole: str) -> list[_Part]:

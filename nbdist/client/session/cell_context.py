@@ -100,7 +100,7 @@ class Showing:
         if view is not None:
             self._view = view
         if self._last_board is None and view is not None:
-            print(f"The boards of cells from now on show {view}: {VIEWS[view].HELP}.")
+            print(f'New boards will open on the "{view}" view: {VIEWS[view].HELP}.')
         elif self._last_board is None:
             raise ClusterError(
                 "There is no board yet.",
@@ -313,7 +313,7 @@ class ShownCell:
         )
         places = ", ".join(_short_path(path) for path in whole)
         if any(c.summary.cut_bytes and not c.summary.output_file for c in collectors.values()):
-            places = "nowhere, for the disk under the logs took no more"
+            places = "nowhere, because the disk of the logs is full"
         return merge.render(
             outcome.text.items(),
             failed=failed,
@@ -370,7 +370,7 @@ def _shown(profiled: Profiled | None) -> list[wire.Display]:
         return [wire.Display({"text/plain": said})]
     said = f"{profiled.said} The trace is {_short_path(str(profiled.trace))}: {HOW_TO_OPEN}."
     if profiled.left_out:
-        said += f" Of its slices the {profiled.left_out:,} shortest are left out."
+        said += f" The {profiled.left_out:,} shortest slices are omitted."
     page = f"<p>{html.escape(said)}</p>{profiled.html}"
     return [wire.Display({"text/plain": f"{said}\n\n{profiled.text}", "text/html": page})]
 

@@ -135,7 +135,7 @@ class Chaos:
     def __str__(self) -> str:
         plan = self.plan
         what = f"{', '.join(plan.kinds)} on {name_ranks(plan.ranks)}, every {plan.every_s:g} s"
-        armed = "armed: it strikes while cells run" if self.is_armed else "over"
+        armed = "active while cells run" if self.is_armed else "over"
         return f"Chaos:     {what}, seed {plan.seed}; {armed}\n{self.report()}"
 
     def start(self) -> None:

@@ -85,7 +85,7 @@ class Comparison:
         window = self.window
         unsure = any(loss is not None and loss.error is None for _, loss in stood)
         if window is not None and unsure and len(losses) > 1:
-            said = f"No clear winner in loss: {window} says too little."
+            said = f"No clear winner in loss: {window} is too little data."
         else:
             said = judge(losses, "the lowest loss", "loss", lowest=True)
         faster = judge(speeds, "the most samples/s", "samples/s", lowest=False)
@@ -97,12 +97,14 @@ class Comparison:
         window, notes = self.window, []
         if window is not None and any(loss is not None for loss in self.losses):
             ends = {int(e.curve[-1][0]) for e in self.entries if has_steps(e.curve)}
-            all_made = f", for {window.last} is the last step that all have made"
+            all_made = f"; {window.last} is the last step all runs reached"
             notes.append(f"Loss is {window}{all_made if max(ends) > window.last else ''}.")
             if any(end < window.last for end in ends):
-                notes.append("Of a run that failed before, it is of its own last steps.")
+                notes.append("A failed run that stopped earlier shows its own last steps.")
         if any(entry.throughput is not None for entry in self.entries):
-            notes.append(f"samples/s is of the last {RECENT} steps, without a run's first.")
+            notes.append(
+                f"samples/s is the mean of the last {RECENT} steps, excluding the first step."
+            )
         figures = [*self.losses, *(entry.throughput for entry in self.entries)]
         if any(figure is not None and figure.error is not None for figure in figures):
             notes.append(_WHAT_BARS_ARE)
@@ -197,7 +199,7 @@ def judge(figures: Sequence[tuple[str, Figure]], best: str, what: str, *, lowest
         return f"No clear winner in {what}: {_undecided([ordered[0], *unsure])}."
     sentence = f"{name} has {best}: {first}, against {second} of {second_name}."
     if first.error is None or second.error is None:
-        sentence += " One rank has no error bar: how sure that is, is not known."
+        sentence += " One rank has no error bar, so the uncertainty is unknown."
     return sentence
 
 

@@ -23,11 +23,11 @@ _TROUBLES = {
     "SQLITE_BUSY": "another program holds the database locked",
     "SQLITE_LOCKED": "another program holds the database locked",
     "SQLITE_READONLY": "the database is read-only",
-    "SQLITE_PERM": "the database may not be opened",
-    "SQLITE_CANTOPEN": "the database may not be opened",
+    "SQLITE_PERM": "no permission to open the database",
+    "SQLITE_CANTOPEN": "no permission to open the database",
     "SQLITE_FULL": "the disk is full",
-    "SQLITE_NOTADB": "the file is damaged: move it away, and a new one is made",
-    "SQLITE_CORRUPT": "the file is damaged: move it away, and a new one is made",
+    "SQLITE_NOTADB": "the file is damaged: move it away, and a new one is created",
+    "SQLITE_CORRUPT": "the file is damaged: move it away, and a new one is created",
 }
 
 

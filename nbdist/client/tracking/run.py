@@ -235,18 +235,18 @@ class TrackedRun:
         place = f"{self._tracker.folder.name}/spool"
         if self._failure is not None:
             return f"Run {name} is not tracked: {self._failure}. Training was not affected."
-        lines = [f"Run {name} is tracked in MLflow: %dist runs, %dist ui"]
+        lines = [f'Saved as MLflow run "{name}". List runs: %dist runs. Open the UI: %dist ui.']
         if self._lost:
-            lines.append(f"{self._lost} records came faster than the disk took them and are lost.")
+            lines.append(f"{self._lost} records were lost, because the disk was too slow.")
         state = SpooledRun(folder).state()
         if self._tracker.shipping.has_failed:
             lines.append(
-                f"It waits in {place}, for the process that sends runs has crashed (see "
+                f"It is kept in {place}: the process that sends runs has crashed (see "
                 f"{self._tracker.folder.name}/logs/tracking.log); %dist runs --sync sends it."
             )
         elif (why := state.error) and why != PREPARING:
             lines.append(
-                f"MLflow at {shown_uri(self._tracker.uri)} does not take it now ({why}); it is "
+                f"MLflow at {shown_uri(self._tracker.uri)} does not accept it now ({why}); it is "
                 f"kept in {place} and sent later: %dist runs --sync tries at once."
             )
         begin = self._writer.begin if self._writer else None
@@ -309,9 +309,9 @@ class TrackedRun:
 def resume_text(name: str, state: SpoolState) -> str:
     """Return what is known of a run to go on with that this folder did not have."""
     if state.resumed == "there":
-        return f"It goes on with the run {name} that MLflow had."
+        return f"It continues run {name}, which was found in MLflow."
     if state.resumed == "none":
         return (
-            f"There was no run {name} to go on with, neither here nor in MLflow: it is a new one."
+            f"There was no run {name} to continue, neither here nor in MLflow, so it is a new run."
         )
-    return f"No run {name} is known here; if MLflow has one, it goes on with that when it is sent."
+    return f"No run {name} is known here. If MLflow has one, it is continued when this run is sent."

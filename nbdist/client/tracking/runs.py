@@ -80,7 +80,7 @@ class RunsTable:
         notes = []
         if any("step_s" in row.values for row in self.rows):
             notes.append(
-                f"step ms and samples/s: means of the last {RECENT} steps, without a run's first."
+                f"step ms and samples/s: mean of the last {RECENT} steps, excluding the first step."
             )
         kept = [row for row in self.rows if not row.is_sent and row.state != "running"]
         if why := next((row for row in kept if row.waits_for), None):
@@ -89,7 +89,7 @@ class RunsTable:
                 "%dist runs --sync tries again."
             )
         if lost := sum(row.is_lost for row in self.rows):
-            notes.append(f"{lost} of them went with MLflow's database, which was deleted.")
+            notes.append(f"{lost} of them were lost when MLflow's database was deleted.")
         if refused := sum(row.refused for row in self.rows):
             notes.append(f"MLflow refused {refused} points; see .nbdist/logs/tracking.log.")
         return notes
@@ -140,8 +140,12 @@ def select(rows: Sequence[RunRow], words: Sequence[str]) -> tuple[RunRow, ...]:
             named = [rows[int(word) - 1]]
         if not named:
             close = get_close_matches(word, dict.fromkeys(row.name for row in rows), n=1)
-            hint = f"did you mean {close[0]}?" if close else "%dist runs numbers and names them."
-            raise UsageError(f"%dist runs knows no run {word!r}; {hint}")
+            hint = (
+                f"did you mean {close[0]}?"
+                if close
+                else "%dist runs lists their numbers and names."
+            )
+            raise UsageError(f"There is no run {word!r}; {hint}")
         first = named[0]
         of_study = [row for row in rows if row.study == first.key]
         chosen |= {row.key: row for row in (of_study if first.kind == "study" else [first])}
@@ -165,7 +169,7 @@ def require_run(folder: Path, experiment: str, name: str) -> None:
     inner = [row.name for row in rows if row.study == newest.key]
     more = ", ..." if len(inner) > _MOST_NAMED else ""
     raise UsageError(
-        f"{name} is a sweep, and --resume goes on with one run: give --run one of its runs"
+        f"{name} is a sweep, and --resume continues one run: give --run one of its runs"
         + (f", {', '.join(inner[:_MOST_NAMED])}{more}." if inner else ".")
     )
 

@@ -17,10 +17,10 @@ _NEVER = frozenset({400, 409, 413, 422})
 # What MLflow itself says of these is an address and a page of its manual.
 _REFUSED = {
     401: (
-        "401: it does not know this user and password, or token; MLFLOW_TRACKING_USERNAME and "
-        "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, say who you are"
+        "401: unknown user, password or token; MLFLOW_TRACKING_USERNAME and "
+        "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, set them"
     ),
-    403: "403: the user, or token, may not do that there",
+    403: "403: this user or token has no permission for that",
 }
 
 # How an earlier attempt ended is not how the run stands once it goes on.

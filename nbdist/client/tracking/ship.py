@@ -170,7 +170,7 @@ class Shipper:
         if begin is None:
             if is_owned:
                 return False
-            _log.warning("run %s was damaged before it began and is left where it is", run.key)
+            _log.warning("run %s was damaged before it began, and is not sent", run.key)
             run.ops.rename(run.ops.with_suffix(".damaged"))
             return True
         server = self._servers.setdefault(begin.uri, _Server(begin.uri))
@@ -187,7 +187,7 @@ class Shipper:
             try:
                 self._send(run, begin, state, server, is_owned)
             except Unknown as error:
-                _log.warning("run %s is sent anew: %s", run.key, error)
+                _log.warning("run %s is sent again: %s", run.key, error)
                 state = state.start_over()
                 run.save(state)
                 self._send(run, begin, state, server, is_owned)
@@ -351,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m nbdist.client.tracking.ship")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kernel", type=int, default=0, help="follow this kernel's runs")
-    parser.add_argument("--drain", action="store_true", help="send what is there, then end")
+    parser.add_argument("--drain", action="store_true", help="send what is there, then exit")
     parser.add_argument("--prepare", action="store_true", help="make the folder's database first")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
@@ -374,5 +374,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except Replaced:
         # MLflow keeps a file open as long as its process lives.
-        _log.warning("the database was deleted or replaced; beginning anew")
+        _log.warning("the database was deleted or replaced; starting over")
         os.execv(sys.executable, sys.orig_argv)

@@ -150,6 +150,7 @@ def sync(
         return f"{counted(len(before), 'run')} sent to MLflow ({counted(sent, 'point')})."
     why = next((run.state().error for run in kept if run.state().error), "")
     return (
-        f"Kept in {folder.name}/spool: {counted(len(kept), 'run')}, for MLflow did not take all"
+        f"Kept in {folder.name}/spool: {counted(len(kept), 'run')}, because MLflow did not accept "
+        "all of it"
         f"{f' ({why})' if why else f' within {timeout_s:g} s'}. %dist runs --sync tries again."
     )

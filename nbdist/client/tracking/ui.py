@@ -28,7 +28,7 @@ from nbdist.client.tracking.shipper import open_log, sync, wait_until_sent
 from nbdist.client.tracking.spool import spooled_runs
 from nbdist.errors import TrackingError
 
-OPEN_TO_ALL = "It asks for no password: other users of this machine can open it too."
+OPEN_TO_ALL = "It has no password: other users of this machine can open it too."
 
 _HOST = "127.0.0.1"
 _SEND_TIMEOUT_S = 30.0
@@ -64,7 +64,7 @@ def start_ui(
         raise TrackingError(
             f"MLflow's UI cannot open {shown_uri(chosen)}.",
             why=why,
-            do="runs that MLflow has not taken are kept: %dist runs --sync sends them afterwards",
+            do="unsent runs are kept: %dist runs --sync sends them afterwards",
         )
     deadline = time.monotonic() + timeout_s
     # What ended a moment ago (a kernel, a demo) may still be in the spool: people who open the
@@ -83,9 +83,8 @@ def start_ui(
         return address + view_page(folder, chosen, experiment), process
     raise TrackingError(
         "MLflow's UI did not start.",
-        why=f"no answer within {timeout_s:g} s; its last words are in "
-        f"{folder.name}/logs/mlflow-ui.log",
-        do=f"mlflow server --backend-store-uri {shown_uri(chosen)}    in a terminal says more",
+        why=f"no answer within {timeout_s:g} s; see {folder.name}/logs/mlflow-ui.log",
+        do=f"mlflow server --backend-store-uri {shown_uri(chosen)}    in a terminal shows more",
     )
 
 

@@ -12,7 +12,7 @@ def line(rank: int, state: str) -> RankLine:
 
 def test_a_cluster_whose_ranks_answer_is_well_and_its_log_is_named() -> None:
     cluster, events = judge(Status("2 ranks", (line(0, "idle"), line(1, "running"))), None, EVENTS)
-    assert (cluster.says, cluster.is_wrong) == ("2 ranks, all of them answer", False)
+    assert (cluster.says, cluster.is_wrong) == ("2 ranks, all of them respond", False)
     assert str(EVENTS) in events.says
 
 
@@ -23,4 +23,4 @@ def test_dead_ranks_silent_ones_and_a_broken_cluster_are_told_with_the_mend() ->
     assert (broken.says, broken.fix) == ("The store has ended.", "%dist restart")
     assert dead.says == "rank 0 is dead: killed by SIGKILL"
     assert dead.fix == "%dist restart -r 0"
-    assert "rank 1 does not answer" in silent.says
+    assert "rank 1 does not respond" in silent.says

@@ -82,7 +82,7 @@ def test_figures_that_differ_are_shown_for_the_lowest_rank_and_named_for_the_oth
     assert before.data["text/plain"] == "ranks 0-1 │ before\nrank 0    │ figure:"
     assert shown.data["image/png"] == "pixels 0"
     assert str(after.data["text/plain"]).split("\n") == [
-        "rank 1    │ displayed a figure too: last[1].show()",
+        "rank 1    │ also displayed a figure; to see it: last[1].show()",
         "ranks 0-1 │ after",
     ]
 

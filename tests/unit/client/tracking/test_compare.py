@@ -87,7 +87,7 @@ def test_what_failed_cannot_win() -> None:
 
 def test_one_rank_wins_without_a_claim_of_certainty() -> None:
     table = Comparison((entry("a", 0.5, None), entry("b", 0.4, None)))
-    assert table.sentences[0].endswith("One rank has no error bar: how sure that is, is not known.")
+    assert table.sentences[0].endswith("One rank has no error bar, so the uncertainty is unknown.")
 
 
 def test_only_what_differs_is_shown() -> None:
@@ -200,7 +200,7 @@ def test_runs_of_different_lengths_are_compared_over_the_steps_that_all_have_mad
     assert b is not None
     assert a.value == b.value == pytest.approx(statistics.fmean(falling[8:15]))
     assert "has the lowest" not in str(table)
-    assert "Loss is the mean of steps 9 to 15, for 15 is the last step that all have made." in (
+    assert "Loss is the mean of steps 9 to 15; 15 is the last step all runs reached." in (
         str(table)
     )
 
@@ -213,13 +213,13 @@ def test_a_run_that_failed_early_does_not_shorten_the_comparison() -> None:
     ]
     table = Comparison(tuple(entries))
     assert "Loss is the mean of steps 21 to 40." in str(table)
-    assert "Of a run that failed before, it is of its own last steps." in str(table)
+    assert "A failed run that stopped earlier shows its own last steps." in str(table)
 
 
 def test_a_few_steps_decide_nothing() -> None:
     entries = [entry_of(n, "finished", 4, {}, noisy(v, 1, 4)) for n, v in (("a", 2), ("b", 1))]
     (said,) = Comparison(tuple(entries)).sentences
-    assert said == "No clear winner in loss: step 4 says too little."
+    assert said == "No clear winner in loss: step 4 is too little data."
 
 
 def test_a_thinned_curve_is_compared_over_as_many_steps_as_its_error_needs() -> None:

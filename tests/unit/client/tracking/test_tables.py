@@ -32,7 +32,7 @@ def unescaped(markdown: str) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_runs_line_shows_its_name_in_markdown_as_it_is(name: str) -> None:
-    said = f"Run {name} is tracked in MLflow: %dist runs, %dist ui"
+    said = f'Saved as MLflow run "{name}". List runs: %dist runs. Open the UI: %dist ui.'
     shown = caption(said).data
     assert shown["text/plain"] == said
     assert unescaped(shown["text/markdown"]) == said
