@@ -109,7 +109,9 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     cell.picture("view-step-live")
     (notebook.path.parent / "enough").touch()
     cell.wait()
-    cell.output.get_by_text(re.compile(r"Parts of a step on 2 ranks over \d+ steps\.")).wait_for()
+    cell.output.get_by_text(
+        re.compile(r"Step-time breakdown on 2 ranks over \d+ steps\.")
+    ).wait_for()
     cell.picture("view-step-static")
 
     board = notebook.run("%dist board").wait()

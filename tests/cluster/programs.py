@@ -181,7 +181,7 @@ SAYS = {
     "forgotten no_sync": "Each of 2 backwards of a step averages all gradients",
     "dropout alike on ranks with other samples": "Dropout drops the same on all ranks",
     "dropout that differs in a tp group": "Dropout drops differently on ranks of one tp or cp",
-    "one rank changes a weight": "Replicas differ at step 10 (alike until step 5)",
+    "one rank changes a weight": "Replicas differ at step 10 (equal until step 5)",
 }
 
 # The cell's end leaves ranks apart, and the call that would not; the first words of what is said.

@@ -25,7 +25,7 @@ def test_a_batch_that_grew_with_the_ranks_is_told_once(notebook: Kernel) -> None
     assert alone.error is None, alone.error
     assert "learning rate" not in alone.text
     both = notebook.cell(PER_RANK + "train(DDP(torch.nn.Linear(3, 11)))", "--no-track")
-    assert "grew from 4 to 8 samples a step (2 ranks x 4, before 1 rank x 4)" in both.text
+    assert "grew from 4 to 8 samples per step (2 ranks x 4, before 1 rank x 4)" in both.text
     assert "reference_batch=4" in both.text
     again = notebook.cell("train(DDP(torch.nn.Linear(3, 11)))", "--no-track")
     assert "learning rate" not in again.text
@@ -66,7 +66,7 @@ def test_a_batch_that_grew_without_a_layout_is_told_as_well(
     assert alone.error is None, alone.error
     both = notebook.cell(PER_RANK + program, "--no-track")
     assert both.error is None, both.error
-    assert ("grew from 4 to 8 samples a step (2 ranks x 4" in both.text) == is_told
+    assert ("grew from 4 to 8 samples per step (2 ranks x 4" in both.text) == is_told
 
 
 def test_a_rate_that_scale_lr_made_for_another_batch_is_told(notebook: Kernel) -> None:

@@ -68,7 +68,7 @@ def test_a_replica_of_a_stage_or_a_shard_that_drifts_is_named(of_four: nbdist.Se
         (alarm,) = of_four.alarms
         # Ranks 2 and 3 have the second stage, or the second shard.
         assert alarm.startswith(
-            "Replicas differ at step 10 (alike until step 5): "
+            "Replicas differ at step 10 (equal until step 5): "
             "blocks.3.norm.weight, rank 3 against rank 2."
         )
 

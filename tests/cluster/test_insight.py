@@ -59,7 +59,7 @@ def test_the_rank_that_comes_late_is_named_and_the_other_waits_for_it(notebook: 
     begin, end = line["steps"][0][1:]
     for lane in line["lanes"]:
         assert begin < lane["spans"][0]["launch_ms"] < lane["spans"][0]["arrived_ms"] + 1e-6 < end
-    assert "nbdist-insight" not in found["threads"]
+    assert "nbdist-analysis" not in found["threads"]
 
 
 def test_a_cell_that_trains_nothing_knows_nothing_and_begins_no_thread(notebook: Kernel) -> None:
@@ -67,4 +67,4 @@ def test_a_cell_that_trains_nothing_knows_nothing_and_begins_no_thread(notebook:
     found = look(notebook)
     assert found["ranks"] == []
     assert found["line"] is None
-    assert "nbdist-insight" not in found["threads"]
+    assert "nbdist-analysis" not in found["threads"]

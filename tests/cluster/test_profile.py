@@ -81,7 +81,7 @@ def test_steps_are_marked_alike_on_all_ranks_and_hold_one_optimizer_step_each(
             ]
             assert len(inside) == 1
     assert session.profile is not None
-    assert session.profile.said == "Steps 3-4 were recorded, and took longer for it."
+    assert session.profile.said == "Steps 3-4 were recorded, which adds overhead."
 
 
 def test_the_trace_names_ranks_and_threads_and_every_slice_has_what_viewers_need(
@@ -186,7 +186,7 @@ def test_steps_that_take_too_much_memory_to_record_are_the_last(session: Session
     session.run("_p.MOST_GROWTH_BYTES = before")
     assert session.profile is not None
     assert session.profile.said == (
-        "Of steps 3-6, step 3 was recorded, then recording ended, for it took too much memory."
+        "Of steps 3-6, step 3 was recorded, then recording ended because it used too much memory."
     )
     assert session.run(HEALTHY).value_list == [[2.0, 2.0]] * 2
 
@@ -209,7 +209,7 @@ def test_a_cell_that_fails_in_the_midst_leaves_its_steps_and_the_next_one_is_wel
     assert session.profile.said == "Of steps 3-6, steps 3-4 were recorded, then the cell ended."
     assert len(own_files(session)) == 2
     session.run(TRAIN, profile="3-6", track=False)
-    assert session.profile.said == "Steps 3-6 were recorded, and took longer for it."
+    assert session.profile.said == "Steps 3-6 were recorded, which adds overhead."
 
 
 def test_a_cell_that_runs_out_of_time_in_the_midst_leaves_its_steps(session: Session) -> None:
@@ -233,7 +233,7 @@ def test_a_killed_rank_leaves_the_traces_of_the_others(session: Session) -> None
             track=False,
         )
     assert session.profile is not None
-    assert "Rank 1 left no trace" in session.profile.said
+    assert "Rank 1 recorded no trace" in session.profile.said
     assert {e["pid"] for e in trace_of(session)} == {0}
     assert session.run(HEALTHY).value_list == [[2.0, 2.0]] * 2
 
@@ -328,7 +328,7 @@ def test_help_tells_of_it_and_tab_completes_it(notebook: Kernel) -> None:
 def test_the_cell_shows_where_the_trace_is_and_the_tables(notebook: Kernel) -> None:
     ran = notebook.cell(TRAIN, "--profile --no-track")
     assert ran.error is None
-    assert "Steps 3-5 were recorded, and took longer for it. The trace is .nbdist" in ran.text
+    assert "Steps 3-5 were recorded, which adds overhead. The trace is .nbdist" in ran.text
     assert "gloo:all_reduce" in ran.text
     assert ["text/html", "text/plain"] in ran.mimes
     assert "profiler_start" not in ran.text  # what kineto tells on descriptor 2

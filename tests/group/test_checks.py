@@ -42,7 +42,7 @@ def test_a_right_training_gives_no_alarm(said: dict[Case, list[str]], case: Case
 
 def test_one_bit_of_one_weight_is_found_at_its_step_and_named(said: dict[Case, list[str]]) -> None:
     first = said[WRONG[0]][0]
-    assert "Replicas differ at step 2 (alike until step 1)" in first
+    assert "Replicas differ at step 2 (equal until step 1)" in first
     assert "layer_1.0.conv_1.weight, rank 1 against rank 0." in first
 
 

@@ -204,7 +204,7 @@ def test_a_rank_with_a_bigger_batch_is_named(trainings: Trainings) -> None:
     works = f"in_forward = lambda: time.sleep({STEP_S / 16} * batch)"
     verdict = trainings.verdict(f"if rank == 3: batch = 16\n{works}")
     assert (verdict.rank, verdict.cause) == (3, "batch")
-    assert verdict.sentence == "Rank 3 gets bigger batches: 16 samples a step against 8."
+    assert verdict.sentence == "Rank 3 gets bigger batches: 16 samples per step against 8."
 
 
 def test_a_rank_whose_link_is_slow_is_named(trainings: Trainings) -> None:

@@ -87,7 +87,7 @@ class Board:
         try:
             self._live.show(self._slots)
         except Exception as error:
-            _log.error("The board could not be shown; training goes on", exc_info=error)
+            _log.error("The board could not be shown; training continues", exc_info=error)
 
     def finish(self, outcome: Outcome) -> list[Display]:
         """End the live board and return what stays, [] without records: picture and caption.
@@ -101,7 +101,7 @@ class Board:
             return []
         has_stopped = self._live.stop() if self._live is not None else True
         if not has_stopped:
-            _log.error("The board's drawing thread did not stop; its picture is left out")
+            _log.error("The board's drawing thread did not stop; its picture is omitted")
         self.past = self._look_back(outcome)
         sentence = f"Training on {len(self._info.ranks)} ranks, {outcome}."
         if self.past is not None:

@@ -23,7 +23,7 @@ from nbdist.wire import Display
 
 IDLE_S = 300.0  # JupyterLab saves by itself every 120 s after a change
 VIEW_TYPE = "application/vnd.jupyter.widget-view+json"
-INSTEAD = "Run %dist board again for its buttons."
+INSTEAD = "Run %dist board again to get its buttons."
 
 _log = logging.getLogger("nbdist.board")
 
@@ -164,7 +164,7 @@ class Controls:
         try:
             self.retire()
         except Exception as error:  # the user's cell comes first
-            _log.error("The board's buttons could not be put away", exc_info=error)
+            _log.error("The board's buttons could not be removed", exc_info=error)
 
 
 def _displayed(widget: Any) -> Display:

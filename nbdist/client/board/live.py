@@ -163,18 +163,18 @@ class LiveBoard:
 
     def _step_aside(self, error: Exception) -> None:
         self.failure = error
-        _log.error("The board stepped aside; training goes on", exc_info=error)
+        _log.error("The board stopped; training continues", exc_info=error)
         if not self._widgets:
             self._first = None  # `show` says it
             return
         try:
             self._widgets["progress"].value = text.alert(_aside(error))
         except Exception as second:
-            _log.warning("The board could not say in its place that it stopped: %r", second)
+            _log.warning("The board could not show that it stopped: %r", second)
 
 
 def _aside(error: Exception | None) -> str:
-    return f"The board stepped aside ({type(error).__name__}: {error}); training goes on."
+    return f"The board stopped ({type(error).__name__}: {error}); training continues."
 
 
 def _make_widgets(png: bytes, width: int) -> dict[str, Any]:

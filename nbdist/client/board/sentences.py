@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # for its type alone: the scene loads numpy
 
 NOT_EXPLAINED = "What ranks wait for is not known yet: their collectives have not been compared."
 NOT_TIMED = (
-    "Communication was not measured, so nobody knows who waits for whom: %config NBDist.tap is not "
+    "Communication was not timed, so it is unknown which ranks wait: %config NBDist.tap is not "
     "'full'."
 )
 
@@ -23,14 +23,14 @@ def verdicts(scene: "Scene") -> list[str]:
     if scene.analysis.verdicts:
         return [verdict.sentence for verdict in scene.analysis.verdicts]
     if scene.last_step == 0:
-        return ["No step has been made yet."]
+        return ["No step has completed yet."]
     if len(scene.rows) == 1:
-        return ["One rank alone has nobody to be compared with."]
+        return ["There is only one rank, so there is nothing to compare."]
     if scene.first_step < RECENT:
         furthest = min(scene.reporting, key=lambda row: row.step)
         made = counted(furthest.step, "step")
         return [
-            f"Too early to tell: it takes {RECENT} steps, and rank {furthest.rank} made {made}."
+            f"Too early to tell: {RECENT} steps are needed, and rank {furthest.rank} made {made}."
         ]
     if not scene.is_timed:
         return [NOT_TIMED]

@@ -178,7 +178,7 @@ class Telemetry:
                 callback(records)
             except Exception:
                 self._subscribers.remove(callback)
-                _log.exception("A subscriber of records failed and is left out from now on")
+                _log.exception("A subscriber of records failed and was removed")
 
 
 class _History:

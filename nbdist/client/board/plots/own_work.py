@@ -47,7 +47,7 @@ class OwnWork:
         air = 0.6 if count > 3 else 1.6
         axes.set_xlim(-air, count - 1 + air)
         axes.set_xlabel("rank", color=theme.text, fontsize=8, labelpad=1)
-        title(axes, "own work of a step, mean, ms", theme)
+        title(axes, "time per step without communication (mean, ms)", theme)
 
     def fit(self, scene: Scene) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""

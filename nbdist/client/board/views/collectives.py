@@ -81,31 +81,32 @@ def sentence(scene: "Scene") -> str:
     if not table:
         return no_collectives(scene)
     each_step = count(sum(row.count for row in table))
-    text = "1 collective a step" if each_step == "1" else f"{each_step} collectives a step"
-    text += f", of {len(table):,} sorts" if len(table) > 1 else ""
+    text = "1 collective per step" if each_step == "1" else f"{each_step} collectives per step"
+    text += f" of {len(table):,} kinds" if len(table) > 1 else ""
     longest = max(table, key=lambda row: row.count * (row.waiting_ms or row.transfer_ms or 0.0))
-    text += f"; most is waited in {longest.kind}"
+    text += f"; most waiting: {longest.kind}"
     text += f" of {name_bytes(longest.bytes)}" if longest.bytes else ""
     if longest.waiting_ms is not None:
-        text += f", {figure(longest.waiting_ms)} ms each time"
+        text += f", {figure(longest.waiting_ms)} ms per call"
     if longest.last is not None:
-        text += f", where rank {longest.last[0]} most often comes last"
+        text += f"; rank {longest.last[0]} is usually last to arrive"
     text += "."
     if scene.analysis.clock_error_ms:
         text += (
             f" Clocks of two ranks differ by at most {figure(scene.analysis.clock_error_ms)} ms."
         )
     if scene.analysis.left_out:
-        untold = counted(scene.analysis.left_out, "collective")
-        have = "has" if scene.analysis.left_out == 1 else "have"
-        text += f" Some steps were left out to keep the cost low: {untold} {have} no times."
+        untimed = counted(scene.analysis.left_out, "collective")
+        was = "was" if scene.analysis.left_out == 1 else "were"
+        text += " To limit overhead only some steps are timed: "
+        text += f"{untimed} {was} counted but not timed."
     return text
 
 
 def no_collectives(scene: "Scene") -> str:
     """Return why there are no collectives to be seen."""
     if len(scene.rows) == 1:
-        return "One rank alone has nobody to communicate with."
+        return "There is only one rank, so there is no communication."
     if not scene.is_timed:
         return "Collectives were not timed: %config NBDist.tap is not 'full'."
     return "No collective has been compared yet."
@@ -124,7 +125,7 @@ def table(scene: "Scene") -> ViewTable:
             zip(scene.analysis.table, groups, strict=True), start=1
         )
     )
-    return ViewTable("Collectives of a step, means over the last 50", head, rows)
+    return ViewTable("Collectives per step, means over the last 50", head, rows)
 
 
 def group_names(table: Sequence[CollectiveRow]) -> list[str]:

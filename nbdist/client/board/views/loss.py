@@ -42,7 +42,7 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     whole = page.width - LEFT_PX - RIGHT_PX
     axes = page.axes(LEFT_PX, LEGEND_PX + ABOVE_PX, whole, LOSS_PX - ABOVE_PX - BELOW_PX)
     if not keys:
-        nothing_yet(axes, "No loss has been seen yet.", page.theme)
+        nothing_yet(axes, "No loss has been recorded yet.", page.theme)
         return []
     own = keys[1:]
     width_px = int(whole * page.scale)
@@ -69,7 +69,7 @@ def sentence(scene: "Scene") -> str:
     """Return the mean loss, and its range over the ranks."""
     losses = {row.rank: row.loss for row in scene.rows if row.loss is not None}
     if not losses:
-        return "No loss has been seen yet."
+        return "No loss has been recorded yet."
     bad = [rank for rank, loss in losses.items() if not math.isfinite(loss)]
     if bad:
         return f"Step {scene.first_step:,}: the loss of {name_ranks(bad)} is not finite."

@@ -79,7 +79,7 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
 def sentence(scene: "Scene") -> str:
     """Return how far and how fast the ranks are, the most memory, and who is silent."""
     if not scene.reporting:
-        return "No rank has said anything yet."
+        return "No rank has reported yet."
     text = f"{counted(len(scene.reporting), 'rank')} at step {scene.first_step:,}"
     if scene.last_step > scene.first_step:
         text += f" to {scene.last_step:,}"

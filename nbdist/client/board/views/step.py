@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.page import Page, Plot
     from nbdist.client.board.scene import Scene, Stack
 
-NAME, CAPTION = "step", "Parts of a step"
+NAME, CAPTION = "step", "Step-time breakdown"
 HELP = "where a step's time goes on each rank, and who waits for whom"
 HISTORIES: tuple[str, ...] = ()
 HAS_SMOOTHING, TELLS_VERDICTS = False, False
@@ -50,7 +50,7 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     stack = scene.stack
     if stack is None:
         axes = page.axes(20, 10, page.width - 40, 100)
-        nothing_yet(axes, "No step has been made yet.", page.theme)
+        nothing_yet(axes, "No step has completed yet.", page.theme)
         return []
     if len(stack.ranks) > MOST_BARS:
         return [_strips(page, stack)]
@@ -67,10 +67,10 @@ def sentence(scene: "Scene") -> str:
     """Return the mean length of a step, its parts, and the longest wait."""
     stack = scene.stack
     if stack is None:
-        return "No step has been made yet."
+        return "No step has completed yet."
     whole = float(stack.whole_ms.mean())
     if not whole:
-        return "A step took no time that was measured."
+        return "No step time was measured."
     shares = {name: 100 * float(part.mean()) / whole for name, part in stack.parts.items()}
     told = [f"{share:.0f} % {name}" for name, share in shares.items() if share >= 0.5]
     text = f"A step takes {figure(whole)} ms: {', '.join(told)}."
@@ -82,14 +82,14 @@ def _longest_wait(stack: "Stack") -> str:
         return ""
     waiter = max(stack.waits_for, key=lambda rank: stack.waits_for[rank][1])
     awaited, time_ms = stack.waits_for[waiter]
-    return f" Rank {waiter} waits longest: {figure(time_ms)} ms a step for rank {awaited}."
+    return f" Rank {waiter} waits longest: {figure(time_ms)} ms per step for rank {awaited}."
 
 
 def table(scene: "Scene") -> ViewTable:
     """Return the parts of each rank's step."""
     stack = scene.stack
     if stack is None:
-        return ViewTable("Milliseconds of a step by rank", ("rank", "step"), ())
+        return ViewTable("Step time by rank, ms", ("rank", "step"), ())
     rows = []
     for place, rank in enumerate(stack.ranks):
         waits = stack.waits_for.get(rank)
@@ -102,7 +102,7 @@ def table(scene: "Scene") -> ViewTable:
             )
         )
     head = ("rank", "step", *stack.parts, "waits for")
-    return ViewTable("Milliseconds of a step by rank, mean of the last 50", head, tuple(rows))
+    return ViewTable("Step time by rank, ms, mean of the last 50", head, tuple(rows))
 
 
 def _strips(page: "Page", stack: "Stack") -> "Plot":

@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.page import Page, Plot
     from nbdist.client.board.scene import Scene
 
-NAME, CAPTION = "verdicts", "Own work"
-HELP = "who makes the others slow, and why"
+NAME, CAPTION = "verdicts", "Step time without communication"
+HELP = "which ranks slow the others down, and why"
 HISTORIES: tuple[str, ...] = ()
 HAS_SMOOTHING, TELLS_VERDICTS = False, True
 
@@ -52,11 +52,11 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
         left = LINKS_LEFT_PX if what == "links" else LEFT_PX
         axes = page.axes(left, top, page.width - left - RIGHT_PX, PLOT_PX)
         if scene.stack is None:
-            nothing_yet(axes, "No step has been made yet.", page.theme)
+            nothing_yet(axes, "No step has completed yet.", page.theme)
         elif what == "links":
             plots.append(LinkBars(axes, page.theme, scene.ranks))
         elif not scene.is_timed:
-            nothing_yet(axes, "So nobody's own work is known.", page.theme)
+            nothing_yet(axes, "So step time without communication is unknown.", page.theme)
         else:
             plots.append(OwnWork(axes, page.theme, scene.stack, page.is_final))
         top += ABOVE_PX + PLOT_PX + BELOW_PX
@@ -75,7 +75,7 @@ def table(scene: "Scene") -> ViewTable:
         (str(v.rank), slower(v.share), v.cause, f"{v.since_step:,}", v.sentence)
         for v in scene.analysis.verdicts
     )
-    return ViewTable("Ranks that make the others slow", head, rows)
+    return ViewTable("Ranks that slow the others down", head, rows)
 
 
 def _shown(scene: "Scene") -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Everything that is worked out of a cell's records, on one thread: `nbdist-insight`'s.
+"""Everything that is worked out of a cell's records, on one thread: `nbdist-analysis`'s.
 
 A step is explained when all ranks have told its collectives. One that a rank has passed over is
 left out: ranks that have more to tell leave out more steps. A rank that tells nothing at all is

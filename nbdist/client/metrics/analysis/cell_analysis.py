@@ -1,7 +1,7 @@
 """One cell's records in, what follows from them out: who waited for whom, and where time went.
 
-Threads: `receive` runs on ipyparallel's IO thread and appends to a deque; `nbdist-insight` does the
-work, from the first record that tells of a step until `finish`; `now` may be called on any thread,
+Threads: `receive` runs on ipyparallel's IO thread and appends to a deque; `nbdist-analysis` does
+the work, from the first record of a step until `finish`; `now` may be called on any thread,
 `subscribe` and `finish` on the main one.
 
 Bounds: the thread rests `REST` times as long as it has worked, so that it never takes more of a
@@ -24,7 +24,7 @@ REST = 19  # 5 % of a core
 MOST_WAITING = 20_000  # records that have not been looked at
 _KINDS = frozenset({"step", "calls", "links"})
 
-_log = logging.getLogger("nbdist.insight")
+_log = logging.getLogger("nbdist.analysis")
 
 
 class CellAnalysis:
@@ -58,7 +58,7 @@ class CellAnalysis:
         self._received += len(of_steps)
         self._waiting.append(of_steps)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="nbdist-insight", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="nbdist-analysis", daemon=True)
             self._thread.start()
 
     def now(self) -> Analysis:
@@ -68,7 +68,7 @@ class CellAnalysis:
     def subscribe(self, callback: Callable[[list[ExplainedStep]], None]) -> None:
         """Call `callback` with steps as they are explained, each once, in order.
 
-        It runs on `nbdist-insight`. If it raises, that is logged and it is never called again.
+        It runs on `nbdist-analysis`. If it raises, that is logged and it is never called again.
         """
         self._subscribers.append(callback)
 
@@ -80,7 +80,7 @@ class CellAnalysis:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._has_failed = True
-            _log.error("The last steps were not explained within %g s", timeout_s)
+            _log.error("The last steps were not analysed within %g s", timeout_s)
 
     def _run(self) -> None:
         """Explain until the cell ends: the body of the thread."""
@@ -104,7 +104,7 @@ class CellAnalysis:
             # Training and the cell go on; `now` keeps the last result.
             self._has_failed = True
             self._waiting.clear()
-            _log.exception("Steps are not explained any more in this cell")
+            _log.exception("The analysis of steps stopped for this cell")
 
     def _drain(self) -> list[Record]:
         records: list[Record] = []
@@ -119,4 +119,4 @@ class CellAnalysis:
                 callback(explained)
             except Exception:
                 self._subscribers.remove(callback)
-                _log.exception("A subscriber of explained steps failed and is left out")
+                _log.exception("A subscriber of analysed steps failed and was removed")

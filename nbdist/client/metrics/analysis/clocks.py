@@ -5,7 +5,7 @@ through the control channel, some times in a row: what it showed lies between as
 the least round trip tells most, and half of it bounds the error. A clock also drifts: over minutes
 evenly, so readings at several moments narrow each other.
 
-Threads: `begin` on the main one; everything else belongs to `nbdist-insight`, so that neither a
+Threads: `begin` on the main one; everything else belongs to `nbdist-analysis`, so that neither a
 cell nor its steps wait for a reading.
 """
 
@@ -26,7 +26,7 @@ MOST_SIGHTINGS = 16
 _ANSWER_S = 1.0
 _AGAIN_S = 1.0  # between the first readings, and after one that failed
 
-_log = logging.getLogger("nbdist.insight")
+_log = logging.getLogger("nbdist.analysis")
 
 
 @dataclass(frozen=True, slots=True)

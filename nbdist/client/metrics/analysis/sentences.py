@@ -19,7 +19,7 @@ def of_work(slow: Slow) -> str:
         what = bigger_batch(slow.parts)
         assert what is not None, "the cause says so"
         mine, theirs = slow.parts[what]
-        return f"{who} gets bigger batches: {mine:.0f} {what} a step against {theirs:.0f}."
+        return f"{who} gets bigger batches: {mine:.0f} {what} per step against {theirs:.0f}."
     mine, theirs = slow.parts[slow.cause]
     if slow.cause == "starved":
         return (
@@ -27,9 +27,9 @@ def of_work(slow: Slow) -> str:
             f"{_ms(mine)} of every {_ms(slow.step_ms)} step, {_ms(theirs)} on the others."
         )
     slower = f"{who} {_by_how_much(slow.share)}{', on average' if slow.on_average else ''}"
-    against = f"{_ms(mine)} a step, {_ms(theirs)} on the others"
+    against = f"{_ms(mine)} per step, {_ms(theirs)} on the others"
     if slow.cause == "idle":
-        against = f"{_ms(max(mine, 0.0))} a step, {_ms(max(theirs, 0.0))} on the others"
+        against = f"{_ms(max(mine, 0.0))} per step, {_ms(max(theirs, 0.0))} on the others"
         return f"{slower}: it does nothing for {against} {_IDLE}."
     if slow.cause not in ("forward", "backward"):
         return f"{slower}: {_NAMES[slow.cause]} takes {against}."
@@ -48,7 +48,7 @@ def of_work(slow: Slow) -> str:
 def _by_how_much(share: float) -> str:
     if share < 1:
         return f"is {100 * share:.0f} % slower"
-    return f"takes {_short(1 + share)} times as long as its peers for its own work"
+    return f"takes {_short(1 + share)} times as long per step as its peers, without communication"
 
 
 def of_link(slow: SlowLink) -> str:

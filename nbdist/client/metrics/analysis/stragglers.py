@@ -27,7 +27,7 @@ from nbdist.wire import Record
 
 EVERY_S = 1.0  # what takes 50 steps to be known need not be asked more often
 
-_log = logging.getLogger("nbdist.insight")
+_log = logging.getLogger("nbdist.analysis")
 
 
 class Verdicts:
@@ -57,7 +57,7 @@ class Verdicts:
                 self.own_ms = self._judge.own_ms
         except Exception:
             self._judge, self.newest, self.rates, self.own_ms = None, (), {}, {}
-            _log.exception("Nothing is said any more in this cell of who is slow")
+            _log.exception("The search for stragglers stopped for this cell")
 
 
 class Judge:

@@ -67,17 +67,17 @@ def advice(now: Trained, before: Sequence[Trained]) -> str:
 def _scaled_for_less(now: Trained) -> str:
     return (
         f"nbdist.scale_lr scaled the learning rate for batches of {now.scaled_for} samples, and a "
-        f"step takes {now.batch} ({now.split}): tell it global_batch={now.batch}, or keep the "
+        f"step takes {now.batch} ({now.split}): pass it global_batch={now.batch}, or keep the "
         f"batch by nbdist.loader(dataset, global_batch={now.scaled_for})."
     )
 
 
 def _did_not_follow(now: Trained, last: Trained) -> str:
     return (
-        f"The batch grew from {last.batch} to {now.batch} samples a step ({now.split}, before "
+        f"The batch grew from {last.batch} to {now.batch} samples per step ({now.split}, before "
         f"{last.split}) and the learning rate is still {now.lr:g}, so an epoch makes "
         f"{now.batch / last.batch:.3g} x fewer steps of the same length: nbdist.scale_lr("
-        f"optimizer, global_batch={now.batch}, reference_batch={last.batch}) lets the rate follow, "
+        f"optimizer, global_batch={now.batch}, reference_batch={last.batch}) scales the rate, "
         f"nbdist.loader(dataset, global_batch={last.batch}) keeps the batch on any number of ranks."
     )
 

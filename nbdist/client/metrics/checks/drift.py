@@ -57,9 +57,9 @@ def _sentence(different: Mapping[str, list[list[int]]], step: int, alike_until: 
     unlike = sorted(rank for ranks in others for rank in ranks)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     name = names[0].rpartition(":")[2].partition("@")[0]
-    before = f"alike until step {alike_until}" if alike_until else "from the cell's first step on"
+    before = f"equal until step {alike_until}" if alike_until else "from the cell's first step on"
     return (
         f"Replicas differ at step {step} ({before}): {name}{more}, "
         f"{name_ranks(unlike)} against {name_ranks(usual)}. Some ranks change weights that the "
-        "others do not, or gradients are not averaged; layout.verify(batch, loss_fn) tells which."
+        "others do not, or gradients are not averaged; layout.verify(batch, loss_fn) shows which."
     )

@@ -96,7 +96,7 @@ def trains_alone(seen: Seen) -> str:
     is_one_recipe = len(seen.rates) <= 1 and seen.collectives == 0
     if not (is_apart and is_one_recipe and (began_alike or shares) and seen.last.number >= ENOUGH):
         return ""
-    how = "they began alike, and differ" if began_alike else "each learns from its own samples"
+    how = "they started equal, and differ" if began_alike else "each learns from its own samples"
     return (
         f"Each rank trains a model of its own: {how}, and in {seen.last.number} steps nothing has "
         'averaged gradients. nbdist.parallelize(model, "ddp") before the optimizer trains one '
@@ -140,8 +140,8 @@ def shards_began_apart(seen: Seen) -> str:
     if not any(len(found) > 1 and -1.0 not in found for found in weights.values()):
         return ""
     return (
-        "fully_shard cut a model that began with different weights on each rank: its shards are of "
-        "different models, and together they are none. Build it after torch.manual_seed with the "
+        "fully_shard cut a model that began with different weights on each rank: its shards do "
+        "not form one model. Build it after torch.manual_seed with the "
         'same seed, or let nbdist.parallelize(model, "zero3") give all ranks rank 0\'s.'
     )
 
@@ -189,7 +189,7 @@ def feeds_the_same(seen: Seen) -> str:
     if alike < 3 or len(kinds) < 2:
         return ""
     return (
-        f"All ranks learn from the same samples: in {alike} steps that were looked at, their "
+        f"All ranks learn from the same samples: in {alike} checked steps their "
         "inputs were equal. nbdist.loader(dataset, global_batch=...) gives each its own part, as "
         "the layout of the newest model says: `del` a newer one whose ranks share samples (tp, pp, "
         "cp). torch's DataLoader needs a DistributedSampler."

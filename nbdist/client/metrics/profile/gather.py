@@ -102,7 +102,9 @@ def gather(
             return Profiled(said)
         known = {r: offset_ns(r, int(found.facts[r]["began_ns"])) for r in found.files}
         if lost := [rank for rank, offset in known.items() if offset is None]:
-            said += f" The clocks of {name_ranks(lost)} are not known: their moments may lie apart."
+            said += (
+                f" The clocks of {name_ranks(lost)} are unknown: their events may be misaligned."
+            )
         offsets = {rank: offset or 0 for rank, offset in known.items()}
         path, summaries, left_out = _write(cluster, folder, found, offsets, told)
         text = words.as_text(summaries)
@@ -111,8 +113,8 @@ def gather(
             file.write(f"{said}\n\n{text}\n".encode())
         return Profiled(said, path, summary, text, words.as_html(summaries), left_out)
     except Exception as error:
-        log.exception("The profile could not be put together")
-        return Profiled(f"The profile could not be put together: {type(error).__name__}: {error}.")
+        log.exception("The profile could not be merged")
+        return Profiled(f"The profile could not be merged: {type(error).__name__}: {error}.")
 
 
 def _said(found: _Found, chosen: ChosenSteps, steps_made: Mapping[int, int]) -> str:

@@ -16,9 +16,9 @@ _STYLE = "text-align:right;padding:1px 8px;font-variant-numeric:tabular-nums"
 
 _ENDS = {
     "cell": "the cell ended",
-    "limit": "recording ended, for it lasted too long",
-    "memory": "recording ended, for it took too much memory",
-    "own": "the cell began a profiler of its own",
+    "limit": "recording ended because it took too long",
+    "memory": "recording ended because it used too much memory",
+    "own": "the cell started its own profiler",
 }
 
 Table = tuple[list[str], list[list[str]]]  # header, rows; the last column is text
@@ -44,7 +44,7 @@ def what_was_recorded(
     said = _recorded(chosen, steps, end, steps_made)
     for why in dict.fromkeys(missing.values()):
         ranks = [rank for rank, text in missing.items() if text == why]
-        said += f" {begin_with_ranks(ranks)} left no trace{f' ({why})' if why else ''}."
+        said += f" {begin_with_ranks(ranks)} recorded no trace{f' ({why})' if why else ''}."
     return said
 
 
@@ -55,14 +55,14 @@ def _nothing(chosen: ChosenSteps, missing: Mapping[int, str], steps_made: int) -
     if 0 < steps_made < chosen.first:
         ended = f"The cell ended after {counted(steps_made, 'step')}"
         return f"{ended}, so {chosen} could not be recorded."
-    return "Nothing was recorded, for no rank came to the end of a recording."
+    return "Nothing was recorded, because no rank finished a recording."
 
 
 def _recorded(chosen: ChosenSteps, steps: Sequence[int], end: str, steps_made: int) -> str:
     if len(steps) == chosen.last - chosen.first + 1:
         said = f"{str(chosen).capitalize()} were recorded" if len(steps) > 1 else ""
         said = said or f"{str(chosen).capitalize()} was recorded"
-        return f"{said}, and took longer for it."
+        return f"{said}, which adds overhead."
     why = _ENDS[end]
     if steps:
         done = name_steps(range(steps[0], steps[-1] + 1))

@@ -139,7 +139,7 @@ def test_a_frame_that_fails_ends_the_board_not_the_cell(
     assert said.wait(30)
     monkeypatch.undo()
 
-    assert "The board stepped aside (ValueError: no ink)" in line.value
+    assert "The board stopped (ValueError: no ink)" in line.value
     assert len([r for r in caplog.records if r.name == "nbdist.board"]) == 1
     assert len(board.finish("finished")) == 2
 
@@ -156,7 +156,7 @@ def test_a_board_that_cannot_draw_at_all_says_so_and_leaves_its_caption(
     until_it_wants_to_open(board)
     board.open()
 
-    assert "training goes on" in slots.shown[0].data["text/plain"]
+    assert "training continues" in slots.shown[0].data["text/plain"]
     (only,) = board.finish("finished")
     assert only.data["text/plain"] == "Loss and communication time on 2 ranks over 30 steps."
 

@@ -92,7 +92,7 @@ def test_a_button_changes_picture_and_table(shown: tuple[Places, Events, Control
     assert len(picture.shown) == len(words.shown) == 2
     assert picture.shown[0] != picture.shown[1]
     assert "all_reduce" in words.shown[1].data["text/html"]
-    assert words.shown[1].data["text/plain"].startswith("3 collectives a step")
+    assert words.shown[1].data["text/plain"].startswith("3 collectives per step")
 
 
 def test_a_button_shows_that_the_picture_is_being_drawn_until_it_is_there(
@@ -166,7 +166,7 @@ def test_the_next_cell_puts_the_caption_in_the_place_of_the_buttons(
 
     bar = places.all[0].shown
     assert len(bar) == 2
-    assert bar[1].data["text/plain"] == "Parts of a step on 2 ranks over 60 steps."
+    assert bar[1].data["text/plain"] == "Step-time breakdown on 2 ranks over 60 steps."
     assert events.functions == []
     assert buttons.comm is None, "the widget is closed"
 
@@ -180,7 +180,7 @@ def test_buttons_that_nobody_uses_give_way_to_the_caption(past: Past) -> None:
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
 
-    assert places.all[0].shown[1].data["text/plain"].startswith("Parts of a step")
+    assert places.all[0].shown[1].data["text/plain"].startswith("Step-time breakdown")
     assert events.functions == []
 
 
@@ -191,7 +191,7 @@ def test_a_front_end_without_widgets_shows_how_to_get_the_buttons(
 
     assert "application/vnd.jupyter.widget-view+json" in bar
     assert "Run %dist board again" in bar["text/html"]
-    assert bar["text/plain"] == "Run %dist board again for its buttons."
+    assert bar["text/plain"] == "Run %dist board again to get its buttons."
 
 
 def test_the_table_stands_once_in_the_words_and_not_in_the_picture_above_them(past: Past) -> None:

@@ -222,7 +222,7 @@ def test_communication_that_was_not_measured_is_said_to_be_so_in_every_view(
     assert list(view.stack.parts) == ["compute and communication", "data", "optimizer", "other"]
     assert "communication not measured" in VIEWS["overview"].sentence(view)
     assert "90 % compute and communication" in VIEWS["step"].sentence(view)
-    assert "Communication was not measured" in VIEWS["step"].sentence(view)
+    assert "Communication was not timed" in VIEWS["step"].sentence(view)
     assert sentences.verdicts(view) == [sentences.NOT_TIMED]
     assert "not timed" in VIEWS["collectives"].sentence(view)
     overview = VIEWS["overview"].table(view)
@@ -350,8 +350,13 @@ def test_verdicts_are_told_as_they_are() -> None:
     ("ranks", "steps", "analysis", "said"),
     [
         (4, 60, analysis_of(4), "No rank stands out over the last 50 steps."),
-        (4, 12, analysis_of(4), "Too early to tell: it takes 50 steps, and rank 0 made 12 steps."),
-        (1, 60, Analysis(), "One rank alone has nobody to be compared with."),
+        (
+            4,
+            12,
+            analysis_of(4),
+            "Too early to tell: 50 steps are needed, and rank 0 made 12 steps.",
+        ),
+        (1, 60, Analysis(), "There is only one rank, so there is nothing to compare."),
         (4, 60, Analysis(), sentences.NOT_EXPLAINED),
     ],
 )
@@ -368,7 +373,7 @@ def test_the_sentence_of_a_step_names_its_parts_and_the_longest_wait() -> None:
 
     assert said.startswith("A step takes 15.0 ms: ")
     assert "% waiting" in said
-    assert said.endswith(" ms a step for rank 2.")
+    assert said.endswith(" ms per step for rank 2.")
 
 
 def test_the_sentence_of_collectives_tells_what_is_left_out_and_how_true_it_is() -> None:
@@ -378,7 +383,7 @@ def test_the_sentence_of_collectives_tells_what_is_left_out_and_how_true_it_is()
     said = VIEWS["collectives"].sentence(look(training(4, 60), cell_info(4), left))
 
     assert "at most 0.020 ms" in said
-    assert said.endswith("to keep the cost low: 1,200 collectives have no times.")
+    assert said.endswith("are timed: 1,200 collectives were counted but not timed.")
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -418,8 +423,8 @@ def words(painter: Painter) -> list[Text]:
 
 
 LONG = (
-    "rank 1 is 48 % slower: its backward takes 5.6 ms a step, 0.8 ms on the others, and 4.1 ms of "
-    "it nothing ran (it slept, or waited for something that is no communication)."
+    "rank 1 is 48 % slower: its backward takes 5.6 ms per step, 0.8 ms on the others, and 4.1 "
+    "ms of it nothing ran (it slept, or waited for something that is no communication)."
 )
 
 
@@ -456,4 +461,4 @@ def test_a_loss_that_ends_in_no_number_is_said_over_its_plot() -> None:
 def test_one_rank_alone_is_told_why_it_has_no_collectives() -> None:
     said = VIEWS["collectives"].sentence(look(training(1, 20), cell_info(1)))
 
-    assert said == "One rank alone has nobody to communicate with."
+    assert said == "There is only one rank, so there is no communication."

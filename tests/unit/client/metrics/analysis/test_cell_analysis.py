@@ -38,7 +38,7 @@ def begun(thread: str) -> bool:
 def test_a_cell_without_steps_gets_no_thread() -> None:
     insight = CellAnalysis(INFO, clocks())
     insight.receive([Record(0, 0, "log", 0, 0, {"accuracy": 0.9})])
-    assert not begun("nbdist-insight")
+    assert not begun("nbdist-analysis")
     insight.finish(1)
     assert insight.now().ranks == ()
 
@@ -49,7 +49,7 @@ def test_what_came_before_the_end_is_known_after_it_and_the_thread_is_gone() -> 
         insight.receive([step(0, number, step_s=0.010, compute_s=0.010)])
     insight.finish(20)
     assert [rank.step_ms for rank in insight.now().ranks] == [pytest.approx(10)]
-    assert not begun("nbdist-insight")
+    assert not begun("nbdist-analysis")
 
 
 def test_the_parts_of_a_step_sum_to_it_and_nobody_is_blamed_before_ranks_were_compared() -> None:
@@ -109,9 +109,9 @@ def test_a_failure_is_logged_and_the_last_result_stays(
         raise ZeroDivisionError
 
     monkeypatch.setattr(Analyst, "take", fail)
-    with caplog.at_level(logging.ERROR, "nbdist.insight"):
-        wait_until(lambda: not begun("nbdist-insight"))
-    assert "not explained any more" in caplog.text
+    with caplog.at_level(logging.ERROR, "nbdist.analysis"):
+        wait_until(lambda: not begun("nbdist-analysis"))
+    assert "analysis of steps stopped" in caplog.text
     insight.receive([step(0, 2, step_s=0.01)])
     insight.finish(1)
     assert insight.now() is before

@@ -118,28 +118,30 @@ class Machine:
             "data",
             {"data_s": 0.030, "idle_s": 0.030},
             (
-                "Rank 2 takes 2.5 times as long as its peers for its own work: its data loading "
-                "takes 31 ms a step, 1.0 ms on the others."
+                "Rank 2 takes 2.5 times as long per step as its peers, without communication: "
+                "its data loading "
+                "takes 31 ms per step, 1.0 ms on the others."
             ),
         ),
         (
             "optimizer",
             {"optimizer_s": 0.010},
-            "Rank 2 is 50 % slower: its optimizer takes 12 ms a step, 2.0 ms on the others.",
+            "Rank 2 is 50 % slower: its optimizer takes 12 ms per step, 2.0 ms on the others.",
         ),
         (
             "other",
             {"other_s": 0.010},
             (
                 "Rank 2 is 50 % slower: the rest of its loop (such as logging or evaluation) takes "
-                "11 ms a step, 1.0 ms on the others."
+                "11 ms per step, 1.0 ms on the others."
             ),
         ),
         (
             "forward",
             {"forward_s": 0.006},
             (
-                "Rank 2 is 30 % slower: it computes longer, forward takes 12 ms a step, 6.0 ms on "
+                "Rank 2 is 30 % slower: it computes longer, forward takes 12 ms per step, 6.0 "
+                "ms on "
                 "the others, with as much to do (a slower or hotter core?)."
             ),
         ),
@@ -147,7 +149,8 @@ class Machine:
             "forward",
             {"forward_s": 0.010, "idle_s": 0.010},
             (
-                "Rank 2 is 50 % slower: its forward takes 16 ms a step, 6.0 ms on the others, and "
+                "Rank 2 is 50 % slower: its forward takes 16 ms per step, 6.0 ms on the "
+                "others, and "
                 "in it the rank is idle for 10 ms longer (it sleeps, or waits for something that "
                 "is not communication)."
             ),
@@ -156,7 +159,8 @@ class Machine:
             "backward",
             {"backward_own_s": 0.010, "idle_s": 0.010},
             (
-                "Rank 2 is 50 % slower: its backward takes 20 ms a step, 10 ms on the others, and "
+                "Rank 2 is 50 % slower: its backward takes 20 ms per step, 10 ms on the "
+                "others, and "
                 "in it the rank is idle for 10 ms longer (it sleeps, or waits for something that "
                 "is not communication)."
             ),
@@ -171,7 +175,7 @@ class Machine:
                 "idle_s": 0.016,
             },
             (
-                "Rank 2 is 80 % slower: it does nothing for 16 ms a step, 0 ms on the others (it "
+                "Rank 2 is 80 % slower: it does nothing for 16 ms per step, 0 ms on the others (it "
                 "sleeps, or waits for something that is not communication)."
             ),
         ),
@@ -187,14 +191,15 @@ class Machine:
             "forward",  # who computes more waits more often for a core
             {"forward_s": 0.015, "starved_s": 0.009},
             (
-                "Rank 2 is 75 % slower: it computes longer, forward takes 21 ms a step, 6.0 ms on "
+                "Rank 2 is 75 % slower: it computes longer, forward takes 21 ms per step, 6.0 "
+                "ms on "
                 "the others, and in it the rank waits 9.0 ms longer for a core."
             ),
         ),
         (
             "batch",
             {"forward_s": 0.006, "backward_own_s": 0.010, "samples": 32.0},
-            "Rank 2 gets bigger batches: 64 samples a step against 32.",
+            "Rank 2 gets bigger batches: 64 samples per step against 32.",
         ),
     ],
 )
@@ -316,7 +321,8 @@ def test_who_is_idle_elsewhere_too_is_said_to_be_so_in_the_part_no_longer_than_i
     slow = {"forward_s": 0.020, "other_s": 0.013, "idle_s": 0.033}
     machine.steps(100, {1: slow}, noise=0.0)
     assert machine.verdict().sentence == (
-        "Rank 1 takes 2.6 times as long as its peers for its own work: its forward takes 26 ms a "
+        "Rank 1 takes 2.6 times as long per step as its peers, without communication: its "
+        "forward takes 26 ms a "
         "step, 6.0 ms on the others, and in it the rank is idle for 20 ms longer (it sleeps, or "
         "waits for something that is not communication)."
     )
@@ -335,7 +341,7 @@ def test_forward_is_never_longer_than_all_that_was_computed() -> None:
             values = {"step_s": 0.04, "comm_s": 0.04 - own_s, "compute_s": own_s, "cpu_s": own_s}
             machine.add("step", rank, values | {"forward_s": 0.015 + rank * 0.015})
     sentence = machine.verdict().sentence
-    assert "takes 30 ms a step, 10 ms on the others" in sentence
+    assert "takes 30 ms per step, 10 ms on the others" in sentence
 
 
 def test_a_bigger_batch_that_no_loader_tells_of_is_more_to_do_and_no_lack_of_a_core() -> None:
@@ -349,7 +355,7 @@ def test_a_bigger_batch_that_no_loader_tells_of_is_more_to_do_and_no_lack_of_a_c
             machine.add("step", rank, values)
     verdict = machine.verdict()
     assert (verdict.rank, verdict.cause) == (1, "backward")
-    assert "it computes longer, backward takes 168 ms a step" in verdict.sentence
+    assert "it computes longer, backward takes 168 ms per step" in verdict.sentence
     assert verdict.sentence.endswith(", as it has more to do or a slower core.")
 
 

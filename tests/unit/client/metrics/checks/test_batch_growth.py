@@ -18,7 +18,7 @@ def test_a_fixed_batch_a_rank_on_more_ranks_is_told_with_its_numbers_and_both_wa
     told = advice(trained(128, parts=4), [trained(32)])
     assert told.count("\n") == 0
     for words in (
-        "from 32 to 128 samples a step (4 ranks x 32, before 1 rank x 32)",
+        "from 32 to 128 samples per step (4 ranks x 32, before 1 rank x 32)",
         "still 0.1",
         "4 x fewer steps",
         "nbdist.scale_lr(optimizer, global_batch=128, reference_batch=32)",

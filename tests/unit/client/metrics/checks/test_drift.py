@@ -17,7 +17,7 @@ def test_a_rank_that_tells_another_number_is_named_with_the_tensors_and_the_step
     assert drift.take(2, 20, {"a.weight": 3.0, "b.weight": 7.0}) == ""
     said = drift.take(1, 20, {"a.weight": 1.0, "b.weight": 6.0})
     assert (
-        "at step 20 (alike until step 10): a.weight and 1 more, rank 2 against ranks 0-1." in said
+        "at step 20 (equal until step 10): a.weight and 1 more, rank 2 against ranks 0-1." in said
     )
 
 
@@ -47,4 +47,4 @@ def test_models_are_compared_each_at_its_own_steps() -> None:
     assert drift.take(0, 5, {"w": 1.0}) == drift.take(0, 5, {"1:w": 2.0}) == ""
     assert drift.take(1, 5, {"1:w": 2.0}) == drift.take(1, 5, {"w": 1.0}) == ""
     drift.take(0, 10, {"1:w": 1.0})
-    assert "at step 10 (alike until step 5): w, rank 1" in drift.take(1, 10, {"1:w": 2.0})
+    assert "at step 10 (equal until step 5): w, rank 1" in drift.take(1, 10, {"1:w": 2.0})

@@ -20,9 +20,9 @@ def said(
 @pytest.mark.parametrize(
     ("steps", "end", "made", "words"),
     [
-        ([3, 4, 5], "steps", 20, "Steps 3-5 were recorded, and took longer for it."),
+        ([3, 4, 5], "steps", 20, "Steps 3-5 were recorded, which adds overhead."),
         ([3, 4], "cell", 4, "Of steps 3-5, steps 3-4 were recorded, then the cell ended."),
-        ([3], "limit", 9, "Of steps 3-5, step 3 was recorded, then recording ended, for it "),
+        ([3], "limit", 9, "Of steps 3-5, step 3 was recorded, then recording ended because it "),
         ([], "cell", 2, "Step 3 was recorded until the cell ended."),
         ([], "cell", 0, "The cell made no step, so all of it was recorded."),
         ([], "limit", 0, "The cell made no step, so only its beginning was recorded."),
@@ -36,8 +36,8 @@ def test_what_there_is_and_why_it_is_not_more(
 
 def test_ranks_without_a_trace_are_named_with_the_reason() -> None:
     text = said({0: ([3, 4, 5], "steps")}, {1: "it has ended", 3: "it has ended", 2: ""})
-    assert "Ranks 1, 3 left no trace (it has ended)." in text
-    assert "Rank 2 left no trace." in text
+    assert "Ranks 1, 3 recorded no trace (it has ended)." in text
+    assert "Rank 2 recorded no trace." in text
 
 
 def test_nothing_at_all_is_said_with_the_reason() -> None:
