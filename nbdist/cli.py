@@ -184,7 +184,7 @@ def need(*modules: str) -> None:
     if missing:
         raise NBDistError(
             f"The tutorials need {' and '.join(missing)}.",
-            why="nbdist itself does not, so that they come only when asked for.",
+            why="nbdist itself does not, so they are optional.",
             do=f"{sys.executable} -m pip install 'nbdist[notebooks]'",
         )
 

@@ -46,7 +46,7 @@ def run_demo(notebooks: Path, state: Path, out: TextIO = sys.stdout) -> int:
     succeeded = execute(copy, Path.cwd(), out)
     print(f"\n{time.monotonic() - began:.0f} s in all", file=out)
     if not succeeded:
-        print(f"The demo failed. The notebook as far as it came: {copy}", file=out)
+        print(f"The demo failed. The notebook up to the failure: {copy}", file=out)
         print(f"Do: {command('doctor')}", file=out, flush=True)
         return 1
     print(f"\n{runs_table(state)}\n", file=out)

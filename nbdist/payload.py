@@ -42,7 +42,7 @@ def pack(value: Any) -> list[Any]:
         _Pickler(stream, protocol=5, buffer_callback=parts.append).dump(value)
     except Exception as error:
         raise TransferError(
-            f"A {type(value).__name__} cannot travel: {text_of(error)}",
+            f"A {type(value).__name__} cannot be sent: {text_of(error)}",
             do="send what it is made of (state_dict, arrays, numbers), or make it on the ranks.",
         ) from error
     return [stream.getvalue(), *(part.raw() for part in parts)]

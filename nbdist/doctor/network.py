@@ -21,9 +21,9 @@ _OVERRULED = (
     "TORCH_DIST_USE_NCCL2",
 )
 _HARMFUL = {
-    "TORCH_NCCL_BLOCKING_WAIT": "a rank that waits cannot be freed",
-    "NCCL_BLOCKING_WAIT": "a rank that waits cannot be freed",
-    "CUDA_LAUNCH_BLOCKING": "every kernel is waited for, so steps are slow and times misleading",
+    "TORCH_NCCL_BLOCKING_WAIT": "a waiting rank cannot be released",
+    "NCCL_BLOCKING_WAIT": "a waiting rank cannot be released",
+    "CUDA_LAUNCH_BLOCKING": "every kernel launch waits, so steps are slow and times misleading",
     "NCCL_P2P_DISABLE": "GPUs of this machine exchange through its memory, which is slow",
     "NCCL_SHM_DISABLE": "GPUs of this machine exchange through sockets, which is slow",
 }
@@ -85,14 +85,14 @@ def look_at_ports(count: int) -> str:
 def judge_ports(error: str) -> Finding:
     """Judge whether a cluster finds free ports."""
     if not error:
-        return Finding("ports", "free ones are found")
+        return Finding("ports", "free ports available")
     try:
         text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
         between = f" (of {'-'.join(text)})"
     except OSError:
         between = ""
     fix = "ss -tan | wc -l shows how many are in use; ulimit -n, how many files may be open"
-    return Finding("ports", f"too few free ones{between}: {error}", True, fix)
+    return Finding("ports", f"too few free ports{between}: {error}", True, fix)
 
 
 def look_at_interfaces() -> dict[str, list[str]]:
@@ -121,20 +121,20 @@ def judge_settings(environment: Mapping[str, str], interfaces: Sequence[str]) ->
         wanted = environment.get(name, "").lstrip("=^").split(",")[0].partition(":")[0]
         # NCCL takes the beginning of a name as well.
         if wanted and not any(interface.startswith(wanted) for interface in interfaces):
-            says = f"names {wanted}, which is no interface of this machine"
-            found.append(Finding(name, says, True, f"unset {name}, and start Jupyter anew"))
+            says = f"names {wanted}, which is not an interface of this machine"
+            found.append(Finding(name, says, True, f"unset {name}, and restart Jupyter"))
     for name, harm in _HARMFUL.items():
         if environment.get(name, "") not in _OFF:
-            fix = f"unset {name}, and start Jupyter anew"
+            fix = f"unset {name}, and restart Jupyter"
             found.append(Finding(name, f"{environment[name]}: {harm}", True, fix))
     for name in _OVERRULED:
         if name in environment:
-            found.append(Finding(name, f"{environment[name]}, which nbdist overrules on its ranks"))
+            found.append(Finding(name, f"{environment[name]}, which nbdist overrides on its ranks"))
     if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
         says = "DETAIL: each collective is checked by one more, so steps are slow"
         fix = "unset TORCH_DISTRIBUTED_DEBUG: nbdist compares collectives anyway"
         found.append(Finding("TORCH_DISTRIBUTED_DEBUG", says, True, fix))
-    return found or [Finding("settings", "none of gloo, NCCL and torch is in the way")]
+    return found or [Finding("settings", "no gloo, NCCL or torch variable causes problems")]
 
 
 def judge_proxies(environment: Mapping[str, str]) -> Finding:

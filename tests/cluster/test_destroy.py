@@ -28,7 +28,7 @@ def test_after_a_cell_that_destroyed_the_group_the_next_one_finds_another(
     session.run(DESTROY, ranks)
     assert_sums(session)
     told = fail(session, "ddp(torch.ones(1, 2))")
-    assert "This DistributedDataParallel stands on a process group that is no more" in told
+    assert "This DistributedDataParallel belongs to a process group that no longer exists" in told
     assert "the program destroyed it" in told
     session.run("ddp = DDP(net); ddp(torch.ones(1, 2)).sum().backward()")
     # No name of a group is used again.

@@ -70,7 +70,7 @@ def test_the_kernel_never_imports_torch_for_cells_and_arrays(notebook: Kernel) -
         ("%dist start -n 0", "at least 1"),
         ("%dist push", "missing: NAME"),
         ("%dist push nowhere", "There is no 'nowhere'"),
-        ("%dist pull nowhere", "name 'nowhere' is not defined"),
+        ("%dist pull nowhere", 'there is no variable "nowhere"'),
         ("%dist pull x -r 7", "There is no rank 7"),
         ("%dist restart -r two", "RANKS is all"),
         ("%%distributed -r 5\nrank", "There is no rank 5"),

@@ -182,10 +182,10 @@ def test_what_a_cell_that_is_run_again_says_is_what_it_does(
 
     goes_on, starts_over = said("all behind a guard"), said("all made anew")
 
-    assert "The cell goes on: its loader stands at sample 32 of epoch 2." in goes_on
+    assert "The cell continues: its loader is at sample 32 of epoch 2." in goes_on
     assert "starts over" not in goes_on
-    assert "The cell starts over: it makes its optimizer anew" in starts_over
-    assert "goes on" not in starts_over
+    assert "The cell starts over: it creates its optimizer again" in starts_over
+    assert "continues" not in starts_over
     # The attempt that came to nothing is not shown.
     assert [text.count("begun") for text in (goes_on, starts_over)] == [2, 2]
 

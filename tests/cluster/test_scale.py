@@ -143,10 +143,10 @@ train(1)
     )
     said = " ".join(scaled.scale(3))
     assert 'left (layout "zero1"), wrapped (DistributedDataParallel)' in said
-    assert "DistributedDataParallel: it stands on a process group that is no more" in said
+    assert "DistributedDataParallel: it belongs to a process group that no longer exists" in said
     told = fail(scaled, "left.step(*batch)")
     assert "3 of 3 ranks failed" in told
-    assert 'ClusterError: This model with the layout "zero1" stands on a process group' in told
+    assert 'ClusterError: This model with the layout "zero1" belongs to a process group' in told
     assert scaled.run("left.name, left.shape.dp").value_list == [("zero1", 2)] * 3
     told = fail(scaled, "left.optimizer(torch.optim.SGD, lr=0.1)")
     assert 'This "zero1" was made for 2 ranks, and now there are 3.' in told

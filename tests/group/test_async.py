@@ -61,7 +61,7 @@ def test_a_cell_run_again_makes_no_more_groups_or_threads_and_wrong_numbers_are_
         assert found["threads"] == (2 if rank < 2 else 0)  # one a worker, of two servers so far
         assert "use one of 0 to 2" in found["server"]
         assert "use 2 or more" in found["bound"]
-        assert "no parameters later" in found["group"]
+        assert "cannot take parameters later" in found["group"]
 
 
 def test_who_is_ready_before_the_server_waits_for_it() -> None:

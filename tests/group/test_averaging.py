@@ -82,5 +82,5 @@ def test_what_does_not_fit_is_refused_with_the_reason_on_every_rank() -> None:
         assert "wraps an optimizer, not a GPT" in said["no optimizer"]
         assert "1 or more, not 0" in said["every=0"]
         assert "use between=8" in said["between"]
-        assert "Ranks 0 and 1 bring different models" in said["models"]
+        assert "Ranks 0 and 1 have different models" in said["models"]
         assert "Rank 0 asks for DiLoCo(SGD, every=4" in said["asked"]

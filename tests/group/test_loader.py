@@ -144,7 +144,7 @@ def refusals() -> list[dict[str, str]]:
         ("another dataset", ["9 samples", "has 8"]),
         ("three weights", ["3 weights", "2 parts", "loader.weights = [1, 1]"]),
         ("no weight", ["weights=[1, 0]", "more than 0"]),
-        ("a word", ["weights='measure' are no weights", '"measured"']),
+        ("a word", ["weights='measure' are not valid weights", '"measured"']),
     ],
 )
 def test_wrong_use_is_refused_in_words(

@@ -110,7 +110,7 @@ def test_a_planted_bug_is_named_with_its_tensor_and_step(
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("averaged", ["'ok': True", "No layout.step was made", "float32 (16, 4) on each rank"]),
+        ("averaged", ["'ok': True", "layout.step has not run yet", "float32 (16, 4) on each rank"]),
         ("not averaged", ["DIFFERS: the gradient of 0.weight at step 1"]),
         (
             "two ways, ddp",
@@ -146,7 +146,7 @@ def test_a_rank_that_alone_detaches_its_loss_is_named_and_nobody_waits(
         proof = found["planted"]["detached" + layout]
         assert proof.first is not None, "not found"
         assert (proof.first.what, proof.first.step, proof.ranks) == ("gradient", 1, (1,))
-        assert "Rank 1 makes no gradient of position.weight and " in repr(proof)
+        assert "Rank 1 has no gradient for position.weight and " in repr(proof)
         assert not any(d.name.startswith("norm.") and not d.is_allowed for d in proof.worst)
 
 
@@ -198,7 +198,7 @@ def test_training_goes_on_as_if_nothing_had_been_proven_under_every_layout(
         ("wrong loss", ["does not run in one process", "AttributeError", "loss_fn(model(x), y)"]),
         ("few", ["A share of 3 samples is too few for a pipeline of 2 ranks"]),
         ("sync", ["layer_1.0.norm_1 is a SyncBatchNorm"]),
-        ("samples", ["Ranks 0 and 1 bring different samples", '"tp=2"', "nbdist.loader"]),
+        ("samples", ["Ranks 0 and 1 have different samples", '"tp=2"', "nbdist.loader"]),
     ],
 )
 def test_what_cannot_be_proven_is_refused_in_words_on_every_rank(

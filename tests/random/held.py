@@ -174,7 +174,7 @@ class Held:
             state = next((s for s in allowed if all(is_at(s, v) for v in seen.values())), None)
             texts = {json.dumps(value) for value in seen.values()}
             if state is None:
-                if "in the midst of an optimizer step" in self._calls.text:
+                if "in the middle of an optimizer step" in self._calls.text:
                     self.unsure.add(shadow.model.name)
                     continue
                 is_told = shadow.trouble or "no snapshot is common" in self._calls.text

@@ -13,7 +13,7 @@ def test_a_lost_step_is_true_only_of_the_steps_in_which_a_fault_may_part_ranks()
 
 def test_a_loader_stands_at_the_end_of_an_epoch_or_at_the_next_ones_begin() -> None:
     for place in ("sample 60 of epoch 0", "sample 0 of epoch 1"):
-        said = f"The cell goes on: its loader stands at {place}."
+        said = f"The cell continues: its loader is at {place}."
         assert sentences.false_place(said, {5}) == []
         assert sentences.false_place(said, {4, 6})
 

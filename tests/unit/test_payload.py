@@ -35,5 +35,5 @@ def test_a_class_of_the_notebook_travels_by_value() -> None:
 
 
 def test_what_cannot_be_pickled_is_named_with_a_way_out() -> None:
-    with pytest.raises(TransferError, match=r"(?s)A lock cannot travel.*Do:"):
+    with pytest.raises(TransferError, match=r"(?s)A lock cannot be sent.*Do:"):
         pack(threading.Lock())

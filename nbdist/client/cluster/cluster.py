@@ -145,7 +145,7 @@ class Cluster:
             self._check_alive()
         except StartError as death:
             return death
-        what = "The ranks could not form their group."
+        what = "The ranks could not create their group."
         return StartError(
             what,
             why=f"{error}\n     The logs are in {self.logs}.",
@@ -409,11 +409,11 @@ class Cluster:
     def _host_ended(self, key: str, how: str) -> None:
         if key == "store":
             self.broken = (
-                f"The store, through which the ranks find each other, has ended ({how}). What the "
+                f"The store, which the ranks use to find each other, has ended ({how}). What the "
                 "ranks hold can still be pulled."
             )
             return
-        self.broken = f"ipyparallel's controller has ended ({how}): the ranks are out of reach."
+        self.broken = f"ipyparallel's controller has ended ({how}): the ranks cannot be reached."
         self.reachable = False
         self.requests.fail_all(self.broken_error())
 

@@ -124,7 +124,7 @@ def last_lines(file: Path, count: int = 5) -> str:
     except OSError:
         return f"no log at {file}"
     telling = [line for line in text if not any(noise in line for noise in _NOISE)]
-    return "\n     ".join(telling[-count:]) or f"its log {file} tells nothing"
+    return "\n     ".join(telling[-count:]) or f"its log {file} has no relevant lines"
 
 
 # What every healthy rank logs as well.
@@ -142,7 +142,7 @@ def fix_for_start(why: str) -> str:
 
 def _folder_error(folder: Path, error: OSError) -> StartError:
     return StartError(
-        f"{folder} cannot be made, where logs, runs and checkpoints are kept.",
+        f"{folder} for logs, runs and checkpoints cannot be created.",
         why=error.strerror or str(error),
         do="free space, or set TMPDIR to a folder of yours.",
     )

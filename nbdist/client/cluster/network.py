@@ -60,13 +60,13 @@ def choose_address(
         return address
     if not trust_network:
         raise StartError(
-            f"{address} can be reached from the network, and torch does not ask who calls.",
+            f"{address} can be reached from the network, and torch does not authenticate.",
             why="nbdist's own messages would be signed and encrypted there. But torch's store, "
-            "gloo and NCCL know no password and no encryption: whoever reaches this address "
+            "gloo and NCCL have no passwords and no encryption: whoever reaches this address "
             "could read and change tensors, stop the training, and, where ranks exchange "
             "pickled objects, run code as you.",
             do=f"%dist start --interface {asked} --trust-network, if you trust everyone who can "
-            "reach it; else leave --interface away: ranks of one machine need no network.",
+            "reach it; else drop --interface: ranks of one machine need no network.",
         )
     if not has_curve:
         raise StartError(

@@ -50,7 +50,7 @@ _CONSEQUENCES: Final = tuple(
         r"NCCL communicator was aborted",
         r"ncclRemoteError",
         r"remote process exited or there was a network error",
-        r"this rank let go of its peers",
+        r"this rank aborted its collectives",
         r"Watchdog caught collective operation timeout",
     )
 )

@@ -47,7 +47,7 @@ def pull(cluster: Cluster, name: str, ranks: Iterable[int]) -> list[Any]:
         return [payload.unpack(buffers) for _, buffers in answers.values()]
     except Exception as error:
         raise TransferError(
-            f"{name} arrived, and cannot be made again in the notebook.",
+            f"{name} arrived, but cannot be unpickled in the notebook.",
             why=named(error),
             do="pull what it is made of (state_dict, arrays, numbers), or import its module "
             "here first.",

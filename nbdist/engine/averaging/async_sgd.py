@@ -198,7 +198,7 @@ class AsyncSGD(Wrapper):
         """Refuse more parameters: the server has none of them."""
         if "optim" in self.__dict__:
             raise LayoutError(
-                "AsyncSGD takes no parameters later.",
+                "AsyncSGD cannot take parameters later.",
                 why="the server began with those of the wrapped optimizer",
                 do="add the group to that optimizer, then wrap it again",
             )
@@ -212,14 +212,14 @@ class AsyncSGD(Wrapper):
         group = serving.find_group(self.server, dist.get_rank())
         if group is None:
             raise ClusterError(
-                f"{self.name} cannot go on: its group is no more.",
+                f"{self.name} cannot continue: its group no longer exists.",
                 why="%dist scale has changed the number of ranks, or the program destroyed it",
                 do="make the optimizer again, on all ranks",
             )
         if self._is_torn:
             raise ClusterError(
-                f"{self.name} was interrupted in the midst of a message.",
-                why="the server would take the rest of it for another one",
+                f"{self.name} was interrupted in the middle of a message.",
+                why="the server would take the rest of it for another message",
                 do="let the cell end with its error: the groups are then re-created",
             )
         parameters = self.parameters()
@@ -294,7 +294,7 @@ _count = 0
 
 def _check_numbers(server: int, max_staleness: int | None, ranks: int) -> None:
     if not (isinstance(server, int) and 0 <= server < ranks):
-        raise LayoutError(f"server={server!r} is no rank.", do=f"use one of 0 to {ranks - 1}")
+        raise LayoutError(f"server={server!r} is not a rank.", do=f"use one of 0 to {ranks - 1}")
     if max_staleness is not None and not (
         isinstance(max_staleness, int) and max_staleness >= ranks - 1
     ):

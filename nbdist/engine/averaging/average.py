@@ -57,7 +57,7 @@ def check_alike(tensors: Iterable[torch.Tensor], asked: str) -> None:
             do="make the same call on every rank",
         )
     raise LayoutError(
-        f"Ranks {_SOURCE} and {other} bring different models to {asked}.",
+        f"Ranks {_SOURCE} and {other} have different models in {asked}.",
         why="every rank trains a copy of one and the same model",
         do="build the model on every rank from the same code and sizes",
     )

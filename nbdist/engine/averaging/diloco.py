@@ -48,9 +48,9 @@ class DiLoCo(InRounds):
         rounds = Rounds(every)
         if not outer_lr > 0 or not 0 <= outer_momentum < 1:
             raise LayoutError(
-                f"outer_lr={outer_lr} and outer_momentum={outer_momentum} do not fit.",
+                f"outer_lr={outer_lr} and outer_momentum={outer_momentum} are out of range.",
                 why="the rate is above 0, the momentum from 0 to below 1",
-                do="the paper's: outer_lr=0.7, outer_momentum=0.9",
+                do="the paper uses outer_lr=0.7, outer_momentum=0.9",
             )
         words = f"every={every}, outer_lr={outer_lr:g}, outer_momentum={outer_momentum:g}"
         super().__init__(optim, rounds, f"DiLoCo({type(optim).__name__}, {words})")
@@ -63,7 +63,7 @@ class DiLoCo(InRounds):
         """Refuse more parameters: ranks have none in common to begin from."""
         if "optim" in self.__dict__:
             raise LayoutError(
-                "DiLoCo takes no parameters later.",
+                "DiLoCo cannot take parameters later.",
                 why="the outer optimizer began with those of the inner one",
                 do="add the group to the inner optimizer, then wrap that again",
             )

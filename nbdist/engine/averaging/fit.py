@@ -39,7 +39,7 @@ def check(optim: Any, name: str) -> None:
         )
     if not (dist.is_available() and dist.is_initialized()):
         raise LayoutError(
-            f"There is no process group here, so {name} has nobody to average with.",
+            f"There is no process group here, so {name} has no ranks to average with.",
             do="call it in a %%distributed cell",
         )
     refuse_spread(optim, name)

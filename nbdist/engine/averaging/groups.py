@@ -30,7 +30,7 @@ def parts_of(hosts: list[str], size: int | None) -> Parts:
         if size < 1 or n % size or size == n:
             fits = [d for d in range(1, n) if n % d == 0]
             raise LayoutError(
-                f"group_size={size} does not cut {n} ranks into several equal groups.",
+                f"group_size={size} does not divide {n} ranks into several equal groups.",
                 do=f"use one of {', '.join(map(str, fits))}" if fits else "use more ranks",
             )
         return [tuple(range(first, first + size)) for first in range(0, n, size)]

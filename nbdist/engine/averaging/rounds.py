@@ -33,7 +33,7 @@ class Rounds:
         if self.between is not None and self.between % self.every:
             fits = max(1, round(self.between / self.every)) * self.every
             raise LayoutError(
-                f"between={self.between} is no multiple of every={self.every}.",
+                f"between={self.between} is not a multiple of every={self.every}.",
                 why="an averaging over all takes the place of one inside the groups",
                 do=f"use between={fits}",
             )

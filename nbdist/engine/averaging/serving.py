@@ -104,7 +104,7 @@ def check() -> None:
     if error is None:
         return
     if state.here() is not None:
-        raise ReleasedError("this rank let go of its peers, and serves no worker") from error
+        raise ReleasedError("this rank aborted its collectives, and serves no worker") from error
     raise ClusterError("Asynchronous training cannot go on.", why=f"a worker is gone: {error}")
 
 

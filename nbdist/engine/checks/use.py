@@ -200,7 +200,7 @@ def _weakly(method: "weakref.WeakMethod[Any]") -> Any:
         try:
             bound(*args)
         except Exception:
-            _log.exception("What looks at a step has failed")
+            _log.exception("A check of a step failed")
             bound.__self__.is_looking = False
 
     def hook(*args: Any) -> None:

@@ -152,14 +152,15 @@ def _check(
     for name, value in (("global_batch", global_batch), ("reference_batch", reference_batch)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(
-                f"{name}={value!r} is no batch.", why="it counts samples in one step: 1 or more"
+                f"{name}={value!r} is not a batch size.",
+                why="it counts samples in one step: 1 or more",
             )
     if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
         raise UsageError(
-            f"warmup_steps={warmup!r} is no number of steps.", why="it counts steps: 0 or more"
+            f"warmup_steps={warmup!r} is not a number of steps.", why="it counts steps: 0 or more"
         )
     if rule not in RULES:
-        raise UsageError(f'rule="{rule}" is no rule.', do=f"use one of {', '.join(RULES)}")
+        raise UsageError(f'rule="{rule}" is not a known rule.', do=f"use one of {', '.join(RULES)}")
     if any("initial_lr" in g and "reference_lr" not in g for g in optimizer.param_groups):
         raise UsageError(
             "A scheduler of this optimizer was made before its rates are scaled.",

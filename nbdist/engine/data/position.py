@@ -173,7 +173,7 @@ class Standing:
         left = self.batches.samples - self.consumed
         if left and not self.batches.drop_last and data_shard().index == 0:
             _log.warning(
-                "%d samples of epoch %d are left out this once: fewer than the %d ranks that "
+                "%d samples of epoch %d are skipped once: fewer than the %d ranks that "
                 "would share them",
                 left,
                 self.batches.epoch,

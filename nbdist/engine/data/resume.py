@@ -153,7 +153,7 @@ def _prepare(again: _Again) -> str | None:
     plans = [*(plan for _, plan, _ in again.made), *(place.plan for _, place in again.live)]
     ends = {plan[-1] for plan in plans if plan}
     places = sorted(f"sample {p.consumed:,} of epoch {p.epoch}" for p in ends if p is not None)
-    return f"The cell goes on: its loader stands at {', '.join(places)}." if places else None
+    return f"The cell continues: its loader is at {', '.join(places)}." if places else None
 
 
 def _place(one: Standing) -> _Place:
@@ -168,10 +168,13 @@ def _begin_steps(optimizer: Optimizer) -> None:
         return
     if any(made() is optimizer for made in again.optimizers):
         raise step_state.KeptOptimizerError(
-            "The optimizer was there before the cell was run again: the cell goes on."
+            "The optimizer existed before the cell was run again, so the cell continues."
         )
     if again.has_stepped and dist.get_rank() == 0:
-        print("The cell starts over: it makes its optimizer anew, and loops begin where they did.")
+        print(
+            "The cell starts over: it creates its optimizer again, and loops start from the "
+            "beginning."
+        )
 
 
 _Handed = tuple[int, bool, bool, list[_Planned], list[tuple[Standing, _Place]], list[Optimizer]]

@@ -53,7 +53,7 @@ def checked(
     found = [float(n) for n in numbers if isinstance(n, int | float) and not isinstance(n, bool)]
     if not numbers or len(found) < len(numbers) or not all(map(_is_weight, found)):
         raise UsageError(
-            f"weights={weights!r} are no weights.",
+            f"weights={weights!r} are not valid weights.",
             why="each rank's part of a batch follows its number, which is more than 0",
             do='give one number a rank, as in [1, 0.5], or "measured"; None shares equally',
         )

@@ -44,7 +44,9 @@ from nbdist.errors import ClusterError
 from nbdist.options import ClusterOptions
 
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
-_ABORTED = "this rank let go of its peers, because another rank failed or the cell was interrupted"
+_ABORTED = (
+    "this rank aborted its collectives, because another rank failed or the cell was interrupted"
+)
 
 
 def join(
@@ -239,7 +241,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     if generation <= here.generation:
         raise ClusterError(
             f"Generation {generation} of the process group has been used.",
-            why=f"rank {here.rank} is at generation {here.generation}, and none is used twice.",
+            why=f"rank {here.rank} is at generation {here.generation}, and none is used again.",
         )
     if state.reforms_left() == 0:
         raise ClusterError(

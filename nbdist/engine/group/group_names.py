@@ -23,7 +23,7 @@ from nbdist.engine.kernel.placeholder import Placeholder
 Names = dict[str, list[Any] | None]
 
 _LONGEST = 1024  # elements of a list or dict that is looked through
-_UNKNOWN = Placeholder("a process group", "nobody can tell which one this rank had here")
+_UNKNOWN = Placeholder("a process group", "it is unknown which one this rank had here")
 
 
 def given(namespace: Mapping[str, Any]) -> Names:

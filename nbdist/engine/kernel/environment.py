@@ -103,7 +103,7 @@ def _refuse_notebook_launcher(module: Any) -> None:
 def _forks(count: int | None) -> UsageError:
     more = f"{count} more ranks" if count else "ranks"
     return UsageError(
-        f"A rank cannot fork {more}: this cell runs on every rank already.",
+        f"A rank cannot fork {more}: this cell already runs on every rank.",
         do="use the library's ordinary way, such as Lightning's strategy=\"ddp\" instead of "
         '"ddp_notebook", or call the function yourself, with Accelerator() in it, instead of '
         "giving it to notebook_launcher",

@@ -276,7 +276,7 @@ def _refuse_exit(kernel: Any) -> None:
 
     def refuse() -> None:
         raise RuntimeError(
-            "exit() would end this rank and lose its variables. To leave a cell early raise an "
+            "exit() would end this rank and lose its variables. To leave a cell early, raise an "
             "exception; to end all ranks use %dist stop."
         )
 

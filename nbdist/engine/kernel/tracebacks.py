@@ -94,7 +94,7 @@ def _show_groups(shell: Any) -> None:
         try:
             parts = shell.InteractiveTB.structured_traceback(kind, error, trace)
         except Exception:
-            log.exception("An exception group could not be told")
+            log.exception("An exception group could not be formatted")
             show(exc_tuple, *args, **more)
         else:
             shell._showtraceback(kind, error, parts)

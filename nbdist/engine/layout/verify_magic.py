@@ -25,7 +25,7 @@ from nbdist.errors import LayoutError
 from nbdist.ranks import begin_with_ranks
 
 _SAMPLES = 8  # guessed ones, on each rank
-_DO = "layout.verify((x, y), loss_fn) in a cell, or prove after a layout.step"
+_DO = "layout.verify((x, y), loss_fn) in a cell, or %dist verify after a layout.step"
 
 
 def verify(handle: str | None, names: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _find_on_all(handle: str | None, names: dict[str, Any]) -> Layout:
     if without:
         raise LayoutError(
             f"{begin_with_ranks(without)} {'has' if len(without) == 1 else 'have'} no such layout.",
-            why="a proof needs all ranks, and a process that is new has no shards or stages",
+            why="verify needs all ranks, and a new process has no shards or stages",
             do="build the model again and parallelize it, or load a checkpoint, on all ranks",
         )
     assert isinstance(found, Layout)
@@ -76,7 +76,7 @@ def _find(handle: str | None, names: dict[str, Any]) -> Layout:
         living = live_layouts()
         if not living:
             raise LayoutError(
-                "No layout is alive on the ranks.",
+                "There is no layout on the ranks.",
                 do='layout = nbdist.parallelize(model, "fsdp=2") in a %%distributed cell',
             )
         return max(living, key=lambda layout: layout.number)
@@ -122,14 +122,15 @@ def _prove_with_guess(layout: Layout) -> tuple[Proof, str]:
         inputs, _ = trace.find_inputs(plain, example)
     except LayoutError as error:
         raise LayoutError(
-            "No batch is known to prove the layout with.", why=error.why, do=_DO
+            "No batch is known to verify the layout with.", why=error.why, do=_DO
         ) from error
     given = "guessed from the first layers" if example is None else "made of the policy's example"
     part, _ = layout.shape.data_part(dist.get_rank())
     inputs = _several(inputs, part)
     shapes = ", ".join(map(_words, [*inputs.args, *inputs.keywords.values()]))
     how = (
-        f"No layout.step was made: inputs were {given} ({shapes} on each rank), and the loss is "
+        f"layout.step has not run yet, so inputs were {given} ({shapes} on each rank), and the "
+        "loss is "
         "the mean of the outputs with fixed weights. layout.verify((x, y), loss_fn) proves with "
         "yours."
     )
@@ -140,8 +141,9 @@ def _prove_with_guess(layout: Layout) -> tuple[Proof, str]:
         raise LayoutError(error.what, why=why, do=error.do or _DO) from error
     if proof.unreached:
         raise LayoutError(
-            f"The batch that was tried does not use {some_of(proof.unreached)}, so it would prove "
-            "too little.",
+            f"The batch that was tried does not use {some_of(proof.unreached)}, so the result "
+            "would mean "
+            "little.",
             why=how,
             do=_DO,
         )

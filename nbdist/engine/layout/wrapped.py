@@ -56,7 +56,8 @@ def refuse_wrapped(model: nn.Module) -> None:
     if by is not None:
         raise LayoutError(
             f"This model is spread already, by {by}.",
-            why="nbdist shows and heals such a model as it is; a second layout would average twice",
+            why="nbdist shows and recovers such a model as it is; a second layout would average "
+            "twice",
             do="leave parallelize out, or build the model again without that wrapper",
         )
 
@@ -110,7 +111,7 @@ def is_spread(model: nn.Module) -> bool:
     if bare:
         raise LayoutError(
             f'A part of this model has the layout "{first.name}", and {bare[0]} has none.',
-            why="nobody would average the gradients of the rest",
+            why="the gradients of the rest would not be averaged",
             do="parallelize the whole model that Accelerate gets",
         )
     _check_samples(first)

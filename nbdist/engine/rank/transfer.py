@@ -29,5 +29,5 @@ def pull(buffers: list[memoryview], name: str) -> tuple[None, list[Any]]:
 
     namespace = program().kernel.shell.user_ns
     if name not in namespace:
-        raise NameError(f"name {name!r} is not defined")
+        raise NameError(f'there is no variable "{name}"')
     return None, payload.pack(namespace[name])

@@ -10,7 +10,7 @@ left alone.
 
 What of two ranks is the same is known by its name (`identity`), agreed when it was made. Of what is
 not on all ranks of a unit nothing is copied: a model is left as it is, and an optimizer that has
-stepped steps no more, for nobody can tell whether its steps agree. Both are said.
+stepped steps no more, because its steps may not agree. Both are said.
 
 Every rank decides by itself, from the same reports, and so all decide the same.
 """
@@ -229,7 +229,7 @@ def _leave(
             return []
         line = (
             f"{holders} {holds} an optimizer of {some.name} that {others} {does} not: it cannot "
-            "step any more, for nobody can tell whether its parts fit together."
+            "step any more, because its parts may not fit together."
         )
         return [Decision(places, "forbid", some.steps, (), line)]
     line = (
@@ -306,7 +306,7 @@ def _copy(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) -> Deci
     )
     if best.is_torn:
         line = (
-            f"Every rank was interrupted in the midst of an optimizer step of {best.name}: "
+            f"Every rank was interrupted in the middle of an optimizer step of {best.name}: "
             f"{name_ranks(behind)} copied it from rank {source}, where a part of the parameters "
             "has made that step."
         )
@@ -374,7 +374,7 @@ def _settle_apart(places: Mapping[int, int], of_unit: Mapping[int, ModelReport])
         f"The ranks that train {of_unit[made.source].name} apart were at different steps "
         f"({_spread(of_unit)}), and no snapshot is common to all of them: "
         f"{name_ranks(made.behind)} copied the model and its optimizer from rank {made.source}. "
-        "Training is sound, and not what it would have been."
+        "Training is valid, but differs from an undisturbed run."
     )
     return replace(made, line=line)
 

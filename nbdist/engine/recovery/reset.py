@@ -50,7 +50,7 @@ def _heal_ddp() -> list[str]:
         # Composable `replicate` hands DDP the parameters of the user's module in a list.
         inner = type(ddp.module).__name__
         name = "replicate" if isinstance(ddp.module, nn.ParameterList) else f"DDP({inner})"
-        how = "reducer made anew" if id(ddp) in remade else "reducer reset"
+        how = "reducer re-created" if id(ddp) in remade else "reducer reset"
         done = [how, _drop_gradients(ddp.parameters()), *ddp_hook_state.restore(ddp)]
         healed.append(f"{name}: {', '.join(done)}")
     return healed
@@ -93,7 +93,7 @@ def _heal_pipelines() -> list[str]:
     for stage in stages:
         module = torch_pipeline.reset_stage(stage)
         dropped = _drop_gradients(module.parameters())
-        healed.append(f"pipeline stage {stage.stage_index}: micro-batches forgotten, {dropped}")
+        healed.append(f"pipeline stage {stage.stage_index}: micro-batches discarded, {dropped}")
     return healed
 
 

@@ -45,7 +45,7 @@ def leave(user_ns: Mapping[str, Any]) -> dict[str, Any]:
     stale = _stale_modules()
     serving.stop()
     named = _name_stale(user_ns, {id(module) for module in stale})
-    _refuse(stale, _SCALED, "make it again, from a plain model.")
+    _refuse(stale, _SCALED, "create it again, from a plain model.")
     return {"groups": group.leave(), "stale": named}
 
 
@@ -134,7 +134,7 @@ def _refusal(module: nn.Module, why: str, do: str) -> ClusterError:
     layout = layout_of(module)
     name = type(module).__name__ if layout is None else f'model with the layout "{layout.name}"'
     return ClusterError(
-        f"This {name} stands on a process group that is no more.",
+        f"This {name} belongs to a process group that no longer exists.",
         why=why,
         do=do,
     )

@@ -182,10 +182,10 @@ class Boundary:
             self._after(optimizer, steps.whole)
         except Exception as error:
             self._notices.append(
-                "What a lost step spoils is not kept any more: a cell that is run again may come "
-                f"out otherwise ({type(error).__name__}: {error})."
+                "Step state is no longer recorded, so a cell that is run again may give another "
+                f"result ({type(error).__name__}: {error})."
             )
-            _log.exception("Boundaries are not kept any more")
+            _log.exception("Step boundaries are no longer recorded")
             self.remove()
         defer_interrupt.end()
 

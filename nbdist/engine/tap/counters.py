@@ -110,10 +110,10 @@ def _open(group: dist.ProcessGroup) -> GroupCounters:
     name = group.group_name
     if group in _books.closed:
         raise ClusterError(
-            f"This process group ({_title(group, name)}) is no more.",
+            f"This process group ({_title(group, name)}) no longer exists.",
             why="the program destroyed the default group, or %dist scale changed the number of "
             "ranks, and its ranks have left it.",
-            do="make it, and what was made with it, again.",
+            do="create it again, and what was created with it.",
         )
     ranks = torch_compat.ranks_of(group)
     incarnation = f"{_books.period}.{_books.destroyed[name]}"

@@ -324,7 +324,8 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
             result = native(*args, **kwargs)
             if was_let_go(launch, result):
                 raise ReleasedError(
-                    "this rank let go of its peers while it waited for a message from any of them"
+                    "this rank aborted its collectives while it waited for a message from any "
+                    "of them"
                 )
             return result
         finally:

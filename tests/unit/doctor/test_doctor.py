@@ -118,7 +118,7 @@ def test_an_interface_that_is_not_there_and_waits_that_cannot_be_ended_are_found
         "TORCH_NCCL_BLOCKING_WAIT",
         "TORCH_DISTRIBUTED_DEBUG",
     }
-    assert "overrules" in found["TORCH_NCCL_ENABLE_MONITORING"].says
+    assert "overrides" in found["TORCH_NCCL_ENABLE_MONITORING"].says
     (well,) = network.judge_settings({"PATH": "/bin"}, ["lo"])
     assert not well.is_wrong
 

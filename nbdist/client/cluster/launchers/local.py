@@ -325,5 +325,5 @@ def _parent_gone(logs: Path) -> StartError:
     return StartError(
         "The parent process that starts the ranks has ended.",
         why=last_lines(logs / "parent.log"),
-        do="%dist doctor tells what is wrong; %dist start starts a new one",
+        do="%dist doctor shows what is wrong; %dist start starts a new one",
     )

@@ -109,7 +109,7 @@ class Compress:
         if self.start < 2:
             raise LayoutError(
                 f"Compress's start is {self.start}.",
-                why="torch lays its buckets anew in the first steps",
+                why="torch rebuilds its buckets in the first steps",
                 do="give 2 or more",
             )
         if self.between is None:

@@ -80,15 +80,17 @@ class Pipeline:
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise LayoutError(
-                f"{self.schedule!r} is no schedule of a pipeline.",
+                f"{self.schedule!r} is not a pipeline schedule.",
                 do=f"schedules are {', '.join(SCHEDULES)}",
             )
         count = self.microbatches
         if count is not None and (not isinstance(count, int) or count < 1):
-            raise LayoutError(f"A step of {count!r} micro-batches is none.", do="use 1 or more")
+            raise LayoutError(
+                f"A step of {count!r} micro-batches is not possible.", do="use 1 or more"
+            )
         if isinstance(self.split, str) and self.split not in SPLITS:
             raise LayoutError(
-                f"{self.split!r} is no way to split a model into stages.",
+                f"{self.split!r} is not a known way to split a model into stages.",
                 do='use "parameters", "time", or a list of the first block of each stage',
             )
 
@@ -123,7 +125,7 @@ class ContextParallel:
     def __post_init__(self) -> None:
         if self.method not in ("ulysses", "gather"):
             raise LayoutError(
-                f'ContextParallel knows no method "{self.method}".', do='use "ulysses" or "gather"'
+                f'ContextParallel has no method "{self.method}".', do='use "ulysses" or "gather"'
             )
 
     def __str__(self) -> str:
@@ -180,7 +182,7 @@ def read(given: tuple[object, ...], shape: MeshShape) -> Policies:
         name = type(policy).__name__
         if type(policy) not in _PLACES:
             raise LayoutError(
-                f"{_shown(policy)} is no policy.",
+                f"{_shown(policy)} is not a policy.",
                 why=f"policies are {', '.join(sorted(kind.__name__ for kind in _PLACES))}",
                 do='write for example parallelize(model, "dp=-1 tp=2", TensorParallel(loss=True))',
             )

@@ -264,7 +264,7 @@ def _size(axis: str, number: str) -> int:
         size = 0
     if size < 1 and size != -1:
         raise LayoutError(
-            f'"{axis}={number}" is no size.', why="a size is 1 or more, or -1 for the rest"
+            f'"{axis}={number}" is not a size.', why="a size is 1 or more, or -1 for the rest"
         )
     return size
 

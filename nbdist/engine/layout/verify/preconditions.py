@@ -83,7 +83,7 @@ def refuse(layout: Provable) -> nn.Module:
     if synced:
         raise LayoutError(
             f"{synced[0]} is a SyncBatchNorm, which one process cannot run part by part.",
-            do="prove the model with BatchNorm, then convert it",
+            do="verify the model with BatchNorm, then convert it",
         )
     places = full_tensors.table(layout)
     # The model, its gradients and copies to compare with; and the first two in float64.
@@ -100,7 +100,7 @@ def refuse(layout: Provable) -> nn.Module:
         raise LayoutError(
             f"Rank {SOURCE} has {name_bytes(int(least))} free, and one process needs some "
             f"{name_bytes(needed)} for this model.",
-            do="prove a model with fewer blocks, which has the same code",
+            do="verify a model with fewer blocks and the same code",
         )
     return layout.skeleton
 
@@ -158,7 +158,7 @@ def gather_parts(layout: Provable, task: Task) -> list[tuple[Any, float]]:
     dist.broadcast_object_list(told, src=SOURCE)
     if told[0] is not None:
         raise LayoutError(
-            f"Ranks {told[0][0]} and {told[0][1]} bring different samples.",
+            f"Ranks {told[0][0]} and {told[0][1]} have different samples.",
             why=f'under "{layout.name}" they work on the same ones',
             do="take batches from nbdist.loader, which gives them the same",
         )

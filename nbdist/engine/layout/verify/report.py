@@ -138,8 +138,9 @@ class Proof:
             return f"equal bit for bit {over}"
         worst = self.worst[0]
         return (
-            f"equal to the noise floor {over}: the {worst.what} of {worst.name or 'the batch'} is "
-            f"nearest to its bound, {worst.by:.1e} where round-off alone makes {worst.floor:.1e}"
+            f"equal within round-off {over}. Closest call: the {worst.what} of "
+            f"{worst.name or 'the batch'} differs by {worst.by:.1e} (round-off alone "
+            f"{worst.floor:.1e}, limit {worst.allowed:.1e})"
         )
 
     def __repr__(self) -> str:
@@ -164,9 +165,7 @@ class Proof:
                 lines.append(f"  loss, {whose:<{width}}{numbers}".rstrip())
         notes = list(self.notes)
         if self.unreached:
-            notes.insert(
-                0, f"Nothing is said of {some_of(self.unreached)}: no gradient comes there."
-            )
+            notes.insert(0, f"{some_of(self.unreached)} was not compared: it gets no gradient.")
         return "\n".join([*lines, *map(in_lines, notes)])
 
     def raise_if_different(self) -> None:
@@ -179,7 +178,7 @@ class Proof:
             raise LayoutError(
                 f'Layout "{self.layout}" does not compute what one process does: {self.first}.',
                 why="something between model, layout and loop changes what is trained",
-                do="print the proof for the tensors that differ most",
+                do="print the report for the tensors that differ most",
             )
 
 

@@ -106,7 +106,7 @@ class _Run:
         models = [self._layout.model] + ([] if alone.model is None else [alone.model])
         if any(dropouts(model) for model in models):
             self._notes.append(
-                "Nothing was dropped while proving: ranks cannot draw one process' masks."
+                "Dropout was off during the comparison: ranks cannot draw one process' masks."
             )
         with without_dropout(*models), NoDropout(), self._uncompressed() as is_compressed:
             for step in range(1, steps + 1):
@@ -114,7 +114,7 @@ class _Run:
                 self._refuse_chance(told, step)
                 if told.spread is LossSpread.DRIFT:
                     self._notes.append(
-                        "Round-off grows fast in this model, as it does where batch norm sees few "
+                        "Round-off grows fast in this model, as with batch norm on few "
                         f"samples: after {counted(self._made, 'step')} one process in float64 is "
                         "too far away to compare with."
                     )
@@ -176,15 +176,16 @@ class _Run:
     def _refuse_chance(self, told: ReferenceStep, step: int) -> None:
         if told.spread is LossSpread.CHANCE:
             raise LayoutError(
-                "The model does not compute the same twice in one process: nothing can be proven.",
+                "The model does not compute the same twice in one process, so it cannot be "
+                "verified.",
                 why="its losses differ by more than round-off; forward changes what is no buffer, "
                 "such as a counter in Python, or draws random numbers outside of dropout",
-                do="make what changes a buffer, or leave it out for the proof",
+                do="make what changes a buffer, or leave it out of the comparison",
             )
         if told.spread is LossSpread.DRIFT and step == 1:
             raise LayoutError(
-                "Round-off grows too far in this model to prove anything with this batch.",
-                why="one process computes another loss from weights that are moved by half a unit "
+                "Round-off grows too far in this model to verify it with this batch.",
+                why="one process computes another loss from weights moved by half a unit "
                 "of their last place, or in float64",
                 do="layout.verify((x, y), loss_fn) with a batch and a loss as you train with, of "
                 "more samples, or with the model in float64",
@@ -224,7 +225,7 @@ class _Run:
         """Keep that this rank would not make some gradients."""
         for rank, names in missing.items():
             self._notes.append(
-                f"Rank {rank} makes no gradient of {some_of(names)}, and others do: a training "
+                f"Rank {rank} has no gradient for {some_of(names)}, and others do: a training "
                 "step would wait for it without end, so none was made."
             )
         for name in missing.get(dist.get_rank(), ()):

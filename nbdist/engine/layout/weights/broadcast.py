@@ -43,7 +43,7 @@ def check_same_model(model: nn.Module, asked: dict[str, str], device_type: str) 
     dist.all_gather_object(tables, table)
     rank = next(r for r, other in enumerate(tables) if other != tables[_SOURCE])
     raise LayoutError(
-        f"Ranks {_SOURCE} and {rank} bring different models: "
+        f"Ranks {_SOURCE} and {rank} have different models: "
         + _first_difference(tables[_SOURCE], tables[rank], rank),
         why="every rank holds a part of one and the same model",
         do="build the model on every rank from the same code and sizes",

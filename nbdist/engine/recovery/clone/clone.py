@@ -131,7 +131,7 @@ def _name_missed(
         for name in model.names:
             namespace[name] = Placeholder(model.kind, why, is_state=True)
         called = ", ".join(model.names) or model.kind
-        lines.append(f"Rank {here} is without {called}: {why}. Make it again on its ranks.")
+        lines.append(f"Rank {here} has no {called}: {why}. Create it again on its ranks.")
     return lines
 
 
@@ -188,7 +188,7 @@ def _name_groups(
     for name in found:
         placeholders.pop(name, None)
     for name in unknown:
-        placeholders.setdefault(name, "nobody can tell which process group this rank had here")
+        placeholders.setdefault(name, "it is unknown which process group this rank had here")
 
 
 def clone(
@@ -352,7 +352,7 @@ def _say_inexact(newcomer: int) -> list[str]:
         return []
     said = (
         f"Rank {newcomer} went on with rank {dist.get_rank()}'s error feedback of PowerSGD, for "
-        "what it had is lost: training is sound, but not bit-equal to an unbroken run."
+        "what it had is lost: training is valid, but not bit-equal to an undisturbed run."
     )
     return [said]
 

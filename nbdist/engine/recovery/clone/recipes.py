@@ -307,7 +307,7 @@ def _refuse_work(_work: Any) -> tuple[Any, ...]:
 
 def _refuse_group(_group: Any) -> tuple[Any, ...]:
     # Those that are alive are anchors, see `clone`.
-    raise pickle.PicklingError("this process group is no more")
+    raise pickle.PicklingError("this process group no longer exists")
 
 
 _BY_TYPE: dict[type, Callable[[Any], tuple[Any, ...] | None]] = {

@@ -208,7 +208,7 @@ def reduce_ddp(ddp: DistributedDataParallel) -> tuple[Any, ...]:
         raise pickle.PicklingError("DDP with the Python reducer of torch.compile cannot travel")
     live = torch_modules.live_ddps()
     if ddp not in live:
-        raise pickle.PicklingError("it stands on a process group that is no more")
+        raise pickle.PicklingError("it belongs to a process group that no longer exists")
     state = dict(vars(ddp))
     for name in ("reducer", "logger"):
         del state[name]

@@ -32,7 +32,7 @@ def test_of_a_log_only_lines_that_tell_something_stand_in_an_error(tmp_path: Pat
     log.write_text("Not using CurveZMQ security\nMemoryError\ndebugpy_stream undefined\n")
     assert last_lines(log) == "MemoryError"
     log.write_text("Not using CurveZMQ security\n")
-    assert last_lines(log) == f"its log {log} tells nothing"
+    assert last_lines(log) == f"its log {log} has no relevant lines"
 
 
 def test_the_private_folder_is_beside_the_notebook(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_an_address_that_others_reach_is_refused_unless_the_network_is_trusted(a
         choose(asked)
     text = str(refused.value)
     assert "192.0.2.7 can be reached from the network" in text
-    assert "torch's store, gloo and NCCL know no password and no encryption" in text
+    assert "torch's store, gloo and NCCL have no passwords and no encryption" in text
     assert f"%dist start --interface {asked} --trust-network" in text
     assert choose(asked, trust=True) == "192.0.2.7"
 

@@ -202,7 +202,7 @@ def test_ranks_that_were_interrupted_because_another_failed_are_not_causes() -> 
         ("RuntimeError", "Application timeout caused pair closure"),
         ("RuntimeError", BARRIER),
         ("DistBackendError", "NCCL communicator was aborted on rank 0."),
-        ("ReleasedError", "this rank let go of its peers, because another rank failed"),
+        ("ReleasedError", "this rank aborted its collectives, because another rank failed"),
     ],
 )
 def test_what_torch_says_of_a_lost_peer_is_a_consequence(name: str, message: str) -> None:
@@ -310,7 +310,7 @@ def test_one_sentence_of_our_own_is_said_once() -> None:
 
 
 def test_a_deadlock_is_a_cause_too() -> None:
-    freed = Failure(0, "RuntimeError", "this rank let go of its peers")
+    freed = Failure(0, "RuntimeError", "this rank aborted its collectives")
     error = rank_error([freed], asked=[0, 1], because="rank 1 has finished the cell; rank 0 waits.")
     assert error.causes == ("rank 1 has finished the cell; rank 0 waits.",)
 

@@ -147,10 +147,10 @@ def test_a_rate_that_is_a_tensor_is_written_in_place() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"global_batch": 0}, "global_batch=0 is no batch"),
-        ({"reference_batch": 2.0}, "reference_batch=2.0 is no batch"),
-        ({"warmup_steps": -1}, "warmup_steps=-1 is no number of steps"),
-        ({"rule": "cubic"}, '"cubic" is no rule'),
+        ({"global_batch": 0}, "global_batch=0 is not a batch size"),
+        ({"reference_batch": 2.0}, "reference_batch=2.0 is not a batch size"),
+        ({"warmup_steps": -1}, "warmup_steps=-1 is not a number of steps"),
+        ({"rule": "cubic"}, '"cubic" is not a known rule'),
     ],
 )
 def test_a_wrong_word_is_refused_and_nothing_changed(asked: dict[str, object], words: str) -> None:

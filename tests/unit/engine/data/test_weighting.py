@@ -17,7 +17,7 @@ def test_weights_are_kept_as_numbers_and_none_is_equal_parts() -> None:
     "wrong", [[], [1, 0], [1, -1], [1, float("nan")], [1, float("inf")], [1, True], [1, "2"], "12"]
 )
 def test_what_is_no_weight_is_refused(wrong: Any) -> None:
-    with pytest.raises(UsageError, match="are no weights"):
+    with pytest.raises(UsageError, match="are not valid weights"):
         weighting.checked(wrong, 2, 8)
 
 

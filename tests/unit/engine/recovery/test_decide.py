@@ -49,7 +49,7 @@ def test_where_all_are_torn_they_become_equal_and_this_is_said() -> None:
     (found,) = decide({rank: [replicated(4, torn=True)] for rank in range(3)}, [])
 
     assert (found.source, found.behind) == (0, (1, 2))
-    assert "in the midst of an optimizer step" in found.line
+    assert "in the middle of an optimizer step" in found.line
 
 
 def test_sharded_ranks_go_back_to_their_newest_common_snapshot() -> None:
@@ -123,7 +123,7 @@ def test_ranks_that_train_apart_without_a_common_snapshot_copy_the_most_advanced
     (found,) = decide(reports, [])
 
     assert (found.action, found.source, found.behind, found.steps) == ("copy", 1, (0, 2), (3,))
-    assert "Training is sound, and not what it would have been." in found.line
+    assert "Training is valid, but differs from an undisturbed run." in found.line
 
 
 def test_a_dead_rank_takes_nothing_from_those_that_train_apart() -> None:
@@ -228,7 +228,7 @@ def test_an_optimizer_of_shards_that_one_rank_alone_holds_steps_no_more() -> Non
     (found,) = decide({0: [sharded(3)], 1: []}, [])
 
     assert (found.action, found.parts) == ("forbid", ())
-    assert "nobody can tell whether its parts fit together" in found.line
+    assert "because its parts may not fit together" in found.line
     assert decide({0: [sharded(0)], 1: []}, []) == []
 
 

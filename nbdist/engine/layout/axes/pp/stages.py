@@ -221,7 +221,7 @@ def _number(entry: object, blocks: Sequence[str]) -> int:
     if isinstance(entry, int) and 0 <= entry < len(blocks):
         return entry
     raise LayoutError(
-        f"split names {entry!r}, which is no block.",
+        f"split names {entry!r}, which is not a block.",
         do=f"blocks are {blocks[0]} ... {blocks[-1]}, or numbers from 0 to {len(blocks) - 1}",
     )
 

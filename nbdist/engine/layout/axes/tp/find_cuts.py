@@ -110,7 +110,7 @@ def _style(key: str, word: Any) -> Any:
     if word in _WHOLE:
         return None
     raise LayoutError(
-        f'"{word}", which the plan for tp says of {key}, is no way to cut that nbdist has.',
+        f'"{word}", which the plan for tp says of {key}, is not a known way to cut.',
         why=f"it has {', '.join(WORDS)}, and takes styles of torch.distributed.tensor.parallel",
         do="give a plan with these: TensorParallel(plan={...})",
     )
@@ -153,9 +153,9 @@ def _traced(model: nn.Module, calls: list[ModuleCall]) -> TensorPlan:
         if why := _misfit(group, row):
             left += [(name, why) for name in (*names, row.name)]
             continue
-        beside = f"fed with {len(names) - 1} more by one tensor" if names[1:] else "leads to a row"
+        beside = f"shares its input with {len(names) - 1} more" if names[1:] else "feeds a row"
         cuts |= {name: Cut(name, COLUMN, beside) for name in names}
-        cuts[row.name] = Cut(row.name, ROW, "takes what the columns before it make")
+        cuts[row.name] = Cut(row.name, ROW, "consumes the output of the columns")
         cuts |= {
             name: Cut(name, SUMMED, "sees a part of the features")
             for name in _between(calls, names[0], row.name)
@@ -173,7 +173,7 @@ def _misfit(group: list[ModuleCall], row: ModuleCall) -> str:
     if max(widths) == wanted and all(wanted % width == 0 for width in widths):
         return ""
     made = " + ".join(map(str, widths))
-    return f"makes {made} features where {wanted} are taken on: packed, or changed in between"
+    return f"makes {made} features and the next layer takes {wanted}: packed, or changed in between"
 
 
 def _called_once(calls: list[ModuleCall]) -> set[str]:
@@ -193,7 +193,7 @@ def _block(name: str, blocks: tuple[str, ...]) -> str:
 def _with_vocabulary(
     model: nn.Module, plan: TensorPlan, calls: list[ModuleCall], blocks: tuple[str, ...]
 ) -> TensorPlan:
-    """Cut the table of tokens, and the head over the same entries, at the model's two ends."""
+    """Cut the token embedding, and the head over the same entries, at the model's two ends."""
     once = _called_once(calls)
     outside = [c for c in calls if not _block(c.name, blocks) and c.name in once]
     tables = [c for c in outside if isinstance(c.module, nn.Embedding)]
@@ -201,7 +201,7 @@ def _with_vocabulary(
         return plan
     entries = tables[0].module.num_embeddings
     heads = [c for c in outside if isinstance(c.module, nn.Linear)][-1:]
-    cuts = [Cut(tables[0].name, VOCAB, "the table of tokens")]
+    cuts = [Cut(tables[0].name, VOCAB, "the token embedding")]
     if heads and heads[0].module.out_features == entries and not plan.style_of(heads[0].name):
         cuts.append(Cut(heads[0].name, HEAD, "makes the logits of all tokens"))
     return plan.with_cuts(cuts)
@@ -219,7 +219,7 @@ def _fit_vocabulary(model: nn.Module, plan: TensorPlan, tp: int) -> TensorPlan:
             if entries % tp:
                 plan = plan.without(cut.module, f"{entries} entries are not divisible by {tp}")
             elif getattr(module, "max_norm", None) is not None:
-                plan = plan.without(cut.module, "max_norm changes a table while it is read")
+                plan = plan.without(cut.module, "max_norm changes the embedding during lookup")
     for cut in plan.cuts:
         if cut.style not in (VOCAB, HEAD):
             continue
@@ -233,8 +233,10 @@ def _fit_vocabulary(model: nn.Module, plan: TensorPlan, tp: int) -> TensorPlan:
 def _nothing_found(model: nn.Module, plan: TensorPlan) -> LayoutError:
     name, why = _reason(model, plan)
     return LayoutError(
-        f"Nothing in {type(model).__name__} was found that tp could cut.",
-        why=f"{name} {why}" if name else "no linear leads into another that leads back",
+        f"tp found nothing to cut in {type(model).__name__}.",
+        why=f"{name} {why}"
+        if name
+        else "no Linear feeds a second Linear that maps back to the input's width",
         do='give a plan, TensorParallel(plan={"blocks.*.up": "column", "blocks.*.down": '
         '"row"}), write projections as separate Linear layers, or use "zero3"',
     )

@@ -322,7 +322,7 @@ def test_who_is_idle_elsewhere_too_is_said_to_be_so_in_the_part_no_longer_than_i
     machine.steps(100, {1: slow}, noise=0.0)
     assert machine.verdict().sentence == (
         "Rank 1 takes 2.6 times as long per step as its peers, without communication: its "
-        "forward takes 26 ms a "
+        "forward takes 26 ms per "
         "step, 6.0 ms on the others, and in it the rank is idle for 20 ms longer (it sleeps, or "
         "waits for something that is not communication)."
     )

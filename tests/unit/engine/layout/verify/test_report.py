@@ -77,8 +77,8 @@ def test_a_proof_says_that_it_is_equal_to_the_bit() -> None:
 
 def test_a_proof_says_how_near_to_the_noise_floor_it_is() -> None:
     assert proof(difference()).verdict == (
-        "equal to the noise floor over 3 steps: the gradient of up.weight is nearest to its bound, "
-        "2.0e-07 where round-off alone makes 1.0e-07"
+        "equal within round-off over 3 steps. Closest call: the gradient of up.weight differs "
+        "by 2.0e-07 (round-off alone 1.0e-07, limit 1.0e-06)"
     )
 
 

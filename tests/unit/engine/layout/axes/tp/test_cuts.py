@@ -21,11 +21,11 @@ def test_a_pair_is_owned_by_the_innermost_module_that_holds_it() -> None:
 
 
 def test_a_plan_shows_each_repeated_module_once_with_its_reason() -> None:
-    cuts = [Cut(f"blocks.{i}.up", COLUMN, "leads to a row") for i in range(12)]
+    cuts = [Cut(f"blocks.{i}.up", COLUMN, "feeds a row") for i in range(12)]
     plan = TensorPlan("tracing one forward", (*cuts, Cut("head", HEAD, "makes the logits")))
     assert str(plan) == (
         "tp cuts, by tracing one forward:\n"
-        "  blocks.*.up  column: leads to a row (12 times)\n"
+        "  blocks.*.up  column: feeds a row (12 times)\n"
         "  head         head: makes the logits"
     )
 
