@@ -90,7 +90,7 @@ class ProcessGroup:
         return answers
 
     def form(self, options: ClusterOptions, newcomers: Sequence[int]) -> Answers:
-        """Let ranks that have left all groups, and newcomers, form the group of `options.n` ranks.
+        """Let ranks that have left all groups, and new ranks, form the group of `options.n` ranks.
 
         Returns and raises as `recover`.
         """

@@ -164,7 +164,7 @@ def describe(
 
     Args:
         answers: What each rank answered, see `engine/recovery/recovery.py`.
-        pids: The newcomers and their processes.
+        pids: The new ranks and their processes.
         is_news: Whether to say that the group was re-created.
     """
     lines = describe_newcomers(answers, pids, replaced=True)
@@ -190,7 +190,7 @@ def describe(
 def describe_newcomers(
     answers: Mapping[int, Mapping[str, Any]], pids: Mapping[int, int], *, replaced: bool
 ) -> list[str]:
-    """Return what newcomers got, in sentences; `replaced` when others had been there before."""
+    """Return what new ranks got, in sentences; `replaced` when others had been there before."""
     bare = [rank for rank in sorted(pids) if answers[rank].get("cloned") is None]
     lines = []
     if bare:
@@ -214,7 +214,7 @@ def describe_newcomers(
 
 
 def _lost(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return which sharded models cannot be used any more, in one sentence for all newcomers."""
+    """Return which sharded models cannot be used any more, in one sentence for all new ranks."""
     names = list(dict.fromkeys(name for told in cloned.values() for name in told["lost"]))
     if not names:
         return []
@@ -224,7 +224,7 @@ def _lost(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
 
 
 def _differing(cloned: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return what newcomers have of another rank's that was most likely made from its number."""
+    """Return what new ranks have of another rank's that was most likely made from its number."""
     alike: dict[tuple[int, tuple[str, ...]], list[int]] = {}
     for rank, told in cloned.items():
         if names := told.get("differ"):

@@ -31,7 +31,7 @@ from nbdist.errors import ClusterError, LayoutError, LostStateError
 
 _SHORTEST_S, _LONGEST_S = 0.001, 0.05  # between two questions of a worker that has to wait
 
-# Held here and not by the optimizer: what that holds travels to newcomers.
+# Held here and not by the optimizer: what that holds travels to replacement ranks.
 _masters: "WeakKeyDictionary[AsyncSGD, Master]" = WeakKeyDictionary()
 
 
@@ -283,7 +283,7 @@ def _cell() -> int:
 def _next_number() -> int:
     """Return a number that no master had; the same on all ranks."""
     global _count
-    known = [0] * dist.get_world_size()  # a newcomer's is behind
+    known = [0] * dist.get_world_size()  # a replacement rank's is behind
     dist.all_gather_object(known, _count)
     _count = max(known) + 1
     return _count

@@ -1,6 +1,6 @@
 """Groups of near ranks, inside which averages are cheap: those of one host, or so many neighbours.
 
-A group is found by what it is called, not held: after a fault, on a newcomer and with another
+A group is found by what it is called, not held: after a fault, on a new rank and with another
 number of ranks the same question finds the group there is, or all ranks make it. Main thread, all
 ranks.
 """

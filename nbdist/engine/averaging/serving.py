@@ -3,7 +3,7 @@
 One thread a worker on the server's rank, and a group of these two ranks: no two threads of a rank
 ever share a gloo group, and a receive from one known rank ends when the groups let go (one from any
 rank does not: gloo tells nobody who waits so). A group is found by what it is called: after a fault
-and on a newcomer it is the same question. The threads of a rank serve every master there is.
+and on a new rank it is the same question. The threads of a rank serve every master there is.
 
 They end when the groups let go (a fault, an interrupt); `begin_anew` starts them again when those
 have been re-created.

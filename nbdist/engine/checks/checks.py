@@ -56,7 +56,7 @@ class RankChecks:
         self._epochs = Epochs()
 
     def end_cell(self) -> None:
-        """Take all hooks out: nothing of them shall be in what a newcomer is given."""
+        """Take all hooks out: nothing of them shall be in what a replacement rank is given."""
         self._look(is_on=False)
         for use in self._uses:
             use.end()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """With what a group was made, so that a newcomer can make it too.
+    """With what a group was made, so that a replacement rank can make it too.
 
     Attributes:
         backend: As `new_group` took it: `gloo`, or `cpu:gloo,cuda:nccl`.

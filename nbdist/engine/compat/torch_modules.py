@@ -170,7 +170,7 @@ def as_written() -> Iterator[None]:
 def reducer_of(module: nn.Module) -> DistributedDataParallel | None:
     """Return the DistributedDataParallel that `replicate` keeps behind `module`, if any.
 
-    None as well where a newcomer got the module and a placeholder for its reducer.
+    None as well where a replacement rank got the module and a placeholder for its reducer.
     """
     from torch.distributed._composable.contract import _get_registry
 

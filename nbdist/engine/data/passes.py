@@ -29,7 +29,7 @@ class Draws:
     """The random numbers with which the batch after a boundary was first asked for.
 
     What a loop draws between an optimizer's step and its next batch belongs to the step, and a loop
-    that goes on with that batch does not draw it again. `state` is None until then; a newcomer,
+    that goes on with that batch does not draw it again. `state` is None until then; a new rank,
     whose random numbers are others, gets none.
     """
 
@@ -79,7 +79,7 @@ class Trail:
         self.began = self.committed = Commit(position, given, is_resumed, 0, cell, Draws())
 
     def __getstate__(self) -> dict[str, object]:
-        # A loader travels to a newcomer; the loop that runs here does not.
+        # A loader travels to a replacement rank; the loop that runs here does not.
         return {**self.__dict__, "_is_alive": _is_over}
 
     def begin_pass(self, start: Position, is_alive: Callable[[], object]) -> None:

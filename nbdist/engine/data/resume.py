@@ -71,7 +71,7 @@ class _Cell:
     inherited: list[_Planned] = field(default_factory=list)
     # A loader that only its loop held would go with the exception, and its position with it.
     newest: "deque[Standing]" = field(default_factory=lambda: deque(maxlen=16))
-    taken_over: _Again | None = None  # in a newcomer, which has not run it
+    taken_over: _Again | None = None  # in a replacement rank, which has not run it
     repeats: _Again | None = None  # as which this cell was begun
 
     def add(self, new: Standing) -> None:
@@ -181,7 +181,7 @@ _Handed = tuple[int, bool, bool, list[_Planned], list[tuple[Standing, _Place]], 
 
 
 def hand_over() -> dict[str, list[_Handed]]:
-    """Return what a newcomer must know to run a cell again: the last one, or one that failed."""
+    """Return what a new rank must know to run a cell again: the last one, or one that failed."""
     whole = step_state.here().whole()
     cells = [
         (
@@ -199,7 +199,7 @@ def hand_over() -> dict[str, list[_Handed]]:
 
 
 def take_over(told: dict[str, list[_Handed]]) -> None:
-    """Know, in a newcomer, what `hand_over` told on the rank that it was cloned from."""
+    """Know, in a replacement rank, what `hand_over` told on the rank that it was cloned from."""
     global _again
     if "cells" not in told:
         return  # it did not come whole

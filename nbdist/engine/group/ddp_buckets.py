@@ -9,7 +9,7 @@ run has in the step that is made next.*
 - No step has ended yet: those the reducer began with.
 - Else those that it has laid anew; where no rank has, those it would lay in the next forward.
 
-A newcomer's reducer is made with its source's (`clone/torch_rebuild.py`). All of them are then in
+A new rank's reducer is made with its source's (`clone/torch_rebuild.py`). All of them are then in
 one phase: nothing noted of a backward, and the buckets laid anew after the next one, on all ranks.
 
 A reducer with a static graph also learns in its first backward how often each parameter is used. A

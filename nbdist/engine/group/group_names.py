@@ -1,8 +1,8 @@
-"""Give a newcomer's groups the names that cells have given them.
+"""Give a new rank's groups the names that cells have given them.
 
 `mine = dist.new_group(...)` is another group on each rank, and outside of it a mark that torch has
-for non-members. A newcomer gets one rank's namespace: neither that rank's group nor its mark says
-anything of the newcomer, also where it is in that group. What its predecessor had under the name
+for non-members. A new rank gets one rank's namespace: neither that rank's group nor its mark says
+anything of the new rank, also where it is in that group. What its predecessor had under the name
 was written down (`group_record`) and counts first; else living members know. What nobody knows is
 a placeholder, whose use is an error: a collective on torch's mark would do nothing, silently, and
 one on another group would meet other ranks.
@@ -44,7 +44,7 @@ def restore(
     """Put this rank's groups where it had them, and torch's mark where it was no member.
 
     Args:
-        namespace: Where cells run on this newcomer, as it was cloned.
+        namespace: Where cells run on this new rank, as it was cloned.
         own: What `given` returned on this rank's predecessor, as far as that still holds.
         told: What `given` returned on the living ranks.
 

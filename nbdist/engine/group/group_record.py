@@ -39,7 +39,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class SurvivorReport:
-    """What a living rank tells newcomers.
+    """What a living rank tells new ranks.
 
     Attributes:
         names: What its cells call its groups.
@@ -86,7 +86,7 @@ def write(namespace: Mapping[str, Any], cell: int, source: str) -> None:
 
 
 def tell(namespace: Mapping[str, Any]) -> SurvivorReport:
-    """Return what this living rank tells newcomers.
+    """Return what this living rank tells new ranks.
 
     Args:
         namespace: Where cells run.

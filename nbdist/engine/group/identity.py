@@ -66,12 +66,12 @@ def of(made: Any, *, is_alike: bool = True) -> str:
 
 
 def hand_over(objects: Iterable[Any]) -> dict[str, tuple[Any, Names]]:
-    """Return objects with their names, for a newcomer that gets copies."""
+    """Return objects with their names, for a new rank that gets copies."""
     return {str(i): (one, _names[one]) for i, one in enumerate(objects) if one in _names}
 
 
 def take_over(told: dict[str, tuple[Any, Names]]) -> None:
-    """Name, on a newcomer, the copies of what `hand_over` returned; some are placeholders."""
+    """Name, on a new rank, the copies of what `hand_over` returned; some are placeholders."""
     for one, names in told.values():
         if isinstance(one, DistributedDataParallel | Optimizer | LRScheduler):
             _names[one] = names

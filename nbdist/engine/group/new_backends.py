@@ -24,7 +24,7 @@ def renew(here: GroupState, live: torch_compat.LiveGroup) -> None:
     description = live.group.group_desc
     made, gone = [], []
     for devices, old in torch_compat.backends_of(live.group):
-        # The same nesting as torch's own for a group it makes: a newcomer's `join` makes it there.
+        # The same nesting as torch's own for a group it makes: a new rank's `join` makes it there.
         store = PrefixStore(f"{devices[0].type}/", place)
         new = torch_compat.remake_backend(old, store, live, rank, here.make_gloo)
         made.append((devices, torch_compat.native_slot(old), new))

@@ -1,4 +1,4 @@
-"""What stands in a newcomer's namespace for an object that could not travel.
+"""What stands in a replacement rank's namespace for an object that could not travel.
 
 Standard library only. A placeholder does nothing but say what it stands for: every use of it raises
 a PlaceholderError. IPython may show it, and it may be pickled, copied and compared by identity.

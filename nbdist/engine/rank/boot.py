@@ -266,7 +266,7 @@ def join(
         first_group: The number of the default group, see `group.join`.
 
     Returns:
-        This rank's number and device; for a newcomer also what `recover` tells of it.
+        This rank's number and device; for a new rank also what `recover` tells of it.
 
     Raises:
         RuntimeError: The notebook runs another version of nbdist.

@@ -1,9 +1,9 @@
 """What the store keeps of the names that each rank's cells have made, for whoever takes its place.
 
-A newcomer gets the names of a living rank. What only its predecessor held (`if rank == 1: best =
+A new rank gets the names of a living rank. What only its predecessor held (`if rank == 1: best =
 model`) died with it; nobody would miss it but the cell that uses it next, perhaps hours later, by a
 NameError, or by `"best" in globals()` that is False. So at a cell's end each rank writes its names
-down where they have changed, and what the newcomer is without is said. Main thread only.
+down where they have changed, and what the replacement rank is without is said. Main thread only.
 """
 
 import json
@@ -42,13 +42,13 @@ def read(client: TCPStore, rank: int) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def missed(before: Collection[str], here: Collection[str], of_source: Collection[str]) -> list[str]:
-    """Return the names that a newcomer is without, and that nothing has taken away. Pure.
+    """Return the names that a replacement rank is without, and that nothing has taken away. Pure.
 
     Args:
         before: Those of its predecessor.
         here: Those that it has.
         of_source: Those that the rank it was cloned from had before the last cell, or has: what
-            the newcomer did not get of them that cell has deleted.
+            the replacement rank did not get of them that cell has deleted.
     """
     return sorted(set(before) - set(here) - set(of_source))
 

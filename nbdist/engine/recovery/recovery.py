@@ -3,7 +3,7 @@
     re-form ─▶ heal ─▶ agree ─▶ clone
 
 Every rank's main thread runs this at the same time, idle otherwise: survivors call `recover`, and a
-*newcomer*, which has just joined with the same generation, goes on with `settle`. A fault in the
+*new rank*, which has just joined with the same generation, goes on with `settle`. A fault in the
 midst of it raises and leaves the group aborted: it is begun again with a higher generation.
 """
 
@@ -47,7 +47,7 @@ def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
 
     Returns:
         `healed` (one line a module), `agreed` (lines for people), `steps_lost` (made before, to be
-        made again), `cloned` (what newcomers got, or None), `stale` (groups that could not be
+        made again), `cloned` (what new ranks got, or None), `stale` (groups that could not be
         formed), `reforms_left` (None: no limit), `is_anew` (the program had destroyed the default
         group).
 
@@ -67,7 +67,7 @@ def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
 
 
 def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
-    """Do what follows when the group stands: the newcomers' part too, after their `join`.
+    """Do what follows when the group stands: the replacement ranks' part too, after their `join`.
 
     Returns:
         `healed`, `agreed`, `steps_lost` and `cloned`, as in `recover`.
@@ -79,7 +79,7 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         cloned = None
         if newcomers:
             cloned = clone.clone_each(newcomers, step=training.current_step())
-            # A newcomer remembers none: the groups of older meshes would meet those of newer ones.
+            # A new rank remembers none: the groups of older meshes would meet those of newer ones.
             torch_sharded.forget_results()
         async_sgd.begin_anew()
         # What was sent in between is no cell's.

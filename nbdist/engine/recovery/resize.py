@@ -5,7 +5,7 @@ are not there, or leave some out. Models that `parallelize` has spread with dp a
 the same object, optimizer and buckets. All else that stands on the old groups is named, and raises
 when it is used.
 
-    all ranks: leave ─▶ (processes come and go) ─▶ boot.join, with `follow` ─▶ clone for newcomers
+    all ranks: leave ─▶ (processes come and go) ─▶ boot.join, with `follow` ─▶ clone for new ranks
 
 Main thread only.
 """

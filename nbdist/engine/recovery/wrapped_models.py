@@ -156,7 +156,7 @@ def find() -> list[Unit]:
 
 
 def hand_over() -> dict[str, tuple[Any, identity.Names]]:
-    """Return what a newcomer may get a copy of, with the names by which all ranks know it."""
+    """Return what a new rank may get a copy of, with the names by which all ranks know it."""
     whole = [unit for unit in find() if unit.kind != "sharded"]
     trained = [one for unit in whole for one in (*unit.optimizers, *unit.schedulers)]
     return identity.hand_over([*torch_modules.live_ddps(), *trained])

@@ -53,7 +53,7 @@ def kept() -> dict[str, Any]:
 
 
 def take_over(objects: dict[str, Any]) -> None:
-    """Keep, in a newcomer, what is kept on the rank that it was cloned from."""
+    """Keep, in a replacement rank, what is kept on the rank that it was cloned from."""
     _kept.update(objects)
 
 

@@ -265,7 +265,7 @@ class Boundary:
         return [one for one in living if not (id(one) in inner or _is_cut(one))]
 
     def hand_over(self) -> dict[str, Any]:
-        """Return what a newcomer must know, among it the optimizers that each rank has whole."""
+        """Return what a new rank must know, among it the optimizers that each rank has whole."""
         made = {
             str(i): (one, self.steps[one].whole if one in self.steps else 0)
             for i, one in enumerate(self.whole())
@@ -273,7 +273,7 @@ class Boundary:
         return {**made, "cell": (self._has_stepped, self._goes_on)}
 
     def take_over(self, told: dict[str, Any]) -> None:
-        """Know, in a newcomer, what `hand_over` told on the rank that it was cloned from."""
+        """Know, in a new rank, what `hand_over` told on the rank that it was cloned from."""
         self._has_stepped, self._goes_on = told.pop("cell")
         for optimizer, whole in told.values():
             torch_live.remember(Optimizer, optimizer)

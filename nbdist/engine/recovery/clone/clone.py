@@ -1,6 +1,6 @@
-"""Give newcomers what a living rank holds: its namespace, its models, the position in its data.
+"""Give new ranks what a living rank holds: its namespace, its models, the position in its data.
 
-    source                                     newcomer
+    source                                     replacement rank
     dump the namespace           ── names, streams, buffers ─▶  load it beside its own
     dump again without these    ◀── what could not be built ──  (nothing, as a rule)
     tell every rank what came    ──────── the answer ────────▶  take it over
@@ -72,7 +72,7 @@ def also(
     Args:
         name: For messages, such as `steps`.
         capture: Called on the source; returns what travels, each value by itself.
-        restore: Called on a newcomer, with those that came whole.
+        restore: Called on a replacement rank, with those that came whole.
     """
     _parts[f"{_PART}{name}/"] = _Part(capture, restore)
 
@@ -80,10 +80,10 @@ def also(
 def clone_each(
     newcomers: Iterable[int], *, namespace: dict[str, Any] | None = None, step: int = 0
 ) -> dict[str, Any] | None:
-    """Give each newcomer what the living rank holds that is most like it. All ranks, main threads.
+    """Give each new rank what the living rank holds that is most like it. All ranks, main threads.
 
     Returns:
-        As `clone`: on a newcomer what it got, on others what one got; None when no rank lives.
+        As `clone`: on a new rank what it got, on others what one got; None when no rank lives.
         In it `differ`: names that came, and whose values are not the same on all living ranks.
 
     Raises:
@@ -96,7 +96,7 @@ def clone_each(
     is_new = here in newcomers
     ties = sources.exchange({} if is_new else _Place.of(namespace).names())
     chosen = sources.choose(ties, newcomers)
-    # One by one: what one newcomer cannot build another may.
+    # One by one: what one replacement rank cannot build another may.
     for source, newcomer in ((source, one) for source, its in chosen.items() for one in its):
         answer = clone(source, newcomer, dead=newcomers, namespace=namespace, step=step)
         if here == newcomer:
@@ -164,7 +164,7 @@ def _group_names(
 ) -> tuple[list[group_names.Names], group_names.Names]:
     """Return what the cells of the living ranks call groups, and those of this rank's predecessor.
 
-    The latter on a newcomer only, and as far as it was written down.
+    The latter on a replacement rank only, and as far as it was written down.
     """
     mine = group_record.SurvivorReport({})
     if not (is_new := dist.get_rank() in newcomers):
@@ -183,7 +183,7 @@ def _name_groups(
     names: Iterable[group_names.Names],
     placeholders: dict[str, str],
 ) -> None:
-    """Give a newcomer's groups their names; `placeholders` are the names that did not come."""
+    """Give a new rank's groups their names; `placeholders` are the names that did not come."""
     found, unknown = group_names.restore(namespace, own, names)
     for name in found:
         placeholders.pop(name, None)
@@ -199,24 +199,24 @@ def clone(
     namespace: dict[str, Any] | None = None,
     step: int = 0,
 ) -> dict[str, Any]:
-    """Give a newcomer what `source` holds. All ranks at once, main threads.
+    """Give a replacement rank what `source` holds. All ranks at once, main threads.
 
     Args:
         source: A living rank.
         newcomer: A rank whose process is new, and has joined.
         dead: All ranks whose processes are new; this one alone by itself.
         namespace: Where cells run on this rank; that of the rank's kernel by itself.
-        step: Optimizer steps made so far: newcomers derive their random state from it.
+        step: Optimizer steps made so far: replacement ranks derive their random state from it.
 
     Returns:
         On every rank `source`, `names` (that came), `placeholders` (names and why these did not
         come whole), `lost` (names whose state died), `random` (`seed` and `step`: with its rank
-        they make each newcomer's random state), `inexact` (sentences about what the newcomer
+        they make each new rank's random state), `inexact` (sentences about what the new rank
         trains on with, and is not what its predecessor had).
 
     Raises:
-        RuntimeError: A rank let go meanwhile. Newcomers have taken nothing over.
-        ClusterError: A newcomer cannot build the namespace.
+        RuntimeError: A rank let go meanwhile. Replacement ranks have taken nothing over.
+        ClusterError: A replacement rank cannot build the namespace.
     """
     here = dist.get_rank()
     place = _Place.of(namespace)
@@ -252,7 +252,7 @@ class _Place:
     def keys(self) -> dict[int, str]:
         """Return the keys of the anchors, by the `id` of each.
 
-        Torch's mark for non-members is one of them, and no newcomer has it: that this rank is not
+        Torch's mark for non-members is one of them, and no new rank has it: that this rank is not
         in a group says nothing of another one.
         """
         mark = f"a process group that rank {dist.get_rank()} is not in"
@@ -314,7 +314,7 @@ def _give(place: _Place, newcomer: int, step: int) -> dict[str, Any]:
 def _header(parcel: pickler.Parcel) -> dict[str, Any]:
     try:
         folder = os.getcwd()
-    except FileNotFoundError:  # it has been deleted: the newcomer stays where it began
+    except FileNotFoundError:  # it has been deleted: the replacement rank stays where it began
         folder = ""
     return {
         "names": parcel.names,
@@ -347,7 +347,7 @@ def _answer(parcel: pickler.Parcel, newcomer: int, seed: int, step: int) -> dict
 
 
 def _say_inexact(newcomer: int) -> list[str]:
-    """Return what a newcomer trains on with that is not what its predecessor had, in sentences."""
+    """Return what a new rank trains on with that is not what its predecessor had, in sentences."""
     if not any(newcomer in ranks_of(d.process_group) for d in ddp_hook_state.differs_by_rank()):
         return []
     said = (
@@ -357,7 +357,7 @@ def _say_inexact(newcomer: int) -> list[str]:
     return [said]
 
 
-# ---- A newcomer ------------------------------------------------------------------------------
+# ---- A new rank ------------------------------------------------------------------------------
 
 
 def _take(place: _Place, source: int, here: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Tell which names mean different things on different ranks, by small fingerprints of values.
 
-A newcomer gets the values of one rank. What differs between those that live was most likely made
-from the rank's number (`checkpoint = f"{rank}.pt"`), and the newcomer has another rank's now.
+A new rank gets the values of one rank. What differs between those that live was most likely made
+from the rank's number (`checkpoint = f"{rank}.pt"`), and the new rank has another rank's now.
 
 Only what is cheap to tell is looked at: numbers, texts, arrays, parameters of plain modules,
 containers and what plain objects show, a bounded part of each; of models that ranks train together,

@@ -123,7 +123,7 @@ def _fill_tensor(tensor: torch.Tensor, state: tuple[Any, ...]) -> None:
 
 
 def _reduce_device(device: torch.device) -> tuple[Any, ...] | None:
-    """A rank's own GPU becomes the newcomer's own; any other device stays what it is."""
+    """A rank's own GPU becomes the replacement rank's own; any other device stays what it is."""
     if device.type == "cuda" and device.index == torch.cuda.current_device():
         return own_device, ()
     return None
@@ -163,7 +163,7 @@ def _make_optimizer(kind: type[torch.optim.Optimizer]) -> Any:
 
 
 def _reduce_scheduler(scheduler: LRScheduler) -> tuple[Any, ...] | None:
-    """A scheduler that is counted on this rank is counted on the newcomer, named or not."""
+    """A scheduler that is counted on this rank is counted on the new rank, named or not."""
     if not torch_live.number_of(LRScheduler, scheduler):
         return None
     if type(scheduler).__getstate__ is not object.__getstate__:
@@ -222,7 +222,7 @@ def _own_place(value: Any) -> str | None:
 
 
 def _reduce_placed(value: Any) -> tuple[Any, ...] | None:
-    """A newcomer's sampler takes the newcomer's part."""
+    """A replacement rank's sampler takes the replacement rank's part."""
     if not stands_at_own_rank(value):
         return None
     reduction = value.__reduce_ex__(5)
@@ -253,7 +253,7 @@ def _take_own_place(value: Any) -> None:
 
 
 def _reduce_shared(value: Any) -> tuple[Any, ...] | None:
-    """A newcomer's class shares its attributes with all its objects, as the source's does.
+    """A replacement rank's class shares its attributes with all its objects, as the source's does.
 
     A "Borg": all states of Accelerate are such objects, made here and there, and hold one dict.
     """

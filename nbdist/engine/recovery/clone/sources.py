@@ -1,7 +1,7 @@
-"""Choose whom each newcomer is cloned from: the living rank that trains the same models.
+"""Choose whom each replacement rank is cloned from: the living rank that trains the same models.
 
 In a group of two, or along one axis of a mesh, only the other members hold the replica that died.
-What is called alike on all ranks (`mine = new_group(...)`) is the newcomer's own on such a rank. A
+What is called alike on all ranks (`mine = new_group(...)`) is the new rank's own on such a rank. A
 rank that trained one model with one peer and another with a second one gets what the first holds;
 what it misses of the second is named.
 """
@@ -45,9 +45,9 @@ class Ties:
 
 
 def choose(ties: Mapping[int, Ties], newcomers: Iterable[int]) -> dict[int, list[int]]:
-    """Return the newcomers of each source.
+    """Return the replacement ranks of each source.
 
-    The source shares most models with the newcomer, then most groups; of equals the lowest rank.
+    The source shares most models with the new rank, then most groups; of equals the lowest rank.
 
     Args:
         ties: Of every rank.
@@ -80,7 +80,7 @@ def exchange(names: Mapping[str, Any]) -> dict[int, Ties]:
 
 
 def missed(ties: Mapping[int, Ties], newcomer: int, source: int) -> list[Model]:
-    """Return the models that the newcomer's predecessor trained, and that its source does not hold.
+    """Return the models that the new rank's predecessor trained, and that its source does not hold.
 
     Args:
         ties: Of every rank.

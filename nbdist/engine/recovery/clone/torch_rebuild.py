@@ -1,7 +1,7 @@
 """Private parts of torch for a newcomer: wrapped modules made again beside the living ones.
 
 One of the modules for torch's private parts, see `torch_compat.py`. A module wrapped by DDP or by
-composable `replicate` holds a reducer, C++ that no pickle carries. The newcomer makes one without a
+composable `replicate` holds a reducer, C++ that no pickle carries. The new rank makes one without a
 collective, while the living ranks keep theirs, with the buckets theirs have now: DDP gives up its
 first buckets after one iteration, and other buckets mean another order of summation, or sizes that
 do not fit. Tried with torch 2.13.0 (CPU): tests/group/test_clone.py.
@@ -218,10 +218,10 @@ def reduce_ddp(ddp: DistributedDataParallel) -> tuple[Any, ...]:
 
 
 def restart_static_graphs(newcomers: Iterable[int]) -> None:
-    """Give static-graph modules a new reducer on this living rank, if a newcomer shares them.
+    """Give static-graph modules a new reducer on this living rank, if a new rank shares them.
 
     A reducer learns the graph in its first iteration, with one collective more than in the others:
-    a newcomer's would meet none of ours. Buckets, hooks and the module stay what they are.
+    a replacement rank's would meet none of ours. Buckets, hooks and the module stay what they are.
     """
     for ddp in torch_modules.live_ddps():
         members = torch_compat.ranks_of(ddp.process_group)
