@@ -219,7 +219,7 @@ def recover(
     namespace["rank"] = rank
     if rank not in newcomers:
         group.reform(generation)
-    healed = reset.heal()
+    healed = reset.reset_state()
     tap.reset_counts()
     began = time.monotonic()
     if source is None:

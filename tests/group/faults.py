@@ -86,13 +86,13 @@ def reform(generation: int) -> dict[str, Any]:
     start = time.monotonic()
     result = group.reform(generation)
     result["seconds"] = time.monotonic() - start
-    result["healed"] = reset.heal()
+    result["healed"] = reset.reset_state()
     return result
 
 
 def heal_newcomer() -> list[str]:
     """Heal where the others do: ranks tell each other of their reducers."""
-    return reset.heal()
+    return reset.reset_state()
 
 
 def reform_in(generation: int, timeout_s: float) -> None:

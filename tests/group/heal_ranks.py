@@ -34,7 +34,7 @@ def heal_half_made_step() -> list[str]:
     for module in modules:
         scaler.scale(module(torch.ones(1, WIDTH)).sum()).backward()
     scaler.unscale_(optimizer)
-    lines = reset.heal()
+    lines = reset.reset_state()
     assert all(p.grad is None for module in modules for p in module.parameters())
     scaler.scale(plain(torch.ones(1, WIDTH)).sum()).backward()
     scaler.unscale_(optimizer)
@@ -67,7 +67,7 @@ def _step_after_interrupt(layout: str, name: str, *, is_before: bool) -> float:
                 with _interrupted(name, is_before=is_before):
                     models.loss_of("gpt", spread(x), y).backward()
             except KeyboardInterrupt:
-                reset.heal()
+                reset.reset_state()
             else:
                 raise AssertionError("nothing was interrupted")
         for model, optimizer in zip((alone, spread), optimizers, strict=True):

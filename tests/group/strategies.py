@@ -201,7 +201,7 @@ def _is_boom(error: BaseException | None) -> bool:
 def recover(generation: int) -> list[str]:
     """Form the group anew and heal; returns what was healed."""
     group.reform(generation)
-    return reset.heal()
+    return reset.reset_state()
 
 
 def fingerprint() -> str:

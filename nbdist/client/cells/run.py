@@ -19,7 +19,7 @@ from nbdist.client.cells.request import CellAttempt
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.requests import RankDiedError
 from nbdist.client.faults import rank_errors
-from nbdist.client.faults.fault_handler import Rescue
+from nbdist.client.faults.fault_handler import FaultHandler
 from nbdist.client.faults.recovery import Repaired
 from nbdist.client.faults.stderr_tail import LastWords
 from nbdist.client.metrics.telemetry import Telemetry
@@ -95,7 +95,7 @@ class CellRun:
         self._timed_out: str | None = None  # what the ranks did when the time ran out
         self._noted: set[int] = set()  # ranks whose failure is in the log of events
         self._sent: dict[int, str] = {}  # the id of each rank's message
-        self._rescue = Rescue(cluster, self._live, self._sent)
+        self._faults = FaultHandler(cluster, self._live, self._sent)
         self._collectors = {
             rank: Collector(rank, self._live, telemetry.receive, self._news.set)
             for rank in request.ranks
@@ -161,18 +161,18 @@ class CellRun:
             self._note_failures()
             if self._interrupts.count > passed_on:
                 passed_on = self._interrupts.count
-                self._rescue.interrupt(running)
+                self._faults.interrupt(running)
             gone = outcomes.gone(self._cluster.ranks, self._collectors)
             heard_at = {rank: self._collectors[rank].heard_at for rank in running}
-            self._rescue.attend(running, gone, heard_at)
+            self._faults.attend(running, gone, heard_at)
             self._on_tick()
             limit_s = self._request.timeout_s or float("inf")
-            if not self._rescue.interrupted and time.monotonic() - began > limit_s:
-                self._timed_out = self._rescue.what_they_do(running, gone)
-                self._rescue.interrupt(running)
-            self._news.wait(self._rescue.next_due())
+            if not self._faults.interrupted and time.monotonic() - began > limit_s:
+                self._timed_out = self._faults.what_they_do(running, gone)
+                self._faults.interrupt(running)
+            self._news.wait(self._faults.next_due())
             self._news.clear()
-        self._rescue.settled()
+        self._faults.settled()
         self._note_failures()
 
     def _note_failures(self) -> None:
@@ -209,9 +209,9 @@ class CellRun:
     def _recover(self) -> Repaired:
         failed = any(c.failure or c.death for c in self._collectors.values())
         is_destroyed = any(not c.summary.in_group for c in self._collectors.values())
-        if not failed and not self._rescue.cut and not is_destroyed:
+        if not failed and not self._faults.cut and not is_destroyed:
             return Repaired()
-        return self._rescue.finish(
+        return self._faults.finish(
             {rank: c.summary for rank, c in self._collectors.items() if c.replied},
             told=[rank for rank, c in self._collectors.items() if c.death is not None],
             last_words=self._last_words.of,
@@ -221,8 +221,8 @@ class CellRun:
         beside = outcomes.beside_interrupt(
             self._collectors,
             last_words=self._last_words.of,
-            killed=self._rescue.killed,
-            at=self._rescue.interrupted_at,
+            killed=self._faults.killed,
+            at=self._faults.interrupted_at,
         )
         where = outcomes.places(self._cluster.ranks)
         loops = outcomes.in_loops(self._collectors) and repaired.is_whole
@@ -241,12 +241,12 @@ class CellRun:
                 do="raise --timeout, or drop it."
                 + (f" {rank_errors.LOOPS_GO_ON}" if loops else ""),
             )
-        if self._rescue.interrupted or self._interrupts.count:
+        if self._faults.interrupted or self._interrupts.count:
             return Interrupted(
                 rank_errors.interrupted(
                     beside,
                     asked=len(self._collectors),
-                    killed=self._rescue.killed,
+                    killed=self._faults.killed,
                     where=where,
                     notes=[
                         *repaired.lines,
@@ -255,9 +255,9 @@ class CellRun:
                 )
             )
         failed = any(c.failure or c.death for c in self._collectors.values())
-        if not failed and self._rescue.deadlock is None:
+        if not failed and self._faults.deadlock is None:
             return None
-        deadlock = self._rescue.deadlock
+        deadlock = self._faults.deadlock
         return outcomes.rank_error(
             self._collectors,
             self._cluster.ranks,
@@ -276,4 +276,4 @@ class CellRun:
             if outcomes.in_loops(self._collectors):
                 return rank_errors.LOOPS_GO_ON_UNCHANGED
             return "%dist retry runs the cell again; loaders continue where they stopped."
-        return self._rescue.deadlock.do if self._rescue.deadlock else ""
+        return self._faults.deadlock.do if self._faults.deadlock else ""

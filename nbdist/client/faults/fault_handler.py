@@ -52,7 +52,7 @@ _ENDING_S = 0.25
 _SILENT_AFTER_S = 0.5  # training ranks send records twice as often
 
 
-class Rescue:
+class FaultHandler:
     """The recovery of one cell. Main thread only."""
 
     def __init__(self, cluster: Cluster, live: LiveText, sent: Mapping[int, str]) -> None:

@@ -86,7 +86,7 @@ class Attempts:
             RankError, ClusterError, KeyboardInterrupt: As `run`.
         """
         request = CellRequest("", ranks, track=False, call=name, arguments=arguments)
-        done = self._send(request, None, self._mend(), follows=False)
+        done = self._send(request, None, self._replace_dead(), follows=False)
         if done.outcome.error is not None:
             raise done.outcome.error
         return done.outcome.result()
@@ -112,7 +112,7 @@ class Attempts:
         return self._failed
 
     def _run(self, request: CellRequest, before: _Before | None, retries: int) -> CellResult:
-        notice = self._mend()
+        notice = self._replace_dead()
         for attempt in range(1, retries + 2):
             done = self._attempt(request, before, notice, follows=attempt > 1)
             error = done.outcome.error
@@ -144,7 +144,7 @@ class Attempts:
         if self._stood and (before is self._stood[1] or self._stood[0].code == request.code):
             self._stood = None
 
-    def _mend(self) -> str:
+    def _replace_dead(self) -> str:
         """Replace ranks that have died since the last cell; return what there is to say of it."""
         causes = {rank: self._cluster.ranks[rank].cause for rank in self._cluster.dead()}
         if not causes:

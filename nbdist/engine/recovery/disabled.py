@@ -1,7 +1,7 @@
 """Modules that must not be used any more: their next forward raises, and says why.
 
 A rank that went on with a model whose shards are lost, or whose group is gone, would compute
-something wrong or wait for ever. What cannot be healed is refused here, on every rank.
+something wrong or wait for ever. What cannot be recovered is refused here, on every rank.
 
 Threads: the main one. No torch but `nn`, no process group.
 """

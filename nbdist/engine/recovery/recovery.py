@@ -1,6 +1,6 @@
 """Put the ranks together again after a fault or a death: the order of what is done, on all ranks.
 
-    re-form ─▶ heal ─▶ agree ─▶ clone
+    re-form ─▶ reset ─▶ sync ─▶ clone
 
 Every rank's main thread runs this at the same time, idle otherwise: survivors call `recover`, and a
 *new rank*, which has just joined with the same generation, goes on with `settle`. A fault in the
@@ -73,9 +73,9 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         `healed`, `agreed`, `steps_lost` and `cloned`, as in `recover`.
     """
     try:
-        healed = reset.heal()
+        healed = reset.reset_state()
         newcomers = sorted(newcomers)
-        decisions = sync_state.reconcile(newcomers)
+        decisions = sync_state.sync(newcomers)
         cloned = None
         if newcomers:
             cloned = clone.clone_each(newcomers, step=training.current_step())

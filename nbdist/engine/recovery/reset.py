@@ -22,7 +22,7 @@ from nbdist.engine.compat import (
 from nbdist.engine.group import ddp_buckets, ddp_hook_state, rendezvous
 
 
-def heal() -> list[str]:
+def reset_state() -> list[str]:
     """Reset every live object that a fault may have left half done. All ranks, after `reform`.
 
     Main thread; runs no collective. A user's own wrappers are left as they are.
@@ -34,16 +34,16 @@ def heal() -> list[str]:
         ClusterError: A rank did not come to it in time.
         ReleasedError: `group.abort` was called meanwhile.
     """
-    healed = []
-    for kind in (_heal_ddp, _heal_fsdp2, _heal_fsdp1, _heal_pipelines, _heal_scalers):
-        healed += kind()
+    lines = []
+    for kind in (_reset_ddp, _reset_fsdp2, _reset_fsdp1, _reset_pipelines, _reset_scalers):
+        lines += kind()
     # The last: what is left belongs to no wrapper.
-    return healed + _heal_optimizers()
+    return lines + _reset_optimizers()
 
 
-def _heal_ddp() -> list[str]:
+def _reset_ddp() -> list[str]:
     """DDP, also the one that composable `replicate` keeps behind a module."""
-    healed = []
+    lines = []
     ddps = torch_modules.live_ddps()
     remade = ddp_buckets.settle(ddps, _tell_all)
     for ddp in ddps:
@@ -52,66 +52,66 @@ def _heal_ddp() -> list[str]:
         name = "replicate" if isinstance(ddp.module, nn.ParameterList) else f"DDP({inner})"
         how = "reducer re-created" if id(ddp) in remade else "reducer reset"
         done = [how, _drop_gradients(ddp.parameters()), *ddp_hook_state.restore(ddp)]
-        healed.append(f"{name}: {', '.join(done)}")
-    return healed
+        lines.append(f"{name}: {', '.join(done)}")
+    return lines
 
 
 def _tell_all(topic: str, text: str) -> dict[int, str]:
     return rendezvous.exchange(topic, text, rendezvous.FORM_TIMEOUT_S)
 
 
-def _heal_fsdp2() -> list[str]:
+def _reset_fsdp2() -> list[str]:
     """Modules under `fully_shard`, also on a mesh of two dimensions (HSDP)."""
-    healed = []
+    lines = []
     for module, state in torch_sharded.live_fsdp2_roots():
         torch_sharded.reset_fsdp2(state)
         # torch gives the module a class of its own, such as FSDPGPT.
         name = type(module).__name__.removeprefix("FSDP")
         dropped = _drop_gradients(module.parameters())
-        healed.append(f"fully_shard({name}): iteration reset, {dropped}")
-    return healed
+        lines.append(f"fully_shard({name}): iteration reset, {dropped}")
+    return lines
 
 
-def _heal_fsdp1() -> list[str]:
+def _reset_fsdp1() -> list[str]:
     """FullyShardedDataParallel: every module by itself, a line for each outermost one."""
-    healed = []
+    lines = []
     for module in torch_sharded.live_fsdp1():
         torch_sharded.reset_fsdp1(module)
         if module.check_is_root():
             name = type(module.module).__name__
             dropped = _drop_gradients(module.parameters())
-            healed.append(f"FullyShardedDataParallel({name}): iteration reset, {dropped}")
-    return healed
+            lines.append(f"FullyShardedDataParallel({name}): iteration reset, {dropped}")
+    return lines
 
 
-def _heal_pipelines() -> list[str]:
+def _reset_pipelines() -> list[str]:
     """Schedules and stages of torch.distributed.pipelining."""
     schedules, stages = torch_pipeline.live_pipelines()
     for schedule in schedules:
         torch_pipeline.reset_schedule(schedule)
-    healed = []
+    lines = []
     for stage in stages:
         module = torch_pipeline.reset_stage(stage)
         dropped = _drop_gradients(module.parameters())
-        healed.append(f"pipeline stage {stage.stage_index}: micro-batches discarded, {dropped}")
-    return healed
+        lines.append(f"pipeline stage {stage.stage_index}: micro-batches discarded, {dropped}")
+    return lines
 
 
-def _heal_scalers() -> list[str]:
+def _reset_scalers() -> list[str]:
     """GradScaler: between `unscale_` and `update` it refuses to unscale again."""
     count = sum(map(torch_modules.reset_grad_scaler, torch_live.live(torch.amp.GradScaler)))
     return [f"GradScaler: {count} reset, their scale kept"] if count else []
 
 
-def _heal_optimizers() -> list[str]:
+def _reset_optimizers() -> list[str]:
     """Gradients of parameters that no wrapper holds."""
-    healed = []
+    lines = []
     for optimizer in torch_live.live(torch.optim.Optimizer):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if any(p.grad is not None for p in parameters):
             dropped = _drop_gradients(parameters)
-            healed.append(f"{type(optimizer).__name__}: {dropped}")
-    return healed
+            lines.append(f"{type(optimizer).__name__}: {dropped}")
+    return lines
 
 
 def _drop_gradients(parameters: Iterable[nn.Parameter]) -> str:

@@ -1,6 +1,6 @@
 """Bring all ranks to the same step after a fault: carry out what `decide` decides.
 
-Main thread of every rank, at the same time, when the group has been re-created and healed.
+Main thread of every rank, at the same time, when the group has been re-created and state is reset.
 """
 
 import gc
@@ -31,7 +31,7 @@ _stopped: "WeakSet[torch.optim.Optimizer]" = WeakSet()  # which cannot step any 
 _left_alone: "WeakSet[torch.nn.Module]" = WeakSet()  # what some ranks do not hold; it was said
 
 
-def reconcile(newcomers: Iterable[int]) -> list[Decision]:
+def sync(newcomers: Iterable[int]) -> list[Decision]:
     """Compare the units' steps on all ranks, and make them equal.
 
     A rank that copies a step it had lost has done all of that step but the update: its random

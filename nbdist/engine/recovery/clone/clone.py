@@ -8,7 +8,7 @@
 Nothing goes through the notebook, and no collective is run. Every rank learns what came, and
 refuses the models whose state died with a rank.
 
-Main thread only, on all ranks at once, after `group.reform` and `reset.heal`.
+Main thread only, on all ranks at once, after `group.reform` and `reset.reset_state`.
 """
 
 import json
