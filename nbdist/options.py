@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.amounts import counted
 from nbdist.errors import StartError, UsageError
+from nbdist.formats import counted
 
 LOOPBACK = "127.0.0.1"
 MOST_RANKS_A_CORE = 64

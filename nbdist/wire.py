@@ -166,33 +166,3 @@ class Summary:
     def from_wire(cls, content: dict[str, Any]) -> "Summary":
         """Return the summary a reply carried (`dataclasses.asdict` is its JSON form)."""
         return cls(**content | {"notices": tuple(content.get("notices", ()))})
-
-
-@dataclass(frozen=True, slots=True)
-class CellInfo:
-    """One `%%distributed` cell, as board and tracker need to know it.
-
-    `continues` names the run (its folder in the spool) of a failed attempt that this one repeats,
-    `study` the run under which this one is nested.
-    """
-
-    number: int
-    source: str
-    ranks: tuple[int, ...]
-    world_size: int
-    backend: str
-    devices: tuple[str, ...]
-    run_name: str | None = None
-    resume: bool = False
-    continues: str | None = None
-    study: str | None = None
-    track: bool = True
-    params: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Display:
-    """One output of a cell in Jupyter's form: a mime bundle and its metadata."""
-
-    data: dict[str, Any]
-    metadata: dict[str, Any] = field(default_factory=dict)

@@ -155,6 +155,7 @@ def sent_bytes(policy: ContextParallel) -> tuple[float, float]:
     x, y = batch(0)
     called = calls_of(lambda: loss_of(model(x), spread.own(y)).backward())
     sent = sum(collectives.sent_bytes(call.kind, call.bytes, 2, "gloo") for call in called)
+    assert spread.context is not None
     return sent, spread.context.token_bytes * x.numel()
 
 

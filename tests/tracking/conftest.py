@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.metrics.telemetry import Telemetry
+from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.tracking.settings import mlflow_environment, own_database
-from nbdist.wire import Batch, CellInfo, Record
+from nbdist.wire import Batch, Record
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ["GIT_PYTHON_REFRESH"] = "quiet"

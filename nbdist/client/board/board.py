@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Literal
 from nbdist.client.board import palette
 from nbdist.client.board.live import LiveBoard
 from nbdist.client.board.past import SHARP, WIDTH, Past, caption, picture
+from nbdist.client.metrics.telemetry import CellInfo
+from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots
-from nbdist.wire import CellInfo, Display
 
 if TYPE_CHECKING:
     from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis

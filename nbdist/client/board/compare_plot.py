@@ -13,9 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from nbdist.client.board.palette import Theme, line_style, theme_named
+from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots, is_live
 from nbdist.client.tracking.compare import Comparison, Entry
-from nbdist.wire import Display
 
 WIDTH_IN, HEIGHT_IN = 9.6, 3.4
 DPI = 160

@@ -13,13 +13,13 @@ from typing import Any
 
 from PIL import Image
 
-from nbdist.amounts import figure
 from nbdist.client.board.measures import wrapped
 from nbdist.client.board.page import Page, Plot
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import length
 from nbdist.client.board.views import VIEWS
+from nbdist.formats import figure
 
 COLORS = 64
 MOST_VERDICTS = 2  # in a picture's head

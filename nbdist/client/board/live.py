@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from nbdist.client.board import sentences, text
 from nbdist.client.board.tables import to_html
 from nbdist.client.board.views import VIEWS
+from nbdist.client.metrics.telemetry import CellInfo
+from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slot, Slots
-from nbdist.wire import CellInfo, Display
 
 if TYPE_CHECKING:
     from nbdist.client.board.palette import Theme

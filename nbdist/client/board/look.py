@@ -12,7 +12,8 @@ from nbdist.client.board.scales import Floats
 from nbdist.client.board.scene import ALL, Curve, Panel, Row, Scene, StepSplit
 from nbdist.client.board.views import VIEWS
 from nbdist.client.metrics.analysis.values import RECENT, Analysis
-from nbdist.wire import STEP_KEYS, CellInfo
+from nbdist.client.metrics.telemetry import CellInfo
+from nbdist.wire import STEP_KEYS
 
 if TYPE_CHECKING:
     from nbdist.client.metrics.telemetry import Series, Telemetry

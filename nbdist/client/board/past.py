@@ -12,7 +12,7 @@ from nbdist.client.board import sentences, text
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.tables import to_html, to_text
 from nbdist.client.board.views import VIEWS
-from nbdist.wire import Display
+from nbdist.client.output.result import Display
 
 if TYPE_CHECKING:  # for its type alone: the scene loads numpy
     from nbdist.client.board.scene import Scene

@@ -7,9 +7,8 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nbdist.amounts import figure
 from nbdist.client.board.text import STYLE
-from nbdist.columns import aligned
+from nbdist.formats import aligned, figure
 
 NONE = "–"
 CELL = 'style="padding: 1px 10px; text-align: {}; white-space: nowrap"'

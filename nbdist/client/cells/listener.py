@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist import wire
 from nbdist.client.output.live_text import LiveText
+from nbdist.client.output.result import Display
 
 if TYPE_CHECKING:
     from nbdist.client.cluster.connection import Message
@@ -81,12 +82,12 @@ class Collector:
         elif message.kind in ("display_data", "execute_result"):
             self._text.show(
                 self.rank,
-                wire.Display(content["data"], content.get("metadata", {})),
+                Display(content["data"], content.get("metadata", {})),
                 value=message.kind == "execute_result",
                 display_id=content.get("transient", {}).get("display_id"),
             )
         elif message.kind == "update_display_data":
-            display = wire.Display(content["data"], content.get("metadata", {}))
+            display = Display(content["data"], content.get("metadata", {}))
             self._text.update(self.rank, content["transient"]["display_id"], display)
         elif message.kind == "clear_output":
             self._text.clear(self.rank, wait=content.get("wait", False))

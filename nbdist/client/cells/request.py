@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps
+from nbdist.client.output.result import Display
 from nbdist.errors import CellSyntaxError
-from nbdist.wire import Display
 
 
 @dataclass(frozen=True, slots=True)

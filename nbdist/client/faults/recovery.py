@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbdist.amounts import counted
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.errors import NBDistError, StartError
+from nbdist.formats import counted
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from nbdist.wire import RUN_KINDS, STEP_KEYS, Batch, Record
 
@@ -47,6 +48,28 @@ class Series:
     generation: int
     seen: int
     total: float
+
+
+@dataclass(frozen=True, slots=True)
+class CellInfo:
+    """One `%%distributed` cell, as board and tracker need to know it.
+
+    `continues` names the run (its folder in the spool) of a failed attempt that this one repeats,
+    `study` the run under which this one is nested.
+    """
+
+    number: int
+    source: str
+    ranks: tuple[int, ...]
+    world_size: int
+    backend: str
+    devices: tuple[str, ...]
+    run_name: str | None = None
+    resume: bool = False
+    continues: str | None = None
+    study: str | None = None
+    track: bool = True
+    params: dict[str, Any] = field(default_factory=dict)
 
 
 def series_key(kind: str, key: str) -> str:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import current_folder, log_folder, project_folder, say_where
-from nbdist.client.cluster.launchers.base import Launcher
-from nbdist.client.cluster.launchers.find import find_launcher
+from nbdist.client.cluster.launchers.base import Launcher, find_launcher
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.network import choose_address, has_curve, look_at_interfaces
 from nbdist.client.notebook.log_file import log_to

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from nbdist.client.output.result import Display
 from nbdist.ranks import name_ranks
-from nbdist.wire import Display
 
 MAX_LINES = 200
 MAX_BYTES = 64 * 1024

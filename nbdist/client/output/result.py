@@ -4,7 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.wire import Display
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """One output of a cell in Jupyter's form: a mime bundle and its metadata."""
+
+    data: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from nbdist.wire import Display
+from nbdist.client.output.result import Display
 
 
 def is_live() -> bool:

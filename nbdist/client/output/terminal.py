@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.amounts import name_bytes
 from nbdist.client.output.merge import Item, OutputLine, Shown, spaced
-from nbdist.wire import Display
+from nbdist.client.output.result import Display
+from nbdist.formats import name_bytes
 
 HEAD_LINES = 500
 TAIL_LINES = 500

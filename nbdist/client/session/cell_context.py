@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist import wire
 from nbdist.client.board import VIEWS
 from nbdist.client.board.board import Board
 from nbdist.client.board.controls import show_past
@@ -30,8 +29,9 @@ from nbdist.client.metrics.checks.batch_growth import Trained
 from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.metrics.profile.words import HOW_TO_OPEN
-from nbdist.client.metrics.telemetry import Telemetry
+from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.output import merge
+from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots
 from nbdist.errors import ClusterError
 
@@ -72,7 +72,7 @@ class Showing:
         self._trained: CellAnalysis | None = (
             None  # of the newest cell that made steps, and has ended
         )
-        self._cells: deque[wire.CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
+        self._cells: deque[CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -129,7 +129,7 @@ class Showing:
         cluster: Cluster,
         *,
         continues: str | None,
-        above: Sequence[wire.Display],
+        above: Sequence[Display],
     ) -> "ShownCell":
         """Return the showing of one attempt that is about to be sent.
 
@@ -138,7 +138,7 @@ class Showing:
         """
         request = attempt.request
         assert cluster.options is not None
-        info = wire.CellInfo(
+        info = CellInfo(
             number=attempt.number,
             source=request.code,
             ranks=request.ranks,
@@ -227,13 +227,13 @@ class ShownCell:
     def __init__(
         self,
         showing: Showing,
-        info: wire.CellInfo,
+        info: CellInfo,
         telemetry: Telemetry,
         insight: CellAnalysis,
         clocks: Clocks,
         checks: CellChecks,
         run: "TrackedRun | None",
-        above: Sequence[wire.Display],
+        above: Sequence[Display],
         *,
         show: bool,
         look: tuple[str, str],
@@ -270,7 +270,7 @@ class ShownCell:
     def say(self, notice: str) -> None:
         """Show a line that stays, before the cell itself shows anything; an empty one is none."""
         if notice and self._show:
-            self._leave([wire.Display({"text/plain": notice})])
+            self._leave([Display({"text/plain": notice})])
 
     def tick(self) -> None:
         """Open the board once the cell trains. Called a few times a second."""
@@ -305,7 +305,7 @@ class ShownCell:
         finally:
             self._end_run(outcome, profiled)
 
-    def _texts(self, outcome: Outcome) -> list[wire.Display]:
+    def _texts(self, outcome: Outcome) -> list[Display]:
         collectors = outcome.collectors
         failed = {rank for rank, c in collectors.items() if c.failure or c.death}
         whole = sorted(
@@ -337,12 +337,12 @@ class ShownCell:
         if self._show:
             self._leave([caption(link.text)])
 
-    def _leave(self, displays: list[wire.Display]) -> None:
+    def _leave(self, displays: list[Display]) -> None:
         Slots(live=False).settle(displays)
         self.left += displays
 
 
-def _notices(outcome: Outcome) -> list[wire.Display]:
+def _notices(outcome: Outcome) -> list[Display]:
     """Return what there is to say beside the output.
 
     What ranks say, once, for they say the same in other numbers; and what was repaired after a
@@ -353,26 +353,26 @@ def _notices(outcome: Outcome) -> list[wire.Display]:
     return [_text(line) for line in (*said, *repaired)]
 
 
-def _text(line: str) -> wire.Display:
-    return wire.Display({"text/plain": line})
+def _text(line: str) -> Display:
+    return Display({"text/plain": line})
 
 
-def _shown(profiled: Profiled | None) -> list[wire.Display]:
+def _shown(profiled: Profiled | None) -> list[Display]:
     """Return what stays of a profile: where the trace lies; its numbers only where all is live."""
     if profiled is None:
         return []
     if profiled.trace is None:
-        return [wire.Display({"text/plain": profiled.said})]
+        return [Display({"text/plain": profiled.said})]
     if os.environ.get("NBDIST_STATIC") == "1":
         # The folder's name holds the time of the start, and the table times.
         said = f"{profiled.said} The trace is {_in_any_run(profiled.trace)}: {HOW_TO_OPEN}."
         said += " nbdist.current().profile.trace is its path, .text the table of where time went."
-        return [wire.Display({"text/plain": said})]
+        return [Display({"text/plain": said})]
     said = f"{profiled.said} The trace is {_short_path(str(profiled.trace))}: {HOW_TO_OPEN}."
     if profiled.left_out:
         said += f" The {profiled.left_out:,} shortest slices are omitted."
     page = f"<p>{html.escape(said)}</p>{profiled.html}"
-    return [wire.Display({"text/plain": f"{said}\n\n{profiled.text}", "text/html": page})]
+    return [Display({"text/plain": f"{said}\n\n{profiled.text}", "text/html": page})]
 
 
 def _in_any_run(trace: Path) -> str:

@@ -8,12 +8,11 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nbdist.amounts import name_bytes
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.describe import describe, readable_stack
 from nbdist.client.faults.notes import process_word
 from nbdist.client.faults.rank_state import Doing
-from nbdist.columns import aligned
+from nbdist.formats import aligned, name_bytes
 
 _ANSWER_TIMEOUT_S = 5.0
 

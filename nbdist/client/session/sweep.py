@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nbdist.client.cells.request import CellRequest
-from nbdist.client.output.result import CellResult
+from nbdist.client.output.result import CellResult, Display
 from nbdist.client.output.slots import Slots
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.retries import Attempts
 from nbdist.errors import UsageError
-from nbdist.wire import Display
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.compare import Comparison, Entry

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.names import asked_name, params_of, run_name
 from nbdist.client.tracking.settings import own_artifacts
 from nbdist.client.tracking.spool import Begin, SpooledRun, spool_of, spooled_runs
-from nbdist.wire import CellInfo
 
 TAG_FACTS = ("torch", "cuda", "nccl", "host")
 # matplotlib's petroff8, which people with colour blindness can tell apart (arXiv:2107.02270).

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.values import ExplainedStep
+from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import RunPlace
 from nbdist.client.tracking.settings import shown_uri, split_password, tracking_uri, whole_uri
@@ -28,7 +29,7 @@ from nbdist.client.tracking.spool import PREPARING, SpooledRun, SpoolState, spoo
 from nbdist.client.tracking.study import Study
 from nbdist.client.tracking.writing import Feed, Outcome, RunEnd, RunWriter
 from nbdist.errors import TrackingError
-from nbdist.wire import RUN_KINDS, CellInfo, Record
+from nbdist.wire import RUN_KINDS, Record
 
 MOST_WAITING = 200_000  # records not yet on disk, about 100 MB; a disk that hangs fills it
 PERIOD_S = 0.25  # between writes to the spool

@@ -9,10 +9,10 @@ Threads: everything here runs on a run's own thread.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.names import hide_secrets, params_of
 from nbdist.ranks import name_ranks
-from nbdist.wire import CellInfo
 
 MOST_NOTEBOOK_BYTES = 2_000_000
 MOST_PATCH_BYTES = 200_000

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import RunPlace, new_key, own_params, summary_of
 from nbdist.client.tracking.folder import make_private_folder
@@ -22,7 +23,6 @@ from nbdist.client.tracking.names import asked_name, hide_secrets, params_of
 from nbdist.client.tracking.settings import own_artifacts
 from nbdist.client.tracking.spool import Begin, SpoolWriter, spool_of
 from nbdist.client.tracking.writing import STATUS, Outcome
-from nbdist.wire import CellInfo
 
 FINISH_TIMEOUT_S = 5.0
 TABLE = "table.json"  # MLflow's UI shows it as a table

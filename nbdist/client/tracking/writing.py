@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from nbdist.client.metrics.analysis.values import ExplainedStep, Verdict
+from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.metrics.telemetry import Series as History
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import (
@@ -29,7 +30,7 @@ from nbdist.client.tracking.names import hide_secrets, merge_facts, params_of
 from nbdist.client.tracking.series import RunSeries
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
-from nbdist.wire import CellInfo, Record
+from nbdist.wire import Record
 
 Outcome = Literal["finished", "failed", "interrupted"]
 STATUS: dict[Outcome, str] = {

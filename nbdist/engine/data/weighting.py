@@ -12,8 +12,8 @@ Main thread.
 import math
 from collections.abc import Iterable, Sequence
 
-from nbdist.amounts import counted
 from nbdist.errors import UsageError
+from nbdist.formats import counted
 
 MEASURED = "measured"
 ALIKE = 0.9  # what differs by less is one: noise must not move samples, or be told of

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from nbdist.amounts import name_bytes
 from nbdist.engine.layout.axes.axis import Axis, Sent
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies
@@ -16,6 +15,7 @@ from nbdist.engine.layout.spec.axes import AXES, FACTS
 from nbdist.engine.layout.spec.inputs import as_tree
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
+from nbdist.formats import name_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.amounts import name_bytes
 from nbdist.engine.compat import torch_modules, torch_reducers, torch_sharded
 from nbdist.engine.data import shards
 from nbdist.engine.data.batches import Shard
@@ -29,6 +28,7 @@ from nbdist.engine.layout.verify.report import Proof
 from nbdist.engine.layout.weights import full_tensors, load
 from nbdist.engine.layout.weights.state_dict import state_of
 from nbdist.errors import LayoutError
+from nbdist.formats import name_bytes
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
 

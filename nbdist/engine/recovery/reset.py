@@ -12,7 +12,6 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from nbdist.amounts import counted
 from nbdist.engine.compat import (
     torch_live,
     torch_modules,
@@ -20,6 +19,7 @@ from nbdist.engine.compat import (
     torch_sharded,
 )
 from nbdist.engine.group import ddp_buckets, ddp_hook_state, rendezvous
+from nbdist.formats import counted
 
 
 def reset_state() -> list[str]:

@@ -27,9 +27,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from nbdist.amounts import name_bytes
 from nbdist.collectives import COLLECTIVES
 from nbdist.errors import MismatchError
+from nbdist.formats import name_bytes
 from nbdist.ranks import name_ranks
 
 ENTRIES = 2048  # a rank

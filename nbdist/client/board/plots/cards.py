@@ -6,13 +6,13 @@ from typing import Any
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from nbdist.amounts import figure, name_bytes
 from nbdist.client.board import palette
 from nbdist.client.board.artists import draw, note, path
 from nbdist.client.board.measures import TEXT_PT
 from nbdist.client.board.page import Page
 from nbdist.client.board.scales import Limits, bulk_limits, decimate, grown, padded
 from nbdist.client.board.scene import Row, Scene
+from nbdist.formats import figure, name_bytes
 
 PLOT_PX = 56
 

@@ -9,7 +9,6 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from nbdist.amounts import figure
 from nbdist.client.board import palette
 from nbdist.client.board.artists import (
     BAND_ALPHAS,
@@ -34,6 +33,7 @@ from nbdist.client.board.scales import (
 )
 from nbdist.client.board.scene import ALL, Curve, Panel, Scene
 from nbdist.client.board.text import tick
+from nbdist.formats import figure
 from nbdist.ranks import name_ranks
 
 FAINT_LINES = 2  # up to so many ranks show every value behind their mean; more would be mud

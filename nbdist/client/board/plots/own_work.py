@@ -11,13 +11,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import PathPatch
 from numpy.typing import NDArray
 
-from nbdist.amounts import figure
 from nbdist.client.board import palette
 from nbdist.client.board.artists import boxes, draw, note, title
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits, grown
 from nbdist.client.board.scene import Scene, Stack
 from nbdist.client.board.text import slower
+from nbdist.formats import figure
 
 MOST_NAMES = 4  # ranks whose bars are wide enough for names beside each other
 EXPOSED = "transfer", "waiting", "communication"  # what is not a rank's own work

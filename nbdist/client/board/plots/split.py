@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
 from matplotlib.text import Text
 
-from nbdist.amounts import figure
 from nbdist.client.board import palette
 from nbdist.client.board.artists import boxes, draw, part_patch, title
 from nbdist.client.board.measures import TEXT_PT
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Limits, grown
 from nbdist.client.board.scene import Scene, Stack
+from nbdist.formats import figure
 
 
 class SplitPlot:

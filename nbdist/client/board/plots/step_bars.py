@@ -5,12 +5,12 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
 
-from nbdist.amounts import figure
 from nbdist.client.board.artists import draw, note, part_patch, rectangles, title
 from nbdist.client.board.measures import TEXT_PT
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits, grown
 from nbdist.client.board.scene import Scene, Stack
+from nbdist.formats import figure
 
 MOST_WORDS = 4  # beside bars of a live view, 2 ms each: the table below it has them all
 

@@ -7,7 +7,7 @@ numpy, matplotlib nor ipywidgets: `compose` imports what it draws with.
 from typing import TYPE_CHECKING, Protocol
 
 from nbdist.client.board.tables import ViewTable
-from nbdist.client.board.views import collectives, loss, overview, ranks, step, verdicts
+from nbdist.client.board.views import collectives, loss, overview, ranks, step, stragglers
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.page import Page, Plot
@@ -51,6 +51,6 @@ class View(Protocol):
 
 
 # In the order of the board's buttons.
-_ALL: tuple[View, ...] = (overview, loss, step, collectives, ranks, verdicts)
+_ALL: tuple[View, ...] = (overview, loss, step, collectives, ranks, stragglers)
 
 VIEWS = {view.NAME: view for view in _ALL}

@@ -6,13 +6,13 @@ While a cell runs the table is HTML below the picture.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nbdist.amounts import counted, figure, milliseconds, name_bytes, name_rate
 from nbdist.client.board import palette
 from nbdist.client.board.lanes import telling_lanes
 from nbdist.client.board.measures import MARGIN_PX, TEXT_PT
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
 from nbdist.client.board.text import count
 from nbdist.client.metrics.analysis.values import CollectiveRow
+from nbdist.formats import counted, figure, milliseconds, name_bytes, name_rate
 from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib

@@ -3,9 +3,9 @@
 import math
 from typing import TYPE_CHECKING
 
-from nbdist.amounts import figure
 from nbdist.client.board.measures import LEFT_PX, LINE_PX, RIGHT_PX
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
+from nbdist.formats import figure
 from nbdist.ranks import name_ranks
 from nbdist.wire import STEP_KEYS
 

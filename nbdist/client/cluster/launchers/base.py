@@ -1,11 +1,20 @@
-"""What every way of starting engines offers to the cluster."""
+"""What every way of starting engines offers to the cluster, and how one is found by name.
+
+An installed package offers one as an entry point of the group `nbdist.launchers`: a callable that
+takes the folder of the logs and returns a `Launcher`.
+"""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
+from nbdist.errors import UsageError
+
+GROUP = "nbdist.launchers"
+LOCAL = "local"
 OnExit = Callable[[str, int, str], None]
 UNKNOWN_STATUS = 256  # of a process that ended where nobody could collect its exit status
 
@@ -73,3 +82,21 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End every process that is left, and the launcher itself."""
+
+
+def find_launcher(name: str) -> Callable[[Path], Launcher]:
+    """Return what makes the launcher of this name: `local`, or one that a package offers.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if name == LOCAL:
+        from nbdist.client.cluster.launchers.local import LocalLauncher
+
+        return LocalLauncher
+    offered = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in offered:
+        known = ", ".join([LOCAL, *sorted(offered)])
+        raise UsageError(f"There is no launcher {name!r}.", do=f"use one of: {known}")
+    made: Callable[[Path], Launcher] = offered[name].load()
+    return made

@@ -17,7 +17,8 @@ from dataclasses import replace
 
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep
-from nbdist.wire import CellInfo, Record
+from nbdist.client.metrics.telemetry import CellInfo
+from nbdist.wire import Record
 
 PERIOD_S = 0.3  # between two looks; records come every 0.25 s
 REST = 19  # 5 % of a core

@@ -1,8 +1,8 @@
 """Word a verdict, with the numbers behind it. Pure."""
 
-from nbdist.amounts import name_rate
 from nbdist.client.metrics.analysis.links import SlowLink
 from nbdist.client.metrics.analysis.work import MOST_OF, Slow, bigger_batch
+from nbdist.formats import name_rate
 
 _NAMES = {
     "data": "its data loading",

@@ -8,7 +8,8 @@ from collections.abc import MutableSequence
 from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained
 from nbdist.client.metrics.checks.drift import Drift
 from nbdist.client.metrics.checks.uses import Uses
-from nbdist.wire import CellInfo, Record
+from nbdist.client.metrics.telemetry import CellInfo
+from nbdist.wire import Record
 
 
 class CellChecks:

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nbdist.amounts import name_bytes
 from nbdist.engine.layout import memory
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies
@@ -23,6 +22,7 @@ from nbdist.engine.layout.verify.restore import dropouts
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts
 from nbdist.errors import LayoutError
+from nbdist.formats import name_bytes
 
 SOURCE = 0  # the rank that computes in one process
 

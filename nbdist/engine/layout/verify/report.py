@@ -26,8 +26,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from nbdist.amounts import counted
 from nbdist.errors import LayoutError
+from nbdist.formats import counted
 from nbdist.ranks import name_ranks
 
 MULTIPLE = 10

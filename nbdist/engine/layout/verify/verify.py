@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.amounts import counted
 from nbdist.engine.compat import torch_modules
 from nbdist.engine.layout.policies import compress
 from nbdist.engine.layout.policies.efficiency import FULL
@@ -47,6 +46,7 @@ from nbdist.engine.layout.verify.sharded_run import ShardedRun
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
 from nbdist.errors import LayoutError
+from nbdist.formats import counted
 
 
 def verify(layout: Provable, task: Task, steps: int) -> Proof:

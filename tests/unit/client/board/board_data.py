@@ -12,8 +12,8 @@ from nbdist.client.metrics.analysis.values import (
     TimelineLane,
     Verdict,
 )
-from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.wire import Batch, CellInfo, Record
+from nbdist.client.metrics.telemetry import CellInfo, Telemetry
+from nbdist.wire import Batch, Record
 
 
 def cell_info(ranks: int, device: str = "cpu") -> CellInfo:

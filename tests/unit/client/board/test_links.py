@@ -13,7 +13,7 @@ from nbdist.client.board.look import look
 from nbdist.client.board.plots.links import rates_of, slow_links
 from nbdist.client.board.plots.own_work import own_work_ms
 from nbdist.client.board.scene import Scene
-from nbdist.client.board.views import verdicts
+from nbdist.client.board.views import stragglers
 from nbdist.client.metrics.analysis.values import PARTS, Verdict
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
@@ -64,10 +64,10 @@ def test_own_work_is_what_verdicts_compare_a_step_without_transfer_and_waiting()
 def test_a_slow_link_shows_links_and_slow_work_shows_work() -> None:
     links = ring(4, {(1, 2): 1e8})
 
-    assert verdicts.plan(seen(4, links, (2, "data")), False)[2:] == ("work",)
-    assert verdicts.plan(seen(4, links, (1, "link")), False)[2:] == ("links",)
-    assert verdicts.plan(seen(4, links, (2, "data"), (1, "link")), False)[2:] == ("work", "links")
-    assert verdicts.plan(seen(4, {}, (1, "link")), False)[2:] == ("work",)
+    assert stragglers.plan(seen(4, links, (2, "data")), False)[2:] == ("work",)
+    assert stragglers.plan(seen(4, links, (1, "link")), False)[2:] == ("links",)
+    assert stragglers.plan(seen(4, links, (2, "data"), (1, "link")), False)[2:] == ("work", "links")
+    assert stragglers.plan(seen(4, {}, (1, "link")), False)[2:] == ("work",)
 
 
 @pytest.mark.parametrize("rate", [1.0e9, 2.0e7], ids=["linear", "log"])

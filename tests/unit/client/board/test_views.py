@@ -12,7 +12,6 @@ from matplotlib.patches import PathPatch
 from matplotlib.text import Text
 from PIL import Image
 
-from nbdist.amounts import figure
 from nbdist.client.board import VIEWS, palette, sentences, tables, text, views
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
@@ -23,6 +22,7 @@ from nbdist.client.board.scene import Scene
 from nbdist.client.board.views.collectives import group_names
 from nbdist.client.metrics.analysis.values import Analysis, RankStep, Verdict
 from nbdist.client.metrics.telemetry import Telemetry
+from nbdist.formats import figure
 from nbdist.wire import Batch, Record
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from nbdist.client.output.live_text import LiveText
+from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slot, Slots
-from nbdist.wire import Display
 
 
 class Seen(Slots):

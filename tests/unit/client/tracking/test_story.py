@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking import provenance
 from nbdist.client.tracking.machine import PERIOD_S, HostFacts, system_metrics
 from nbdist.client.tracking.names import hide_secrets
 from nbdist.client.tracking.settings import split_password, whole_uri
 from nbdist.client.tracking.story import cells_text, kept_patch, notebook_text, story
-from nbdist.wire import CellInfo
 
 
 def cell(number: int, source: str, **params: object) -> CellInfo:

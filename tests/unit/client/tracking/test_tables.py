@@ -6,9 +6,9 @@ import re
 import pytest
 
 from nbdist.client.board.past import caption
+from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.tracking.begin import name_of
 from nbdist.client.tracking.tables import html_table, text_table
-from nbdist.wire import CellInfo
 
 NAMES = [
     "a|b",

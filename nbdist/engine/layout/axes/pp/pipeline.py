@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from nbdist.columns import aligned
 from nbdist.engine.layout.axes.pp import segment_times, stages
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward
 from nbdist.engine.layout.axes.pp.stages import Stage
@@ -29,6 +28,7 @@ from nbdist.engine.layout.policies.precision import Imitation
 from nbdist.engine.layout.spec.inputs import Inputs
 from nbdist.engine.layout.spec.trace import untouched
 from nbdist.errors import LayoutError
+from nbdist.formats import aligned
 from nbdist.told import named
 
 

@@ -13,7 +13,8 @@ from nbdist.client.metrics.analysis.analyst import Analyst
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import PARTS
-from nbdist.wire import CellInfo, Record
+from nbdist.client.metrics.telemetry import CellInfo
+from nbdist.wire import Record
 
 INFO = CellInfo(1, "train()", (0, 1), 2, "gloo", ("cpu", "cpu"))
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained, advice
-from nbdist.wire import CellInfo, Record
+from nbdist.client.metrics.telemetry import CellInfo
+from nbdist.wire import Record
 
 MODEL = (4, 100)
 

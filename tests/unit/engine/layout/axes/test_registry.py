@@ -1,5 +1,7 @@
 """Which axes a layout has, and in which order they change a model."""
 
+from typing import Any
+
 import pytest
 
 from nbdist.engine.layout.axes.registry import axes_of, innermost_first
@@ -9,7 +11,8 @@ from nbdist.engine.layout.spec.mesh import MeshShape
 
 @pytest.mark.parametrize("axis", AXES)
 def test_every_axis_of_the_mesh_is_in_the_registry(axis: str) -> None:
-    shape = MeshShape(**{axis: 2})
+    sizes: dict[str, Any] = {axis: 2}
+    shape = MeshShape(**sizes)
     assert axis in [found.name for found in axes_of(shape)]
 
 

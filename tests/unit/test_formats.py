@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nbdist.amounts import counted, figure, milliseconds, name_bytes, name_rate
+from nbdist.formats import aligned, counted, figure, milliseconds, name_bytes, name_rate
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,19 @@ def test_rates_are_named_by_powers_of_ten(bytes_per_s: float, text: str) -> None
 
 def test_what_is_no_number_is_said_to_be_not_finite() -> None:
     assert {write(math.nan) for write in (figure, milliseconds, name_bytes)} == {"not finite"}
+
+
+def test_columns_stand_below_each_other_and_lines_end_with_their_words() -> None:
+    assert aligned([["rank", "state"], ["0", ""], ["10", "idle"]]) == [
+        "rank  state",
+        "0",
+        "10    idle",
+    ]
+
+
+def test_columns_to_the_right_end_on_one_line() -> None:
+    assert aligned([["a", "ms"], ["bb", "12.5"]], (False, True)) == ["a     ms", "bb  12.5"]
+
+
+def test_no_rows_are_no_lines() -> None:
+    assert aligned([]) == []

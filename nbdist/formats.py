@@ -1,7 +1,7 @@
-"""Numbers as people read them: with their units, and counted things."""
+"""Numbers as people read them, with their units; counted things; tables as lines of text."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 def figure(value: float) -> str:
@@ -43,3 +43,21 @@ def name_rate(bytes_per_s: float, write: Callable[[float], str] = figure) -> str
 def counted(number: int, word: str) -> str:
     """Return a number of things: `1 step`, `1,240 steps`."""
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def aligned(rows: Sequence[Sequence[str]], to_the_right: Sequence[bool] = ()) -> list[str]:
+    """Return a line for each row, with columns below each other, two spaces apart.
+
+    Args:
+        rows: Cells of one line each, as many in every row.
+        to_the_right: Which columns end on one line, as numbers do; without it none.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = to_the_right or [False] * len(widths)
+    return [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, sides, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
