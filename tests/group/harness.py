@@ -30,6 +30,7 @@ CONTEXT.set_forkserver_preload(
         "torch.distributed.optim",
         "torch.profiler",
         "nbdist.engine.rank.boot",
+        "nbdist.engine.rank.register",
         "nbdist.engine.layout.parallelize",
         "nbdist.engine.training",
         "pytest",
@@ -144,10 +145,13 @@ def _rank_main(
     import torch
     import torch.distributed as dist
 
+    from nbdist.engine.rank.register import register
+
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
         store = dist.FileStore(store_path, world_size)
+        register()
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         if isinstance(function, str):
             module, _, name = function.partition(":")

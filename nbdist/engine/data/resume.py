@@ -265,5 +265,9 @@ def _restore(mark: _Mark) -> None:
 
 _cell = _Cell()
 _again: _Again | None = None
-step_state.also(_take, _restore)
-step_state.here().before_first_step = _begin_steps
+
+
+def install() -> None:
+    """Take and put back the loaders' positions with every step boundary from now on."""
+    step_state.also(_take, _restore)
+    step_state.here().before_first_step = _begin_steps

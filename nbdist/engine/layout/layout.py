@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbdist.engine.compat import torch_modules, torch_reducers, torch_sharded
-from nbdist.engine.data import shards
 from nbdist.engine.data.batches import Shard
 from nbdist.engine.layout import plain_copy
 from nbdist.engine.layout.axes import unused, zero1
@@ -318,12 +317,9 @@ def live_layouts() -> list[Layout]:
     return sorted(living, key=lambda layout: layout.number)
 
 
-def _data_shard() -> Shard | None:
+def data_shard() -> Shard | None:
     """Return which part of every batch is this rank's, as the newest living layout says."""
     newest = max(living, key=lambda layout: layout.number, default=None)
     if newest is None or newest.shape.world_size != dist.get_world_size():
         return None  # the group has another size since: whoever scaled it tells what follows
     return Shard(*newest.shape.data_part(dist.get_rank()))
-
-
-shards.shard_as(_data_shard)

@@ -273,9 +273,9 @@ def join(
     """
     from nbdist.engine.checks import begun, model_facts
     from nbdist.engine.checks.checks import RankChecks
-    from nbdist.engine.data import shards
     from nbdist.engine.group import group, link_stats
     from nbdist.engine.layout import parallelize, wrapped
+    from nbdist.engine.rank.register import register
     from nbdist.engine.recovery import recovery, resize
     from nbdist.engine.recovery.clone import clone
     from nbdist.engine.steps import keep
@@ -295,6 +295,7 @@ def join(
     here.variables.update(environment.group_variables(asked.address, store_port))
     environment.restore(here.variables)
     device = _device(here.device.type)
+    register()
     tap.install(asked.tap)
     training.install(here.recorder)
     training.set_enabled(asked.hooks, grad_norm=asked.grad_norm)
@@ -304,7 +305,6 @@ def join(
     parallelize.tell_facts_to(here.recorder.fact)
     wrapped.look_on()
     begun.look_on()
-    shards.pace_as(training.pace)
     training.at_new_optimizer("trained", lambda opt: model_facts.tell(here.recorder, opt))
     here.checks = RankChecks(here.recorder.add)
     training.at_new_optimizer("checks", here.checks.optimizer_begins)

@@ -74,6 +74,7 @@ def _before_step(optimizer: Optimizer, _args: Any, _keywords: Any) -> None:
                 refuse(model)
 
 
-torch_hooks.keep_uncompiled(before_forward)
-# At import, and so before `step_state` counts steps: one that is refused has not begun.
-register_optimizer_step_pre_hook(_before_step)
+def install() -> None:
+    """Refuse such steps from now on; before `step_state` counts them, so that none has begun."""
+    torch_hooks.keep_uncompiled(before_forward)
+    register_optimizer_step_pre_hook(_before_step)

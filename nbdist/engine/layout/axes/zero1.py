@@ -84,5 +84,6 @@ def _refuse(optimizer: Optimizer) -> None:
     )
 
 
-# At import, and so before `step_state` counts steps: one that is refused has not begun.
-register_optimizer_step_pre_hook(_before_step)
+def install() -> None:
+    """Refuse such optimizers from now on; before `step_state` counts steps, so that none begins."""
+    register_optimizer_step_pre_hook(_before_step)
