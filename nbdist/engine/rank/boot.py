@@ -271,16 +271,9 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
-    from nbdist.engine.checks import begun, model_facts
-    from nbdist.engine.checks.checks import RankChecks
-    from nbdist.engine.group import group, link_stats
-    from nbdist.engine.layout import parallelize, wrapped
-    from nbdist.engine.rank.register import register
+    from nbdist.engine.group import group
+    from nbdist.engine.rank.register import connect
     from nbdist.engine.recovery import recovery, resize
-    from nbdist.engine.recovery.clone import clone
-    from nbdist.engine.steps import keep
-    from nbdist.engine.tap import tap
-    from nbdist.engine.training import training
 
     if version != wire.VERSION:
         raise RuntimeError(
@@ -295,24 +288,7 @@ def join(
     here.variables.update(environment.group_variables(asked.address, store_port))
     environment.restore(here.variables)
     device = _device(here.device.type)
-    register()
-    tap.install(asked.tap)
-    training.install(here.recorder)
-    training.set_enabled(asked.hooks, grad_norm=asked.grad_norm)
-    recovery.install()
-    clone.live_in(here.kernel.shell)
-    keep.look_in(lambda: here.kernel.shell.user_ns)
-    parallelize.tell_facts_to(here.recorder.fact)
-    wrapped.look_on()
-    begun.look_on()
-    training.at_new_optimizer("trained", lambda opt: model_facts.tell(here.recorder, opt))
-    here.checks = RankChecks(here.recorder.add)
-    training.at_new_optimizer("checks", here.checks.optimizer_begins)
-    training.at_step_end("checks", here.checks.step_ended)
-    here.links = link_stats.LinkStats(
-        training.current_step, lambda step, values: here.recorder.add("links", step, values)
-    )
-    here.recorder.before_publishing(here.links.sample)
+    connect(here)
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(
         rank=here.rank,

@@ -1,19 +1,30 @@
 """What packages of a rank offer each other, in one list: no module registers itself on import.
 
-Main thread, when the rank has joined its group; once is enough. What needs the rank's own program
-(its recorder, its names) is connected in `boot.join`.
+Main thread, when the rank has joined its group.
 """
 
+from typing import TYPE_CHECKING
+
+from nbdist.engine.checks import begun, model_facts
+from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.data import resume, shards
-from nbdist.engine.layout import layout
+from nbdist.engine.group import link_stats
+from nbdist.engine.layout import layout, parallelize, wrapped
 from nbdist.engine.layout.axes import unused, zero1
+from nbdist.engine.recovery import recovery
+from nbdist.engine.recovery.clone import clone
+from nbdist.engine.steps import keep
+from nbdist.engine.tap import tap
 from nbdist.engine.training import training
+
+if TYPE_CHECKING:
+    from nbdist.engine.rank.boot import Program
 
 _is_done = False
 
 
 def register() -> None:
-    """Connect the packages of this process."""
+    """Connect what needs no program around it. Once a process; again it does nothing."""
     global _is_done
     if _is_done:
         return
@@ -24,3 +35,26 @@ def register() -> None:
     shards.shard_as(layout.data_shard)
     shards.pace_as(training.pace)
     resume.install()
+
+
+def connect(program: "Program") -> None:
+    """Have all that happens on this rank watched, reported and kept; after each `join`."""
+    options, recorder = program.options, program.recorder
+    register()
+    tap.install(options.tap)
+    training.install(recorder)
+    training.set_enabled(options.hooks, grad_norm=options.grad_norm)
+    recovery.install()
+    clone.live_in(program.kernel.shell)
+    keep.look_in(lambda: program.kernel.shell.user_ns)
+    parallelize.tell_facts_to(recorder.fact)
+    wrapped.look_on()
+    begun.look_on()
+    training.at_new_optimizer("trained", lambda optimizer: model_facts.tell(recorder, optimizer))
+    program.checks = RankChecks(recorder.add)
+    training.at_new_optimizer("checks", program.checks.optimizer_begins)
+    training.at_step_end("checks", program.checks.step_ended)
+    program.links = link_stats.LinkStats(
+        training.current_step, lambda step, values: recorder.add("links", step, values)
+    )
+    recorder.before_publishing(program.links.sample)
