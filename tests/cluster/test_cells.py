@@ -502,3 +502,20 @@ def test_ranks_that_end_a_cell_together_are_asked_nothing_beside_it(
     assert "control.state" not in asked
     session.run("import time; time.sleep(1.5 * rank)")
     assert "control.state" in asked
+
+
+def test_a_profiler_of_python_works_in_a_cell_that_follows_others(session: Session) -> None:
+    # What was left of a cell's end once made CPython 3.11 check for signals at every call, for
+    # ever: a profiler went round in circles, and all other Python code was slower.
+    session.run("pass")
+    code = """
+import cProfile, pstats
+def called():
+    return 1
+
+profile = cProfile.Profile()
+profile.runcall(lambda: [called() for _ in range(100)])
+pstats.Stats(profile).total_calls
+"""
+    calls = session.run(code, timeout_s=60).value_list
+    assert min(calls) >= 100, calls

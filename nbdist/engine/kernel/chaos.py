@@ -24,32 +24,41 @@ class PlannedFault(Exception):
 
 _lock = threading.Lock()
 _runs_cell = False
+_is_planned = False  # in this cell
 
 
 def begin_cell() -> None:
     """Allow `fail`, until the cell ends."""
-    global _runs_cell
-    _runs_cell = True
+    global _is_planned, _runs_cell
+    _is_planned, _runs_cell = False, True
 
 
 def end_cell() -> None:
-    """Refuse `fail` again, and take back one that has not struck yet: it would end the engine."""
+    """Refuse `fail` again, and catch one that has not struck yet: it would end the engine."""
     global _runs_cell
     try:
         _runs_cell = False  # first: `fail` sets nothing after the lock is had
         with _lock:
-            _set(None)
+            is_planned = _is_planned
+        if is_planned:
+            # It may have struck or not: so it is set again, and caught. To clear it instead would
+            # leave CPython's eval breaker set for ever, and all Python code of the rank slower.
+            _raise_soon()
+            while True:
+                pass
     except PlannedFault:
-        pass  # it came too late for the cell
+        pass
     finally:
         _runs_cell = False
 
 
 def fail() -> bool:
     """Make the main thread raise `PlannedFault`; return whether a cell runs there."""
+    global _is_planned
     with _lock:
         if _runs_cell:
-            _set(ctypes.py_object(PlannedFault))
+            _is_planned = True
+            _raise_soon()
         return _runs_cell
 
 
@@ -59,7 +68,8 @@ def interrupt() -> bool:
         return _runs_cell and interrupts.strike(interrupts.running)
 
 
-def _set(error: "ctypes.py_object[type[BaseException]] | None") -> None:
+def _raise_soon() -> None:
     main = threading.main_thread().ident
     assert main is not None
+    error = ctypes.py_object(PlannedFault)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), error)
