@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbdist.errors import StartError, UsageError
-from nbdist.formats import counted
+from nbdist.formatting import counted
 
 LOOPBACK = "127.0.0.1"
 MOST_RANKS_A_CORE = 64

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nbdist.error_text import text_of
 from nbdist.errors import TransferError
-from nbdist.told import text_of
 
 
 class _Pickler(pickle.Pickler):

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from nbdist.formats import name_bytes
+from nbdist.formatting import name_bytes
 
 KILLER = "killed by the kernel's OOM killer"
 _RECENT_S = 10.0  # a process that held much takes seconds to be gone

@@ -61,7 +61,7 @@ def test_a_line_begins_it_and_a_line_tells_what_came_of_it(notebook: Kernel) -> 
     failed = notebook.cell(CELL.replace("STEPS", "10_000"))
     told = notebook.run("%dist chaos")
 
-    assert "raise on rank 1, every 0.3 s, seed 7; armed" in armed.text
+    assert "raise on rank 1, every 0.3 s, seed 7; active" in armed.text
     assert failed.error is not None
     assert "PlannedFault" in failed.error[1]
     assert "seed 7; over" in told.text

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from nbdist.engine.checks.alike import SELECTION, fingerprints
 from nbdist.engine.checks.checks import RankChecks
+from nbdist.engine.checks.fingerprints import SELECTION, fingerprints
 from nbdist.engine.layout.parallelize import parallelize
 from tests.group import models
 

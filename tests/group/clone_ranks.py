@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import nbdist
-from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat import torch_groups
 from nbdist.engine.group import ddp_hook_state, group, group_record
 from nbdist.engine.recovery import reset
 from nbdist.engine.recovery.clone import clone as clone_module
@@ -264,14 +264,14 @@ def what_broke() -> list[str]:
 
 def group_count() -> int:
     """Return the number that the next group's name is made of."""
-    return torch_compat.group_count()
+    return torch_groups.group_count()
 
 
 def spec_of(description: str) -> tuple[Any, ...] | None:
     """Return name, ranks, timeout and description of the group described so, if there is one."""
-    for live in torch_compat.live_groups():
+    for live in torch_groups.live_groups():
         if live.group.group_desc == description:
-            spec = torch_compat.spec_of(live.group)
+            spec = torch_groups.spec_of(live.group)
             return live.name, live.ranks, spec.timeout_s, spec.description
     return None
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.compat import (
-    torch_compat,
+    torch_groups,
     torch_modules,
     torch_pipeline,
     torch_reducers,
@@ -144,9 +144,9 @@ def status() -> dict[str, Any]:
 
 
 def what_broke() -> list[str]:
-    """Return what the room for torch's private parts misses in this torch."""
-    rooms = (torch_compat, torch_modules, torch_reducers, torch_sharded, torch_pipeline)
-    return [line for room in rooms for line in room.check()]
+    """Return what the modules for torch's private parts miss in this torch."""
+    modules = (torch_groups, torch_modules, torch_reducers, torch_sharded, torch_pipeline)
+    return [line for module in modules for line in module.check()]
 
 
 def initialise_again() -> float:

@@ -19,7 +19,7 @@ from nbdist.client.board.palette import Theme
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import length
 from nbdist.client.board.views import VIEWS
-from nbdist.formats import figure
+from nbdist.formatting import figure
 
 COLORS = 64
 MOST_VERDICTS = 2  # in a picture's head

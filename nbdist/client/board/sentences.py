@@ -6,7 +6,7 @@ Sentences hold the numbers of now, so they are never part of what nbval compares
 from typing import TYPE_CHECKING
 
 from nbdist.client.metrics.analysis.values import RECENT
-from nbdist.formats import counted
+from nbdist.formatting import counted
 
 if TYPE_CHECKING:  # for its type alone: the scene loads numpy
     from nbdist.client.board.scene import Scene

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nbdist.client.board.text import STYLE
-from nbdist.formats import aligned, figure
+from nbdist.formatting import aligned, figure
 
 NONE = "–"
 CELL = 'style="padding: 1px 10px; text-align: {}; white-space: nowrap"'

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nbdist.formats import name_bytes
+from nbdist.formatting import name_bytes
 from nbdist.ranks import name_ranks
 
 WORLD = "0"  # how torch names the default group

@@ -17,7 +17,7 @@ from typing import Any
 
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.errors import NBDistError, StartError
-from nbdist.formats import counted
+from nbdist.formatting import counted
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist.client.board import VIEWS
-from nbdist.client.board.board import Board
+from nbdist.client.board.cell_board import Board
 from nbdist.client.board.controls import show_past
 from nbdist.client.board.past import Past, caption
 from nbdist.client.cells.request import CellAttempt

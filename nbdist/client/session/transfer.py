@@ -10,9 +10,9 @@ from typing import Any
 from nbdist import payload
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.requests import PendingReply
+from nbdist.error_text import named
 from nbdist.errors import ClusterError, Interrupted, NBDistError, TransferError, UsageError
 from nbdist.ranks import begin_with_ranks
-from nbdist.told import named
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import socket
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat import torch_groups
 from nbdist.errors import LayoutError
 
 Parts = list[tuple[int, ...]]
@@ -58,7 +58,7 @@ def inside(size: int | None) -> dist.ProcessGroup:
     """
     name = "hosts" if size is None else f"{size} ranks"
     title = f"averaging inside {name}"
-    for live in torch_compat.live_groups():
+    for live in torch_groups.live_groups():
         if live.group.group_desc == title:
             return live.group
     hosts = [""] * dist.get_world_size()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from nbdist.engine.averaging import messages
 from nbdist.engine.averaging.master import Answer, Master
-from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat import torch_groups
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import ReleasedError
 from nbdist.errors import ClusterError
@@ -48,7 +48,7 @@ def make_groups(server: int) -> None:
 def find_group(server: int, worker: int) -> dist.ProcessGroup | None:
     """Return the group of a server and a worker; None where there is none any more."""
     title = _title(server, worker)
-    groups = [live.group for live in torch_compat.live_groups()]
+    groups = [live.group for live in torch_groups.live_groups()]
     return next((group for group in groups if group.group_desc == title), None)
 
 
@@ -86,8 +86,8 @@ def stop() -> None:
     for worker, thread in list(_threads.items()):
         group = find_group(dist.get_rank(), worker) if dist.is_initialized() else None
         if thread.is_alive() and group is not None:
-            for _, backend in torch_compat.backends_of(group):
-                torch_compat.break_backend(backend)
+            for _, backend in torch_groups.backends_of(group):
+                torch_groups.break_backend(backend)
         thread.join(10.0)
         del _threads[worker]
     _ended.clear()

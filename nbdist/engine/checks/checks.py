@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DistributedSampler
 
-from nbdist.engine.checks.alike import as_float, fingerprints, held_alike
+from nbdist.engine.checks.fingerprints import as_float, fingerprints, held_alike
 from nbdist.engine.checks.use import Use
 from nbdist.engine.compat import torch_hooks, torch_live, torch_modules
 from nbdist.engine.data import sampler

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from nbdist.engine.checks import begun, model_facts
-from nbdist.engine.checks.alike import as_float, fingerprints
+from nbdist.engine.checks import first_weights, model_facts
+from nbdist.engine.checks.fingerprints import as_float, fingerprints
 from nbdist.engine.compat import torch_live, torch_modules, torch_sharded
 from nbdist.engine.layout.layout import Layout
 
@@ -79,7 +79,7 @@ class Use:
         if self._shared_by is None:
             return self._weights() if self._alone() else {}
         optimizer = self._optimizer()
-        weights = None if optimizer is None else begun.weights_of(_parameters(optimizer))
+        weights = None if optimizer is None else first_weights.weights_of(_parameters(optimizer))
         return self._place_by_hand() | ({} if weights is None else {"weights": weights})
 
     def take_stepped(self) -> bool:

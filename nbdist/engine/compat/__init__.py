@@ -1,6 +1,6 @@
 """torch's private parts, touched here alone; each module's `check()` names what a torch has moved.
 
-`torch_compat` and `torch_init` (groups), `torch_hooks` (where tap and training look on),
+`torch_groups` and `torch_init` (groups), `torch_hooks` (where tap and training look on),
 `torch_live` (which objects are alive), and how models are spread: `torch_modules` (replicated),
 `torch_reducers`, `torch_sharded`, `torch_pipeline`, `torch_transformer`, `torch_wrappers`.
 `third_parties` knows Accelerate, Trainer and DeepSpeed, `random_states` the generators of Python

@@ -1,6 +1,6 @@
 """The places inside torch where the tap and the training hooks look on.
 
-One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`. Every
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_groups.py`. Every
 function that puts something in place returns a function that takes it out again. `check()`
 says what a new torch has moved. Tried with torch 2.13.0 and 2.15.0 (CPU).
 """

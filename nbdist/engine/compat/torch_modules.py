@@ -1,6 +1,6 @@
 """Private parts of torch around replicated modules: `replicate`, comm hooks, GradScaler.
 
-One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`.
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_groups.py`.
 `check()` says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU).
 """
 
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nbdist.engine.compat import torch_live
-from nbdist.engine.compat.torch_compat import lacking
+from nbdist.engine.compat.torch_groups import lacking
 
 _dist: Any = dist  # for names that its types do not tell
 

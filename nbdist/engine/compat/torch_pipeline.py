@@ -1,6 +1,6 @@
 """Private parts of torch inside pipelines: what stages and schedules keep of a step.
 
-One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`.
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_groups.py`.
 `check()` says what broke when a version moves. Tried with torch 2.11.0, 2.13.0 and 2.15.0 (CPU).
 """
 
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.compat.torch_compat import lacking, ranks_of
+from nbdist.engine.compat.torch_groups import lacking, ranks_of
 
 # A schedule's flags for "my stages know what they send and receive", by kind of schedule.
 _READY_FLAGS = (

@@ -1,6 +1,6 @@
 """Private parts of torch inside DDP's reducer: its buckets, made anew or reset.
 
-One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`.
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_groups.py`.
 `check()` says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU).
 
 A reducer begins with the buckets it is made with. In the forward after its first whole backward it
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat.torch_compat import lacking
+from nbdist.engine.compat.torch_groups import lacking
 
 _dist: Any = dist  # for names that its types do not tell
 

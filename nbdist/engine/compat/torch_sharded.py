@@ -1,6 +1,6 @@
 """Private parts of torch inside sharded modules: `fully_shard` and FullyShardedDataParallel.
 
-One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`.
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_groups.py`.
 `check()` says what broke when a version moves. Tried with torch 2.13.0 and 2.15.0 (CPU);
 `fully_shard` with its own `_reset_iter_state`, and with ours for 2.11, which lacks it.
 """
@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPr
 from torch.distributed.tensor import debug
 
 from nbdist.engine.compat import torch_live
-from nbdist.engine.compat.torch_compat import lacking
+from nbdist.engine.compat.torch_groups import lacking
 
 
 def as_own(tensor: torch.Tensor) -> torch.Tensor:

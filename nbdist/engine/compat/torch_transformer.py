@@ -4,7 +4,7 @@
 not have; in evaluation it packs a padded batch into a nested tensor, and its layers call one kernel
 instead of their modules. Shapes, and what is computed, are the same without.
 
-One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`. Tried
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_groups.py`. Tried
 with torch 2.13.0 (CPU).
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules import transformer
 
-from nbdist.engine.compat.torch_compat import lacking
+from nbdist.engine.compat.torch_groups import lacking
 
 _transformer: Any = transformer
 

@@ -1,6 +1,6 @@
 """The places where torch spreads a model or clips its gradients; somebody may object, or look on.
 
-One of the modules that hold what nbdist uses of torch's private parts; see `torch_compat.py`.
+One of the modules that hold what nbdist uses of torch's private parts; see `torch_groups.py`.
 Constructors and `FSDPState.init` are replaced, and not `fully_shard` itself: a program has imported
 that by its name long before. Tried with torch 2.13.0 and 2.15.0 (CPU).
 """
@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat.torch_compat import lacking
+from nbdist.engine.compat.torch_groups import lacking
 
 Ask = Callable[[str, nn.Module], None]  # gets who is about to spread which module; may raise
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from nbdist.errors import UsageError
-from nbdist.formats import counted
+from nbdist.formatting import counted
 
 MEASURED = "measured"
 ALIKE = 0.9  # what differs by less is one: noise must not move samples, or be told of

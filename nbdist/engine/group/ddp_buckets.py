@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat import torch_compat, torch_live, torch_reducers
+from nbdist.engine.compat import torch_groups, torch_live, torch_reducers
 from nbdist.engine.compat.torch_reducers import Buckets
 from nbdist.engine.group import identity
 
@@ -103,7 +103,7 @@ def settle(ddps: Iterable[DistributedDataParallel], exchange: Exchange) -> set[i
         chosen = plans.get(key, "reset")  # without a group nobody can train it
         buckets = torch_reducers.began_with(ddp)
         if chosen == "agree":
-            members = torch_compat.ranks_of(ddp.process_group)
+            members = torch_groups.ranks_of(ddp.process_group)
             claims = [Claim(**claim) for rank in members for claim in claimed[key].get(rank, ())]
             best = agreed(claims)
             buckets = None if best is None else best.buckets
@@ -185,5 +185,5 @@ def _named(ddps: Iterable[DistributedDataParallel]) -> dict[str, DistributedData
         name: ddp
         for ddp in ddps
         # Of others the group is gone: nobody can train them.
-        if torch_compat.ranks_of(ddp.process_group) and (name := identity.of(ddp))
+        if torch_groups.ranks_of(ddp.process_group) and (name := identity.of(ddp))
     }

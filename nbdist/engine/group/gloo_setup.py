@@ -7,7 +7,7 @@ import psutil
 import torch.distributed as dist
 
 from nbdist.engine.compat import torch_init
-from nbdist.engine.compat.torch_compat import PrefixStore, Store
+from nbdist.engine.compat.torch_groups import PrefixStore, Store
 from nbdist.engine.compat.torch_init import InitArguments
 from nbdist.engine.group import sockets
 from nbdist.engine.group.state import GroupState

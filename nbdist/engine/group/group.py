@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist import told
-from nbdist.engine.compat import torch_compat, torch_hooks, torch_init, torch_live, torch_modules
+from nbdist import error_text
+from nbdist.engine.compat import torch_groups, torch_hooks, torch_init, torch_live, torch_modules
 from nbdist.engine.compat.group_spec import GroupSpec
-from nbdist.engine.compat.torch_compat import TCPStore
+from nbdist.engine.compat.torch_groups import TCPStore
 from nbdist.engine.group import (
     ddp_hook_state,
     gloo_setup,
@@ -92,7 +92,7 @@ def join(
         generation,
         options.check,
     )
-    torch_compat.use_gloo_device(
+    torch_groups.use_gloo_device(
         device,
         GLOO_THREADS,
         lambda wanted: min(wanted, here.form_limit or wanted),
@@ -100,15 +100,15 @@ def join(
     )
     torch_init.answer_env_rendezvous(lambda asked: gloo_setup.answer_env(here, asked))
     torch_init.take_as_done(lambda asked: gloo_setup.agree(here, asked))
-    torch_compat.watch_names()
-    torch_compat.watch_destroy(new_backends.end)
+    torch_groups.watch_names()
+    torch_groups.watch_destroy(new_backends.end)
     torch_live.watch(_note_made)
     ddp_hook_state.watch()
     torch_modules.make_replicate_again()
     state.enter(here)
     here.form_limit = timedelta(seconds=FORM_TIMEOUT_S)
     try:
-        torch_compat.set_group_count(first_group)
+        torch_groups.set_group_count(first_group)
         everyone, spec = tuple(range(options.n)), GroupSpec(options.backend, options.timeout, "")
         record = group_record.read(client, rank) if generation else None
         if record is not None and int(record.default) < first_group:
@@ -119,8 +119,8 @@ def join(
         _make_default(here, plan.default)
         for (name, ranks), spec in plan.groups.items():
             if name != plan.default and rank in ranks:
-                torch_compat.make_group(name, ranks, spec, here.place())
-        torch_compat.set_group_count(max(plan.group_count, torch_compat.group_count()))
+                torch_groups.make_group(name, ranks, spec, here.place())
+        torch_groups.set_group_count(max(plan.group_count, torch_groups.group_count()))
     except BaseException:
         state.leave()
         raise
@@ -136,7 +136,7 @@ def _note_made(made: Any) -> None:
 
 def _make_default(here: GroupState, name: str) -> None:
     # torch names the first group it makes by a number.
-    torch_compat.set_group_count(int(name))
+    torch_groups.set_group_count(int(name))
     dist.init_process_group(
         here.backend,
         store=here.place(),
@@ -154,7 +154,7 @@ def leave() -> int:
     Returns:
         The first number that no group has had for its name.
     """
-    made = torch_compat.group_count()
+    made = torch_groups.group_count()
     _destroy()
     here = state.leave()
     if here is not None:
@@ -168,9 +168,9 @@ def leave() -> int:
 
 def _destroy() -> None:
     """Destroy all groups of this process, and refuse what they are still asked to do."""
-    groups = torch_compat.live_groups()
+    groups = torch_groups.live_groups()
     if dist.is_initialized():
-        torch_compat.destroy_groups()
+        torch_groups.destroy_groups()
     counters.close(live.group for live in groups)
 
 
@@ -203,13 +203,13 @@ def _cut(here: GroupState) -> int:
     # for that one waits for the group's whole timeout (one of ten faults in DDP's backward).
     here.held += sockets.hold(here.address, set(here.peers.values()), here.held)
     count = 0
-    for live in torch_compat.live_groups():
+    for live in torch_groups.live_groups():
         try:
-            backends = torch_compat.backends_of(live.group)
+            backends = torch_groups.backends_of(live.group)
         except RuntimeError:
             continue  # between two backends: `reform` is at it, and will see `aborted`
         for _, backend in backends:
-            count += torch_compat.break_backend(backend)
+            count += torch_groups.break_backend(backend)
         if all(torch_hooks.is_gloo(backend) for _, backend in backends):
             in_flight.end_receives_from_anyone(live.group)
     # What is in no group yet, or in one that someone made by hand. Not before: pairs that end by
@@ -259,9 +259,9 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     here.form_limit = timedelta(seconds=timeout_s)
     held, here.held = here.held, []  # an `abort` from here on holds those of this generation
     try:
-        live = {(g.name, g.ranks): g for g in torch_compat.live_groups()}
-        known = {key: torch_compat.spec_of(g.group) for key, g in live.items()}
-        plan = rendezvous.meet(here, known, timeout_s, default=torch_compat.default_name())
+        live = {(g.name, g.ranks): g for g in torch_groups.live_groups()}
+        known = {key: torch_groups.spec_of(g.group) for key, g in live.items()}
+        plan = rendezvous.meet(here, known, timeout_s, default=torch_groups.default_name())
         while held:  # every rank has let go by now
             os.close(held.pop())
         if plan.is_anew:
@@ -273,8 +273,8 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
                 if key in live:
                     new_backends.renew(here, live[key])
             throttle.apply()
-            torch_compat.default_group_store(here.place())
-            torch_compat.set_group_count(plan.group_count)
+            torch_groups.default_group_store(here.place())
+            torch_groups.set_group_count(plan.group_count)
     except BaseException:
         here.held += held
         # Half of the groups may live: no collective must pass until all do.
@@ -288,7 +288,7 @@ def reform(generation: int, timeout_s: float = FORM_TIMEOUT_S) -> dict[str, Any]
     here.stale = tuple(key for key in plan.stale if key in live)
     return {
         "generation": generation,
-        "groups": len(torch_compat.live_groups()) - len(here.stale),
+        "groups": len(torch_groups.live_groups()) - len(here.stale),
         "stale": state.stale_groups(),
         "reforms_left": state.reforms_left(),
         "is_anew": plan.is_anew,
@@ -304,7 +304,7 @@ def was_released(error: BaseException) -> bool:
         if isinstance(link, ReleasedError):
             return True
         # Of torch's errors and the system's: the text of a user's own is taken once, elsewhere.
-        text = told.text_of(link) if isinstance(link, RuntimeError | OSError) else ""
+        text = error_text.text_of(link) if isinstance(link, RuntimeError | OSError) else ""
         if any(mark in text for mark in _GLOO_MARKS):
             return True
         link = link.__cause__ or link.__context__

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat import torch_groups
 from nbdist.engine.kernel.placeholder import Placeholder
 
 # "mine", "pairs[1]" or "by_axis['dp']": the group's name and its ranks; None for torch's mark.
@@ -28,7 +28,7 @@ _UNKNOWN = Placeholder("a process group", "it is unknown which one this rank had
 
 def given(namespace: Mapping[str, Any]) -> Names:
     """Return what this rank's cells call the groups that it is in, and those that it is not in."""
-    keys = {live.group: [live.name, list(live.ranks)] for live in torch_compat.live_groups()}
+    keys = {live.group: [live.name, list(live.ranks)] for live in torch_groups.live_groups()}
     names: Names = {}
     for path, _, _, value in _places(namespace):
         if is_mark(value):
@@ -52,7 +52,7 @@ def restore(
         The names of which every group and placeholder was found, and those in which a group was
         not. What is a placeholder for something else is in neither.
     """
-    mine = {(live.name, live.ranks): live.group for live in torch_compat.live_groups()}
+    mine = {(live.name, live.ranks): live.group for live in torch_groups.live_groups()}
     meant: dict[str, set[dist.ProcessGroup]] = {}
     for names in told:
         for path, key in names.items():

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat import torch_groups
 from nbdist.engine.compat.group_spec import GroupSpec
-from nbdist.engine.compat.torch_compat import TCPStore
+from nbdist.engine.compat.torch_groups import TCPStore
 from nbdist.engine.group import group_names, state
 from nbdist.engine.group.group_names import Names
 from nbdist.engine.group.plan import Key, groups_from_json, groups_to_json
@@ -67,13 +67,13 @@ def write(namespace: Mapping[str, Any], cell: int, source: str) -> None:
         source: Its code.
     """
     global _written, _cell, _names, _changed
-    here, default = state.here(), torch_compat.default_name()
+    here, default = state.here(), torch_groups.default_name()
     if here is None or not default.isdigit():
         return
-    count = torch_compat.group_count()
+    count = torch_groups.group_count()
     if count == int(default) + 1 and not _written:
         return  # nobody has made one
-    groups = {(g.name, g.ranks): torch_compat.spec_of(g.group) for g in torch_compat.live_groups()}
+    groups = {(g.name, g.ranks): torch_groups.spec_of(g.group) for g in torch_groups.live_groups()}
     names = group_names.given(namespace)
     others = [path for path in {**_names, **names} if _names.get(path, 0) != names.get(path, 0)]
     changed = {path.partition("[")[0] for path in others} | group_names.assigned_in(source)
@@ -109,7 +109,7 @@ def names_before(client: TCPStore, rank: int, told: Iterable[SurvivorReport]) ->
     it did not live to end may have given a name another meaning, as it did on a rank that lives.
     """
     record = read(client, rank)
-    if record is None or record.group_count != torch_compat.group_count():
+    if record is None or record.group_count != torch_groups.group_count():
         return {}
     changed = {name for one in told if one.cell > record.cell for name in one.changed}
     kept = record.names.items()

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat import torch_groups
 from nbdist.engine.tap import counters
 
 UNKNOWN = ""  # of what was made while this process was in no group
@@ -41,7 +41,7 @@ def note(made: Any) -> None:
     """Name a DDP, an optimizer or a scheduler, as its constructor ends."""
     global _counted_in
     kind, group, looks = _told_of(made)
-    if group is None or not torch_compat.ranks_of(group):
+    if group is None or not torch_groups.ranks_of(group):
         return
     generation, collectives = counters.moment(group)
     if generation != _counted_in:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_compat
-from nbdist.engine.compat.torch_compat import PrefixStore
+from nbdist.engine.compat import torch_groups
+from nbdist.engine.compat.torch_groups import PrefixStore
 from nbdist.engine.group.state import GroupState
 from nbdist.engine.tap import counters
 
@@ -17,28 +17,28 @@ log = logging.getLogger(__name__)
 BURY_TIMEOUT_S = 1.0  # normally it takes less than a millisecond
 
 
-def renew(here: GroupState, live: torch_compat.LiveGroup) -> None:
+def renew(here: GroupState, live: torch_groups.LiveGroup) -> None:
     """Give one group new backends; the other members do the same at this moment."""
     place = PrefixStore(f"{live.name}/", here.place())
     rank = live.ranks.index(here.rank)
     description = live.group.group_desc
     made, gone = [], []
-    for devices, old in torch_compat.backends_of(live.group):
+    for devices, old in torch_groups.backends_of(live.group):
         # The same nesting as torch's own for a group it makes: a new rank's `join` makes it there.
         store = PrefixStore(f"{devices[0].type}/", place)
-        new = torch_compat.remake_backend(old, store, live, rank, here.make_gloo)
-        made.append((devices, torch_compat.native_slot(old), new))
+        new = torch_groups.remake_backend(old, store, live, rank, here.make_gloo)
+        made.append((devices, torch_groups.native_slot(old), new))
         gone.append(old)
         del old
-    if torch_compat.can_release():
-        torch_compat.release_backends(live.group)
+    if torch_groups.can_release():
+        torch_groups.release_backends(live.group)
         for devices, slot, new in made:
-            torch_compat.put_backend(live.group, devices, slot, new)
+            torch_groups.put_backend(live.group, devices, slot, new)
     else:
         for devices, _, new in made:
             slot = here.next_slot(live.group)
             here.slots[live.group] = slot + 1
-            torch_compat.put_backend(live.group, devices, slot, new)
+            torch_groups.put_backend(live.group, devices, slot, new)
     _bury(gone)
     # A group's name and description live in its backends.
     live.group._set_group_name(live.name)  # type: ignore[arg-type]
@@ -56,9 +56,9 @@ def end(group: dist.ProcessGroup) -> None:
     _ended.append(group)
     while len(_ended) > MOST_ENDED:
         old = _ended.popleft()
-        gone: list[Any] = [backend for _, backend in torch_compat.backends_of(old)]
-        if torch_compat.can_release():
-            torch_compat.release_backends(old)
+        gone: list[Any] = [backend for _, backend in torch_groups.backends_of(old)]
+        if torch_groups.can_release():
+            torch_groups.release_backends(old)
         gone.append(old)
         del old
         _bury(gone)

@@ -9,9 +9,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat import torch_groups
 from nbdist.engine.compat.group_spec import GroupSpec
-from nbdist.engine.compat.torch_compat import PrefixStore
+from nbdist.engine.compat.torch_groups import PrefixStore
 from nbdist.engine.group import shared_memory, state
 from nbdist.engine.group.plan import GroupPlan, Hello, Key, make_plan
 from nbdist.engine.group.shared_memory import Offer, Offered
@@ -68,7 +68,7 @@ def meet(
     """Tell the other ranks of this process, hear of theirs, and return what follows."""
     here.offered = _share(here)
     offer = None if here.offered is None else here.offered.offer
-    count = torch_compat.group_count()
+    count = torch_groups.group_count()
     hello = Hello(here.address, groups, count, is_new, default, offer)
     texts = exchange("hello", hello.to_json(), timeout_s)
     hellos = {rank: Hello.from_json(text) for rank, text in texts.items()}

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_compat
-from nbdist.engine.compat.torch_compat import PrefixStore, Store, TCPStore
+from nbdist.engine.compat import torch_groups
+from nbdist.engine.compat.torch_groups import PrefixStore, Store, TCPStore
 from nbdist.engine.group import sockets
 from nbdist.engine.group.plan import Key
 from nbdist.engine.group.shared_memory import Offered
@@ -57,13 +57,13 @@ class GroupState:
     def make_gloo(self, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
         """Return a gloo backend with the group's `timeout`, made within `form_limit`."""
         limit = self.form_limit or timeout
-        new = torch_compat.make_gloo(store, rank, size, limit, self.device, GLOO_THREADS)
+        new = torch_groups.make_gloo(store, rank, size, limit, self.device, GLOO_THREADS)
         new._set_default_timeout(timeout)
         return new
 
     def next_slot(self, group: dist.ProcessGroup) -> int:
         """Return the first backend number that `group` has not used."""
-        return self.slots.get(group, torch_compat.FIRST_SLOT)
+        return self.slots.get(group, torch_groups.FIRST_SLOT)
 
 
 _here: GroupState | None = None
@@ -105,16 +105,16 @@ def store() -> Store:
 
 def reforms_left() -> int | None:
     """Return how many more times this process's groups can be re-created; None: no limit."""
-    if torch_compat.can_release():
+    if torch_groups.can_release():
         return None
     place = member()
     return min(
         (
-            (torch_compat.LAST_SLOT + 1 - place.next_slot(live.group))
-            // len(torch_compat.backends_of(live.group))
-            for live in torch_compat.live_groups()
+            (torch_groups.LAST_SLOT + 1 - place.next_slot(live.group))
+            // len(torch_groups.backends_of(live.group))
+            for live in torch_groups.live_groups()
         ),
-        default=torch_compat.LAST_SLOT + 1 - torch_compat.FIRST_SLOT,
+        default=torch_groups.LAST_SLOT + 1 - torch_groups.FIRST_SLOT,
     )
 
 

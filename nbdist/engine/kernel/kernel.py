@@ -34,7 +34,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from nbdist import wire
 from nbdist.engine.kernel import calls, interrupts
 from nbdist.engine.kernel.stdio_files import LogStream
-from nbdist.told import text_of
+from nbdist.error_text import text_of
 
 log = logging.getLogger(__name__)
 

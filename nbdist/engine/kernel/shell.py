@@ -39,7 +39,7 @@ from IPython.core.ultratb import VerboseTB
 
 from nbdist import origins
 from nbdist.engine.kernel import interrupts, location, tracebacks
-from nbdist.told import ToldError, cut
+from nbdist.error_text import ToldError, cut
 
 Lent = Callable[[], contextlib.AbstractContextManager[None]]
 

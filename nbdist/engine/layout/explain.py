@@ -11,11 +11,11 @@ from nbdist.engine.layout.axes.axis import Axis, Sent
 from nbdist.engine.layout.policies.efficiency import FULL
 from nbdist.engine.layout.policies.policies import Policies
 from nbdist.engine.layout.spec import cost
-from nbdist.engine.layout.spec.axes import AXES, FACTS
+from nbdist.engine.layout.spec.axis_facts import AXES, FACTS
 from nbdist.engine.layout.spec.inputs import as_tree
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.errors import LayoutError
-from nbdist.formats import name_bytes
+from nbdist.formatting import name_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from nbdist.engine.layout.trainable import LossFunction, Trainable
 from nbdist.engine.layout.verify import preconditions, verify
 from nbdist.engine.layout.verify.report import Proof
 from nbdist.engine.layout.weights import full_tensors, load
-from nbdist.engine.layout.weights.state_dict import state_of
+from nbdist.engine.layout.weights.gather import state_of
 from nbdist.errors import LayoutError
-from nbdist.formats import name_bytes
+from nbdist.formatting import name_bytes
 
 _KEY = "_nbdist_layout"  # where a model keeps its layout; in __dict__, so no part of its state
 

@@ -27,7 +27,7 @@ from nbdist.engine.layout.policies import (
 )
 from nbdist.engine.layout.policies.policies import Policies, read
 from nbdist.engine.layout.spec import mesh
-from nbdist.engine.layout.spec.axes import FACTS
+from nbdist.engine.layout.spec.axis_facts import FACTS
 from nbdist.engine.layout.spec.blocks import find_blocks
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.spread import spread

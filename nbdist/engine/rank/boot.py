@@ -39,8 +39,8 @@ from nbdist.engine.kernel import (
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.kernel.stdio import Output
 from nbdist.engine.kernel.stdio_files import LogStream
+from nbdist.error_text import named
 from nbdist.options import ClusterOptions
-from nbdist.told import named
 
 if TYPE_CHECKING:
     from nbdist.engine.checks.checks import RankChecks

@@ -5,7 +5,7 @@ Main thread, when the rank has joined its group.
 
 from typing import TYPE_CHECKING
 
-from nbdist.engine.checks import begun, model_facts
+from nbdist.engine.checks import first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.data import resume, shards
 from nbdist.engine.group import link_stats
@@ -49,7 +49,7 @@ def connect(program: "Program") -> None:
     keep.look_in(lambda: program.kernel.shell.user_ns)
     parallelize.tell_facts_to(recorder.fact)
     wrapped.look_on()
-    begun.look_on()
+    first_weights.look_on()
     training.at_new_optimizer("trained", lambda optimizer: model_facts.tell(recorder, optimizer))
     program.checks = RankChecks(recorder.add)
     training.at_new_optimizer("checks", program.checks.optimizer_begins)

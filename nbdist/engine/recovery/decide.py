@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
-from nbdist.formats import counted
+from nbdist.formatting import counted
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 Kind = Literal["replicated", "sharded", "apart"]

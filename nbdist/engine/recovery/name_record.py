@@ -9,8 +9,8 @@ down where they have changed, and what the replacement rank is without is said. 
 import json
 from collections.abc import Collection, Iterable
 
-from nbdist.engine.compat import torch_compat
-from nbdist.engine.compat.torch_compat import TCPStore
+from nbdist.engine.compat import torch_groups
+from nbdist.engine.compat.torch_groups import TCPStore
 from nbdist.engine.group import state
 
 _MOST = 10_000  # names; a rank with more writes none down
@@ -25,7 +25,7 @@ def write(names: Iterable[str]) -> None:
     if here is None or len(listed) > _MOST:
         return
     # A rank that another number of ranks has taken away, and that comes back, has other names.
-    new = torch_compat.default_name(), listed
+    new = torch_groups.default_name(), listed
     if new != _written:
         here.client.set(_key(here.rank), json.dumps([*new, _written[1]]))
         _written = new
@@ -36,7 +36,7 @@ def read(client: TCPStore, rank: int) -> tuple[frozenset[str], frozenset[str]]:
     if not client.check([_key(rank)]):
         return frozenset(), frozenset()
     default, names, earlier = json.loads(bytes(client.get(_key(rank))))
-    if default != torch_compat.default_name():
+    if default != torch_groups.default_name():
         return frozenset(), frozenset()
     return frozenset(names), frozenset(earlier)
 

@@ -19,7 +19,7 @@ from nbdist.engine.compat import (
     torch_sharded,
 )
 from nbdist.engine.group import ddp_buckets, ddp_hook_state, rendezvous
-from nbdist.formats import counted
+from nbdist.formatting import counted
 
 
 def reset_state() -> list[str]:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbdist.engine.averaging import serving
-from nbdist.engine.compat import torch_compat, torch_live, torch_modules, torch_sharded
+from nbdist.engine.compat import torch_groups, torch_live, torch_modules, torch_sharded
 from nbdist.engine.group import group
 from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
 from nbdist.engine.recovery import disabled
@@ -84,7 +84,7 @@ def _is_orphan(module: nn.Module) -> bool:
         home = module.process_group
     else:
         home = torch_sharded.group_of(module)
-    return home is not None and not torch_compat.ranks_of(home)
+    return home is not None and not torch_groups.ranks_of(home)
 
 
 def _refuse(stale: list[nn.Module], why: str, do: str) -> None:

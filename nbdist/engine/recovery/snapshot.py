@@ -31,7 +31,7 @@ from nbdist.engine.recovery import model_state, wrapped_models
 from nbdist.engine.recovery.decide import Steps
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
-from nbdist.formats import name_bytes
+from nbdist.formatting import name_bytes
 
 INTERVAL_S = 30.0
 TIME_SHARE = 0.01

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from nbdist.engine.compat import (
-    torch_compat,
+    torch_groups,
     torch_live,
     torch_modules,
     torch_pipeline,
@@ -276,7 +276,7 @@ def _replicated_unit(ddp: DistributedDataParallel, optimizers: list[Optimizer]) 
 
 
 def _ranks(group: Any) -> tuple[int, ...]:
-    return tuple(sorted(torch_compat.ranks_of(group)))
+    return tuple(sorted(torch_groups.ranks_of(group)))
 
 
 def _name(module: nn.Module) -> str:

@@ -29,7 +29,7 @@ from hashlib import blake2b
 
 from nbdist.collectives import COLLECTIVES
 from nbdist.errors import MismatchError
-from nbdist.formats import name_bytes
+from nbdist.formatting import name_bytes
 from nbdist.ranks import name_ranks
 
 ENTRIES = 2048  # a rank

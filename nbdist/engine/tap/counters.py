@@ -15,7 +15,7 @@ from weakref import WeakSet, ref
 
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_compat, torch_hooks
+from nbdist.engine.compat import torch_groups, torch_hooks
 from nbdist.engine.tap.collective_check import CheckChannel, SharedTable
 from nbdist.engine.tap.collective_check_store import StoreChannel, StoreTable
 from nbdist.engine.tap.message_check import Messages, messages
@@ -50,7 +50,7 @@ class GroupCounters:
         self.title = _title(group, name)  # for people
         self.group = ref(group)
         # Tensors on the GPU go another way than others, and never meet them.
-        self.is_split = len(torch_compat.backends_of(group)) > 1
+        self.is_split = len(torch_groups.backends_of(group)) > 1
         # Who carry out asynchronous work one behind the other; 0 where nothing queues.
         self.workers = torch_hooks.worker_count(group)
         self.ranks = ranks  # global, in the group's order; empty when torch does not know them
@@ -115,7 +115,7 @@ def _open(group: dist.ProcessGroup) -> GroupCounters:
             "ranks, and its ranks have left it.",
             do="create it again, and what was created with it.",
         )
-    ranks = torch_compat.ranks_of(group)
+    ranks = torch_groups.ranks_of(group)
     incarnation = f"{_books.period}.{_books.destroyed[name]}"
     table, channel, announced = _books.table, None, None
     if table is not None:
@@ -176,7 +176,7 @@ def reset() -> None:
 
 def counts() -> dict[str, int]:
     """Return, by name, the collectives of each group since it was formed, zeros included."""
-    found = {live.name: 0 for live in torch_compat.live_groups()}
+    found = {live.name: 0 for live in torch_groups.live_groups()}
     found.update({name: book.count for name, book in _books.by_name.copy().items()})
     return found
 

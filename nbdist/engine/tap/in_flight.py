@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.compat import torch_compat, torch_hooks
+from nbdist.engine.compat import torch_groups, torch_hooks
 from nbdist.engine.kernel import location
 from nbdist.engine.tap import counters, intervals
 from nbdist.engine.tap.collective import Launch
@@ -454,7 +454,7 @@ def end_receives_from_anyone(group: dist.ProcessGroup) -> None:
     for launch in state.under_way.copy().values():
         is_from_anyone = launch.kind == "recv" and launch.peer is None
         if is_from_anyone and launch.book.group() is group and (work := launch.work) is not None:
-            torch_compat.end_receive(work)
+            torch_groups.end_receive(work)
 
 
 def was_let_go(launch: Launch | None, result: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed import DistStoreError
 
-from nbdist.engine.compat.torch_compat import Store, TCPStore
+from nbdist.engine.compat.torch_groups import Store, TCPStore
 
 _FIRST_PAUSE_S = 0.0002  # ranks that form a group arrive within a millisecond of each other
 _LONGEST_PAUSE_S = 0.01

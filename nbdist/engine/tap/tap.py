@@ -47,7 +47,7 @@ from typing import Any
 
 import torch
 
-from nbdist.engine.compat import torch_compat, torch_hooks
+from nbdist.engine.compat import torch_groups, torch_hooks
 from nbdist.engine.kernel.location import cell_place, prompt_of
 from nbdist.engine.tap import collective_check
 from nbdist.engine.tap.collective import Launch
@@ -346,7 +346,7 @@ def _limit(launch: Launch) -> tuple[timedelta, ...]:
     group = launch.book.group()
     if not launch.is_message or group is None or launch.outputs[0].is_cuda:
         return ()
-    return (timedelta(seconds=torch_compat.spec_of(group).timeout_s),)
+    return (timedelta(seconds=torch_groups.spec_of(group).timeout_s),)
 
 
 def _waits_in_native(native: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from nbdist.engine.compat import torch_hooks
 from nbdist.engine.compat.torch_hooks import Closure
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.cell import Cell, RankMachine
-from nbdist.told import named
+from nbdist.error_text import named
 
 _TELL_PARTS = {"data", "backward"}
 

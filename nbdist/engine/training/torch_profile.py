@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.training import training
-from nbdist.told import named
+from nbdist.error_text import named
 
 # An event takes 2 KB while it is recorded, and 6 more when that ends (torch 2.13).
 WHOLE_S = 1.0  # longest recording of a cell without a step: 100 000 small operators

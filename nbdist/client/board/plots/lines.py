@@ -33,7 +33,7 @@ from nbdist.client.board.scales import (
 )
 from nbdist.client.board.scene import ALL, Curve, Panel, Scene
 from nbdist.client.board.text import tick
-from nbdist.formats import figure
+from nbdist.formatting import figure
 from nbdist.ranks import name_ranks
 
 FAINT_LINES = 2  # up to so many ranks show every value behind their mean; more would be mud

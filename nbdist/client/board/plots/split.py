@@ -14,7 +14,7 @@ from nbdist.client.board.measures import TEXT_PT
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Limits, grown
 from nbdist.client.board.scene import Scene, Stack
-from nbdist.formats import figure
+from nbdist.formatting import figure
 
 
 class SplitPlot:

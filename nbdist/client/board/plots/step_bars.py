@@ -10,7 +10,7 @@ from nbdist.client.board.measures import TEXT_PT
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits, grown
 from nbdist.client.board.scene import Scene, Stack
-from nbdist.formats import figure
+from nbdist.formatting import figure
 
 MOST_WORDS = 4  # beside bars of a live view, 2 ms each: the table below it has them all
 

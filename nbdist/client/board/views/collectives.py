@@ -12,7 +12,7 @@ from nbdist.client.board.measures import MARGIN_PX, TEXT_PT
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
 from nbdist.client.board.text import count
 from nbdist.client.metrics.analysis.values import CollectiveRow
-from nbdist.formats import counted, figure, milliseconds, name_bytes, name_rate
+from nbdist.formatting import counted, figure, milliseconds, name_bytes, name_rate
 from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib

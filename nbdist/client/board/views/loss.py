@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from nbdist.client.board import palette
 from nbdist.client.board.measures import LEFT_PX, RIGHT_PX
 from nbdist.client.board.tables import ViewTable, or_dash
-from nbdist.formats import figure
+from nbdist.formatting import figure
 from nbdist.ranks import name_ranks
 from nbdist.wire import STEP_KEYS
 

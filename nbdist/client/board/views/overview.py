@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.client.board.measures import LEFT_PX, LINE_PX, RIGHT_PX
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
-from nbdist.formats import figure
+from nbdist.formatting import figure
 from nbdist.ranks import name_ranks
 from nbdist.wire import STEP_KEYS
 

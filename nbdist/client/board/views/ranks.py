@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nbdist.client.board import palette
 from nbdist.client.board.measures import MARGIN_PX, TITLE_PT
 from nbdist.client.board.tables import ViewTable, or_dash
-from nbdist.formats import counted, figure, name_bytes
+from nbdist.formatting import counted, figure, name_bytes
 from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib

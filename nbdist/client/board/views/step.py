@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nbdist.client.board import palette
 from nbdist.client.board.sentences import NOT_TIMED
 from nbdist.client.board.tables import NONE, ViewTable
-from nbdist.formats import figure, milliseconds
+from nbdist.formatting import figure, milliseconds
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.page import Page, Plot

@@ -2,7 +2,7 @@
 
 from nbdist.client.metrics.analysis.links import SlowLink
 from nbdist.client.metrics.analysis.work import MOST_OF, Slow, bigger_batch
-from nbdist.formats import name_rate
+from nbdist.formatting import name_rate
 
 _NAMES = {
     "data": "its data loading",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from nbdist.client.metrics.profile.chosen import ChosenSteps, name_steps
 from nbdist.client.metrics.profile.summary import KINDS, OpTotal, RankSummary
-from nbdist.formats import aligned, counted, milliseconds
+from nbdist.formatting import aligned, counted, milliseconds
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 HOW_TO_OPEN = "https://ui.perfetto.dev or chrome://tracing opens it"

@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from nbdist.engine.layout.policies.efficiency import ActivationCheckpoint, Offload
-from nbdist.engine.layout.spec.axes import FACTS
+from nbdist.engine.layout.spec.axis_facts import FACTS
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.spec.wrap_forward import Around
 from nbdist.errors import LayoutError

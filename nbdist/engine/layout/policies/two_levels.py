@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
-from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat import torch_groups
 from nbdist.engine.layout.policies.efficiency import Compress
 from nbdist.errors import LayoutError
 
@@ -59,7 +59,7 @@ class TwoLevels:
         """Return this rank's slice of the sum inside, of a flat tensor; filled up with zeros."""
         padded = self._padded(whole)
         part = padded.new_empty(padded.numel() // self._size)
-        torch_compat.reduce_scatter_single(part, padded, group=self._mesh.get_group("inside"))
+        torch_groups.reduce_scatter_single(part, padded, group=self._mesh.get_group("inside"))
         return part
 
     def exchange(self, part: Tensor) -> None:
@@ -69,7 +69,7 @@ class TwoLevels:
     def gather(self, part: Tensor, count: int) -> Tensor:
         """Return the first `count` elements of all slices inside, in one."""
         whole = part.new_empty(part.numel() * self._size)
-        torch_compat.all_gather_single(whole, part, group=self._mesh.get_group("inside"))
+        torch_groups.all_gather_single(whole, part, group=self._mesh.get_group("inside"))
         return whole[:count]
 
     def own_part(self, whole: Tensor) -> Tensor:

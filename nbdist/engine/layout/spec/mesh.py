@@ -13,7 +13,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from nbdist.engine.layout.spec.axes import AXES, FACTS
+from nbdist.engine.layout.spec.axis_facts import AXES, FACTS
 from nbdist.errors import LayoutError
 
 # A name stands for an axis that takes the rest of the ranks, unless a number is given beside it.

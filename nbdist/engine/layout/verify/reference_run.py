@@ -21,8 +21,8 @@ from nbdist.engine.layout.verify.reference import Part, Reference
 from nbdist.engine.layout.verify.report import LossSpread, Noise
 from nbdist.engine.layout.weights import full_tensors, meta_copy
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
+from nbdist.error_text import text_of
 from nbdist.errors import LayoutError
-from nbdist.told import text_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from nbdist.errors import LayoutError
-from nbdist.formats import counted
+from nbdist.formatting import counted
 from nbdist.ranks import name_ranks
 
 MULTIPLE = 10

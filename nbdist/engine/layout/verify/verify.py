@@ -46,7 +46,7 @@ from nbdist.engine.layout.verify.sharded_run import ShardedRun
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
 from nbdist.errors import LayoutError
-from nbdist.formats import counted
+from nbdist.formatting import counted
 
 
 def verify(layout: Provable, task: Task, steps: int) -> Proof:

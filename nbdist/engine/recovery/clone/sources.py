@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat import torch_compat, torch_modules, torch_sharded
+from nbdist.engine.compat import torch_groups, torch_modules, torch_sharded
 from nbdist.engine.group import identity, rendezvous
 
 Ranks = tuple[int, ...]  # global
@@ -73,7 +73,7 @@ def exchange(names: Mapping[str, Any]) -> dict[int, Ties]:
         ReleasedError: `group.abort` was called meanwhile.
     """
     models = tuple(_model(ddp, names) for ddp in torch_modules.live_ddps())
-    groups = tuple(live.ranks for live in torch_compat.live_groups())
+    groups = tuple(live.ranks for live in torch_groups.live_groups())
     said = json.dumps(asdict(Ties(models, groups)))
     heard = rendezvous.exchange("ties", said, rendezvous.FORM_TIMEOUT_S)
     return {rank: _ties(json.loads(text)) for rank, text in heard.items()}
@@ -102,7 +102,7 @@ def _model(ddp: DistributedDataParallel, names: Mapping[str, Any]) -> Model:
     inner = module.module if isinstance(module, DistributedDataParallel) else module
     called = tuple(name for name, value in names.items() if value is module or value is inner)
     kind = torch_sharded.plain_name(inner)
-    return Model(identity.of(ddp), kind, torch_compat.ranks_of(ddp.process_group), called)
+    return Model(identity.of(ddp), kind, torch_groups.ranks_of(ddp.process_group), called)
 
 
 def _ties(told: Mapping[str, Any]) -> Ties:

@@ -1,6 +1,6 @@
 """Private parts of torch for a newcomer: wrapped modules made again beside the living ones.
 
-One of the modules for torch's private parts, see `torch_compat.py`. A module wrapped by DDP or by
+One of the modules for torch's private parts, see `torch_groups.py`. A module wrapped by DDP or by
 composable `replicate` holds a reducer, C++ that no pickle carries. The new rank makes one without a
 collective, while the living ranks keep theirs, with the buckets theirs have now: DDP gives up its
 first buckets after one iteration, and other buckets mean another order of summation, or sizes that
@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from nbdist.engine.compat import torch_compat, torch_modules, torch_pipeline, torch_reducers
-from nbdist.engine.compat.torch_compat import lacking
+from nbdist.engine.compat import torch_groups, torch_modules, torch_pipeline, torch_reducers
+from nbdist.engine.compat.torch_groups import lacking
 from nbdist.engine.recovery.clone.pickler import LostState
 from nbdist.engine.recovery.clone.unpickler import afterwards
 
@@ -59,7 +59,7 @@ def anchors() -> dict[str, Any]:
         "nbdist.register_comm_hook": torch_modules.register_comm_hook,
         **{
             f"process group {live.name} {live.ranks}": live.group
-            for live in torch_compat.live_groups()
+            for live in torch_groups.live_groups()
         },
     }
 
@@ -121,7 +121,7 @@ def holders(module: nn.Module) -> set[int]:
     home = sys.modules.get("torch.distributed.fsdp")
     for part in module.modules():
         if home is not None and isinstance(part, home.FullyShardedDataParallel):
-            found.update(torch_compat.ranks_of(part.process_group))
+            found.update(torch_groups.ranks_of(part.process_group))
     return found
 
 
@@ -134,7 +134,7 @@ def reduce_mesh(mesh: Any) -> tuple[Any, ...]:
     """Reduce a DeviceMesh to its attributes and what this rank's group of each dim is."""
     state = dict(vars(mesh))
     state.pop("_pg_registry", None)
-    live = {group.name: group for group in torch_compat.live_groups()}
+    live = {group.name: group for group in torch_groups.live_groups()}
     dims = [
         (name, live[name].ranks, live[name].group.group_desc) if name in live else (name, (), "")
         for name in state.get("_dim_group_names", ())
@@ -171,7 +171,7 @@ def _fill_mesh(mesh: Any, contents: tuple[dict[str, Any], list[_Dim]]) -> None:
         registry.update({live.name: live.group for live in groups})
 
 
-def _own_group(mesh: Any, dim: int, there: _Dim) -> torch_compat.LiveGroup:
+def _own_group(mesh: Any, dim: int, there: _Dim) -> torch_groups.LiveGroup:
     """Return this rank's group of a mesh's dim: the ranks that differ from it in that place only.
 
     Several groups may have these ranks. A mesh describes those of one dim alike, and makes them one
@@ -181,11 +181,11 @@ def _own_group(mesh: Any, dim: int, there: _Dim) -> torch_compat.LiveGroup:
     place = list(mesh._coordinate_on_dim)
     index: list[Any] = [*place[:dim], slice(None), *place[dim + 1 :]]
     ranks = tuple(mesh.mesh[tuple(index)].tolist())
-    found = [live for live in torch_compat.live_groups() if live.ranks == ranks]
+    found = [live for live in torch_groups.live_groups() if live.ranks == ranks]
     if not found:
         raise LookupError(f"this rank has no process group of ranks {ranks}")
 
-    def strangeness(live: torch_compat.LiveGroup) -> tuple[bool, bool, float]:
+    def strangeness(live: torch_groups.LiveGroup) -> tuple[bool, bool, float]:
         is_other_kind = live.group.group_desc != description
         if live.name == name_there:
             return is_other_kind, False, -1
@@ -224,7 +224,7 @@ def restart_static_graphs(newcomers: Iterable[int]) -> None:
     a replacement rank's would meet none of ours. Buckets, hooks and the module stay what they are.
     """
     for ddp in torch_modules.live_ddps():
-        members = torch_compat.ranks_of(ddp.process_group)
+        members = torch_groups.ranks_of(ddp.process_group)
         if ddp.static_graph and not set(newcomers).isdisjoint(members):
             torch_reducers.remake_reducer(ddp, _buckets_of(ddp))
 

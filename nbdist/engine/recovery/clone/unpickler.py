@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.engine.kernel.placeholder import Placeholder, PlaceholderError, first_line
-from nbdist.told import named
+from nbdist.error_text import named
 
 
 @dataclass(slots=True)

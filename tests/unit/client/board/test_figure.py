@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from nbdist.client.board import palette
-from nbdist.client.board.board import render_png
+from nbdist.client.board.cell_board import render_png
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
 from nbdist.client.metrics.telemetry import Telemetry
@@ -104,7 +104,7 @@ def test_a_loss_that_was_never_finite_is_drawn_all_the_same() -> None:
 def test_pyplot_is_never_loaded() -> None:
     code = (
         "import sys\n"
-        "from nbdist.client.board.board import render_png\n"
+        "from nbdist.client.board.cell_board import render_png\n"
         "assert not {'numpy', 'matplotlib', 'ipywidgets', 'PIL'} & set(sys.modules)\n"
         "from tests.unit.client.board.board_data import cell_info, training\n"
         "render_png(training(2, 20), cell_info(2), scale=1)\n"

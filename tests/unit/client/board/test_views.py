@@ -22,7 +22,7 @@ from nbdist.client.board.scene import Scene
 from nbdist.client.board.views.collectives import group_names
 from nbdist.client.metrics.analysis.values import Analysis, RankStep, Verdict
 from nbdist.client.metrics.telemetry import Telemetry
-from nbdist.formats import figure
+from nbdist.formatting import figure
 from nbdist.wire import Batch, Record
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from nbdist.engine.compat import torch_compat
+from nbdist.engine.compat import torch_groups
 
 
 def own_part(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
@@ -101,7 +101,7 @@ def _all_parts(part: Tensor, mesh: DeviceMesh) -> Tensor:
     if mine.dtype is torch.bool:  # gloo sends none
         return _all_parts(mine.view(torch.uint8), mesh).view(torch.bool)
     everyone = mine.new_empty((mesh.size(), *mine.shape))
-    torch_compat.all_gather_single(everyone.view(-1), mine.view(-1), group=mesh.get_group())
+    torch_groups.all_gather_single(everyone.view(-1), mine.view(-1), group=mesh.get_group())
     return everyone
 
 
@@ -143,7 +143,7 @@ class _Collect(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         mine = gradient.new_empty(gradient.shape[1:])
-        torch_compat.reduce_scatter_single(
+        torch_groups.reduce_scatter_single(
             mine.view(-1), gradient.contiguous().view(-1), group=ctx.mesh.get_group()
         )
         return mine, None

@@ -27,9 +27,9 @@ from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.engine.layout.policies.precision import Imitation
 from nbdist.engine.layout.spec.inputs import Inputs
 from nbdist.engine.layout.spec.trace import untouched
+from nbdist.error_text import named
 from nbdist.errors import LayoutError
-from nbdist.formats import aligned
-from nbdist.told import named
+from nbdist.formatting import aligned
 
 
 @dataclass(frozen=True, slots=True)

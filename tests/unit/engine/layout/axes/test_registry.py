@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nbdist.engine.layout.axes.registry import axes_of, innermost_first
-from nbdist.engine.layout.spec.axes import AXES
+from nbdist.engine.layout.spec.axis_facts import AXES
 from nbdist.engine.layout.spec.mesh import MeshShape
 
 

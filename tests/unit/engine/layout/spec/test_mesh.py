@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.engine.layout.spec.axes import AXES
+from nbdist.engine.layout.spec.axis_facts import AXES
 from nbdist.engine.layout.spec.mesh import MeshShape, parse
 from nbdist.errors import LayoutError
 

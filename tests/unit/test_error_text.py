@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.told import FAILED, MOST_CHARS, ToldError, named, text_of
+from nbdist.error_text import FAILED, MOST_CHARS, ToldError, named, text_of
 
 
 class Odd(Exception):

@@ -7,7 +7,7 @@ import pytest
 
 from nbdist.client.board import VIEWS
 from nbdist.client.board import live as live_module
-from nbdist.client.board.board import Board
+from nbdist.client.board.cell_board import Board
 from nbdist.client.board.figure import Painter
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nbdist.formats import aligned, counted, figure, milliseconds, name_bytes, name_rate
+from nbdist.formatting import aligned, counted, figure, milliseconds, name_bytes, name_rate
 
 
 @pytest.mark.parametrize(
