@@ -297,7 +297,7 @@ def test_collectives_that_cannot_meet_name_both_sides_and_cost_nothing(session: 
     before = [line.pid for line in session.status().ranks]
     session.run("kept = rank + 40")
     told = fail(session, "n = 1000 + rank\nx = torch.ones(n)\n\ndist.all_reduce(x)", prompt=7)
-    assert "Collective no." in told
+    assert "Collective #" in told
     assert "of the default group (ranks 0-1) differs between ranks." in told
     assert "all_reduce of 1,000 float32 (4.0 kB), cell 7, line 4" in told
     assert "all_reduce of 1,001 float32 (4.0 kB), cell 7, line 4" in told
@@ -362,7 +362,7 @@ def test_a_rank_that_fails_between_backward_and_step_gets_the_step(session: Sess
 
 
 def test_a_seed_set_by_a_cell_that_fails_stays_set(session: Session) -> None:
-    session.run("m = o = model = None; import gc; gc.collect()")
+    session.restart()  # what other tests have trained would go back to its last step
     fail(session, "torch.manual_seed(5); 1 / 0")
     drawn = session.run("torch.rand(1).item()").value_list
     again = session.run("torch.manual_seed(5); torch.rand(1).item()").value_list

@@ -103,7 +103,9 @@ def test_what_differs_between_ranks_is_named_and_replicas_that_were_cloned_are_n
     scaled.scale(3)
     said = scaled.scale(4)  # rank 2's model is a clone
     (line,) = [line for line in said if line.startswith("These differ")]
-    assert line.startswith("These differ between ranks, and rank 3 has rank 0's: order. Make them")
+    assert line.startswith(
+        "These differ between ranks, and rank 3 has rank 0's: order. Create them"
+    )
     scaled.run("del order, seen, x")
 
 

@@ -216,7 +216,7 @@ right = DDP(nn.Linear(2, 2), process_group=sides[1]) if dist.get_rank() in (1, 2
     told = replace(ranks, 1)[1]["cloned"]
 
     assert told["source"] == 0
-    assert "Rank 1 is without right: rank 0, from which rank 1 was cloned, does not hold it." in (
+    assert "Rank 1 has no right: rank 0, from which rank 1 was cloned, does not hold it." in (
         " ".join(told["inexact"])
     )
     answer = ranks.run(clone_ranks.value, "repr(right)[:24]")

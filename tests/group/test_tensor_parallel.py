@@ -193,7 +193,7 @@ def refusals() -> list[dict[str, str]]:
         ("key heads", ["has 1 heads for keys and values", 'use "zero3"']),
         ("fixed heads", ["cannot run on a part of its heads", "view(b, t, H, d // H)", "-1"]),
         ("norm over features", ["Cutting blocks.0.mlp.up and blocks.0.mlp.down changes"]),
-        ("conv1d", ["Nothing in GPT2LMHeadModel", "is a Conv1D, which packs"]),
+        ("conv1d", ["in GPT2LMHeadModel", "is a Conv1D, which packs"]),
         ("multihead", ["attention is a MultiheadAttention, which packs"]),
         ("no such module", ['No module is called "blocks.0.mlp.upp", which your plan']),
         ("no such word", ['"diagonal"', "column, row, vocab, head, summed"]),

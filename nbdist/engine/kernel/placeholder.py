@@ -46,7 +46,7 @@ class Placeholder:
     def _refuse(self, *_args: object, **_kwargs: object) -> NoReturn:
         error: type[NBDistError] = LostStateError if self._is_state else PlaceholderError
         raise error(
-            f"This is a placeholder for {self._what}, which was not copied to this rank.",
+            f"This is a placeholder for {self._what}, which was not cloned to this rank.",
             why=self._why,
             do="create it again in a cell",
         )
