@@ -5,6 +5,7 @@ import math
 import pkgutil
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,8 +68,9 @@ class Cells(HTMLParser):
 
 def test_every_module_of_views_is_in_the_list() -> None:
     modules = {f"{views.__name__}.{found.name}" for found in pkgutil.iter_modules(views.__path__)}
+    listed: list[Any] = list(VIEWS.values())
 
-    assert modules == {view.__name__ for view in VIEWS.values()}
+    assert modules == {view.__name__ for view in listed}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 16, 64])
