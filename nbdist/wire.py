@@ -162,7 +162,11 @@ class Summary:
     in_group: bool = True
     in_loops: bool = False
 
+    def to_wire(self) -> dict[str, Any]:
+        """Return the JSON form: no deep copy, which `asdict` would make at each cell's end."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
     @classmethod
     def from_wire(cls, content: dict[str, Any]) -> "Summary":
-        """Return the summary a reply carried (`dataclasses.asdict` is its JSON form)."""
+        """Return the summary a reply carried."""
         return cls(**content | {"notices": tuple(content.get("notices", ()))})

@@ -42,6 +42,7 @@ HEAD_BYTES: Final = 256 * 1024
 INTERVAL_S: Final = 0.1
 WINDOW_INTERVAL_S: Final = 0.5
 POLL_S: Final = 0.05  # how often the files behind descriptors 1 and 2 are looked at
+LINGER_S: Final = 1.0  # for so long after a cell, too: to be woken costs a quick cell more
 GRACE_S: Final = 0.01  # `print` writes its text and its line break apart; send them together
 
 Publish = Callable[[dict[str, Any]], None]
@@ -138,6 +139,8 @@ class Output:
         self._sending = threading.RLock()  # held from taking text out until it is published
         self._wake = threading.Event()  # there is text, or a cell has begun
         self._hurry = threading.Event()  # end the pause between two messages
+        self._is_polling = False  # the thread looks at the descriptors by itself
+        self._ended_at = 0.0  # time.monotonic() at the newest cell's end
         self._closed = False
         self._sent_at = 0.0
         self._wrote_at = 0.0
@@ -301,7 +304,8 @@ class Output:
             self._sent_at = 0.0  # the first text of a cell goes at once
             for name, text in between:
                 self._take(name, text)
-            self._wake.set()  # the thread begins to look at the descriptors
+            if not self._is_polling:
+                self._wake.set()
             self._hurry.set()
 
     def end_cell(self) -> tuple[int, Path | None]:
@@ -315,6 +319,7 @@ class Output:
             cut, file = self._cut_bytes, self._file
             late = self._head[self._unsent :] + self._window.parts()
             self._reset("between")
+            self._ended_at = time.monotonic()
             for name, text in late:  # printed by another thread since the line above
                 self._take(name, text)
         if file is None:
@@ -350,7 +355,10 @@ class Output:
     def _run(self) -> None:
         while not self._closed:
             try:
-                self._wake.wait(POLL_S if self._in_cell and self._watched else None)
+                with self._lock:
+                    is_near = self._in_cell or time.monotonic() < self._ended_at + LINGER_S
+                    self._is_polling = is_near and bool(self._watched)
+                self._wake.wait(POLL_S if self._is_polling else None)
                 with self._lock:
                     self._read_descriptors()
                 if not self._wake.is_set():

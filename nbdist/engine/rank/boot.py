@@ -17,7 +17,6 @@ import random
 import sys
 import time
 import traceback
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +170,7 @@ class Program:
         )
         location.running = None
         cleanup.release_frames(getattr(result, "error_in_exec", None))
-        return asdict(summary)
+        return summary.to_wire()
 
     def answer(
         self, content: dict[str, Any], buffers: list[memoryview], *, busy: bool

@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -41,6 +42,12 @@ from nbdist.ranks import NAMES_OF_A_RANK, name_ranks
 _OF_IPYTHON = re.compile(
     r"In|Out|exit|quit|open|get_ipython|_+|_i+|_i?\d+|_[iod]h|__\w+__|_exit_code"
 )
+
+
+@lru_cache(4096)  # all names of a rank are looked at after each cell
+def _is_of_ipython(name: str) -> bool:
+    return _OF_IPYTHON.fullmatch(name) is not None
+
 
 _MOST_ROUNDS = 8  # each leaves out what the one before could not build; one is the rule, two happen
 
@@ -264,7 +271,7 @@ class _Place:
         return {
             name: value
             for name, value in self.namespace.items()
-            if name not in NAMES_OF_A_RANK and not _OF_IPYTHON.fullmatch(name)
+            if name not in NAMES_OF_A_RANK and not _is_of_ipython(name)
         }
 
 
