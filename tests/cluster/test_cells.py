@@ -1,7 +1,10 @@
 """A `%%distributed` cell behaves as a cell does in IPython: real ranks, called from Python."""
 
+import ast
 import math
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -519,3 +522,19 @@ pstats.Stats(profile).total_calls
 """
     calls = session.run(code, timeout_s=60).value_list
     assert min(calls) >= 100, calls
+
+
+def test_ranks_have_all_of_nbdist_before_they_are_forked(session: Session) -> None:
+    # Each rank imported 160 modules by itself: with 16 ranks on 2 cores, seconds of a start.
+    session.restart()
+    ours = "sorted(m for m in __import__('sys').modules if m.split('.')[0] == 'nbdist')"
+    (imported,) = session.run(ours, "0").value_list
+    code = f"""
+from importlib import import_module
+from nbdist.host import parent
+for name in parent._WARM_MODULES:
+    import_module(name)
+print({ours})
+"""
+    warm = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(imported) <= {*ast.literal_eval(warm.stdout)}
