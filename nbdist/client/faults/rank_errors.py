@@ -75,12 +75,13 @@ _CAUGHT: Final = re.compile(r"Caught (\w+) (in [^\n]+)\.\nOriginal Traceback ")
 _OURS: Final = ("nbdist", "ipyparallel", "ipykernel", "IPython")  # they carry what users write
 # What follows advice on a cell in whose midst loops over loaders were.
 LOOPS_GO_ON: Final = (
-    "With %%distributed --go-on the cell's loops continue where they stopped (unchanged: %dist "
-    "retry); without it they start over, and batches are skipped or repeated."
+    "With %%distributed --go-on the cell's loops continue where they stopped, unless it creates "
+    "its optimizer again (to rerun it unchanged: %dist retry); without it they start over, and "
+    "batches are skipped or repeated."
 )
 LOOPS_GO_ON_UNCHANGED: Final = (
-    "%dist retry runs the cell again, and its loops continue where they stopped; run by hand, they "
-    "start over, and batches are skipped or repeated."
+    "%dist retry runs the cell again, and its loops continue where they stopped, unless it creates "
+    "its optimizer again; run by hand, they start over, and batches are skipped or repeated."
 )
 MAKE_AGAIN: Final = (
     "run the cells that create what is lost again (if a cell checks that a name exists, `del` it "
@@ -260,7 +261,7 @@ def rank_error(
     else:
         lines = [because or _headline(groups, followed, len(asked)), *told, *notes]
     advice = do or _advice(groups)
-    is_lost = any(uses_what_is_lost(f.ename) for f in raised)
+    is_lost = advice.startswith(MAKE_AGAIN) or any(uses_what_is_lost(f.ename) for f in raised)
     if in_loops and not is_lost and "%dist retry" not in advice:
         advice = f"{advice.rstrip('.')}. {LOOPS_GO_ON}"
     for group in groups[:MAX_GROUPS]:
@@ -322,7 +323,8 @@ def interrupted(
     """
     said = ["All ranks have stopped."]
     if killed:
-        said.append(f"{_who(killed).capitalize()} killed, because the interrupt did not stop it.")
+        it = "it" if len(killed) == 1 else "them"
+        said.append(f"{_who(killed).capitalize()} killed, because the interrupt did not stop {it}.")
     if not groups:
         return " ".join([*said, *notes])
     failed = sum(len(group.ranks) for group in groups)

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from nbdist.client.board import VIEWS
-from nbdist.client.session.params import read_param, split_line
+from nbdist.client.session.params import drop_comment, read_param, split_line
 from nbdist.errors import UsageError
 
 COMMANDS = {
@@ -264,7 +264,7 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
 
 def _words(magic: str, line: str, split: Callable[[str], list[str]]) -> list[str]:
     try:
-        return split(line)
+        return split(drop_comment(line))
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()!r}.") from None
 

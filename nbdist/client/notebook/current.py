@@ -207,6 +207,18 @@ def start(
             do="%dist stop first, or %dist restart for new processes.",
         )
     require_files_to_start()
+    # Wrong words are told before anything is started; as if each rank had a GPU.
+    choose_options(
+        max(1, n or 1),
+        n=1 if n is None else n,
+        device=device,
+        backend=backend,
+        threads=threads,
+        timeout=timeout,
+        tap=tap,
+        quiet=quiet,
+        check=check,
+    )
     address = choose_address(
         interface, look_at_interfaces(), trust_network=trust_network, has_curve=has_curve()
     )

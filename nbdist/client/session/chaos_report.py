@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nbdist.formatting import counted
+
 # A rank that is held still delays a cell, and fails none.
 _FAILING = ("kill", "raise", "interrupt")
 
@@ -47,7 +49,7 @@ class ChaosReport:
         lost = self.lost_sessions
         lines = [
             f"Faults:    {total}{f' ({kinds})' if kinds else ''}{missed}",
-            f"Cells:     {self.cells} attempts, {self.failed} failed by these faults",
+            f"Cells:     {counted(self.cells, 'attempt')}, {self.failed} failed by these faults",
             f"Sessions:  {lost or 'none'} lost",
             f"Steps:     {self.steps_kept} kept of {self.steps_done}, {self.goodput:.1%}",
         ]

@@ -39,6 +39,19 @@ def require_params(params: Mapping[str, Any]) -> None:
             )
 
 
+def drop_comment(line: str) -> str:
+    """Return a magic's line up to its comment: a `#` at a word's beginning, outside of quotes."""
+    quote = ""
+    for place, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "#" and (place == 0 or line[place - 1].isspace()):
+            return line[:place]
+    return line
+
+
 def split_line(line: str) -> list[str]:
     """Return the words of a `%%distributed` line, as a shell splits it, but for what `-p` takes.
 

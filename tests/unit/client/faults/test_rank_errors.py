@@ -11,6 +11,7 @@ from traitlets.config import Config
 
 import nbdist
 from nbdist.client.faults.rank_errors import (
+    MAKE_AGAIN,
     Death,
     Failure,
     beside_interrupt,
@@ -356,6 +357,8 @@ def test_a_cell_that_has_left_loops_names_what_lets_them_go_on() -> None:
     assert "unchanged: %dist retry" in told
     assert "start over" in told
     assert "--go-on" not in rank_error([failed], asked=range(2)).do
+    lost = rank_error([failed], asked=range(2), in_loops=True, do=f"{MAKE_AGAIN}, then this one.")
+    assert "--go-on" not in lost.do
 
 
 def test_what_was_a_model_begins_anew_and_other_things_are_made_for_a_retry() -> None:

@@ -172,3 +172,19 @@ def test_what_follows_a_parameter_is_split_as_before() -> None:
 def test_what_is_not_closed_is_said(line: str) -> None:
     with pytest.raises(UsageError, match="No closing"):
         parse_distributed(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["start -n 4   # one rank per GPU", "start -n 4 # it's me", "start -n 4\t#"]
+)
+def test_a_comment_may_follow_on_a_magics_line(line: str) -> None:
+    asked = parse_dist(line)
+    assert asked is not None
+    assert asked.n == 4
+
+
+def test_a_hash_within_a_word_or_quotes_is_no_comment() -> None:
+    asked = parse_distributed("--run a#1 -p note='run #2' # the second")
+    assert asked is not None
+    assert asked.run == "a#1"
+    assert dict(asked.params) == {"note": "run #2"}
