@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator
 from tests.random.acts import GLOBAL_BATCH, STEPS_OF_EPOCH, Fault
 
 _LOST = re.compile(r"Ranks? [\d, -]+(?:and \d+ )?had lost step (\d+)[^\n]*?copied the model[^.]*")
-_OURS = re.compile(r"[^\n]*nbdist[/\\](?:client|engine|host)[/\\]\w+\.py[^\n]*")
+_OURS = re.compile(r"[^\n]*nbdist[/\\](?:client|engine|host)[/\\][\w/\\]+\.py[^\n]*")
 _AT_STEP = re.compile(r"at step (\d+)")
 _PLACE = re.compile(r"The cell continues: its loader is at sample ([\d,]+) of epoch (\d+)[^\n]*")
-_START_OVER = "it creates its optimizer again"
+_START_OVER = "The cell starts over: it creates its optimizer again"
 _SIGNALS = {
     "SIGKILL": "SIGKILL",
     "SIGSEGV": "SIGSEGV",

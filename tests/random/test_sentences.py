@@ -21,3 +21,9 @@ def test_a_loader_stands_at_the_end_of_an_epoch_or_at_the_next_ones_begin() -> N
 def test_a_death_whose_signal_is_not_told_is_missed() -> None:
     assert sentences.missing_cause("rank 1 died", Fault("SIGSEGV", (1,))) == ["SIGSEGV"]
     assert sentences.missing_cause("killed by SIGSEGV", Fault("SIGSEGV", (1,))) == []
+
+
+def test_frames_of_nbdist_are_found_in_any_of_its_folders() -> None:
+    frame = 'File "/somewhere/nbdist/client/cells/run.py", line 3, in run'
+    assert sentences.raw(f"Traceback:\n  {frame}\nValueError") == [f"  {frame}"]
+    assert sentences.raw('File "/somewhere/my_nbdist.py", line 3') == []
