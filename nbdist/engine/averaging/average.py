@@ -4,12 +4,12 @@ Tensors of one dtype and device are laid end to end in buckets, so that a slow n
 few times and not once a tensor. Main thread, all ranks of the group at once.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 
+from nbdist.engine.layout.weights.broadcast import first_difference
 from nbdist.errors import LayoutError
 
 BUCKET_BYTES = 32 << 20
@@ -44,16 +44,15 @@ def check_alike(tensors: Iterable[torch.Tensor], asked: str) -> None:
     Raises:
         LayoutError: With the first rank that differs.
     """
-    said = f"{asked} {[(tuple(t.shape), str(t.dtype)) for t in tensors]}"
-    digest = hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
-    heard: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
-    dist.all_gather_object(heard, (digest, asked))
-    other = next((r for r, found in enumerate(heard) if found[0] != heard[_SOURCE][0]), None)
-    if other is None:
+    given = list(tensors)
+    table = [("asked", asked), *((str(tuple(t.shape)), str(t.dtype)) for t in given)]
+    found = first_difference(table, given[0].device.type if given else "cpu")
+    if found is None:
         return
-    if heard[other][1] != heard[_SOURCE][1]:
+    other, here, there = found
+    if here[0] != there[0]:
         raise LayoutError(
-            f"Rank {_SOURCE} asks for {heard[_SOURCE][1]}, rank {other} for {heard[other][1]}.",
+            f"Rank {_SOURCE} asks for {here[0][1]}, rank {other} for {there[0][1]}.",
             do="make the same call on every rank",
         )
     raise LayoutError(

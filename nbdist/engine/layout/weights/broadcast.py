@@ -6,7 +6,6 @@ every layout: compare the models' shapes, then give every rank what rank 0 holds
 """
 
 import hashlib
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +16,8 @@ from nbdist.engine.compat import torch_modules
 from nbdist.errors import LayoutError
 
 _SOURCE = 0  # the rank whose weights count
+
+Table = list[tuple[str, str]]  # what to compare, and how it is on this rank
 
 
 def check_same_model(model: nn.Module, asked: dict[str, str], device_type: str) -> None:
@@ -32,25 +33,36 @@ def check_same_model(model: nn.Module, asked: dict[str, str], device_type: str) 
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         grad = " trained" if tensor.requires_grad else ""
         table.append((name, f"{tuple(tensor.shape)} {tensor.dtype}{grad}"))
+    found = first_difference(table, device_type)
+    if found is None:
+        return
+    rank, here, there = found
+    raise LayoutError(
+        f"Ranks {_SOURCE} and {rank} have different models: {_name_row(here, there, rank)}",
+        why="every rank holds a part of one and the same model",
+        do="build the model on every rank from the same code and sizes",
+    )
+
+
+def first_difference(table: Table, device_type: str) -> tuple[int, Table, Table] | None:
+    """Return the first rank with another table than rank 0, that one's and its own; else None.
+
+    Collective, also where nothing has been agreed: 16 bytes a rank, of one size on all of them.
+    """
     digest = hashlib.blake2b(repr(table).encode(), digest_size=16).digest()
     halves = [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in (0, 8)]
     mine = torch.tensor(halves, dtype=torch.int64, device=device_type)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
     if all(torch.equal(other, everyone[_SOURCE]) for other in everyone):
-        return
-    tables: list[Any] = [None] * dist.get_world_size()
+        return None
+    tables: list[Table] = [table] * dist.get_world_size()
     dist.all_gather_object(tables, table)
     rank = next(r for r, other in enumerate(tables) if other != tables[_SOURCE])
-    raise LayoutError(
-        f"Ranks {_SOURCE} and {rank} have different models: "
-        + _first_difference(tables[_SOURCE], tables[rank], rank),
-        why="every rank holds a part of one and the same model",
-        do="build the model on every rank from the same code and sizes",
-    )
+    return rank, tables[_SOURCE], tables[rank]
 
 
-def _first_difference(here: list[tuple[str, str]], there: list[tuple[str, str]], rank: int) -> str:
+def _name_row(here: Table, there: Table, rank: int) -> str:
     for (name, mine), (other_name, theirs) in zip(here, there, strict=False):
         if name != other_name:
             return f"{name} stands where rank {rank} has {other_name}."
