@@ -538,3 +538,8 @@ print({ours})
 """
     warm = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(imported) <= {*ast.literal_eval(warm.stdout)}
+
+
+def test_a_run_is_continued_by_its_name(session: Session) -> None:
+    with pytest.raises(UsageError, match="no name was given"):
+        session.run("1", resume=True)

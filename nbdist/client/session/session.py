@@ -244,6 +244,11 @@ class Session:
         chosen = parse_ranks(ranks, self.world_size)
         require_params({**(params or {}), **(lists or {})})
         check_syntax(code)
+        if more.get("resume") and not more.get("run_name"):
+            raise UsageError(
+                "--resume continues a run by its name, and no name was given.",
+                do="%%distributed --run NAME --resume",
+            )
         steps = None if profile is None else parse_steps(str(profile))
         return CellRequest(code, chosen, params=params or {}, profile=steps, **more)
 
