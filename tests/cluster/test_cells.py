@@ -341,7 +341,7 @@ def test_cells_are_numbered_alike_on_all_ranks(session: Session) -> None:
         pytest.param(
             "sys.stdout = open(os.devnull, 'w'); sys.stdout.close()", marks=pytest.mark.slow
         ),
-        "sys.stdout = object()",
+        pytest.param("sys.stdout = object()", marks=pytest.mark.slow),  # the same
         "sys.stdin = None",
         "sys.stdin = open(os.devnull); sys.stdin.close()",
     ],

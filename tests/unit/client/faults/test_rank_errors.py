@@ -46,6 +46,7 @@ def shell() -> Iterator[InteractiveShell]:
     """IPython as a rank has it; the singleton, for tracebacks ask for it by that way."""
     config = Config()
     config.HistoryManager.enabled = False
+    config.InteractiveShell.warn_venv = False  # of whoever runs the tests in another one
     yield InteractiveShell.instance(config=config, colors="linux")
     InteractiveShell.clear_instance()
 
