@@ -108,7 +108,7 @@ def choose_options(
     )
     most = MOST_RANKS_A_CORE * (os.cpu_count() or 1)
     if n > most:
-        raise UsageError(f"-n {n} is more than this machine can carry; ask for at most {most}.")
+        raise UsageError(f"-n {n} is too many for this machine; use at most {most}.")
     if backend == "nccl" and device == "cpu":
         raise UsageError("--backend nccl needs --device cuda; on the CPU it is gloo.")
     if device == "cuda" and backend != "gloo" and gpus < n:

@@ -65,7 +65,7 @@ def test_what_makes_no_sense_is_one_sentence(asked: dict[str, Any], sentence: st
 def test_more_ranks_than_a_machine_carries_are_refused_with_the_most_it_does() -> None:
     most = MOST_RANKS_A_CORE * (os.cpu_count() or 1)
     assert chosen(n=most).n == most
-    with pytest.raises(UsageError, match=f"ask for at most {most}"):
+    with pytest.raises(UsageError, match=f"use at most {most}"):
         chosen(n=most + 1)
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -207,21 +208,24 @@ def start(
             do="%dist stop first, or %dist restart for new processes.",
         )
     require_files_to_start()
-    # Wrong words are told before anything is started; as if each rank had a GPU.
-    choose_options(
-        max(1, n or 1),
-        n=1 if n is None else n,
+    address = choose_address(
+        interface, look_at_interfaces(), trust_network=trust_network, has_curve=has_curve()
+    )
+    choose = partial(
+        choose_options,
+        n=n,
         device=device,
         backend=backend,
         threads=threads,
         timeout=timeout,
         tap=tap,
+        hooks=hooks,
+        grad_norm=grad_norm,
         quiet=quiet,
         check=check,
+        address=address,
     )
-    address = choose_address(
-        interface, look_at_interfaces(), trust_network=trust_network, has_curve=has_curve()
-    )
+    choose(n or 1)  # with a GPU for each rank: wrong words are refused before anything is started
     place = current_folder()
     folder = project_folder(place)
     if sentence := say_where(folder, place):
@@ -235,21 +239,7 @@ def start(
         ready = parent.ready(_WARM_TIMEOUT_S)
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting new interpreters, which takes longer: {ready['why']}.")
-        options = choose_options(
-            ready["gpus"],
-            n=n,
-            device=device,
-            backend=backend,
-            threads=threads,
-            timeout=timeout,
-            tap=tap,
-            hooks=hooks,
-            grad_norm=grad_norm,
-            quiet=quiet,
-            check=check,
-            address=address,
-        )
-        cluster.start(options)
+        cluster.start(choose(ready["gpus"]))
     except BaseException:
         with Interrupts():  # a second interrupt would leave ranks that nobody can stop
             cluster.stop()

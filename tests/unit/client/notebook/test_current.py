@@ -1,0 +1,28 @@
+"""Wrong words of a start are refused before anything is started."""
+
+from typing import Any
+
+import pytest
+
+from nbdist.client.notebook import current
+from nbdist.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"n": 0}, "at least 1, not 0"),
+        ({"device": "tpu"}, "cpu or cuda, not 'tpu'"),
+        ({"n": 2, "device": "cpu", "backend": "nccl"}, "needs --device cuda"),
+        ({"n": 10**6}, "use at most"),
+    ],
+)
+def test_wrong_words_start_no_process(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], sentence: str
+) -> None:
+    def start_a_process(*_: object) -> None:
+        raise AssertionError("a launcher was made")
+
+    monkeypatch.setattr(current, "_warm_launcher", start_a_process)
+    with pytest.raises(UsageError, match=sentence):
+        current.start(**asked)
