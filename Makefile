@@ -88,7 +88,7 @@ check: $(developer)
 	$(py) tests/lint_notebooks.py notebooks
 
 bench: $(developer)
-	$(py) -m tests.benchmarks $(ARGS)
+	$(py) -m tests.benchmarks --save $(ARGS)
 
 # Without the variable, the theme prints a notice about MkDocs 2 before each build.
 docs: export NO_MKDOCS_2_WARNING := 1

@@ -1,68 +1,93 @@
 """`make bench`: every figure of the product, as a table of ratios, and what falls short.
 
-Each figure is taken against a reference beside it on the same machine, in turns; medians.
-Words after the command choose groups: `python -m tests.benchmarks cells start`.
+Each figure is taken beside a reference on the same machine, in turns; medians. Words choose groups:
+`python -m tests.benchmarks cells start`. With `--save` they go into the machine's file in
+docs/figures/, and the table in docs/benchmarks.md is written anew.
 """
 
-import os
-import platform
+import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tests.benchmarks import (
+    bench_64_ranks,
     bench_board,
     bench_cells,
     bench_faults,
     bench_layout,
+    bench_peers,
     bench_start,
     bench_step,
+    bench_tap,
+    figures,
 )
-from tests.benchmarks import bench_tap as tap
+from tests.benchmarks.neighbours import named_busy, neighbours
 from tests.benchmarks.table import Row, render
-from tests.group.harness import run_ranks
 
 
-def _tap_rows() -> list[Row]:
-    (added,) = run_ranks(1, tap.measure, timeout_s=120)
-    return [
-        Row(f"{call} at {level}", us, tap.GOALS_US[level], "us")
-        for call, levels in added.items()
-        for level, us in levels.items()
-        if level in ("counts", "full")
-    ]
-
-
-def _frame_rows() -> list[Row]:
-    return [Row("a frame of the board", bench_board.frame_ms(), bench_board.GOAL_MS, "ms")]
+def _busy_rows() -> list[Row]:
+    """Return the figures of a person at the notebook, on cores that others keep busy."""
+    with neighbours():
+        return named_busy(
+            [
+                *bench_cells.rows((4,), rounds=10),
+                *bench_step.rows(rounds=2, shorter=4),
+                *bench_start.rows(rounds=1, sizes=(4,)),
+            ]
+        )
 
 
 GROUPS: dict[str, Callable[[], list[Row]]] = {
     "cells": bench_cells.rows,
+    "peers": bench_peers.rows,
     "start": bench_start.rows,
     "step": bench_step.rows,
-    "tap": _tap_rows,
-    "frame": _frame_rows,
+    "tap": bench_tap.rows,
+    "frame": bench_board.rows,
     "faults": bench_faults.rows,
     "layouts": bench_layout.rows,
+    "busy": _busy_rows,
+    "ranks64": bench_64_ranks.rows,
 }
+ON_REQUEST = ("ranks64",)  # wants several GB of memory
 
 
-def main(chosen: list[str]) -> int:
-    """Measure the chosen groups, all by default; print one table."""
-    unknown = sorted(set(chosen) - set(GROUPS))
-    if unknown:
-        print(f"There is no group {unknown[0]!r}; they are {', '.join(GROUPS)}.")
-        return 2
-    rows = []
-    for name in chosen or GROUPS:
-        print(f"measuring: {name}", file=sys.stderr, flush=True)
-        rows += GROUPS[name]()
-    when = time.strftime("%Y-%m-%d")
-    print(
-        f"{when}, {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    )
-    print(render(rows))
+def write_page() -> None:
+    """Write the table of docs/benchmarks.md from what is stored."""
+    text = figures.table(figures.load(), list(GROUPS))
+    figures.PAGE.write_text(figures.filled(figures.PAGE.read_text(), text))
+
+
+def measure(name: str, note: str) -> figures.Group:
+    """Return the rows of a group."""
+    print(f"measuring: {name}", file=sys.stderr, flush=True)
+    began = time.monotonic()
+    rows = tuple(GROUPS[name]())
+    print(f"  {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return figures.Group(time.strftime("%Y-%m-%d"), note, rows)
+
+
+def main(words: Sequence[str]) -> int:
+    """Measure the chosen groups, print one table, and store it where asked to."""
+    everyday = [name for name in GROUPS if name not in ON_REQUEST]
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
+    parser.add_argument("group", nargs="*", help=f"{', '.join(GROUPS)}; without: all but ranks64")
+    parser.add_argument("--save", action="store_true", help="store figures, and write the page")
+    parser.add_argument("--note", default="", help='for the page, such as "others at work"')
+    asked = parser.parse_args(words)
+    if unknown := sorted(set(asked.group) - set(GROUPS)):
+        parser.error(f"there is no group {unknown[0]!r}; they are {', '.join(GROUPS)}")
+    machine = figures.this_machine()
+    rows: list[Row] = []
+    for name in asked.group or everyday:
+        group = measure(name, asked.note)
+        rows += group.rows
+        if asked.save:  # at once: a run that is stopped keeps what it has measured
+            figures.save(machine, {name: group})
+            write_page()
+    print(f"{machine}, {time.strftime('%Y-%m-%d')}")
+    print(render([[row] for row in rows]))
     return 0
 
 

@@ -15,7 +15,7 @@ from tests.benchmarks.table import Row, render
 from tests.group.engines import cluster
 
 GOAL_S = 1.0
-REPLACED_S = 3.0  # and one `import torch`
+REPLACED_S = 3.0  # beyond one `import torch`
 
 _RAISE = "%%distributed\nif rank == 1: raise ValueError('planted')\ndist.all_reduce(torch.ones(1))"
 _SPIN = "%%distributed\nwhile True: pass"
@@ -55,10 +55,7 @@ def _reform_rows() -> list[Row]:
     for n, goal_ms in bench_reform.GOAL_MS.items():
         with cluster(n) as ranks:
             _, reformed = bench_reform.measure(ranks, rounds=10)
-        note = f"longest {max(reformed):.0f} ms"
-        made.append(
-            Row(f"group re-formed, n={n}", statistics.median(reformed), goal_ms, "ms", note)
-        )
+        made.append(_row(f"group re-formed, n={n}", reformed, "ms", goal_ms))
     return made
 
 
@@ -80,41 +77,30 @@ def _freed_rows(n: int, rounds: int) -> list[Row]:
                 times[cell].append(seconds)
                 printed, error, _ = kernel.run(_CHECK)
                 assert error is None, printed
-    return [
-        Row(
-            f"{names[cell]}, n={n}",
-            statistics.median(times[cell]),
-            GOAL_S,
-            "s",
-            f"longest {max(times[cell]):.2f} s",
-        )
-        for cell in names
-    ]
+    return [_row(f"{names[cell]}, n={n}", times[cell], "s", GOAL_S) for cell in names]
 
 
 def _killed_row(n: int, rounds: int) -> Row:
-    after_s, torch_s = [], []
+    beyond_s = []
     with tempfile.TemporaryDirectory() as folder, Kernel() as kernel:
         kernel.run(f"%load_ext nbdist\n%dist start -n {n} --device cpu")
         kernel.run("%%distributed\nkept = 42")
         for number in range(rounds):
-            torch_s.append(import_torch_s())
+            torch_s = import_torch_s()
             file = Path(folder) / str(number)
             printed, error, _ = kernel.run(_TRAIN.replace("FILE", str(file)))
             assert error is None, (error, printed)
-            after_s.append(max(kernel.ask(_AFTER)))
+            beyond_s.append(max(kernel.ask(_AFTER)) - torch_s)
             printed, error, _ = kernel.run(_CHECK)
             assert error is None, printed
-    unit = statistics.median(torch_s)
-    note = f"{REPLACED_S:g} s + one import torch of {unit:.2f} s; longest {max(after_s):.2f} s"
-    return Row(
-        f"killed rank in the loop again, n={n}",
-        statistics.median(after_s),
-        round(REPLACED_S + unit, 2),
-        "s",
-        note,
-    )
+    what = f"killed rank in the loop again, n={n}: beyond one `import torch`"
+    return _row(what, beyond_s, "s", REPLACED_S)
+
+
+def _row(what: str, values: list[float], unit: str, goal: float) -> Row:
+    longest = f"longest {max(values):.2g} {unit}"
+    return Row(what, statistics.median(values), unit, None, longest, None, goal, "measured")
 
 
 if __name__ == "__main__":
-    print(render(rows()))
+    print(render([[row] for row in rows()]))

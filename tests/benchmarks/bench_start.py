@@ -6,9 +6,11 @@ import sys
 import time
 
 from tests.benchmarks.kernel import Kernel
-from tests.benchmarks.table import Row, render
+from tests.benchmarks.table import Row, apart, render
 
 _FIRST = "%%distributed\nx = torch.ones(1); dist.all_reduce(x); assert x.item() == world_size"
+GOALS = {"first start, n=4": 2.0, "first start, n=16": 2.5, "start again, n=4": 0.6}
+RESTART_GOAL = 1.0
 
 
 def import_torch_s() -> float:
@@ -18,7 +20,8 @@ def import_torch_s() -> float:
     return time.perf_counter() - began
 
 
-def _start_s(kernel: Kernel, command: str) -> float:
+def start_s(kernel: Kernel, command: str) -> float:
+    """Return the seconds of `command` and of a first cell with an all_reduce."""
     began = time.perf_counter()
     for cell in (command, _FIRST):
         printed, error, _ = kernel.run(cell)
@@ -27,42 +30,36 @@ def _start_s(kernel: Kernel, command: str) -> float:
     return time.perf_counter() - began
 
 
-def rows(rounds: int = 3) -> list[Row]:
-    """Return first start at n=4 and n=16, a second start, and a restart."""
-    times: dict[str, list[float]] = {"n=4": [], "n=16": [], "again": [], "restart": []}
-    torch_s = []
+def rows(rounds: int = 3, sizes: tuple[int, ...] = (4, 16)) -> list[Row]:
+    """Return first starts, and at the smallest size a second start and a restart."""
+    times: dict[str, list[float]] = {}
+    torch_s: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
-        torch_s.append(import_torch_s())
-        with Kernel() as kernel:
-            kernel.run("%load_ext nbdist")
-            times["n=4"].append(_start_s(kernel, "%dist start -n 4 --device cpu"))
-            torch_s.append(import_torch_s())
-            times["restart"].append(_start_s(kernel, "%dist restart"))
-            kernel.run("%dist stop")
-            times["again"].append(_start_s(kernel, "%dist start -n 4 --device cpu"))
-        torch_s.append(import_torch_s())
-        with Kernel() as kernel:
-            kernel.run("%load_ext nbdist")
-            times["n=16"].append(_start_s(kernel, "%dist start -n 16 --device cpu"))
-    unit = statistics.median(torch_s)
-    goals = {"n=4": 2.5, "n=16": 3.0, "again": 1.0, "restart": 1.0}
-    names = {
-        "n=4": "first start, n=4",
-        "n=16": "first start, n=16",
-        "again": "start again, n=4",
-        "restart": "restart, n=4",
-    }
-    return [
-        Row(
-            names[key],
-            statistics.median(times[key]) / unit,
-            goals[key],
-            "x",
-            f"{statistics.median(times[key]):.2f} s against {unit:.2f} s for one import torch",
-        )
-        for key in goals
-    ]
+        for n in sizes:
+            start, took = f"%dist start -n {n} --device cpu", {}
+            torch_s[0].append(import_torch_s())
+            with Kernel() as kernel:
+                kernel.run("%load_ext nbdist")
+                took["first start"] = start_s(kernel, start)
+                if n == min(sizes):
+                    took["restart"] = start_s(kernel, "%dist restart")
+                    kernel.run("%dist stop")
+                    took["start again"] = start_s(kernel, start)
+            torch_s[1].append(import_torch_s())
+            for what, seconds in took.items():
+                times.setdefault(f"{what}, n={n}", []).append(seconds)
+    goals = {**GOALS, f"restart, n={min(sizes)}": RESTART_GOAL}
+    return [beside_torch(what, took, torch_s, goals.get(what)) for what, took in times.items()]
+
+
+def beside_torch(
+    what: str, took_s: list[float], torch_s: tuple[list[float], list[float]], goal: float | None
+) -> Row:
+    """Return the row of a start; `torch_s` was taken before and after each."""
+    unit = statistics.median([*torch_s[0], *torch_s[1]])
+    measured, noise = statistics.median(took_s), apart(*torch_s)
+    return Row(what, measured, "s", unit, "one `import torch`", noise, goal)
 
 
 if __name__ == "__main__":
-    print(render(rows()))
+    print(render([[row] for row in rows()]))

@@ -1,70 +1,186 @@
-"""A training step with everything measured and shown, against the same loop under `torchrun`."""
+"""What watching adds to a training step, against the same loop under `torchrun`.
+
+Two bare runs and one in a cell stand ready all the time and train in turns: bare, ours, the other
+bare one. The two bare ones differ by the noise. Counted is processor time of a rank with all its
+threads, and that of the processes that nbdist has beside the ranks, within the same steps.
+"""
 
 import json
+import os
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+
+import psutil
 
 from tests.benchmarks import step_loop
 from tests.benchmarks.kernel import Kernel
-from tests.benchmarks.table import Row, render
+from tests.benchmarks.table import Row, apart, render
 
-# Width of the model to (name, share of processor time that may be added).
-CASES = {64: ("1 ms step", 0.10), 1024: ("10 ms step", 0.02)}
-WIDEST = max(CASES)
-WALL_GOAL = 1.02
+LONGEST_S = 300.0
+BESIDE = ("notebook", "controller", "shipping process")
 
 
-def _torchrun(script: Path, width: int, steps: int) -> tuple[float, float]:
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
-        *(str(script), str(width), str(steps)),
-    ]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    cpu_ms, wall_ms = json.loads(ran.stdout.strip().splitlines()[-1])
-    return cpu_ms, wall_ms
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A length of step, and what may be added to it as shares of the bare loop's time.
+
+    The first `settle` steps are not counted: MLflow's run and the board begin meanwhile.
+    """
+
+    name: str
+    width: int
+    settle: int
+    steps: int
+    goal: float
+    wall_goal: float | None = None
 
 
-def _in_a_cell(kernel: Kernel, width: int, steps: int) -> tuple[float, float]:
-    cell = f"%%distributed\n{step_loop.STEP}\nmeasured = measure({width}, {steps})"
-    printed, error, _ = kernel.run(cell)
-    if error:
-        raise RuntimeError(f"{error}: {printed}")
-    kernel.run("%dist pull measured")
-    cpu_ms, wall_ms = kernel.ask("import json; print(json.dumps(measured[0]))")
-    return cpu_ms, wall_ms
+CASES = (
+    Case("1 ms step", 64, 1500, 1500, 0.05),
+    # With as many ranks as cores no core is free, which the goal of wall time supposes.
+    Case("10 ms step", 1024, 200, 200, 0.01, wall_goal=0.02),
+)
 
 
-def rows(rounds: int = 3) -> list[Row]:
-    """Return, for each length of step, the share of processor time added to a rank."""
-    made = []
-    with tempfile.TemporaryDirectory() as folder, Kernel() as kernel:
-        script = Path(folder) / "loop.py"
-        script.write_text(step_loop.MAIN)
+class _Bare:
+    """The loop under torchrun on two ranks, which measures when asked."""
+
+    def __init__(self, script: Path) -> None:
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", str(script)),
+        ]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def measure(self, width: int, settle: int, steps: int) -> list[float]:
+        """Return (processor, wall) in us a step, mean of the ranks."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([width, settle, steps]), file=self._process.stdin, flush=True)
+        ready, _, _ = select.select([self._process.stdout], [], [], LONGEST_S)
+        line = self._process.stdout.readline() if ready else ""
+        if not line:
+            raise RuntimeError("The loop under torchrun ended, or did not answer in time.")
+        return _mean(json.loads(line))
+
+    def __enter__(self) -> "_Bare":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # the loop ends at the end of its input
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            self._process.wait(30)
+
+
+class _Ours:
+    """The loop in cells of a notebook, on as many ranks."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
         kernel.run("%load_ext nbdist\n%dist start -n 2 --device cpu --threads 1")
-        for width, (name, goal) in CASES.items():
-            steps = 600 if width < 512 else 150
-            bare, ours = [], []
-            for _ in range(rounds):
-                bare.append(_torchrun(script, width, steps))
-                ours.append(_in_a_cell(kernel, width, steps))
-            (bare_cpu, bare_wall), (our_cpu, our_wall) = (
-                [statistics.median(part) for part in zip(*times, strict=True)]
-                for times in (bare, ours)
-            )
-            note = (
-                f"{our_cpu:.2f} against {bare_cpu:.2f} ms of processor, "
-                f"{our_wall:.2f} against {bare_wall:.2f} ms of wall time"
-            )
-            made.append(Row(f"added to a {name}", our_cpu / bare_cpu - 1, goal, "of it", note))
-            if width == WIDEST:
-                # With as many ranks as cores no core is free, which the goal supposes.
-                made.append(Row(f"wall time of a {name}", our_wall / bare_wall, WALL_GOAL, "x"))
+        self._cell(CASES[0].width, 0, 50, [])  # the shipping process begins
+        self._others = _pids_beside(kernel)
+
+    def measure(self, width: int, settle: int, steps: int) -> list[float]:
+        """Return (processor, wall, the processes of BESIDE) in us a step, mean of the ranks."""
+        return self._cell(width, settle, steps, self._others)
+
+    def _cell(self, width: int, settle: int, steps: int, others: list[list[int]]) -> list[float]:
+        call = f"measured = measure({width}, {settle}, {steps}, {others})"
+        printed, error, _ = self._kernel.run(f"%%distributed\n{step_loop.STEP}\n{call}", LONGEST_S)
+        if error:
+            raise RuntimeError(f"{error}: {printed}")
+        self._kernel.run("%dist pull measured")
+        return _mean(self._kernel.ask("import json; print(json.dumps(measured))"))
+
+
+def _pids_beside(kernel: Kernel) -> list[list[int]]:
+    """Return the pids of each of BESIDE, with the processes that they have themselves."""
+    notebook = kernel.ask("import os; print(os.getpid())")
+    controller = kernel.ask(
+        "import nbdist.client.notebook.current as current\n"
+        "print(current._launcher._pids['controller'])"
+    )
+    ship = [
+        child.pid
+        for child in psutil.Process(notebook).children(recursive=True)
+        if "nbdist.client.tracking.ship" in child.cmdline()
+    ]
+    family = [controller, *(p.pid for p in psutil.Process(controller).children(recursive=True))]
+    return [[notebook], family, ship]
+
+
+def _mean(per_rank: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.mean(part) for part in zip(*per_rank, strict=True)]
+
+
+def rows(rounds: int = 5, shorter: int = 1) -> list[Row]:
+    """Return what is added to each length of step.
+
+    `shorter` divides the numbers of steps, where each takes longer: what settles does so in time.
+    """
+    made = []
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "loop.py"
+        script.write_text(step_loop.SERVE)
+        with Kernel() as kernel, _Bare(script) as one, _Bare(script) as other:
+            ours = _Ours(kernel)
+            for case in CASES:
+                settle, steps = case.settle // shorter, case.steps // shorter
+                turns = []
+                for _ in range(rounds):
+                    before = one.measure(case.width, 50, steps)
+                    inside = ours.measure(case.width, settle, steps)
+                    turns.append((before, inside, other.measure(case.width, 50, steps)))
+                made += _compared(case, turns)
     return made
 
 
+def _compared(
+    case: Case, turns: Sequence[tuple[list[float], list[float], list[float]]]
+) -> list[Row]:
+    """Return a row for each part of the processor time, for all of it, and for wall time."""
+    ones, _, others = zip(*turns, strict=True)
+    beside = f"bare {case.name}, torchrun"
+    bare = [statistics.median([run[i] for run in ones + others]) for i in (0, 1)]
+    noise = [apart([run[i] for run in ones], [run[i] for run in others]) for i in (0, 1)]
+    added = [[ours[i] - (one[i] + other[i]) / 2 for one, ours, other in turns] for i in (0, 1)]
+    parts = [added[0], *([ours[2 + i] for _, ours, _ in turns] for i in range(len(BESIDE)))]
+    together = [sum(turn) for turn in zip(*parts, strict=True)]
+
+    def row(what: str, values: Sequence[float], clock: int, goal: float | None = None) -> Row:
+        name, measured = f"added to a {case.name}: {what}", statistics.median(values)
+        return Row(name, measured, "us", bare[clock], beside, noise[clock], goal, is_share=True)
+
+    return [
+        row("processor time of a rank", parts[0], 0, case.goal),
+        *(row(f"of the {name}", part, 0) for name, part in zip(BESIDE, parts[1:], strict=True)),
+        row("of all of these", together, 0, case.goal),
+        row("wall time", added[1], 1, case.wall_goal),
+    ]
+
+
 if __name__ == "__main__":
-    print(render(rows()))
+    print(render([[row] for row in rows()]))

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.table import Row
+
 GOALS_US = {"off": 0.0, "counts": 25.0, "full": 45.0}
 TOLD = "full, told"
 ROUNDS = 15
@@ -62,6 +64,28 @@ def measure() -> dict[str, dict[str, float]]:
         results[name]["bare"] = medians["bare"]
     tap.set_level("off")
     return results
+
+
+def rows() -> list[Row]:
+    """Return what is added to each call at each level that has a goal."""
+    from tests.group.harness import run_ranks
+
+    (added,) = run_ranks(1, measure, timeout_s=120)
+    return [
+        Row(
+            f"added to {call} at {level}",
+            levels[level],
+            "us",
+            levels["bare"],
+            "bare",
+            abs(levels["off"]) / levels["bare"],
+            GOALS_US[level],
+            "measured",
+            is_share=True,
+        )
+        for call, levels in added.items()
+        for level in ("counts", "full")
+    ]
 
 
 def _share_one_core() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 ROUNDS = 40
 SETTLE = 4
 WAYS = (
-    *("bare", "tap: counts", "tap: full, untold", "tap: full, told"),
-    *("hooks", "boundary", "all, untold", "all, told"),
+    *("bare", "tap: counts", "tap: full", "tap: full, told"),
+    *("hooks", "hooks, measured", "boundary", "all", "all, measured and told"),
 )
 
 
@@ -30,8 +30,8 @@ def measure(width: int) -> dict[str, list[float]]:
     from nbdist.engine.kernel.records import Recorder
     from nbdist.engine.steps import step_state
     from nbdist.engine.tap import collective_check, counters, in_flight, tap
-    from nbdist.engine.tap.sampling import Stride
-    from nbdist.engine.training import training
+    from nbdist.engine.tap.sampling import Measuring, Stride
+    from nbdist.engine.training import cell, training
     from tests.group.truth import go_first, more_workers
 
     go_first()
@@ -52,26 +52,33 @@ def measure(width: int) -> dict[str, list[float]]:
         optimizer.step()
         optimizer.zero_grad()
 
-    class Fixed(Stride):
-        def __init__(self, is_told: bool) -> None:
-            super().__init__()
-            self.is_told = is_told
+    class Telling(Stride):
+        is_on = False
 
         def tells(self, step: int) -> bool:
-            return self.is_told
+            return self.is_on
+
+    class Chosen(Measuring):
+        is_on = False
+
+        def measures(self, step: int) -> bool:
+            return self.is_on
+
+    cell.Measuring = Chosen  # type: ignore[attr-defined]
 
     def prepare(way: str) -> None:
         is_all = way.startswith("all")
         tap.set_level("full" if is_all or "full" in way else "counts" if "counts" in way else "off")
-        training.set_enabled(is_all or way == "hooks")
+        training.set_enabled(is_all or way.startswith("hooks"))
         step_state.here().remove()
         if is_all or way == "boundary":
             step_state.install(lambda optimizer: (), lambda optimizer, steps: None)
         step_state.begin_cell()
         training.begin_cell()
         tap.begin_cell()
-        in_flight.state.is_telling = not way.endswith("untold")
-        in_flight.state.stride = Fixed(in_flight.state.is_telling)
+        Telling.is_on = in_flight.state.is_telling = way.endswith("told")
+        Chosen.is_on = "measured" in way
+        in_flight.state.stride = Telling()
 
     steps = 100 if width < 512 else 20
     times: dict[str, list[float]] = {way: [] for way in WAYS}
