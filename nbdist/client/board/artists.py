@@ -5,10 +5,13 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import GraphicsContextBase, RendererBase
+from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.text import Text
+from matplotlib.transforms import IdentityTransform
 
 from nbdist.client.board import palette
 from nbdist.client.board.measures import TEXT_PT, TITLE_PT
@@ -65,13 +68,48 @@ def area(x: Floats, low: Floats, high: Floats, color: str, alpha: float) -> Path
     return PathPatch(outline, facecolor=color, alpha=alpha, linewidth=0)
 
 
-def pen(color: str, dashes: tuple[float, ...], width: float, alpha: float) -> Line2D:
+class Pen(Line2D):
+    """A line that is drawn in half of a `Line2D`'s time while it has no markers.
+
+    What stays from frame to frame is prepared once: neither looks nor axes may change after the
+    first. Its axes are linear.
+    """
+
+    def __init__(self, color: str, dashes: tuple[float, ...], width: float, alpha: float) -> None:
+        super().__init__(
+            [], [], color=color, linewidth=width, alpha=alpha, markersize=3.0, marker=""
+        )
+        self.set_solid_capstyle("round")
+        if dashes:
+            self.set_dashes(dashes)
+        self._dashes = [width * length for length in dashes] or None
+        self._looks: GraphicsContextBase | None = None
+
+    def draw(self, renderer: RendererBase) -> None:
+        """Draw the line; called by matplotlib."""
+        if self.get_marker():
+            super().draw(renderer)
+            return
+        if self._looks is None:
+            self._looks = self._prepared(renderer)
+        points = self.get_transform().transform(np.stack(self.get_data(orig=True), axis=1))
+        renderer.draw_path(self._looks, Path(points), IdentityTransform())
+
+    def _prepared(self, renderer: RendererBase) -> GraphicsContextBase:
+        looks = renderer.new_gc()
+        looks.set_foreground(to_rgba(self.get_color(), self.get_alpha()), isRGBA=True)
+        looks.set_linewidth(float(self.get_linewidth()))
+        is_solid = self._dashes is None
+        looks.set_capstyle(self.get_solid_capstyle() if is_solid else self.get_dash_capstyle())
+        looks.set_joinstyle(self.get_solid_joinstyle() if is_solid else self.get_dash_joinstyle())
+        looks.set_dashes(0, self._dashes)
+        looks.set_clip_rectangle(self.get_clip_box())
+        return looks
+
+
+def pen(color: str, dashes: tuple[float, ...], width: float, alpha: float) -> Pen:
     """Return a line without points; making one costs as much as drawing it."""
-    line = Line2D([], [], color=color, linewidth=width, alpha=alpha, solid_capstyle="round")
-    line.set_markersize(3.0)
-    if dashes:
-        line.set_dashes(dashes)
-    return line
+    return Pen(color, dashes, width, alpha)
 
 
 def note(x: float, y: float, words: str, theme: Theme, **options: Any) -> Text:

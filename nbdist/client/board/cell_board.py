@@ -3,7 +3,7 @@
 A cell that logs nothing never loads matplotlib, numpy or ipywidgets: all of it is imported when
 the first record has come, by the drawing thread where there is one.
 
-Threads: everything here belongs to the main thread; live.py has the drawing thread.
+Threads: all but `so_far` belongs to the main thread; live.py has the drawing thread.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nbdist.client.board import palette
 from nbdist.client.board.live import LiveBoard
-from nbdist.client.board.past import SHARP, WIDTH, Past, caption, picture
+from nbdist.client.board.past import SHARP, WIDTH, Past, caption, halved, picture
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots
@@ -115,18 +115,27 @@ class Board:
             displays += [caption(sentence) for sentence in said]
         if self._live is not None:
             try:
-                self._live.close(displays[0])
+                self._live.close(displays)
             except Exception as error:
                 _log.error("The live board could not be closed", exc_info=error)
         return displays
 
+    def so_far(self) -> Past | None:
+        """Return the board of the cell that runs; None before its first record. Any thread."""
+        if self._is_finished or not self._telemetry.first_record.is_set():
+            return None
+        return self._look_back("running")
+
     def picture(self) -> bytes | None:
-        """Return the overview, a PNG, for a run's artifacts; None where there is nothing.
+        """Return the overview, a PNG, for a run's page; None where there is nothing.
+
+        Its pixels are CSS pixels: MLflow shows a picture at its own size.
 
         Always the overview, so that runs compare, whichever view the cell has shown. Drawn once, in
         0.1 to 0.5 s; to be called after `finish`.
         """
-        return self._drawn("overview")
+        png = self._drawn("overview")
+        return None if png is None else halved(png)
 
     def _drawn(self, name: str) -> bytes | None:
         if name not in self._pngs and self.past is not None and self.past.scene.panels:
@@ -136,7 +145,7 @@ class Board:
                 _log.error("The board's picture could not be drawn", exc_info=error)
         return self._pngs.get(name)
 
-    def _look_back(self, outcome: Outcome) -> Past | None:
+    def _look_back(self, outcome: str) -> Past | None:
         from nbdist.client.board.look import look
 
         try:

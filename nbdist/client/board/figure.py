@@ -1,27 +1,22 @@
 """Draw a `Scene` into a PNG, fast enough for a few frames a second.
 
-Axes, ticks and titles are drawn once and kept as pixels; a frame restores them and draws only
-the lines and bars upon them (blitting), from decimated data, and is written with 64 colours.
-Axes are redrawn when a limit must change, which is why limits grow by a quarter.
+Axes, ticks and titles are drawn once and kept as pixels; a frame restores them and draws only the
+lines and bars upon them (blitting), from decimated data, and is written with the colours of
+colors.py. Axes are redrawn when a limit must change, which is why limits grow by a quarter.
 
 matplotlib's `Figure` and Agg canvas, never pyplot: its global state is not for threads. A
 `Painter` belongs to one thread at a time. Importing this module loads matplotlib (0.2 s).
 """
 
-import io
-from typing import Any
-
-from PIL import Image
-
+from nbdist.client.board.colors import png
 from nbdist.client.board.measures import wrapped
-from nbdist.client.board.page import Page, Plot
+from nbdist.client.board.page import Page, Pixels, Plot
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import length
 from nbdist.client.board.views import VIEWS
 from nbdist.formatting import figure
 
-COLORS = 64
 MOST_VERDICTS = 2  # in a picture's head
 
 
@@ -52,7 +47,7 @@ class Painter:
         self.redraws = 0  # how often axes were drawn anew; for tests and the benchmark
         self._view = VIEWS[name]
         self._plan: tuple[object, ...] | None = None
-        self._pixels: Any = None
+        self._pixels: Pixels | None = None
         self._plots: list[Plot] = []
         self._page: Page | None = None
 
@@ -72,16 +67,15 @@ class Painter:
             self._page.smoothing = self._smoothing
             self._plots = self._view.compose(self._page, scene)
             self._plan, self._pixels = plan, None
-        canvas = self._page.canvas
         moved = [plot.fit(scene) for plot in self._plots]
         if any(moved) or self._pixels is None:
-            canvas.draw()  # type: ignore[no-untyped-call]
-            self._pixels = canvas.copy_from_bbox(self._page.figure.bbox)  # type: ignore[no-untyped-call]
+            self._page.draw([p.axes for p, has in zip(self._plots, moved, strict=True) if has])
+            self._pixels = self._page.pixels.copy()
             self.redraws += 1
-        canvas.restore_region(self._pixels)  # type: ignore[no-untyped-call]
+        self._page.pixels[:] = self._pixels
         for plot in self._plots:
             plot.draw()
-        return self._encode(self._page)
+        return png(self._page.pixels, self.theme, small=self.final)
 
     def _head(self, scene: Scene) -> tuple[str, ...]:
         """Return what stands over a picture: how long, how fast, and who makes others slow."""
@@ -97,15 +91,3 @@ class Painter:
             for verdict in scene.analysis.verdicts[:MOST_VERDICTS]:
                 lines += wrapped(verdict.sentence, self.width)
         return tuple(lines)
-
-    def _encode(self, page: Page) -> bytes:
-        size = page.canvas.get_width_height()
-        pixels = page.canvas.buffer_rgba()  # type: ignore[no-untyped-call]
-        image = Image.frombuffer("RGBA", size, bytes(pixels), "raw", "RGBA", 0, 1)
-        if self.theme.background is not None:
-            image = image.convert("RGB")
-        # FASTOCTREE is Pillow's only quantiser that keeps transparency, and the fastest.
-        image = image.quantize(COLORS, method=Image.Quantize.FASTOCTREE)
-        out = io.BytesIO()
-        image.save(out, "PNG", compress_level=6 if self.final else 1)
-        return out.getvalue()

@@ -6,17 +6,21 @@ the drawing thread touches them. ipywidgets' `Image`, `HTML`, `IntProgress` and 
 are the ones that every front end brings along.
 
 A frame is drawn when records have come since the last, at most every `PERIOD_S`, and never
-more often than keeps the thread below a tenth of one core, for the ranks need the cores.
+more often than keeps the thread below a tenth of one core, for the ranks need the cores. Where the
+thread waits for a core, frames come up to `background.LONGEST_S` apart; words go on each second.
 """
 
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nbdist.client.board import sentences, text
+from nbdist.background import CoreWaits, lower_thread, pause_s
+from nbdist.client.board import kept, sentences, text
 from nbdist.client.board.tables import to_html
 from nbdist.client.board.views import VIEWS
+from nbdist.client.metrics import usage
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slot, Slots
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 PERIOD_S = 0.3
 SHARE = 0.1  # most of one core that drawing may take
 TABLE_S = 0.6
+WORDS_S = 1.0  # between words at most, however seldom a frame is
+KEEP_S = 10.0  # between pictures that a saved file may hold: the page sends and saves each
 SPEAK_S = 5.0  # a screen reader that is told more often never falls silent
 STOP_S = 10.0  # the first use of matplotlib on a machine builds its font cache: seconds
 
@@ -68,6 +74,8 @@ class LiveBoard:
         self._first: tuple[Scene, bytes] | None = None
         self._widgets: dict[str, Any] = {}
         self._slot: Slot | None = None
+        self._kept: Slot | None = None
+        self._kept_at = 0.0
         self._table_at = self._spoke_at = -SPEAK_S
         self._thread = threading.Thread(target=self._run, name="nbdist-board", daemon=True)
         self._thread.start()
@@ -80,7 +88,9 @@ class LiveBoard:
         scene, png = self._first
         self._widgets = _make_widgets(png, self._painter.width)
         self._show_words(scene)
-        self._slot = slots.open(self._widgets["box"])
+        self._slot = slots.open(self._widgets["box"], {"text/plain": kept.WAITING})
+        self._kept = slots.open(self._to_keep(scene, png))
+        self._kept_at = time.monotonic()
         self._shown.set()
 
     def stop(self) -> bool:
@@ -90,10 +100,12 @@ class LiveBoard:
         self._thread.join(STOP_S)
         return not self._thread.is_alive()
 
-    def close(self, last: Display | None) -> None:
-        """Show `last` in the board's place, then let go of the widgets. Main thread."""
-        if self._slot is not None and last is not None:
-            self._slot.update(last)  # first, so that the output does not collapse in between
+    def close(self, finals: Sequence[Display]) -> None:
+        """Show `finals` in the board's places, then let go of the widgets. Main thread."""
+        # First, so that the output does not collapse in between.
+        for slot, final in zip((self._slot, self._kept), finals, strict=False):
+            if slot is not None:
+                slot.update(final)
         for widget in self._widgets.values():
             # A widget's layout and style are widgets too, which nobody else closes.
             for part in (getattr(widget, "style", None), widget.layout, widget):
@@ -101,22 +113,36 @@ class LiveBoard:
                     part.close()
         self._widgets = {}
 
+    @usage.counts
     def _run(self) -> None:
+        lower_thread()
         try:
             self._load()
             self.ready.set()
             self._shown.wait()
-            drawn, cost_s = -1, 0.0
-            while not self._stop.wait(max(PERIOD_S, cost_s / SHARE)):
-                count = self._telemetry.count
-                if count != drawn:
-                    began = time.perf_counter()
-                    self._draw()
-                    drawn, cost_s = count, time.perf_counter() - began
+            self._follow()
         except Exception as error:
             self._step_aside(error)
         finally:
             self.ready.set()
+
+    def _follow(self) -> None:
+        """Draw what comes until the cell ends; words more often than pictures."""
+        waits, drawn, due = CoreWaits(), -1, 0.0
+        rest_s = PERIOD_S
+        while not self._stop.wait(min(rest_s, WORDS_S)):
+            count, began = self._telemetry.count, time.thread_time()
+            rest_s = PERIOD_S
+            if count == drawn:
+                continue
+            if time.monotonic() < due:
+                self._show_words(self._look())
+            else:
+                self._draw()
+                worked_s = time.thread_time() - began
+                drawn = count
+                due = time.monotonic() + pause_s(PERIOD_S, worked_s, SHARE, waits.share())
+            rest_s = max(0.0, due - time.monotonic())
 
     def _load(self) -> None:
         import ipywidgets  # type: ignore[import-untyped]  # noqa: F401  # so that `show` is quick
@@ -135,15 +161,24 @@ class LiveBoard:
 
     def _draw(self) -> None:
         scene = self._look()
-        self._widgets["image"].value = self._painter.frame(scene)
+        png = self._painter.frame(scene)
+        self._widgets["image"].value = png
         self._show_words(scene)
+        if self._kept is not None and time.monotonic() - self._kept_at >= KEEP_S:
+            self._kept.update(self._to_keep(scene, png))
+            self._kept_at = time.monotonic()
+
+    def _to_keep(self, scene: "Scene", png: bytes) -> Display:
+        progress = text.progress(scene, time.monotonic() - self._began)
+        said = f"{progress}\n{self._spoken(scene)}"
+        return kept.kept(said, png, self._painter.width, time.strftime("%H:%M:%S"))
 
     def _show_words(self, scene: "Scene") -> None:
         now = time.monotonic()
         bar = self._widgets["bar"]
-        if scene.total:
-            bar.max, bar.value = scene.total, scene.first_step
-        bar.layout.display = "" if scene.total else "none"
+        if scene.epoch is not None:
+            bar.max, bar.value = scene.epoch.steps, scene.epoch.done
+        bar.layout.display = "" if scene.epoch is not None else "none"
         self._widgets["progress"].value = text.plain(text.progress(scene, now - self._began))
         if now - self._table_at >= TABLE_S:
             self._table_at = now
@@ -190,12 +225,15 @@ def _make_widgets(png: bytes, width: int) -> dict[str, Any]:
     bar.layout.width = "240px"
     progress, verdicts = ipywidgets.HTML(), ipywidgets.HTML()
     table, status = ipywidgets.HTML(), ipywidgets.HTML()
+    hides = ipywidgets.HTML(kept.HIDES_KEPT)
+    hides.layout.display = "none"
     # Heard, not seen: it is told seldom, and would seem to contradict the table above it.
     status.layout.height = status.layout.margin = "0"
     status.layout.overflow = "hidden"
     row = ipywidgets.HBox([bar, progress])
     row.layout.align_items = "center"
-    box = ipywidgets.VBox([row, verdicts, image, table, status])
+    box = ipywidgets.VBox([row, verdicts, image, table, status, hides])
+    box.add_class(kept.LIVE_CLASS)
     return {
         "box": box,
         "row": row,
@@ -205,4 +243,5 @@ def _make_widgets(png: bytes, width: int) -> dict[str, Any]:
         "image": image,
         "table": table,
         "status": status,
+        "hides": hides,
     }

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nbdist.client.board.scales import Floats
-from nbdist.client.board.scene import ALL, Curve, Panel, Row, Scene, StepSplit
+from nbdist.client.board.scene import ALL, Curve, Epoch, Panel, Row, Scene
 from nbdist.client.board.views import VIEWS
-from nbdist.client.metrics.analysis.values import RECENT, Analysis
+from nbdist.client.metrics.analysis.values import Analysis
+from nbdist.client.metrics.recent import RecentSteps, losses, percent, recent_steps
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.wire import STEP_KEYS
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 MOST_OWN = 2  # panels for numbers that the user logged
 HISTORIES = {of for view in VIEWS.values() for of in view.HISTORIES}
-MEANS = "step_s", "compute_s", "comm_s", "data_s", "optimizer_s", "samples", "tokens"
 
 
 def look(
@@ -40,18 +40,20 @@ def look(
     """
     drawn = HISTORIES if name is None else VIEWS[name].HISTORIES
     latest = dict(telemetry.latest)  # one atomic copy: ranks are added on another thread
-    own_keys = sorted({key for values in latest.values() for key in values} - STEP_KEYS)
+    own_keys = sorted(
+        {key for values in latest.values() for key in values} - STEP_KEYS - {"log.loss"}
+    )
     panels = _panels(telemetry, drawn, own_keys)
-    means = {key: _means(telemetry, key) for key in MEANS}
-    rows = tuple(_row(info, rank, latest.get(rank, {}), means, own_keys) for rank in info.ranks)
-    total = _total(telemetry)
-    last = max((row.step for row in rows), default=0)
+    recent = recent_steps(telemetry.series)
+    rows = tuple(
+        _row(info, rank, latest.get(rank, {}), recent.get(rank), own_keys) for rank in info.ranks
+    )
     return Scene(
         panels=tuple(panels),
-        split=_split(means),
+        recent=recent,
         rows=rows,
-        total=total if total >= last and total > 0 else None,
-        paces=_panel(telemetry, "step_s", "step time", "ms", scale=1e3, floor=0.0)
+        epoch=_epoch(latest),
+        paces=_panel(telemetry.series("step_s"), "step_s", "step time", "ms", scale=1e3, floor=0.0)
         if "step_s" in drawn
         else None,
         analysis=analysis or Analysis(),
@@ -59,32 +61,35 @@ def look(
     )
 
 
-def _total(telemetry: "Telemetry") -> int:
-    """Return the steps the loop will make; 0 when the ranks do not know.
-
-    A loader knows its own end. A loop that goes through it again has shown that this was not the
-    loop's, and what it now says is as little to be relied on.
-    """
-    known = telemetry.series("total").values()
-    if not known or any(s.values[0] != s.values[s.n - 1] for s in known if s.n):
-        return 0
-    return int(max((s.values[0] for s in known if s.n), default=0))
+def _epoch(latest: Mapping[int, Mapping[str, float]]) -> Epoch | None:
+    """Return how far the rank furthest behind is in the pass that runs; None outside of one."""
+    known = [values for values in latest.values() if "total" in values]
+    if not known:
+        return None
+    behind = min(known, key=lambda values: values.get("step", 0.0))
+    began = int(behind.get("epoch_began", 0))
+    done, steps = int(behind.get("step", 0.0)) - began, int(behind["total"]) - began
+    return Epoch(done, steps) if 0 < done <= steps else None
 
 
 def _panels(telemetry: "Telemetry", drawn: Collection[str], own_keys: list[str]) -> list[Panel]:
     """Return the plots over the steps: those of `drawn` that there is anything of."""
     found = []
     if "loss" in drawn:
-        found.append(_panel(telemetry, "loss", "loss"))
+        found.append(_panel(losses(telemetry.series), "loss", "loss"))
     if "comm_s" in drawn:
-        found.append(_panel(telemetry, "comm_s", "communication", "ms", scale=1e3, floor=0.0))
-    own = [_panel(telemetry, key, key) for key in own_keys] if "own" in drawn else []
+        found.append(
+            _panel(
+                telemetry.series("comm_s"), "comm_s", "communication", "ms", scale=1e3, floor=0.0
+            )
+        )
+    own = [_panel(telemetry.series(key), key, key) for key in own_keys] if "own" in drawn else []
     found += [p for p in own if p and max(len(line.x) for line in p.lines) > 1][:MOST_OWN]
     return [panel for panel in found if panel is not None]
 
 
 def _panel(
-    telemetry: "Telemetry",
+    by_rank: "Mapping[int, Series]",
     key: str,
     title: str,
     unit: str = "",
@@ -92,7 +97,7 @@ def _panel(
     floor: float | None = None,
 ) -> Panel | None:
     lines, by = [], "step"
-    for rank, series in sorted(telemetry.series(key).items()):
+    for rank, series in sorted(by_rank.items()):
         n = series.n
         if not n:
             continue
@@ -126,67 +131,30 @@ def _norm(telemetry: "Telemetry") -> Panel | None:
     return Panel("grad_norm", "gradient norm, of all ranks", "", (Curve(ALL, common, norm),))
 
 
-def recent_mean(series: "Series") -> float | None:
-    """Return the mean of the last `RECENT` finite values, None when there is none.
-
-    The first step of all is left out as soon as there is another: it opens connections and
-    compiles, and would be most of a short training.
-    """
-    begin = max(series.n - RECENT, min(1, series.n - 1))
-    tail = np.array(series.values[begin : series.n], dtype=np.float64)
-    tail = tail[np.isfinite(tail)]
-    return float(tail.mean()) if len(tail) else None
-
-
-def _means(telemetry: "Telemetry", key: str) -> dict[int, float]:
-    means = {rank: recent_mean(series) for rank, series in telemetry.series(key).items()}
-    return {rank: mean for rank, mean in means.items() if mean is not None}
-
-
-def _split(means: dict[str, dict[int, float]]) -> StepSplit | None:
-    ranks = tuple(sorted(set(means["compute_s"]) | set(means["comm_s"])))
-    if not ranks:
-        return None
-
-    def column(key: str) -> Floats:
-        return np.array([max(0.0, means[key].get(rank, 0.0)) * 1e3 for rank in ranks])
-
-    compute_ms, data_ms, optimizer_ms = map(column, ("compute_s", "data_s", "optimizer_s"))
-    comm_ms = column("comm_s") if means["comm_s"] else None
-    told_ms = compute_ms + data_ms + optimizer_ms + (0.0 if comm_ms is None else comm_ms)
-    other_ms = np.maximum(0.0, column("step_s") - told_ms)
-    return StepSplit(ranks, compute_ms, comm_ms, data_ms, optimizer_ms, other_ms)
-
-
 def _row(
     info: CellInfo,
     rank: int,
     latest: Mapping[str, float],
-    means: dict[str, dict[int, float]],
+    steps: RecentSteps | None,
     own_keys: list[str],
 ) -> Row:
-    step_s = means["step_s"].get(rank)
+    def share(part: str) -> float | None:
+        known = steps is not None and part in steps.parts
+        return percent([steps.parts[part]], [steps.step_ms]) if steps and known else None
 
-    def share(key: str) -> float | None:
-        part_s = means[key].get(rank)
-        return None if part_s is None or not step_s else min(100.0, 100.0 * part_s / step_s)
-
-    def rate(key: str) -> float | None:
-        each = means[key].get(rank)
-        return each / step_s if each is not None and step_s else None
-
+    per_s = steps.per_s if steps is not None else {}
     return Row(
         rank=rank,
         device=_device(info, rank),
         step=int(latest.get("step", 0)),
-        loss=latest.get("loss"),
-        steps_per_s=1.0 / step_s if step_s else None,
-        step_ms=step_s * 1e3 if step_s is not None else None,
-        comm_pct=share("comm_s"),
-        data_pct=share("data_s"),
+        loss=latest.get("log.loss", latest.get("loss")),
+        steps_per_s=1e3 / steps.step_ms if steps is not None else None,
+        step_ms=steps.step_ms if steps is not None else None,
+        comm_pct=share("comm"),
+        data_pct=share("data"),
         own={key: latest[key] for key in own_keys if key in latest},
-        samples_per_s=rate("samples"),
-        tokens_per_s=rate("tokens"),
+        samples_per_s=per_s.get("samples"),
+        tokens_per_s=per_s.get("tokens"),
         memory_bytes=latest.get("rss_bytes"),
         cuda_bytes=latest.get("cuda_bytes"),
         cuda_peak_bytes=latest.get("cuda_peak_bytes"),

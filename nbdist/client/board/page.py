@@ -4,23 +4,33 @@ Places are counted from the top left, as people look. The head, which only a pic
 has, takes the first of them; a view begins at `top`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, Protocol
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
 
 from nbdist.client.board.measures import HEAD_PX, LINE_PX, MARGIN_PX, RIGHT_PX, TEXT_PT, TITLE_PT
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import tick
 
+Pixels = NDArray[np.uint8]
+
 
 class Plot(Protocol):
-    """What a view is made of."""
+    """What a view is made of.
+
+    Attributes:
+        axes: Those it draws upon, and no other plot.
+    """
+
+    axes: Axes
 
     def fit(self, scene: Scene) -> bool:
         """Take in new data; return whether the axes have changed and must be drawn anew."""
@@ -45,6 +55,8 @@ class Page:
     ) -> None:
         self.theme, self.width, self.scale, self.is_final = theme, width, scale, bool(head)
         self.smoothing: int | None = None  # of a loss' running mean, in steps; None chooses
+        self._words: Pixels | None = None  # all but the axes
+        self._drawn: dict[Axes, tuple[tuple[NDArray[np.intp], ...], Pixels]] = {}  # where, and what
         self.top = HEAD_PX + LINE_PX * (len(head) - 1) if head else 0
         self.height = self.top + height
         self.figure = Figure(
@@ -55,6 +67,34 @@ class Page:
         self.canvas = FigureCanvasAgg(self.figure)
         for place, line in enumerate(head):
             self.write(MARGIN_PX, 17 + LINE_PX * place, line, size=TITLE_PT)
+
+    def draw(self, moved: Collection[Axes]) -> None:
+        """Draw the page as it is without data; what was drawn before is kept but for `moved` axes.
+
+        Axes are drawn each by itself upon the page's words, which are half of the work, and what
+        differs from these is its own: no two overlap.
+        """
+        if self._words is None:
+            for axes in self.figure.axes:
+                axes.set_visible(False)
+            self.canvas.draw()  # type: ignore[no-untyped-call]
+            for axes in self.figure.axes:
+                axes.set_visible(True)
+            self._words = self.pixels.copy()
+        for axes in self.figure.axes:
+            if axes in moved or axes not in self._drawn:
+                self.pixels[:] = self._words
+                self.figure.draw_artist(axes)
+                at = np.nonzero((self.pixels.view("u4") != self._words.view("u4"))[..., 0])
+                self._drawn[axes] = at, self.pixels[at]
+        self.pixels[:] = self._words
+        for at, pixels in self._drawn.values():
+            self.pixels[at] = pixels
+
+    @property
+    def pixels(self) -> Pixels:
+        """Return the canvas' own pixels (height, width, RGBA), to be read and written."""
+        return np.asarray(self.canvas.buffer_rgba())  # type: ignore[no-untyped-call]
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
         """Return axes whose plot takes this place; `top` counts from below the head."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nbdist.client.board.scales import Floats
-from nbdist.client.metrics.analysis.values import PARTS, Analysis
+from nbdist.client.metrics.analysis.values import PARTS, Analysis, RankStep
+from nbdist.client.metrics.recent import RecentSteps, comm_pct, divided
 
 BOTH = "compute and communication"  # a part of steps whose communication was not measured
 ALL = -1  # the rank of a line that is of all of them
@@ -40,21 +41,6 @@ class Panel:
     lines: tuple[Curve, ...]
     floor: float | None = None
     by: str = "step"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepSplit:
-    """Where a recent step's time went: milliseconds, one entry per rank of `ranks`.
-
-    `comm_ms` is None where communication was not measured: `compute_ms` holds it.
-    """
-
-    ranks: tuple[int, ...]
-    compute_ms: Floats
-    comm_ms: Floats | None
-    data_ms: Floats
-    optimizer_ms: Floats
-    other_ms: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +88,34 @@ class Stack:
         return whole
 
 
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """How far the pass over the loader is that runs: `done` of `steps`.
+
+    Nobody knows how many will follow: of the whole loop this tells nothing.
+    """
+
+    done: int
+    steps: int
+
+    def __str__(self) -> str:
+        return f"{self.done:,}/{self.steps:,} of this epoch"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scene:
     """All that one frame shows, in any of the board's views.
 
-    `paces` is the time of each step, by rank; `analysis` what is known of steps and collectives;
+    `recent` is what each rank's recent steps were like; `paces` the time of each step, by rank;
+    `analysis` what is known of steps and collectives;
     `norm` that of the whole gradient, one line. `outcome` is how the cell ended, finished, failed
     or interrupted; None while it runs.
     """
 
     panels: tuple[Panel, ...]
-    split: StepSplit | None
+    recent: Mapping[int, RecentSteps]
     rows: tuple[Row, ...]
-    total: int | None
+    epoch: Epoch | None
     paces: Panel | None = None
     analysis: Analysis = field(default_factory=Analysis)
     norm: Panel | None = None
@@ -176,26 +177,36 @@ class Scene:
     @property
     def stack(self) -> Stack | None:
         """Return what a step is made of, as fully as it is known; None before the first step."""
-        explained = self.analysis.ranks
-        if explained:
-            known = [part for part in PARTS if any(part in rank.parts for rank in explained)]
-            parts = {
-                BOTH if part == "compute" and "waiting" not in known else part: np.array(
-                    [max(0.0, rank.parts.get(part, 0.0)) for rank in explained]
-                )
-                for part in known
-            }
-            waits = {rank.rank: rank.waits_for for rank in explained if rank.waits_for is not None}
-            return Stack(tuple(rank.rank for rank in explained), parts, waits)
-        split = self.split
-        if split is None:
+        ranks = tuple(rank for rank, steps in sorted(self.recent.items()) if steps.parts)
+        if not ranks:
             return None
-        if split.comm_ms is None:
-            parts = {BOTH: split.compute_ms}
+        explained = {rank.rank: rank for rank in self.analysis.ranks if "waiting" in rank.parts}
+        steps = [self.recent[rank] for rank in ranks]
+        if not any("comm" in rank.parts for rank in steps):
+            names = {BOTH: "compute", "data": "data", "optimizer": "optimizer"}
         else:
-            parts = {"compute": split.compute_ms, "communication": split.comm_ms}
-        rest = {"data": split.data_ms, "optimizer": split.optimizer_ms, "other": split.other_ms}
-        return Stack(split.ranks, parts | rest, {})
+            names = {"compute": "compute", "communication": "comm"}
+            names |= {"data": "data", "optimizer": "optimizer"}
+            if explained:
+                return self._explained(ranks, explained)
+        parts = {
+            name: np.array([rank.parts.get(key, 0.0) for rank in steps])
+            for name, key in names.items()
+        }
+        return Stack(ranks, parts | {"other": np.array([rank.other_ms for rank in steps])}, {})
+
+    def _explained(self, ranks: tuple[int, ...], explained: Mapping[int, RankStep]) -> Stack:
+        """Return the parts of steps whose collectives have been compared."""
+        divisions = [divided(self.recent[rank], explained.get(rank)) for rank in ranks]
+        parts = {part: np.array([of_rank[part] for of_rank in divisions]) for part in PARTS}
+        waits = {}
+        for rank, of_rank in zip(ranks, divisions, strict=True):
+            found = explained[rank].waits_for if rank in explained else None
+            if found is not None:
+                peer, time_ms = found
+                share = time_ms / explained[rank].parts["waiting"]
+                waits[rank] = peer, share * of_rank["waiting"]
+        return Stack(ranks, parts, waits)
 
     @property
     def is_timed(self) -> bool:
@@ -205,9 +216,8 @@ class Scene:
 
     @property
     def comm_pct(self) -> float | None:
-        """Return how much of a step is communication, the mean of the ranks that know."""
-        known = [row.comm_pct for row in self.rows if row.comm_pct is not None]
-        return sum(known) / len(known) if known else None
+        """Return how much of a step is exposed communication; None where none was measured."""
+        return comm_pct(self.recent.values())
 
     @property
     def slow(self) -> frozenset[int]:

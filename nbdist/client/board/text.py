@@ -16,7 +16,12 @@ if TYPE_CHECKING:  # for its type alone: the scene loads numpy
 STYLE = "font: 12px/1.5 var(--jp-ui-font-family, sans-serif); font-variant-numeric: tabular-nums"
 _LISTED = re.compile(r"^(\d*)([-+=.)])")  # what begins a list or a heading
 MARKDOWN = str.maketrans({c: "\\" + c for c in "\\`*_[]<>#$|~&"})
-ENDINGS = {"finished": " over ", "failed": ", failed after ", "interrupted": ", interrupted after "}
+ENDINGS = {
+    "finished": " over ",
+    "failed": ", failed after ",
+    "interrupted": ", interrupted after ",
+    "running": ", still running after ",
+}
 
 
 def caption(scene: "Scene", outcome: str, subject: str = "") -> str:
@@ -26,7 +31,7 @@ def caption(scene: "Scene", outcome: str, subject: str = "") -> str:
 
     Args:
         scene: What is seen.
-        outcome: "finished", "failed" or "interrupted".
+        outcome: "finished", "failed", "interrupted" or "running".
         subject: What is seen of it; the plots there are when empty.
     """
     ranks = counted(len(scene.reporting), "rank")
@@ -61,15 +66,19 @@ def markdown(text: str) -> str:
 
 
 def progress(scene: "Scene", elapsed_s: float) -> str:
-    """Return progress as people know it from tqdm: 812/1,000 [00:24<00:05, 34.1 steps/s]."""
+    """Return the progress: 812 [00:24, 34.1 steps/s] · 12/100 of this epoch, 00:03 left in it.
+
+    A loader knows the end of its pass alone, so nothing is said of the end of the loop.
+    """
     done, speed = scene.first_step, scene.steps_per_s
     parts = [clock(elapsed_s)]
-    if scene.total and speed:
-        parts[0] += f"<{clock((scene.total - done) / speed)}"
     if speed:
         parts.append(f"{figure(speed)} steps/s")
-    of = f"/{scene.total:,}" if scene.total else ""
-    text = f"{done:,}{of} [{', '.join(parts)}]" if scene.last_step else f"[{parts[0]}]"
+    text = f"{done:,} [{', '.join(parts)}]" if scene.last_step else f"[{parts[0]}]"
+    if scene.epoch is not None:
+        text += f" · {scene.epoch}"
+        if speed:
+            text += f", {clock((scene.epoch.steps - scene.epoch.done) / speed)} left in it"
     if scene.is_behind:
         last = next(row.rank for row in scene.reporting if row.step == scene.first_step)
         text += f" · ranks at {scene.first_step:,}–{scene.last_step:,}, rank {last} is last"

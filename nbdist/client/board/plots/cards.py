@@ -45,7 +45,7 @@ class Card:
     def __init__(
         self, axes: Axes, page: Page, row: Row, place: int, shared: "SharedLimits"
     ) -> None:
-        self._axes, self._theme, self._final = axes, page.theme, page.is_final
+        self.axes, self._theme, self._final = axes, page.theme, page.is_final
         self._rank, self._shared = row.rank, shared
         self._color, _ = palette.line_style(place)
         self._columns = max(40, int(page.width * page.scale) // 12)
@@ -66,8 +66,8 @@ class Card:
         changed = y != self._y
         if changed:
             self._y = y
-            self._axes.set_ylim(*y)
-            self._axes.set_yticks([0, _round_below(y[1])])
+            self.axes.set_ylim(*y)
+            self.axes.set_yticks([0, _round_below(y[1])])
         self._artists = self._words(scene, row) if self._final else []
         lines = () if scene.paces is None else scene.paces.lines
         for line in lines:
@@ -82,7 +82,7 @@ class Card:
 
     def draw(self) -> None:
         """Draw words and line."""
-        draw(self._artists, self._axes)
+        draw(self._artists, self.axes)
 
     def _words(self, scene: Scene, row: Row) -> list[Artist]:
         state = [scene.state(row)] + ([f"step {row.step:,}"] if row.step else [])
@@ -104,7 +104,7 @@ class Card:
         """Return words so many CSS pixels above the line's plot."""
         y = 1 + above_px / PLOT_PX
         return note(
-            x, y, words, self._theme, transform=self._axes.transAxes, clip_on=False, **options
+            x, y, words, self._theme, transform=self.axes.transAxes, clip_on=False, **options
         )
 
 

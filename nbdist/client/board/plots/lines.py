@@ -25,6 +25,7 @@ from nbdist.client.board.scales import (
     band,
     bulk_limits,
     decimate,
+    extent,
     grown,
     mean_over_ranks,
     padded,
@@ -55,7 +56,7 @@ class LinePlot:
         with_mean: bool = False,
         smoothing: int | None = None,
     ) -> None:
-        self._axes, self._theme, self._final = axes, theme, final
+        self.axes, self._theme, self._final = axes, theme, final
         self._key, self._with_mean, self._smoothing = panel.key, with_mean, smoothing
         self._columns = max(60, width_px // 3)
         self._order = {rank: i for i, rank in enumerate(ranks)}
@@ -83,15 +84,15 @@ class LinePlot:
         needed = bulk_limits(values, panel.floor)
         last = max(float(line.x[-1]) for line in panel.lines)
         first = min(float(line.x[0]) for line in panel.lines)
-        x = self._span(first, last, scene.total)
+        x = self._span(first, last)
         y = padded(needed, panel.floor) if needed else (0.0, 1.0)
         if not self._final:
             y = grown(self._y, y)
         changed = x != self._x or y != self._y
         if changed:
             self._x, self._y = x, y
-            self._axes.set_xlim(*x)
-            self._axes.set_ylim(*y)
+            self.axes.set_xlim(*x)
+            self.axes.set_ylim(*y)
         top = needed[1] if needed else math.inf
         self._artists = (
             self._band(panel.lines, top) if self._many else self._lines(panel.lines, top)
@@ -105,7 +106,7 @@ class LinePlot:
 
     def draw(self) -> None:
         """Draw the lines."""
-        draw(self._artists, self._axes)
+        draw(self._artists, self.axes)
 
     def _style(self, rank: int) -> tuple[str, tuple[float, ...]]:
         place = self._order.get(rank)
@@ -114,11 +115,9 @@ class LinePlot:
     def _window(self, points: int) -> int:
         return smoothing_window(points) if self._smoothing is None else self._smoothing
 
-    def _span(self, first: float, last: float, total: int | None) -> Limits:
+    def _span(self, first: float, last: float) -> Limits:
         if self._final or last <= first:
             return first, max(last, first + 1)
-        if total and last <= total:
-            return min(first, 1.0), float(max(total, 2))
         if self._x is not None and self._x[0] <= first and last <= self._x[1]:
             return self._x
         # From 20 on, so that the first seconds of a training do not redraw axes all the time.
@@ -132,8 +131,9 @@ class LinePlot:
                 style = self._style(line.rank)
                 self._pens[line.rank] = pen(style[0], (), 0.7, 0.32), pen(*style, 1.6, 1.0)
             raw, even = self._pens[line.rank]
-            x, y = decimate(line.x, line.y, self._columns)
             window = self._window(len(line.y))
+            if window == 1 or len(lines) <= FAINT_LINES:
+                x, y = decimate(line.x, line.y, self._columns)
             if window > 1:
                 if len(lines) <= FAINT_LINES:
                     raw.set_data(x, y)
@@ -156,7 +156,7 @@ class LinePlot:
 
     def _range(self, lines: tuple[Curve, ...]) -> Artist:
         """Return the area between the lowest and the highest line."""
-        x, (low, *_, high) = band([(line.x, line.y) for line in lines], self._columns)
+        x, (low, high) = extent([(line.x, line.y) for line in lines], self._columns)
         seen = np.isfinite(low)
         return area(x[seen], low[seen], high[seen], self._theme.text, BAND_ALPHAS[0])
 
@@ -186,7 +186,7 @@ class LinePlot:
         """Name an extreme in the plot's upper right corner, below each other."""
         return Text(
             0.99, 0.98 - 0.085 * place, text, color=color, fontsize=TEXT_PT, ha="right", va="top",
-            transform=self._axes.transAxes, bbox=self._ground,
+            transform=self.axes.transAxes, bbox=self._ground,
         )  # fmt: skip
 
     def _peaks(self, lines: tuple[Curve, ...], top: float) -> list[Artist]:
@@ -211,16 +211,16 @@ class LinePlot:
         mark.set_marker("^")
         mark.set_markersize(5.0)
         mark.set_markeredgewidth(0)
-        mark.set_transform(self._axes.get_xaxis_transform())
+        mark.set_transform(self.axes.get_xaxis_transform())
         return mark
 
 
 def _extremes(lines: tuple[Curve, ...]) -> list[Curve]:
-    """Return the lines that are highest and lowest over the last steps."""
+    """Return the lines that are highest and lowest over the last steps; [] where none differs."""
     recent = {line.rank: _recent(line) for line in lines}
     known = [line for line in lines if math.isfinite(recent[line.rank])]
-    if len(known) < 2:
-        return []
+    if len({recent[line.rank] for line in known}) < 2:
+        return []  # one, or all alike
     return [
         max(known, key=lambda line: recent[line.rank]),
         min(known, key=lambda line: recent[line.rank]),

@@ -51,7 +51,7 @@ class LinkBars:
     """The bars; the axes are made for `ranks`, and drawn anew when the speeds ask for it."""
 
     def __init__(self, axes: Axes, theme: Theme, ranks: tuple[int, ...]) -> None:
-        self._axes, self._theme, self._ranks = axes, theme, ranks
+        self.axes, self._theme, self._ranks = axes, theme, ranks
         self._scale: tuple[bool, Limits] | None = None
         self._artists: list[Artist] = []
         every = 1 << max(0, math.ceil(math.log2(len(ranks) / 16)))
@@ -80,7 +80,7 @@ class LinkBars:
 
     def draw(self) -> None:
         """Draw the bars."""
-        draw(self._artists, self._axes)
+        draw(self._artists, self.axes)
 
     def _set_scale(self, speeds: list[float]) -> bool:
         """Fit the axis; it begins at 0, or a power of ten below the slowest when logarithmic."""
@@ -90,11 +90,11 @@ class LinkBars:
         changed = self._scale != (is_log, limits)
         if changed:
             self._scale = is_log, limits
-            self._axes.set_yscale("log" if is_log else "linear")
-            self._axes.set_ylim(*limits)
-            self._axes.yaxis.set_major_formatter(FuncFormatter(_tick))
+            self.axes.set_yscale("log" if is_log else "linear")
+            self.axes.set_ylim(*limits)
+            self.axes.yaxis.set_major_formatter(FuncFormatter(_tick))
             if is_log:
-                self._axes.yaxis.set_minor_locator(NullLocator())
+                self.axes.yaxis.set_minor_locator(NullLocator())
         return changed
 
     def _places(self, rates: Rates) -> Floats:
@@ -131,7 +131,7 @@ class LinkBars:
         return [
             note(
                 float(edge), y, words, self._theme, ha=side, va="top", fontweight="bold",
-                transform=self._axes.get_xaxis_transform(),
+                transform=self.axes.get_xaxis_transform(),
             )
         ]  # fmt: skip
 

@@ -37,7 +37,7 @@ class OwnWork:
     """A bar a rank, those of verdicts in another colour and named, and the median as a line."""
 
     def __init__(self, axes: Axes, theme: Theme, stack: Stack, final: bool) -> None:
-        self._axes, self._theme, self._final = axes, theme, final
+        self.axes, self._theme, self._final = axes, theme, final
         self._y: Limits | None = None
         self._artists: list[Artist] = []
         count = len(stack.ranks)
@@ -61,7 +61,7 @@ class OwnWork:
         changed = y != self._y
         if changed:
             self._y = y
-            self._axes.set_ylim(*y)
+            self.axes.set_ylim(*y)
         judged = {v.rank: v for v in scene.analysis.verdicts if v.cause != "link"}
         at = np.arange(len(stack.ranks), dtype=np.float64)
         is_slow = np.array([rank in judged for rank in stack.ranks])
@@ -81,7 +81,7 @@ class OwnWork:
 
     def draw(self) -> None:
         """Draw the bars."""
-        draw(self._artists, self._axes)
+        draw(self._artists, self.axes)
 
     def _bars(self, at: Floats, height: Floats, part: str) -> Artist:
         color, hatch = palette.PARTS[part]
@@ -92,13 +92,13 @@ class OwnWork:
     def _rule(self, middle: float) -> Artist:
         return Line2D(
             [0, 1], [middle, middle], color=self._theme.text, linewidth=1.2, linestyle=(0, (4, 3)),
-            transform=self._axes.get_yaxis_transform(),
+            transform=self.axes.get_yaxis_transform(),
         )  # fmt: skip
 
     def _median(self, middle: float, whose: str) -> Artist:
         return note(
             1.01, middle, f"{whose}\n{figure(middle)} ms", self._theme, clip_on=False,
-            transform=self._axes.get_yaxis_transform(),
+            transform=self.axes.get_yaxis_transform(),
         )  # fmt: skip
 
     def _name(self, x: float, y: float, words: str, count: int) -> Artist:

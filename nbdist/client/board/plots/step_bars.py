@@ -3,15 +3,16 @@
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.patches import PathPatch
 
-from nbdist.client.board.artists import draw, note, part_patch, rectangles, title
+from nbdist.client.board.artists import draw, note, part_patch, title
 from nbdist.client.board.measures import TEXT_PT
 from nbdist.client.board.palette import Theme
+from nbdist.client.board.plots.fills import Boxes, Fills
 from nbdist.client.board.scales import Floats, Limits, grown
 from nbdist.client.board.scene import Scene, Stack
 from nbdist.formatting import figure
 
+HALF = 0.36  # of a bar's height, in ranks
 MOST_WORDS = 4  # beside bars of a live view, 2 ms each: the table below it has them all
 
 
@@ -19,11 +20,12 @@ class LyingBars:
     """One stacked bar a rank, the first on top; its length and its wait in words behind it."""
 
     def __init__(self, axes: Axes, theme: Theme, stack: Stack, final: bool) -> None:
-        self._axes, self._theme, self._final = axes, theme, final
+        self.axes, self._theme, self._final = axes, theme, final
         self._x: Limits | None = None
         self._artists: list[Artist] = []
         count = len(stack.ranks)
-        self._patches = [part_patch(name, theme, count) for name in stack.parts]
+        self._boxes: list[Boxes] = []
+        self._fills = Fills(axes, [part_patch(name, theme, count) for name in stack.parts])
         title(axes, "step time, ms", theme)
         axes.set_ylim(count - 0.5, -0.5)
         axes.set_yticks(range(count), [f"rank {rank}" for rank in stack.ranks])
@@ -42,19 +44,12 @@ class LyingBars:
         changed = x != self._x
         if changed:
             self._x = x
-            self._axes.set_xlim(*x)
+            self.axes.set_xlim(*x)
         at = np.arange(len(stack.ranks), dtype=np.float64)
         base: Floats = np.zeros(len(stack.ranks))
-        self._artists = []
-        for patch, length in zip(self._patches, stack.parts.values(), strict=True):
-            if length.any():  # Agg prepares a hatch for each path it draws (2 ms)
-                seen = length > 0
-                where = at[seen]
-                bars = PathPatch(
-                    rectangles(base[seen], (base + length)[seen], where - 0.36, where + 0.36)
-                )
-                bars.update_from(patch)
-                self._artists.append(bars)
+        self._artists, self._boxes = [], []
+        for length in stack.parts.values():
+            self._boxes.append((base, base + length, at + HALF, at - HALF))  # the first on top
             base = base + length
         if self._final or len(stack.ranks) <= MOST_WORDS:
             self._artists += [
@@ -65,13 +60,14 @@ class LyingBars:
 
     def draw(self) -> None:
         """Draw the bars."""
-        draw(self._artists, self._axes)
+        self._fills.draw(self._boxes)
+        draw(self._artists, self.axes)
 
     def _words(self, place: int, whole_ms: float, waits: tuple[int, float] | None) -> Artist:
         words = f"{figure(whole_ms)} ms"
         if waits is not None:
             words += f", waits {figure(waits[1])} ms for rank {waits[0]}"
         return note(
-            1.01, place, words, self._theme, transform=self._axes.get_yaxis_transform(),
+            1.01, place, words, self._theme, transform=self.axes.get_yaxis_transform(),
             clip_on=False, fontsize=TEXT_PT,
         )  # fmt: skip

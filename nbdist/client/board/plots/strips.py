@@ -46,7 +46,7 @@ class StripsPlot:
         names: Sequence[str],
         read: Callable[[Scene], list[Strip]],
     ) -> None:
-        self._axes, self._theme, self._ranks, self._read = axes, theme, tuple(ranks), read
+        self.axes, self._theme, self._ranks, self._read = axes, theme, tuple(ranks), read
         self._artists: list[Artist] = []
         every = 1 << max(0, int(np.ceil(np.log2(len(ranks) / 16))))
         shown = range(0, len(ranks), every)
@@ -68,7 +68,7 @@ class StripsPlot:
 
     def draw(self) -> None:
         """Draw the strips."""
-        draw(self._artists, self._axes)
+        draw(self._artists, self.axes)
 
     def _image(self, row: int, strip: Strip) -> Artist:
         most = float(np.nanmax(strip.values)) if np.isfinite(strip.values).any() else 0.0
@@ -78,14 +78,14 @@ class StripsPlot:
         cells[0, :, 3] = FAINTEST + (1 - FAINTEST) * shares
         cells[0, ~np.isfinite(strip.values), 3] = 0.0
         image = AxesImage(
-            self._axes,
+            self.axes,
             interpolation="nearest",
             extent=(-0.5, len(strip.values) - 0.5, row + HEIGHT / 2, row - HEIGHT / 2),
         )
         image.set_data(cells)
-        image.set_figure(self._axes.figure)
-        image.set_transform(self._axes.transData)
-        image.set_clip_box(self._axes.bbox)
+        image.set_figure(self.axes.figure)
+        image.set_transform(self.axes.transData)
+        image.set_clip_box(self.axes.bbox)
         return image
 
     def _frames(self, count: int) -> Artist:
@@ -98,7 +98,7 @@ class StripsPlot:
     def _words(self, row: int, strip: Strip) -> Artist:
         words = extremes(self._ranks, strip)
         return note(
-            1.015, row, words, self._theme, transform=self._axes.get_yaxis_transform(),
+            1.015, row, words, self._theme, transform=self.axes.get_yaxis_transform(),
             clip_on=False,
         )  # fmt: skip
 

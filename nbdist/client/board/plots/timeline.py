@@ -54,7 +54,7 @@ class TimeLinePlot:
     def __init__(
         self, axes: Axes, theme: Theme, scene: Scene, width_px: float, final: bool
     ) -> None:
-        self._axes, self._theme, self._final, self._width_px = axes, theme, final, width_px
+        self.axes, self._theme, self._final, self._width_px = axes, theme, final, width_px
         self._ranks = [lane.rank for lane in telling_lanes(scene)]
         self._x: Limits | None = None
         self._artists: list[Artist] = []
@@ -74,7 +74,7 @@ class TimeLinePlot:
         changed = x != self._x
         if changed:
             self._x = x
-            self._axes.set_xlim(*x)
+            self.axes.set_xlim(*x)
         lanes = {lane.rank: lane for lane in line.lanes}
         shown = [lanes.get(rank, TimelineLane(rank, (), ())) for rank in self._ranks]
         self._artists = [*self._bars(shown, x), self._blocked(shown), *self._steps(line)]
@@ -82,7 +82,7 @@ class TimeLinePlot:
 
     def draw(self) -> None:
         """Draw the bars."""
-        draw(self._artists, self._axes)
+        draw(self._artists, self.axes)
 
     def _bars(self, lanes: list[TimelineLane], x: Limits) -> list[Artist]:
         boxes: dict[tuple[int, str], list[Box]] = {}
@@ -115,7 +115,7 @@ class TimeLinePlot:
         """Return numbers as outlines of their digits, one path an ink: a text takes 0.5 ms."""
         grounds: dict[str, list[Box]] = {}
         digits: dict[str, list[Path]] = {}
-        pixels = TEXT_PT / 72 * self._axes.figure.dpi
+        pixels = TEXT_PT / 72 * self.axes.figure.dpi
         for number in numbers:
             color, words = palette.row_color(number.row), str(number.row + 1)
             if not number.is_solid:  # on a hatch only a ground of its own makes it legible
@@ -124,7 +124,7 @@ class TimeLinePlot:
                 grounds.setdefault(color, []).append(
                     (number.x - half_ms, number.x + half_ms, *edges)
                 )
-            place = self._axes.transData.transform((number.x, number.y))
+            place = self.axes.transData.transform((number.x, number.y))
             outline = _outline(words)
             digits.setdefault(_ink(color), []).append(
                 Path(np.asarray(outline.vertices) * pixels + place, outline.codes)
@@ -156,7 +156,7 @@ class TimeLinePlot:
         names: list[Artist] = [
             note(
                 (begin + end) / 2, 1.0, f"step {number:,}", self._theme, ha="center", va="bottom",
-                transform=self._axes.get_xaxis_transform(), clip_on=False,
+                transform=self.axes.get_xaxis_transform(), clip_on=False,
             )
             for number, begin, end in line.steps
         ]  # fmt: skip

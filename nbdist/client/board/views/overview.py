@@ -70,7 +70,7 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
 
 def sentence(scene: "Scene") -> str:
     """Return the step, the loss, the share of communication, and who makes others wait."""
-    of = f" of {scene.total:,}" if scene.total else ""
+    of = f" ({scene.epoch})" if scene.epoch is not None and scene.outcome is None else ""
     parts = [f"Step {scene.first_step:,}{of}" if scene.last_step else "Logging"]
     losses = {row.rank: row.loss for row in scene.rows if row.loss is not None}
     if losses:

@@ -29,7 +29,14 @@ def cell_info(ranks: int, device: str = "cpu") -> CellInfo:
 
 
 def steps_of(
-    rank: int, ranks: int, steps: int, *, first: int = 1, total: int | None = None, seed: int = 0
+    rank: int,
+    ranks: int,
+    steps: int,
+    *,
+    first: int = 1,
+    total: int | None = None,
+    seed: int = 0,
+    began: int = 0,
 ) -> Batch:
     """Return the step records of one rank: a falling loss, noisy times, a slow first step."""
     draw = random.Random(seed * 1000 + rank * 7 + first)
@@ -53,7 +60,7 @@ def steps_of(
             "rss_bytes": 6.1e8 + 1e6 * rank,
         }
         if total is not None:
-            values["total"] = float(total)
+            values |= {"total": float(total)} | ({"epoch_began": float(began)} if began else {})
         records.append(Record(rank, step - 1, "step", step, step * 10**7, values))
     return Batch(rank, tuple(records))
 

@@ -1,13 +1,17 @@
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nbdist.background import CoreWaits
 from nbdist.client.board import VIEWS
 from nbdist.client.board import live as live_module
 from nbdist.client.board.cell_board import Board
+from nbdist.client.board.controls import VIEW_TYPE
 from nbdist.client.board.figure import Painter
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.clocks import Clocks
@@ -15,6 +19,7 @@ from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slot, Slots
+from nbdist.client.session.cell_context import Showing
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
 
@@ -24,13 +29,15 @@ class Shelf(Slots):
     def __init__(self) -> None:
         super().__init__(live=False)
         self.shown: list[Any] = []
+        self.heard: Callable[[], None] = lambda: None  # called at each update
 
-    def open(self, shown: Any) -> Slot:
+    def open(self, shown: Any, beside: Mapping[str, Any] | None = None) -> Slot:
         self.shown.append(shown)
-        return super().open(shown)
+        return super().open(shown, beside)
 
     def _update(self, slot: Slot, display: Display) -> None:
         self.shown.append(display)
+        self.heard()
 
 
 def until_it_wants_to_open(board: Board) -> None:
@@ -64,12 +71,86 @@ def test_a_cell_that_trains_opens_one_board_that_becomes_a_picture_and_a_caption
     picture, caption = board.finish("finished")
 
     assert type(slots.shown[0]).__name__ == "VBox"
-    assert slots.shown[1] == picture
+    assert slots.shown[2:] == [picture, caption]
     assert set(picture.data) == {"image/png", "text/plain"}
     assert set(caption.data) == {"text/markdown", "text/plain"}
     sentence = "Loss and communication time on 2 ranks over 80 steps."
     assert picture.data["text/plain"] == caption.data["text/plain"] == sentence
     assert board_threads() == []
+
+
+def test_where_widgets_do_not_live_the_last_picture_stands_below_them_renewed_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_module, "KEEP_S", 0.0)
+    slots, telemetry = Shelf(), training(2, 30)
+    board = Board(cell_info(2), telemetry, slots, pictures=True)
+    until_it_wants_to_open(board)
+    board.open()
+    first = slots.shown[1].data
+    assert first["text/plain"].splitlines()[1].startswith("30 [")
+    assert "Step 30" in first["text/plain"]
+    assert first["image/png"] in first["text/html"]
+    renewed = threading.Event()
+    slots.heard = renewed.set
+
+    for rank in range(2):
+        telemetry.receive(steps_of(rank, 2, 20, first=31))
+
+    assert renewed.wait(30)
+    again = slots.shown[2].data
+    assert "Step 50" in again["text/plain"]
+    assert again["image/png"] != first["image/png"]
+    assert VIEW_TYPE not in again, "an update of the widgets' own output makes their views anew"
+    board.finish("finished")
+
+
+def test_between_two_kept_pictures_lies_a_time_that_a_saved_file_can_bear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_module, "KEEP_S", 1e6)
+    slots, telemetry = Shelf(), training(2, 30)
+    board = Board(cell_info(2), telemetry, slots, pictures=True)
+    until_it_wants_to_open(board)
+    board.open()
+    image = next(w for w in slots.shown[0].children if type(w).__name__ == "Image")
+    drawn = threading.Event()
+    image.observe(lambda _: drawn.set(), "value")
+
+    telemetry.receive(steps_of(0, 2, 20, first=31))
+    assert drawn.wait(30)
+    picture, caption = board.finish("finished")
+
+    assert slots.shown[2:] == [picture, caption]
+
+
+def test_while_the_cell_runs_a_subshell_sees_its_board_and_not_the_one_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    showing = Showing(tmp_path)
+    before = Board(cell_info(2), training(2, 20), Shelf(), static=True)
+    before.finish("finished")
+    showing.remember_board(before.past)
+    telemetry = Telemetry()
+    running = Board(cell_info(2), telemetry, Shelf(), static=True)
+    showing.follow_board(running)
+    showing.show_board()
+    assert "Step 20" in capsys.readouterr().out, "nothing is recorded yet"
+
+    for rank in range(2):
+        telemetry.receive(steps_of(rank, 2, 31))
+    showing.show_board()
+    assert "Step 31" in capsys.readouterr().out
+    past = running.so_far()
+    assert past is not None
+    assert past.caption("overview").endswith("on 2 ranks, still running after 31 steps.")
+    assert past.png("overview").startswith(b"\x89PNG")
+
+    running.finish("interrupted")
+    assert running.so_far() is None
+    showing.remember_board(running.past)
+    showing.show_board()
+    assert "Step 31" in capsys.readouterr().out
 
 
 def test_live_and_static_leave_the_same_text() -> None:
@@ -117,6 +198,44 @@ def test_new_records_change_the_picture_while_the_cell_runs() -> None:
         telemetry.receive(steps_of(rank, 2, 20, first=31))
 
     assert changed.wait(30)
+    board.finish("finished")
+
+
+def test_while_the_cores_are_full_words_go_on_between_pictures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+
+    def pause_s(usual_s: float, worked_s: float, share: float, waiting: float) -> float:
+        asked.append(waiting)
+        return 1e6
+
+    monkeypatch.setattr(live_module, "pause_s", pause_s)
+    monkeypatch.setattr(live_module, "WORDS_S", 0.01)
+    monkeypatch.setattr(CoreWaits, "share", lambda self: 0.9)
+    slots, telemetry = Shelf(), training(2, 30)
+    board = Board(cell_info(2), telemetry, slots, pictures=True)
+    until_it_wants_to_open(board)
+    board.open()
+    row, _, image, *_ = slots.shown[0].children
+    drawn, told = threading.Event(), threading.Event()
+    image.observe(lambda _: drawn.set(), "value")
+
+    telemetry.receive(steps_of(0, 2, 1, first=31))
+    assert drawn.wait(30)
+    picture = image.value
+
+    def hear(change: dict[str, str]) -> None:
+        if "32" in change["new"]:
+            told.set()
+
+    row.children[1].observe(hear, "value")
+    for rank in range(2):
+        telemetry.receive(steps_of(rank, 2, 1, first=32))
+
+    assert told.wait(30)
+    assert image.value == picture
+    assert asked == [0.9]
     board.finish("finished")
 
 

@@ -3,7 +3,7 @@
 import io
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ class Places(Slots):
     def __init__(self) -> None:
         self.all: list[Place] = []
 
-    def open(self, shown: Any) -> Place:
+    def open(self, shown: Any, beside: Mapping[str, Any] | None = None) -> Place:
         self.all.append(Place(shown))
         return self.all[-1]
 

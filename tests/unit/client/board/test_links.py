@@ -14,7 +14,7 @@ from nbdist.client.board.plots.links import rates_of, slow_links
 from nbdist.client.board.plots.own_work import own_work_ms
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.views import stragglers
-from nbdist.client.metrics.analysis.values import PARTS, Verdict
+from nbdist.client.metrics.analysis.values import Verdict
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 
@@ -56,8 +56,7 @@ def test_own_work_is_what_verdicts_compare_a_step_without_transfer_and_waiting()
 
     own = own_work_ms(view, stack)
 
-    parts = [rank.parts for rank in view.analysis.ranks]
-    expected = [sum(p[n] for n in PARTS if n not in ("transfer", "waiting")) for p in parts]
+    expected = [steps.step_ms - steps.parts["comm"] for steps in view.recent.values()]
     assert own.tolist() == pytest.approx(expected)
 
 

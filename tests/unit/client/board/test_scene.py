@@ -6,7 +6,7 @@ import pytest
 from nbdist.client.board import VIEWS, palette, tables, text
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
-from nbdist.client.board.scene import Scene
+from nbdist.client.board.scene import Epoch, Scene
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.wire import Batch, Record
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
@@ -25,9 +25,8 @@ def test_a_training_shows_loss_communication_and_split() -> None:
 
     assert [panel.key for panel in view.panels] == ["loss", "comm_s"]
     assert [len(line.x) for line in view.panels[0].lines] == [80, 80]
-    assert view.split is not None
-    assert view.split.ranks == (0, 1)
-    assert view.total == 100
+    assert list(view.recent) == [0, 1]
+    assert str(view.epoch) == "80/100 of this epoch"
     assert [row.step for row in view.rows] == [80, 80]
 
 
@@ -60,12 +59,20 @@ def test_ranks_of_verdicts_are_those_that_others_wait_for() -> None:
     assert look(training(4, 60), cell_info(4), analysis_of(4)).slow == set()
 
 
-def test_a_total_that_grows_with_each_epoch_is_not_shown() -> None:
+def test_progress_is_of_the_epoch_that_runs_and_promises_nothing_of_the_loop() -> None:
     telemetry = training(2, 20, total=20)
-    for rank in range(2):
-        telemetry.receive(steps_of(rank, 2, 10, first=21, total=40))
+    first = text.progress(look(telemetry, cell_info(2)), elapsed_s=9)
+    assert first.endswith("steps/s] · 20/20 of this epoch, 00:00 left in it")
 
-    assert look(telemetry, cell_info(2)).total is None
+    for rank in range(2):  # the epoch before was left after 20 of its steps
+        telemetry.receive(steps_of(rank, 2, 10, first=21, total=52, began=20))
+
+    view = look(telemetry, cell_info(2))
+    assert view.epoch == Epoch(10, 32)
+    assert text.progress(view, elapsed_s=9).startswith("30 [00:09, ")
+    assert VIEWS["overview"].sentence(view).startswith("Step 30 (10/32 of this epoch), loss")
+    over = replace(view, outcome="finished")
+    assert VIEWS["overview"].sentence(over).startswith("Step 30, loss")
 
 
 def test_the_table_names_the_straggler_after_the_numbers() -> None:
@@ -76,8 +83,8 @@ def test_the_table_names_the_straggler_after_the_numbers() -> None:
     assert not any("wait" in row for row in (*rows[:2], *rows[3:]))
 
 
-def test_a_total_that_the_steps_have_passed_is_not_shown() -> None:
-    assert look(training(2, 30, total=20), cell_info(2)).total is None
+def test_an_epoch_that_the_steps_have_passed_is_not_shown() -> None:
+    assert look(training(2, 30, total=20), cell_info(2)).epoch is None
 
 
 def test_the_norm_of_the_gradient_is_one_line_of_the_loss_view_where_it_was_measured() -> None:
@@ -183,7 +190,7 @@ def test_the_spoken_line_names_step_loss_communication_and_straggler() -> None:
         look(training(4, 60, total=100), cell_info(4), analysis_of(4, slow=1))
     )
 
-    assert sentence.startswith("Step 60 of 100, loss 1.")
+    assert sentence.startswith("Step 60 (60/100 of this epoch), loss 1.")
     assert "% of a step in communication" in sentence
     assert sentence.endswith("rank 1 makes the others wait.")
 
@@ -214,8 +221,8 @@ def test_progress_reads_like_tqdm_and_names_the_last_rank() -> None:
 
     line = text.progress(look(telemetry, cell_info(2)), elapsed_s=75)
 
-    assert line.startswith("20/100 [01:15<00:0")
-    assert "steps/s]" in line
+    assert line.startswith("20 [01:15, ")
+    assert "steps/s] · 20/100 of this epoch, 00:0" in line
     assert line.endswith("ranks at 20–60, rank 1 is last")
 
 
@@ -225,7 +232,7 @@ def test_ranks_whose_reports_are_a_moment_apart_are_told_as_abreast() -> None:
 
     line = text.progress(look(telemetry, cell_info(2)), elapsed_s=75)
 
-    assert line.endswith("steps/s]")
+    assert line.endswith("left in it")
 
 
 def test_names_from_outside_are_escaped_in_html() -> None:

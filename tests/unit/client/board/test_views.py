@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.patches import PathPatch
 from matplotlib.text import Text
 from PIL import Image
 
@@ -19,7 +18,7 @@ from nbdist.client.board.look import look
 from nbdist.client.board.page import Page
 from nbdist.client.board.plots import lines
 from nbdist.client.board.plots.split import SplitPlot
-from nbdist.client.board.scene import Scene
+from nbdist.client.board.scene import Curve, Scene
 from nbdist.client.board.views.collectives import group_names
 from nbdist.client.metrics.analysis.values import Analysis, RankStep, Verdict
 from nbdist.client.metrics.telemetry import Telemetry
@@ -247,8 +246,7 @@ def test_the_overview_stacks_the_parts_of_the_step_view_up_to_the_whole_step(
 
     bars.fit(view)
 
-    patches = [artist for artist in bars._artists if isinstance(artist, PathPatch)]
-    tops = [np.asarray(patch.get_path().vertices)[:, 1].max() for patch in patches]
+    tops = [high.max() for _, _, _, high in bars._boxes]
     assert view.stack is not None
     assert max(tops) == pytest.approx(float(view.stack.whole_ms.max()))
     (legend,) = [
@@ -371,9 +369,11 @@ def test_where_there_is_no_verdict_it_says_why(
 
 
 def test_the_sentence_of_a_step_names_its_parts_and_the_longest_wait() -> None:
-    said = VIEWS["step"].sentence(seen(slow=2))
+    view = seen(slow=2)
+    said = VIEWS["step"].sentence(view)
 
-    assert said.startswith("A step takes 15.0 ms: ")
+    assert view.stack is not None
+    assert said.startswith(f"A step takes {view.stack.whole_ms.mean():.1f} ms: ")
     assert "% waiting" in said
     assert said.endswith(" ms per step for rank 2.")
 
@@ -464,3 +464,11 @@ def test_one_rank_alone_is_told_why_it_has_no_collectives() -> None:
     said = VIEWS["collectives"].sentence(look(training(1, 20), cell_info(1)))
 
     assert said == "There is only one rank, so there is no communication."
+
+
+def test_of_many_ranks_that_are_alike_none_is_the_highest() -> None:
+    steps = np.arange(1.0, 6.0)
+    alike = tuple(Curve(rank, steps, np.ones(5)) for rank in range(64))
+    assert lines._extremes(alike) == []
+    above = Curve(7, steps, np.full(5, 2.0))
+    assert [line.rank for line in lines._extremes((*alike[:7], above, *alike[8:]))] == [7, 0]
