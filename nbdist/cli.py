@@ -1,4 +1,4 @@
-"""The `nbdist` command: `nbdist demo | lab | ui | doctor`.
+"""The `nbdist` command: `nbdist demo | lab | ui | status | stacks | stop | doctor`.
 
 Imports nothing heavy: each command brings what it needs when it is called, so that `--help`
 answers at once and works in an environment that is broken.
@@ -19,7 +19,7 @@ from pathlib import Path
 from nbdist.errors import NBDistError
 
 STATE_FOLDER = Path(".nbdist")  # in the folder in which a notebook runs
-LAB_COPY = Path("nbdist-notebooks")
+LAB_COPY = Path("nbdist-tutorials")  # in the folder one stands in
 
 _PACKAGE = Path(__file__).resolve().parent
 _STOP_TIMEOUT_S = 10.0
@@ -40,9 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "demo":
                 return demo()
             case "lab":
-                return lab(others)
+                return lab(others, with_tutorials=known.tutorials)
             case "ui":
                 return ui(known.folder)
+            case "status" | "stacks" | "stop":
+                return ask(known)
             case "doctor":
                 return doctor()
             case _:
@@ -61,10 +63,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nbdist {version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("demo", help="train on two CPU ranks, headless, and show the run")
-    commands.add_parser(
+    lab_words = commands.add_parser(
         "lab",
-        help="JupyterLab on the tutorial notebooks",
-        description="JupyterLab on the tutorial notebooks. Other words go to JupyterLab.",
+        help="JupyterLab in this folder; --tutorials: with a copy of the tutorials",
+        description="JupyterLab in this folder. Other words go to JupyterLab.",
+        allow_abbrev=False,
+    )
+    lab_words.add_argument(
+        "--tutorials",
+        action="store_true",
+        help=f"copy the tutorials into {LAB_COPY} here, where they are not yet, and open that",
     )
     ui_words = commands.add_parser("ui", help="the MLflow UI of the runs in this folder")
     ui_words.add_argument(
@@ -75,6 +83,18 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="where the runs are kept (default: %(default)s)",
     )
+    asking = {
+        "status": "show each rank of the clusters that run",
+        "stacks": "show where each rank is, also while a cell runs",
+        "stop": "end all ranks; what they hold is lost",
+    }
+    for name, help_text in asking.items():
+        words = commands.add_parser(name, help=help_text)
+        words.add_argument("--pid", type=int, help="the notebook's kernel, where there are several")
+        if name == "stacks":
+            words.add_argument(
+                "-r", "--ranks", default="all", help="all, 0, 0,2 or 1-3 (default: %(default)s)"
+            )
     commands.add_parser("doctor", help="check this machine and suggest fixes")
     return parser
 
@@ -111,23 +131,43 @@ def demo() -> int:
     return run_demo(notebooks_folder(), STATE_FOLDER)
 
 
-def lab(words: Sequence[str]) -> int:
-    """Become JupyterLab on the tutorials: in the repository themselves, else a copy beside us."""
+def lab(words: Sequence[str], *, with_tutorials: bool) -> int:
+    """Become JupyterLab in the current folder, opened on the tutorials where they are in it.
+
+    Args:
+        words: For JupyterLab.
+        with_tutorials: Put a copy of them into this folder; without, nothing is written to it.
+
+    Raises:
+        NBDistError: The folder cannot be written to.
+    """
     need("jupyterlab")
-    folder = notebooks_folder()
-    if folder.parent == _PACKAGE:
-        folder = copy_notebooks(folder, LAB_COPY)
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder.resolve()}"]
+    here, source = Path.cwd(), notebooks_folder().resolve()
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={here}"]
+    if source.parent == here.resolve():  # a clone of the repository
+        command.append(f"--LabApp.default_url=/lab/tree/{source.name}")
+    elif with_tutorials:
+        copy_notebooks(source, here / LAB_COPY)
+        command.append(f"--LabApp.default_url=/lab/tree/{LAB_COPY}")
+    elif not (here / LAB_COPY).exists():
+        print(f"nbdist lab --tutorials copies the tutorials into {LAB_COPY} here.", flush=True)
     os.execv(sys.executable, [*command, *words])
 
 
 def copy_notebooks(source: Path, target: Path) -> Path:
     """Copy the notebooks that `target` lacks; what is there may hold somebody's work."""
-    target.mkdir(exist_ok=True)
-    for notebook in sorted(source.glob("*.ipynb")):
-        copy = target / notebook.name
-        if not copy.exists():
-            shutil.copyfile(notebook, copy)
+    try:
+        target.mkdir(exist_ok=True)
+        for notebook in sorted(source.glob("*.ipynb")):
+            copy = target / notebook.name
+            if not copy.exists():
+                shutil.copyfile(notebook, copy)
+    except OSError as error:
+        raise NBDistError(
+            f"The tutorials cannot be copied into {target}.",
+            why=error.strerror or str(error),
+            do="cd to a folder of yours.",
+        ) from error
     return target
 
 
@@ -163,6 +203,20 @@ def stop_group(leader: "subprocess.Popen[bytes]") -> None:
             os.killpg(leader.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             leader.wait(_STOP_TIMEOUT_S)
+
+
+def ask(known: argparse.Namespace) -> int:
+    """Ask a cluster of this user's, and print what it says; see `nbdist.terminal`."""
+    from nbdist import terminal
+
+    match known.command:
+        case "status":
+            print(terminal.status(known.pid))
+        case "stacks":
+            print(terminal.stacks(known.pid, known.ranks))
+        case _:
+            print(terminal.stop(known.pid))
+    return 0
 
 
 def doctor() -> int:

@@ -62,7 +62,7 @@ def judge_memory(free_bytes: int, limit_bytes: int) -> Finding:
     """Judge whether two ranks fit."""
     says = f"{name_bytes(free_bytes)} of {name_bytes(limit_bytes)} free"
     if free_bytes < 2 * _RANK_BYTES:
-        fix = "end what else runs, or give the container more: a rank begins at 400 MB"
+        fix = "close programs you do not need, or give the container more: a rank takes 400 MB"
         return Finding("memory", f"{says}: too little for two ranks", True, fix)
     return Finding("memory", says)
 
@@ -86,7 +86,7 @@ def judge_shared_memory(size: tuple[int, int] | None) -> Finding:
         fix = "start the container with --shm-size=1g, or use DataLoader(num_workers=0)"
         return Finding("/dev/shm", f"{says}: workers of a DataLoader run out of it", True, fix)
     if free_bytes < _SMALL_SHM_BYTES:
-        fix = "delete what no process uses any more: ls -l /dev/shm"
+        fix = "see what fills it: ls -l /dev/shm, and who has a file open: fuser -v FILE"
         return Finding("/dev/shm", f"{says}: workers of a DataLoader run out of it", True, fix)
     return Finding("/dev/shm", says)
 

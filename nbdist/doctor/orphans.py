@@ -1,35 +1,45 @@
-"""What notebooks that have ended have left: processes, shared memory, private folders."""
+"""What notebooks that have ended have left: processes, shared memory, private folders.
+
+Only what is proven to be nbdist's, and of a kernel that has ended, is named to be ended or deleted.
+"""
 
 import contextlib
 import json
 import os
 import re
+import shlex
 import socket
 import tempfile
-import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from nbdist.client.cluster.controller import find_orphans
 from nbdist.doctor.findings import Finding
+from nbdist.formatting import name_bytes
 
-# What processes of nbdist are started as: `python -m nbdist.host.parent ...`.
-_OUR_MODULES = ("nbdist.host.", "nbdist.engine.")
+# What processes of nbdist are started as: `python -m nbdist.host.parent FD KERNEL_PID fork`, or
+# `python -m nbdist.engine.rank.boot '{..., "kernel_pid": KERNEL_PID}'`.
+_PARENT = "nbdist.host.parent"
+_CHILDREN = ("nbdist.host.controller", "nbdist.host.store", "nbdist.engine.rank.boot")
 # torch names memory that is handed over between processes by the one that made it.
 _TORCH_MEMORY = re.compile(r"torch_(\d+)_\d+")
-_YOUNG_S = 120.0  # a cluster that starts has a folder and no controller yet
 _ANSWER_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What is needed to tell a process that was left over; `words` is its command line."""
+    """What is needed to tell a process that was left over.
+
+    `words` is its command line, `born_s` when it was started, since the epoch.
+    """
 
     pid: int
     parent: int
     words: tuple[str, ...]
+    born_s: float = 0.0
 
 
 def examine() -> list[Finding]:
@@ -38,7 +48,7 @@ def examine() -> list[Finding]:
     shared = look_at_shared_memory()
     pids = psutil.pids()
     return [
-        judge_leftovers(find_leftovers(processes)),
+        judge_leftovers(find_leftovers(processes, look_at_births(find_kernels(processes)))),
         judge_shared_leftovers(find_shared_leftovers(shared, pids)),
         judge_folders(look_at_folders(Path(tempfile.gettempdir()))),
     ]
@@ -53,20 +63,53 @@ def look_at_processes() -> list[Process]:
         with contextlib.suppress(psutil.Error):
             if process.uids().real == me:
                 words = tuple(process.cmdline())
-                found.append(Process(process.pid, process.ppid(), words))
+                born_s = process.create_time()
+                found.append(Process(process.pid, process.ppid(), words, born_s))
     return found
 
 
-def find_leftovers(processes: Sequence[Process]) -> list[Process]:
-    """Return processes of nbdist whose notebook has ended.
+def look_at_births(pids: Iterable[int]) -> dict[int, float]:
+    """Return when each of these processes, anybody's, was started; those that have ended lack."""
+    births = {}
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:  # which has ended
+                births[pid] = process.create_time()
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.AccessDenied:
+            births[pid] = 0.0  # it lives, and keeps its age to itself
+    return births
 
-    A process of nbdist is the child of a notebook's kernel or of another process of nbdist. When
-    the kernel ends, the eldest of them is handed to a process that has nothing to do with Python
-    (init, a container's reaper, a user's systemd).
+
+def find_kernels(processes: Iterable[Process]) -> set[int]:
+    """Return the kernels for which processes of nbdist have been started."""
+    return {kernel for process in processes if (kernel := _kernel_of(process)) is not None}
+
+
+def find_leftovers(
+    processes: Sequence[Process], kernels: Mapping[int, float] | None = None
+) -> list[Process]:
+    """Return processes of nbdist whose notebook is proven to have ended.
+
+    Each names its kernel on its command line. Another process may have got that number since: it
+    is younger. That alone proves nothing where the numbers are a container's, so a second proof is
+    asked for. A process of nbdist is the child of a notebook's kernel or of another process of
+    nbdist; when the kernel ends, the eldest of them is handed to a process that has nothing to do
+    with Python (init, a container's reaper, a user's systemd).
+
+    Args:
+        processes: This user's.
+        kernels: When the `find_kernels` that live were started; by default none lives.
     """
+    births = kernels or {}
     by_pid = {process.pid: process for process in processes}
 
     def is_left_over(process: Process) -> bool:
+        kernel = _kernel_of(process)
+        if kernel is None or births.get(kernel, process.born_s + 1) <= process.born_s:
+            return False
         seen = {process.pid}
         while (parent := by_pid.get(process.parent)) and parent.pid not in seen:
             if not _is_ours(parent):
@@ -80,10 +123,23 @@ def find_leftovers(processes: Sequence[Process]) -> list[Process]:
 
 
 def _is_ours(process: Process) -> bool:
-    return any(
-        flag == "-m" and module.startswith(_OUR_MODULES)
-        for flag, module in zip(process.words, process.words[1:], strict=False)
-    )
+    return _kernel_of(process) is not None
+
+
+def _kernel_of(process: Process) -> int | None:
+    """Return the kernel that a process of nbdist serves; None for any other process."""
+    match process.words:
+        case (python, "-m", module, _, kernel, "fork" | "spawn") if module == _PARENT:
+            pass
+        case (python, "-m", module, spec, *_) if module in _CHILDREN:
+            try:
+                kernel = str(json.loads(spec)["kernel_pid"])
+            except (ValueError, TypeError, KeyError):
+                return None
+        case _:
+            return None
+    is_python = "python" in Path(python).name
+    return int(kernel) if is_python and kernel.isdecimal() else None
 
 
 def judge_leftovers(leftovers: Sequence[Process]) -> Finding:
@@ -107,10 +163,7 @@ def look_at_shared_memory() -> list[Path]:
 
 
 def find_shared_leftovers(files: Iterable[Path], pids: Collection[int]) -> list[Path]:
-    """Return shared memory of torch's whose maker has ended.
-
-    Somebody else may still have it open, and keeps what is in it: deleting its name harms nobody.
-    """
+    """Return shared memory of torch's whose maker is none of these processes."""
     living = set(pids)
     return [
         path
@@ -120,24 +173,27 @@ def find_shared_leftovers(files: Iterable[Path], pids: Collection[int]) -> list[
 
 
 def judge_shared_leftovers(files: Sequence[Path]) -> Finding:
-    """Judge what `find_shared_leftovers` found; it fills /dev/shm."""
+    """Judge what `find_shared_leftovers` found.
+
+    Nothing tells whether a rank made it, another program, or one in a container that shares
+    /dev/shm: so it is named, and nothing is said of deleting it.
+    """
     if not files:
         return Finding("shared memory", "none left over")
-    says = f"{len(files)} files of DataLoaders that have ended are in /dev/shm"
-    return Finding("shared memory", says, True, f"rm {' '.join(map(str, files))}")
+    size_bytes = 0
+    for path in files:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            size_bytes += path.stat().st_size
+    says = (
+        f"{len(files)} of torch's files in /dev/shm ({name_bytes(size_bytes)}) are of processes "
+        "that are not here: ended, or in another container"
+    )
+    return Finding("shared memory", says)
 
 
 def look_at_folders(temp: Path) -> list[Path]:
-    """Return private folders of clusters whose controller does not answer any more."""
-    found = []
-    for folder in temp.glob("nbdist-*"):
-        with contextlib.suppress(OSError):
-            stat = folder.stat()
-            young = time.time() - stat.st_mtime < _YOUNG_S
-            is_own = folder.is_dir() and stat.st_uid == os.getuid()
-            if is_own and not young and not _answers(folder):
-                found.append(folder)
-    return sorted(found)
+    """Return private folders of clusters that have ended: neither owner nor controller is there."""
+    return [folder for folder in find_orphans(temp) if not _answers(folder)]
 
 
 def _answers(folder: Path) -> bool:
@@ -156,4 +212,4 @@ def judge_folders(folders: Sequence[Path]) -> Finding:
     if not folders:
         return Finding("folders", "none left over")
     says = f"{len(folders)} with keys of clusters that have ended"
-    return Finding("folders", says, True, f"rm -r {' '.join(map(str, folders))}")
+    return Finding("folders", says, True, f"rm -r {shlex.join(map(str, folders))}")

@@ -81,14 +81,14 @@ class Notebook:
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
-        self._environment = {**private_environment(folder), **environment}
+        self.environment = {**private_environment(folder), **environment}
         self.manager = KernelManager(kernel_name="python3")
         # The Python that runs the tests, whatever kernels this machine has.
         self.argv[0] = sys.executable
         self._client: BlockingKernelClient | None = None
 
     def __enter__(self) -> "Notebook":
-        self.manager.start_kernel(cwd=str(self.folder), env=self._environment)
+        self.manager.start_kernel(cwd=str(self.folder), env=self.environment)
         self._client = self.manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=60)

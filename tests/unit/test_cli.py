@@ -45,16 +45,64 @@ def test_a_word_that_no_command_knows_is_refused(capsys: pytest.CaptureFixture[s
     assert "--quick" in capsys.readouterr().err
 
 
-def test_lab_hands_other_words_to_jupyterlab(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda _, command: called.append(command))
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What `nbdist lab` would have become."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
+    return commands
+
+
+def test_lab_opens_the_folder_one_stands_in_and_writes_nothing_to_it(
+    called: list[list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
 
     cli.main(["lab", "--no-browser", "--port=0"])
 
     (command,) = called
     assert command[1:3] == ["-m", "jupyterlab"]
-    assert command[3] == f"--ServerApp.root_dir={cli.notebooks_folder()}"
-    assert command[4:] == ["--no-browser", "--port=0"]
+    assert command[3:] == [f"--ServerApp.root_dir={tmp_path}", "--no-browser", "--port=0"]
+    assert list(tmp_path.iterdir()) == []
+    assert "nbdist lab --tutorials" in capsys.readouterr().out
+
+
+def test_lab_puts_a_copy_of_the_tutorials_beside_when_asked(
+    called: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    cli.main(["lab", "--tutorials"])
+
+    (command,) = called
+    assert command[3:] == [
+        f"--ServerApp.root_dir={tmp_path}",
+        "--LabApp.default_url=/lab/tree/nbdist-tutorials",
+    ]
+    assert (tmp_path / "nbdist-tutorials/01_first_steps.ipynb").is_file()
+
+
+def test_lab_in_a_clone_opens_its_own_notebooks(
+    called: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+
+    cli.main(["lab", "--tutorials"])
+
+    assert called[0][3:] == [
+        f"--ServerApp.root_dir={ROOT}",
+        "--LabApp.default_url=/lab/tree/notebooks",
+    ]
+    assert not (ROOT / "nbdist-tutorials").exists()
+
+
+def test_tutorials_that_cannot_be_copied_are_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NBDistError, match=r"cannot be copied into [^$]*\nWhy: "):
+        cli.copy_notebooks(tmp_path, tmp_path / "file" / "nbdist-tutorials")
 
 
 def test_ui_without_runs_says_where_it_looked_and_what_to_do(

@@ -1,13 +1,16 @@
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from nbdist import doctor
+from nbdist.client.cluster.controller import ControllerFolder, remove_orphans
 from nbdist.doctor import Finding, machine, network, orphans, software
 from nbdist.doctor.orphans import Process
 from nbdist.doctor.software import Torch
@@ -144,23 +147,81 @@ def test_private_parts_that_are_gone_are_named() -> None:
     assert "Client._ids is gone" in software.judge_private_parts(["Client._ids is gone"]).says
 
 
-def test_shared_memory_is_left_over_when_its_maker_has_ended() -> None:
+def test_shared_memory_whose_maker_is_not_here_is_told_and_not_to_be_deleted() -> None:
     ended, alive, other = (Path(f"/dev/shm/{n}") for n in ("torch_5_9_0", "torch_7_9_0", "psm_1"))
     found = orphans.find_shared_leftovers([ended, alive, other], pids=[7])
     assert found == [ended]
-    assert orphans.judge_shared_leftovers(found).fix == "rm /dev/shm/torch_5_9_0"
+    finding = orphans.judge_shared_leftovers(found)
+    assert "1 of torch's files" in finding.says
+    assert not finding.fix
 
 
-def test_a_folder_with_keys_is_left_over_when_no_controller_answers(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        for name, port in (("nbdist-lives", server.getsockname()[1]), ("nbdist-ended", 1)):
-            security = tmp_path / name / "security"
-            security.mkdir(parents=True)
-            facts = {"interface": "tcp://127.0.0.1", "registration": port}
-            (security / "ipcontroller-nbdist-client.json").write_text(json.dumps(facts))
-            os.utime(tmp_path / name, (0, 0))
-        (tmp_path / "nbdist-starts").mkdir()
-        assert orphans.look_at_folders(tmp_path) == [tmp_path / "nbdist-ended"]
+def make_orphan(temp: Path, port: int) -> Path:
+    """Leave a folder with keys as an owner does that is killed, of a controller on `port`."""
+    code = (
+        "import os\nfrom nbdist.client.cluster.controller import ControllerFolder\n"
+        "mine = ControllerFolder()\nprint(mine.path, flush=True)\nos.kill(os.getpid(), 9)"
+    )
+    environment = {**os.environ, "TMPDIR": str(temp)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
+    )
+    folder = Path(ran.stdout.strip())
+    (folder / "security").mkdir()
+    facts = {"interface": "tcp://127.0.0.1", "registration": port}
+    (folder / "security/ipcontroller-nbdist-client.json").write_text(json.dumps(facts))
+    return folder
+
+
+def test_a_folder_with_keys_is_left_over_when_neither_owner_nor_controller_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mine = ControllerFolder()
+    try:
+        orphan = make_orphan(tmp_path, port=1)
+        assert orphans.look_at_folders(tmp_path) == [orphan]
+        facts = orphan / "security/ipcontroller-nbdist-client.json"
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            facts.write_text(json.dumps({"interface": "tcp://127.0.0.1", "registration": port}))
+            assert orphans.look_at_folders(tmp_path) == []
+    finally:
+        mine.remove()
+
+
+def test_folders_that_only_look_like_ours_are_never_named_nor_removed(tmp_path: Path) -> None:
+    orphan = make_orphan(tmp_path, port=1)
+    mark = (orphan / "owner.lock").read_bytes()
+    thesis = tmp_path / "nbdist-my-thesis"
+    thesis.mkdir(0o700)
+    (thesis / "thesis.py").write_text("x")
+    (thesis / "security").mkdir()
+    (thesis / "security/my-client.json").write_text("{}")
+    locked = tmp_path / "nbdist-locked"
+    locked.mkdir(0o700)
+    (locked / "owner.lock").write_text("")
+    open_to_all = tmp_path / "nbdist-open"
+    open_to_all.mkdir(0o755)
+    (open_to_all / "owner.lock").write_bytes(mark)
+    piped = tmp_path / "nbdist-piped"
+    piped.mkdir(0o700)
+    os.mkfifo(piped / "owner.lock")
+    copy = shutil.copytree(orphan, tmp_path / "nbdist-copy")
+    copy.chmod(0o700)
+    (tmp_path / "nbdist-link").symlink_to(orphan)
+    for folder in (thesis, locked, open_to_all, piped, copy):
+        os.utime(folder, (0, 0))
+
+    assert orphans.look_at_folders(tmp_path) == [orphan]
+    remove_orphans(tmp_path)
+    left = {"my-thesis", "locked", "open", "piped", "copy", "link"}
+    assert {path.name for path in tmp_path.iterdir()} == {f"nbdist-{name}" for name in left}
+
+
+def test_a_name_with_a_space_stays_one_word_for_the_shell() -> None:
+    finding = orphans.judge_folders([Path("/tmp/a b/nbdist-1"), Path("/tmp/nbdist-2")])
+    assert finding.fix == "rm -r '/tmp/a b/nbdist-1' /tmp/nbdist-2"
 
 
 def test_loopback_answers_on_this_machine() -> None:
@@ -193,10 +254,51 @@ def test_processes_whose_kernel_ended_are_left_over_whoever_inherits_them(
     assert orphans.judge_leftovers([orphan, ENGINE]).fix == "kill -9 20 30"
 
 
-def test_a_process_that_only_mentions_nbdist_is_not_ours() -> None:
-    editor = Process(40, 1, ("vim", "nbdist.host.parent"))
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("vim", "nbdist.host.parent"),
+        ("vim", "-m", "nbdist.host.parent", "5", "10", "fork"),
+        ("python", "-m", "pytest", "-m", "nbdist.host.parent", "5", "10", "fork"),
+        ("python", "-m", "nbdist.host.parents", "5", "10", "fork"),
+        ("python", "-m", "nbdist.host.parent"),
+        ("python", "-m", "nbdist.host.parent", "5", "x", "fork"),
+        ("python", "-m", "nbdist.host.oom", "5", "10", "fork"),
+        ("python", "-m", "nbdist.engine.rank.boot", "{}"),
+        ("python", "-m", "nbdist.engine.rank.boot", "no json"),
+    ],
+)
+def test_a_process_that_only_looks_like_ours_is_not(words: tuple[str, ...]) -> None:
+    assert orphans.find_leftovers([Process(40, 1, words)]) == []
 
-    assert orphans.find_leftovers([editor]) == []
+
+def test_a_fresh_interpreter_names_its_kernel_too() -> None:
+    spec = json.dumps({"rank": 0, "kernel_pid": 10})
+    rank = Process(30, 1, ("/usr/bin/python3.12", "-m", "nbdist.engine.rank.boot", spec), 5.0)
+
+    assert orphans.find_kernels([rank]) == {10}
+    assert orphans.find_leftovers([rank], {}) == [rank]
+    assert orphans.find_leftovers([rank], {10: 4.0}) == []
+
+
+def test_a_kernel_that_goes_by_another_name_is_alive_by_its_number_and_age() -> None:
+    kernel = Process(10, 1, ("jupyter-kernel: thesis",), 1.0)
+    parent = Process(20, 10, PARENT.words, 2.0)
+    engine = Process(30, 20, PARENT.words, 3.0)
+    family = [kernel, parent, engine]
+
+    assert orphans.find_leftovers(family, {10: 1.0}) == []
+    # Its number was given to another process since.
+    assert orphans.find_leftovers([parent, engine], {10: 9.0}) == [parent, engine]
+
+
+def test_a_zombie_and_a_number_that_nobody_has_were_never_born() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not collected
+
+    assert set(orphans.look_at_births([child.pid, os.getpid()])) == {os.getpid()}
+    child.wait()
+    assert orphans.look_at_births([child.pid]) == {}
 
 
 def test_this_process_is_among_those_looked_at() -> None:

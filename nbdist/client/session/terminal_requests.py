@@ -1,0 +1,120 @@
+"""Answer the terminals of the same user, also while a cell runs: `nbdist status | stacks | stop`.
+
+Threads: `nbdist-terminal` takes one connection after another, from the start of a session to its
+stop, and asks the session what a subshell may ask too. `close` is called on any thread.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from nbdist import user_socket
+from nbdist.errors import NBDistError, UsageError
+
+log = logging.getLogger(__name__)
+
+_QUESTION_TIMEOUT_S = 2.0
+_ANSWER_TIMEOUT_S = 5.0
+_AFTER_ERROR_S = 1.0  # such as too many open files
+
+
+class Asked(Protocol):
+    """What is asked of a session; see there."""
+
+    describe: str
+
+    def status(self) -> object:
+        """Return what each rank does."""
+
+    def stacks(self, ranks: str = "all") -> object:
+        """Return where ranks are."""
+
+    def interrupt_and_stop(self) -> None:
+        """Interrupt the cell, then end all ranks."""
+
+
+class TerminalRequests:
+    """Listens for one session, from its making until `close`."""
+
+    def __init__(self, session: Asked, folder: Path | None) -> None:
+        """Begin to listen.
+
+        Args:
+            session: What is asked.
+            folder: The notebook's, by which a person knows it.
+
+        Raises:
+            OSError: There is no place for the socket.
+        """
+        self._session = session
+        self._folder = "a folder that is gone" if folder is None else str(folder)
+        self._closed = threading.Event()
+        self._server, self.path = user_socket.listen(os.getpid())
+        self._thread = threading.Thread(target=self._serve, name="nbdist-terminal", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more. What is being answered still is."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if threading.current_thread() is not self._thread:
+            # It waits for a connection: this is one. Closing the socket would not wake it.
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as waker,
+            ):
+                waker.settimeout(_QUESTION_TIMEOUT_S)
+                waker.connect(str(self.path))
+        self.path.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        with self._server:
+            while not self._closed.is_set():
+                try:
+                    connection, _ = self._server.accept()
+                except OSError as error:
+                    log.warning("No terminal can connect now: %s", error)
+                    self._closed.wait(_AFTER_ERROR_S)
+                    continue
+                with connection:
+                    if not self._closed.is_set():
+                        self._converse(connection)
+
+    def _converse(self, connection: socket.socket) -> None:
+        try:
+            if not user_socket.is_this_user(connection):
+                log.warning("Another user connected to %s, and was not answered", self.path)
+                return
+            asked = user_socket.receive(connection, user_socket.QUESTION_BYTES, _QUESTION_TIMEOUT_S)
+            user_socket.send(connection, self._answer(asked), _ANSWER_TIMEOUT_S)
+        except (OSError, ValueError) as error:
+            log.info("A terminal was not answered: %s", error)
+
+    def _answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._ask(asked)
+        except NBDistError as error:
+            return {"error": [error.what, error.why, error.do]}
+        except Exception as error:
+            log.exception("A terminal's %s failed", asked.get("ask"))
+            return {"error": [f"It failed: {type(error).__name__}: {error}", "", ""]}
+
+    def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        match asked:
+            case {"ask": "who"}:
+                return {"folder": self._folder, "describe": self._session.describe}
+            case {"ask": "status"}:
+                return {"text": str(self._session.status())}
+            case {"ask": "stacks", "ranks": str(ranks)}:
+                return {"text": str(self._session.stacks(ranks))}
+            case {"ask": "stop"}:
+                self._session.interrupt_and_stop()
+                return {"text": f"Stopped {self._session.describe}, in {self._folder}."}
+            case _:
+                raise UsageError("The kernel's nbdist does not know what was asked.")

@@ -1,0 +1,141 @@
+"""Ask this user's running clusters from a terminal: `nbdist status | stacks | stop`.
+
+Finds the sockets on which kernels listen (`user_socket`), removes those of kernels that have ended,
+and chooses the cluster that is meant.
+"""
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbdist import user_socket
+from nbdist.errors import ClusterError
+
+_FIND_TIMEOUT_S = 2.0
+_ASK_TIMEOUT_S = 20.0  # ranks have 5 s to say what they do, and 5 for their stacks
+_STOP_TIMEOUT_S = 60.0  # a cell that runs is interrupted, and settles first
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A kernel with a cluster; `trouble` says why it does not tell more of it."""
+
+    pid: int
+    socket: Path
+    folder: str = ""
+    describe: str = ""
+    trouble: str = ""
+
+    def __str__(self) -> str:
+        if self.trouble:
+            return f"kernel {self.pid}: {self.trouble}"
+        return f"kernel {self.pid}: {self.describe}, in {self.folder}"
+
+
+def status(pid: int | None) -> str:
+    """Return what each rank does, of kernel `pid` or of all this user's clusters.
+
+    Raises:
+        ClusterError: There is none, or it does not answer.
+    """
+    found = find()
+    if pid is not None or len(found) < 2:
+        return _ask(choose(found, pid), "status", _ASK_TIMEOUT_S)
+    blocks = []
+    for cluster in found:
+        try:
+            said = "" if cluster.trouble else f"\n{_ask(cluster, 'status', _ASK_TIMEOUT_S)}"
+        except ClusterError as error:
+            said = f"\n{error}"
+        blocks.append(f"{cluster}{said}")
+    return "\n\n".join(blocks)
+
+
+def stacks(pid: int | None, ranks: str) -> str:
+    """Return what ranks do and their stacks; raises as `status`, and where several are meant."""
+    return _ask(choose(find(), pid), "stacks", _ASK_TIMEOUT_S, ranks=ranks)
+
+
+def stop(pid: int | None) -> str:
+    """End all ranks, a running cell with an interrupt; raises as `stacks`."""
+    return _ask(choose(find(), pid), "stop", _STOP_TIMEOUT_S)
+
+
+def find() -> list[Found]:
+    """Return this user's clusters on this machine, by their kernels' pids."""
+    found = {}
+    for folder in user_socket.own_folders():
+        if not user_socket.is_private(folder):
+            continue
+        for path in folder.glob(f"*{user_socket.SUFFIX}"):
+            if path.stem.isdecimal() and (cluster := _look(path)):
+                found[cluster.pid] = cluster
+    return [found[pid] for pid in sorted(found)]
+
+
+def _look(path: Path) -> Found | None:
+    """Ask who listens; None, and the socket removed, when its kernel has ended."""
+    pid = int(path.stem)
+    try:
+        said = _exchange(path, {"ask": "who"}, _FIND_TIMEOUT_S)
+        return Found(pid, path, str(said["folder"]), str(said["describe"]))
+    except (ConnectionRefusedError, FileNotFoundError):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            facts = path.lstat()
+            if stat.S_ISSOCK(facts.st_mode) and facts.st_uid == os.getuid():
+                path.unlink()
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        return Found(pid, path, trouble=f"does not answer ({error or type(error).__name__})")
+
+
+def choose(found: Sequence[Found], pid: int | None) -> Found:
+    """Return the cluster that is meant.
+
+    Raises:
+        ClusterError: None is, or more than one.
+    """
+    if not found:
+        raise ClusterError(
+            "None of your notebooks on this machine has a running cluster.",
+            do="%dist start in a notebook.",
+        )
+    chosen = [cluster for cluster in found if pid in (None, cluster.pid)]
+    listed = "\n".join(f"     {cluster}" for cluster in found)
+    if not chosen:
+        raise ClusterError(f"Kernel {pid} has no cluster of yours.", why=f"there are\n{listed}")
+    if len(chosen) > 1:
+        raise ClusterError(
+            f"{len(chosen)} clusters are running.", why=f"they are\n{listed}", do="add --pid PID"
+        )
+    return chosen[0]
+
+
+def _ask(cluster: Found, question: str, timeout_s: float, **more: Any) -> str:
+    try:
+        said = _exchange(cluster.socket, {"ask": question, **more}, timeout_s)
+    except (OSError, ValueError) as error:
+        raise ClusterError(
+            f"Kernel {cluster.pid} does not answer.",
+            why=f"{error or type(error).__name__}. It may be stopped, or hold Python's GIL.",
+            do=f"try again, or end it: kill {cluster.pid}    (its ranks end with it)",
+        ) from error
+    if "error" in said:
+        what, why, do = map(str, said["error"])
+        raise ClusterError(what, why=why, do=do)
+    return str(said["text"])
+
+
+def _exchange(path: Path, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(str(path))
+        if not user_socket.is_this_user(connection):
+            raise PermissionError("another user listens there")
+        user_socket.send(connection, question, timeout_s)
+        return user_socket.receive(connection, user_socket.ANSWER_BYTES, timeout_s)
