@@ -1,6 +1,7 @@
-"""Read the words after `%dist` and `%%distributed`: pure, and the same for help and completion."""
+"""Read the words after `%dist` and `%%distributed`: pure."""
 
 import argparse
+import functools
 import shlex
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -61,6 +62,7 @@ def _plainer(message: str) -> str:
     return message.replace("the following arguments are required", "missing")
 
 
+@functools.cache  # to make one takes a millisecond, and each cell needs it
 def dist_parser() -> argparse.ArgumentParser:
     """Return the parser of `%dist`."""
     parser = _Parser(prog="%dist", description="Start, stop and look at the ranks.")
@@ -93,6 +95,11 @@ def dist_parser() -> argparse.ArgumentParser:
         action="store_true",
         default=None,
         help="required with an --interface that others can reach: torch does not authenticate",
+    )
+    made["status"].add_argument(
+        "--cost",
+        action="store_true",
+        help="show what watching the newest training costs, part by part",
     )
     made["board"].add_argument(
         "view",
@@ -154,6 +161,7 @@ def dist_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@functools.cache
 def distributed_parser() -> argparse.ArgumentParser:
     """Return the parser of `%%distributed`."""
     parser = _Parser(prog="%%distributed", description="Run this cell on the ranks.")
@@ -223,39 +231,17 @@ def parse_distributed(line: str) -> argparse.Namespace | None:
     return _parse(distributed_parser(), _words("%%distributed", line, split_line))
 
 
-def complete(text: str, cursor: int) -> list[str]:
-    """Return the commands and options that fit where the cursor stands.
-
-    Args:
-        text: The whole cell.
-        cursor: Index of the cursor in it.
-    """
-    line = text[:cursor].rsplit("\n", 1)[-1].lstrip()
-    magic, space, rest = line.partition(" ")
-    if not space or magic not in ("%dist", "%%distributed"):
-        return []
-    *before, last = rest.split(" ")
-    before = [word for word in before if word]
-    if magic == "%dist" and before == ["chaos"] and not last.startswith("-"):
-        *chosen, last = last.split(",")
-        kinds = [kind for kind in (*FAULTS, "off") if kind.startswith(last) and kind not in chosen]
-        return [",".join([*chosen, kind]) for kind in kinds]
-    if magic == "%dist" and before == ["board"] and not last.startswith("-"):
-        return [view for view in VIEWS if view.startswith(last)]
-    parser: argparse.ArgumentParser
+def parser_of(magic: str, command: str = "") -> argparse.ArgumentParser | None:
+    """Return the parser of a magic, or of one command of `%dist`; None where there is none."""
     if magic == "%%distributed":
-        parser = distributed_parser()
-    elif not before:
-        return [name for name in COMMANDS if name.startswith(last)]
-    else:
-        known = dist_parser()._subparsers
-        assert known is not None
-        choices: Any = known._group_actions[0].choices
-        if before[0] not in choices:
-            return []
-        parser = choices[before[0]]
-    options = [option for action in parser._actions for option in action.option_strings]
-    return [option for option in options if last and option.startswith(last)]
+        return distributed_parser()
+    if magic != "%dist" or not command:
+        return dist_parser() if magic == "%dist" else None
+    known = dist_parser()._subparsers
+    assert known is not None
+    choices: Any = known._group_actions[0].choices
+    parser: argparse.ArgumentParser | None = choices.get(command)
+    return parser
 
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:

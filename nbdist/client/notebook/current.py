@@ -4,6 +4,8 @@
 """
 
 import atexit
+import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from nbdist.client.notebook.log_file import log_to
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.session import Session
 from nbdist.client.session.status import Status
+from nbdist.client.session.terminal_requests import TerminalRequests
 from nbdist.doctor.findings import Finding
 from nbdist.errors import ClusterError
 from nbdist.options import LOOPBACK, choose_options
@@ -32,7 +35,12 @@ if TYPE_CHECKING:
     from nbdist.client.tracking.runs import RunsTable
     from nbdist.doctor.findings import Finding
 
+log = logging.getLogger(__name__)
+
 _WARM_TIMEOUT_S = 120.0
+# Imported beside the parent's import of torch, for they take half a second: ipyparallel, with
+# which the start goes on, and numpy, which the first cell asks for.
+_NEEDED_NEXT = ("nbdist.client.cluster.connection", "nbdist.client.tracking.run")
 
 _current: Session | None = None
 _place: Path | None = None  # where the current session was started: its runs are there
@@ -51,7 +59,7 @@ def current() -> Session:
         if os.environ.get("TORCHELASTIC_RUN_ID") == "nbdist":  # what ranks have; no engine here
             raise ClusterError(
                 f"nbdist.current() is for the notebook, and this is rank {os.environ['RANK']}.",
-                why="the session thatcontrols all ranks runs in the notebook's kernel",
+                why="the session that controls all ranks runs in the notebook's kernel",
                 do="call it in an ordinary cell; in a %%distributed cell use rank, "
                 "world_size, device and dist",
             )
@@ -236,6 +244,8 @@ def start(
     cluster = Cluster(parent, logs)
     try:
         cluster.prepare(address)
+        for module in _NEEDED_NEXT:
+            importlib.import_module(module)
         ready = parent.ready(_WARM_TIMEOUT_S)
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting new interpreters, which takes longer: {ready['why']}.")
@@ -247,7 +257,16 @@ def start(
     _current = Session(cluster, Showing(folder, tracking_uri, theme), str(cluster.options))
     _place = place
     atexit.register(_current.stop)
+    _answer_terminals(_current, place)
     return _current
+
+
+def _answer_terminals(session: Session, place: Path | None) -> None:
+    """Let this user's terminals ask the session; where they cannot, it goes on without them."""
+    try:
+        session.at_stop(TerminalRequests(session, place).close)
+    except OSError as error:
+        log.warning("nbdist status in a terminal will not find this cluster: %s", error)
 
 
 def _warm_launcher(name: str, make: Callable[[Path], Launcher], logs: Path) -> Launcher:

@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
 from traitlets import All, Bool, Enum, Float, Integer, Unicode, observe
 
-from nbdist.client.notebook import arguments
+from nbdist.client.notebook import arguments, assist
 from nbdist.errors import Interrupted, UsageError
 
 
@@ -155,9 +155,9 @@ class NBDist(Magics):
         print(f"Started {session.describe}.")
 
     def _status(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.notebook.current import status
+        from nbdist.client.notebook.current import current, status
 
-        print(status())
+        print(current().cost if asked.cost else status())
 
     def _stop(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current, is_running
@@ -283,22 +283,6 @@ def _with_body(lines: list[str]) -> list[str]:
     return [lines[0].rstrip() + "\n", "\n"] if asks else lines
 
 
-def complete(shell: Any) -> None:
-    """Add a matcher that completes the commands and options of our two magics."""
-    completer = getattr(shell, "Completer", None)
-    if completer is None:
-        return
-    from IPython.core.completer import SimpleCompletion, context_matcher
-
-    @context_matcher()  # type: ignore[untyped-decorator]
-    def nbdist_matcher(context: Any) -> Any:
-        words = arguments.complete(context.line_with_cursor, context.cursor_position)
-        found = [SimpleCompletion(text=word, type="param") for word in words]
-        return {"completions": found, "suppress": bool(found)}
-
-    completer.custom_matchers.append(nbdist_matcher)
-
-
 def register(shell: Any) -> None:
     """Register the magics with IPython; loading a second time changes nothing."""
     if "NBDist" in shell.magics_manager.registry:
@@ -308,4 +292,4 @@ def register(shell: Any) -> None:
     shell.user_ns.setdefault("nbdist", sys.modules["nbdist"])
     # First: the list ends with the step that takes cell magics apart.
     shell.input_transformers_cleanup.insert(0, _with_body)
-    complete(shell)
+    assist.install(shell)

@@ -72,6 +72,13 @@ def _doing(*, is_busy: bool, is_waiting: bool, is_loading: bool) -> str:
     return "computing" if is_busy else "idle"
 
 
+def cost() -> dict[str, Any]:
+    """Return what watching costs this rank; see `CostClock.told`."""
+    from nbdist.engine.kernel.cost_clock import clock
+
+    return clock.told()
+
+
 def stacks() -> dict[str, str]:
     """Return the stack of each thread of this rank, by the thread's name."""
     from nbdist.engine.kernel.stacks import stacks as of_threads

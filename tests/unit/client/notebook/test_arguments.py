@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from nbdist.client.board import VIEWS
-from nbdist.client.notebook.arguments import COMMANDS, complete, parse_dist, parse_distributed
+from nbdist.client.notebook.arguments import COMMANDS, parse_dist, parse_distributed
+from nbdist.client.notebook.completion import complete
 from nbdist.errors import UsageError
 
 

@@ -1,0 +1,153 @@
+"""Tab, Shift+Tab and NameErrors: hooks into IPython's shell that know the magics and the ranks.
+
+Nothing is decided here (see `completion`), and nothing is started: without ranks, only the magics
+are known.
+
+Threads: the kernel's main one; that of a subshell, while a cell runs.
+"""
+
+import functools
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from nbdist.client.notebook import completion
+
+log = logging.getLogger(__name__)
+
+_HINT_TIMEOUT_S = 0.1  # an error waits for it
+
+
+def install(shell: Any) -> None:
+    """Add completion, help and the hint to a shell, once."""
+    if getattr(shell, "Completer", None) is not None:
+        _complete(shell)
+    if hasattr(shell, "kernel"):
+        _inspect(shell.kernel)
+    _explain_name_errors(shell)
+
+
+def _complete(shell: Any) -> None:
+    from IPython.core.completer import SimpleCompletion, context_matcher
+
+    values = completion.Values(
+        runs=_runs,
+        ranks=_ranks,
+        of_ranks=_of_ranks,
+        of_notebook=lambda: _of_notebook(shell),
+    )
+
+    @context_matcher()  # type: ignore[untyped-decorator]
+    def nbdist_matcher(context: Any) -> Any:
+        line, column = context.line_with_cursor, context.cursor_position
+        words = completion.complete(line, column, values)
+        if words:
+            found = [SimpleCompletion(text=word, type="param") for word in words]
+            fragment = line[:column].rsplit(" ", 1)[-1]
+            return {"completions": found, "suppress": True, "matched_fragment": fragment}
+        above = context.full_text.split("\n")[: context.cursor_line]
+        text = "\n".join([*above, line[:column]])
+        word = completion.word_of_ranks(text, len(text))
+        if word is None:
+            return {"completions": []}
+        path, beginning = word
+        names = completion.fitting(_members(path), beginning)
+        found = [SimpleCompletion(text=name, type=kind) for name, kind in names.items()]
+        # What the notebook has of the same name is another thing; names of the cell itself, and
+        # Python's own, are not the ranks' yet.
+        return {
+            "completions": found,
+            "suppress": bool(found and path),
+            "matched_fragment": beginning,
+        }
+
+    shell.Completer.custom_matchers.append(nbdist_matcher)
+
+
+def _inspect(kernel: Any) -> None:
+    """Let Shift+Tab ask the ranks in their cells, and show the help of our magics."""
+    ask_kernel = kernel.do_inspect
+
+    @functools.wraps(ask_kernel)
+    def do_inspect(code: str, cursor_pos: int, *args: Any, **more: Any) -> Any:
+        text = _described(code, cursor_pos)
+        if not text:
+            return ask_kernel(code, cursor_pos, *args, **more)
+        return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
+
+    kernel.do_inspect = do_inspect
+
+
+def _described(code: str, cursor: int) -> str:
+    from IPython.utils.tokenutil import token_at_cursor
+
+    if text := completion.help_at(code, cursor):
+        return text
+    session = _session()
+    if session is None or not completion.is_in_cell(code, cursor):
+        return ""
+    # The magic's line is no Python: an odd quote in it would hide the cell.
+    start = code.index("\n", len(code) - len(code.lstrip())) + 1
+    name = token_at_cursor(code[start:], cursor - start)
+    described: str = session.rank_names.describe(name) if name else ""
+    return described
+
+
+def _explain_name_errors(shell: Any) -> None:
+    """Add a line to the NameError of a plain cell for a name that the ranks have."""
+    show = shell.showtraceback
+
+    @functools.wraps(show)
+    def show_with_hint(exc_tuple: Any = None, *args: Any, **more: Any) -> Any:
+        error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
+        try:
+            _add_hint(error, shell.user_ns)
+        except Exception:
+            log.exception("no hint for %r", error)  # the error itself matters more
+        return show(exc_tuple, *args, **more)
+
+    shell.showtraceback = show_with_hint
+
+
+def _add_hint(error: Any, names: dict[str, Any]) -> None:
+    if type(error) is not NameError or not error.name or getattr(error, "__notes__", None):
+        return
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    is_of_cell = trace is not None and trace.tb_frame.f_globals is names
+    if is_of_cell and (line := completion.hint(error.name, _of_ranks(_HINT_TIMEOUT_S))):
+        error.add_note(line)
+
+
+def _session() -> Any:
+    """Return the session that runs, or None; imports nothing."""
+    kernel = sys.modules.get("nbdist.client.notebook.current")  # without it nothing runs
+    return kernel.current() if kernel is not None and kernel.is_running() else None
+
+
+def _members(path: str) -> dict[str, str]:
+    session = _session()
+    return {} if session is None else session.rank_names.members(path)
+
+
+def _of_ranks(*timeout_s: float) -> Iterable[str]:
+    session = _session()
+    return () if session is None else session.rank_names.members("", *timeout_s)
+
+
+def _of_notebook(shell: Any) -> list[str]:
+    hidden = shell.user_ns_hidden
+    return [name for name, value in shell.user_ns.items() if hidden.get(name) is not value]
+
+
+def _ranks() -> list[str]:
+    session = _session()
+    return [] if session is None else ["all", *map(str, range(session.world_size))]
+
+
+def _runs() -> list[str]:
+    from nbdist.client.notebook.current import runs
+
+    return list(dict.fromkeys(row.name for row in runs().rows))

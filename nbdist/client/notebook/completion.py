@@ -1,0 +1,140 @@
+"""What Tab offers after `%dist` and `%%distributed` and in their cells: pure.
+
+Names of runs, ranks and variables come from `Values`, which asks only for what is needed.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from nbdist.client.board import VIEWS
+from nbdist.client.notebook import arguments
+
+_MAGICS = ("%dist", "%%distributed")
+_PATH = re.compile(r"(?<![\w.)\]}'\"])((?:[^\W\d]\w*\.)*)([^\W\d]\w*)?$")
+
+
+def _none() -> Iterable[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Where values of arguments come from; each may take a moment."""
+
+    runs: Callable[[], Iterable[str]] = _none
+    ranks: Callable[[], Iterable[str]] = _none
+    of_ranks: Callable[[], Iterable[str]] = _none
+    of_notebook: Callable[[], Iterable[str]] = _none
+
+
+def complete(text: str, cursor: int, values: Values | None = None) -> list[str]:
+    """Return the commands, options and values that fit where the cursor stands.
+
+    Args:
+        text: The whole cell.
+        cursor: Index of the cursor in it.
+        values: Where values come from; without, only what is always so is offered.
+    """
+    magic, before, last = _words(text, cursor)
+    if magic not in _MAGICS:
+        return []
+    command = before[0] if magic == "%dist" and before else ""
+    if magic == "%dist" and not before:
+        return [name for name in arguments.COMMANDS if name.startswith(last)]
+    parser = arguments.parser_of(magic, command)
+    if parser is None:
+        return []
+    options = [option for action in parser._actions for option in action.option_strings]
+    if last.startswith("-"):
+        return [option for option in options if option.startswith(last)]
+    if command == "chaos" and len(before) == 1:
+        return _kinds(last)
+    previous = before[-1] if before else ""
+    offered = _values(command, previous if previous in options else "", values or Values(), before)
+    return [word for word in map(shlex.quote, offered) if word.startswith(last)]
+
+
+def help_at(text: str, cursor: int) -> str:
+    """Return the help of the magic whose line the cursor is in; "" in any other line."""
+    magic, before, _ = _words(text, cursor, whole=True)
+    if magic not in _MAGICS:
+        return ""
+    parser = arguments.parser_of(magic, before[0] if before else "") or arguments.parser_of(magic)
+    return "" if parser is None else parser.format_help()
+
+
+def word_of_ranks(text: str, cursor: int) -> tuple[str, str] | None:
+    """Return what is completed in a `%%distributed` cell: what its dots lead to, and a beginning.
+
+    `model.layers.we` gives `("model.layers", "we")`. None for another cell, the magic's own line,
+    and where no name stands.
+    """
+    if not is_in_cell(text, cursor):
+        return None
+    found = _PATH.search(text[:cursor].rsplit("\n", 1)[-1])
+    if found is None or not found.group():
+        return None
+    return found[1].rstrip("."), found[2] or ""
+
+
+def fitting(members: Mapping[str, str], beginning: str) -> dict[str, str]:
+    """Return the names that begin so, with their kinds; private ones when `_` was typed."""
+    return {
+        name: members[name]
+        for name in sorted(members)
+        if name.startswith(beginning) and (beginning or not name.startswith("_"))
+    }
+
+
+def is_in_cell(text: str, cursor: int) -> bool:
+    """Return whether the cursor stands in a `%%distributed` cell, below its first line."""
+    first, _, _ = text[:cursor].lstrip().partition("\n")
+    words = first.split()
+    return words[:1] == ["%%distributed"] and "\n" in text[:cursor].lstrip()
+
+
+def hint(name: str, names_of_ranks: Iterable[str]) -> str | None:
+    """Return what a NameError says of a name that the ranks have; None of another."""
+    if name not in names_of_ranks:
+        return None
+    return f"`{name}` is a name of the ranks: use it in a %%distributed cell, or %dist pull {name}."
+
+
+def _words(text: str, cursor: int, *, whole: bool = False) -> tuple[str, list[str], str]:
+    """Return a line's magic, the whole words before the cursor, and the one it stands in."""
+    end = text.find("\n", cursor) if whole else cursor
+    line = text[: len(text) if end < 0 else end].rsplit("\n", 1)[-1].lstrip()
+    magic, space, rest = line.partition(" ")
+    if not space:
+        return (magic if whole else ""), [], ""
+    *before, last = rest.split(" ")
+    if whole:
+        before, last = [*before, last], ""
+    return magic, [word for word in before if word], last
+
+
+def _kinds(last: str) -> list[str]:
+    *chosen, last = last.split(",")
+    kinds = [*arguments.FAULTS, "off"]
+    fit = [kind for kind in kinds if kind.startswith(last) and kind not in chosen]
+    return [",".join([*chosen, kind]) for kind in fit]
+
+
+def _values(command: str, option: str, values: Values, before: list[str]) -> Iterable[str]:
+    """Return what may follow an option, or stand alone after a command."""
+    if option in ("-r", "--ranks"):
+        return values.ranks()
+    if option == "--run" or command == "runs":
+        return values.runs()
+    if option:
+        return ()
+    if command == "board" and len(before) == 1:
+        return VIEWS
+    of_ranks = command == "pull" or (command == "verify" and len(before) == 1)
+    if of_ranks:
+        return (name for name in values.of_ranks() if not name.startswith("_"))
+    if command == "push":
+        return (name for name in values.of_notebook() if not name.startswith("_"))
+    return ()

@@ -1,0 +1,58 @@
+"""The names of the ranks, as rank 0 tells them, and as it last told them when it is silent.
+
+Any thread. Rank 0 answers on its control thread, also while a cell runs; only C code that keeps
+the GIL, or a stopped process, makes it silent.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbdist.client.cluster.requests import PendingReply, Requests
+from nbdist.errors import NBDistError
+
+_TIMEOUT_S = 0.5
+_MOST_REMEMBERED = 100  # answers
+
+
+class RankNames:
+    """What completion and help ask of rank 0, with a memory of its newest answers."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._remembered: dict[tuple[str, str], Any] = {}  # the one used last is last
+
+    def members(self, path: str, timeout_s: float = _TIMEOUT_S) -> Mapping[str, str]:
+        """Return the names after `path.` with their kinds; after "", the names of cells."""
+
+        def ask() -> PendingReply:
+            return self._requests.ask(0, "names.members", busy=True, path=path)
+
+        answer: Mapping[str, str] = self._answer(("members", path), ask, timeout_s) or {}
+        return answer
+
+    def describe(self, path: str) -> str:
+        """Return signature, type and docstring of a dotted name; "" when it is not known."""
+
+        def ask() -> PendingReply:
+            return self._requests.ask(0, "names.describe", busy=True, path=path)
+
+        return self._answer(("describe", path), ask, _TIMEOUT_S) or ""
+
+    def _answer(
+        self, key: tuple[str, str], ask: Callable[[], PendingReply], timeout_s: float
+    ) -> Any:
+        pending = None
+        try:
+            pending = ask()
+            answer = pending.result(timeout_s)
+        except (TimeoutError, NBDistError):
+            if pending is not None:
+                pending.cancel()
+            answer = self._remembered.get(key)
+        # Another thread's completion may have changed it meanwhile: that costs an answer at most.
+        self._remembered.pop(key, None)
+        if answer:
+            self._remembered[key] = answer
+        for oldest in list(self._remembered)[:-_MOST_REMEMBERED]:
+            self._remembered.pop(oldest, None)
+        return answer

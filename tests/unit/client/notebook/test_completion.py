@@ -1,0 +1,80 @@
+"""What Tab offers after magics and in `%%distributed` cells, and the hint of a NameError."""
+
+import pytest
+
+from nbdist.client.notebook.completion import (
+    Values,
+    complete,
+    fitting,
+    help_at,
+    hint,
+    word_of_ranks,
+)
+
+VALUES = Values(
+    runs=lambda: ["careful", "my run"],
+    ranks=lambda: ["all", "0", "1"],
+    of_ranks=lambda: ["model", "loss", "_private"],
+    of_notebook=lambda: ["data", "_"],
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("%dist runs ", ["careful", "'my run'"]),
+        ("%dist runs careful ca", ["careful"]),
+        ("%%distributed --run c", ["careful"]),
+        ("%%distributed --timeout ", []),
+        ("%dist restart -r ", ["all", "0", "1"]),
+        ("%%distributed --ranks a", ["all"]),
+        ("%dist pull mo", ["model"]),
+        ("%dist pull model ", ["model", "loss"]),
+        ("%dist pull -r 1 lo", ["loss"]),
+        ("%dist push ", ["data"]),
+        ("%dist verify m", ["model"]),
+        ("%dist start ", []),
+    ],
+)
+def test_values_of_magics_complete(text: str, expected: list[str]) -> None:
+    assert complete(text, len(text), VALUES) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("mod", ("", "mod")),
+        ("y = model.par", ("model", "par")),
+        ("f(torch.optim.", ("torch.optim", "")),
+        ("f(x).par", None),
+        ("layers[0].wei", None),
+        ("'a'.jo", None),
+        ("x = 1.", None),
+        ("x = ", None),
+    ],
+)
+def test_the_word_before_the_cursor(line: str, expected: tuple[str, str] | None) -> None:
+    text = f"%%distributed -r 0\nx = 1\n{line}"
+    assert word_of_ranks(text, len(text)) == expected
+    assert word_of_ranks(line, len(line)) is None  # a plain cell
+
+
+def test_private_names_are_offered_when_asked_for() -> None:
+    members = {"par": "function", "_p": "instance", "other": "class"}
+    assert list(fitting(members, "")) == ["other", "par"]
+    assert list(fitting(members, "_")) == ["_p"]
+    assert fitting(members, "p") == {"par": "function"}
+
+
+def test_a_magics_line_has_the_magics_help() -> None:
+    assert "usage: %dist start" in help_at("%dist start -n 2", 11)
+    assert "usage: %%distributed" in help_at("%%distributed --run x\ny", 18)
+    assert "usage: %dist " in help_at("%dist", 5)
+    assert help_at("%%distributed\ny", 15) == ""
+
+
+def test_only_a_name_of_the_ranks_has_a_hint() -> None:
+    said = hint("model", ["model"])
+    assert said is not None
+    assert said.startswith("`model` is a name of the ranks")
+    assert hint("modle", ["model"]) is None
