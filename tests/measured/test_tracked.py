@@ -114,8 +114,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
 def test_skew_and_waiting_are_the_delay_that_was_planted(trained: Trained) -> None:
     assert trained.late_s > 0.9 * LATE_S
     near_s = max(0.05 * trained.late_s, 0.003)
-    assert trained.usual("rank_wait_s/00") == pytest.approx(trained.late_s, abs=near_s)
-    assert trained.usual("rank_wait_s/01") < near_s
+    assert trained.usual("rank_wait_ms/00") == pytest.approx(
+        1000 * trained.late_s, abs=1000 * near_s
+    )
+    assert trained.usual("rank_wait_ms/01") < 1000 * near_s
     assert trained.usual("skew_ms") == pytest.approx(1000 * trained.late_s, abs=1000 * near_s)
     # One of two ranks waits.
     share = 100 * trained.late_s / (2 * trained.step_s)

@@ -118,7 +118,7 @@ def test_the_page_opens_on_the_charts_that_explain_a_training(page: "Page", tmp_
     for title in ("Summary", "loss", "samples_per_s", "comm_pct", "skew_ms", "wait_pct"):
         page.get_by_text(title, exact=True).first.wait_for(timeout=30_000)
     page.get_by_text("Per rank", exact=True).first.wait_for(timeout=30_000)
-    for title in ("rank_comm_s/00 vs rank_comm_s/01", "rank_wait_s/00 vs rank_wait_s/01"):
+    for title in ("rank_comm_ms/00 vs rank_comm_ms/01", "rank_wait_ms/00 vs rank_wait_ms/01"):
         page.get_by_text(title).first.wait_for(timeout=30_000)
     keep(page, tmp_path, "mlflow_view.png")
 
@@ -140,8 +140,16 @@ def test_the_runs_of_a_study_are_in_the_charts_and_nested_by_date(
     keep(page, tmp_path, "mlflow_study_nested.png")
 
 
+def test_ranks_that_stand_beside_the_first_one_get_no_chart_of_their_own() -> None:
+    charts = view_state([{"ranks": [0, 1]}])["compareRunCharts"]
+    (loss,) = [chart for chart in charts if chart["metricKey"] == "rank_loss/00"]
+    assert loss["selectedMetricKeys"] == ["rank_loss/00", "rank_loss/01"]
+    # MLflow adds a chart of each metric that none begins with, also where that one is deleted.
+    assert [c["deleted"] for c in charts if c["metricKey"] == "rank_loss/01"] == [True]
+
+
 def test_waiting_stands_beside_loss_and_throughput() -> None:
     state = view_state([{"ranks": [0, 1]}])
     keys = [chart["metricKey"] for chart in state["compareRunCharts"]]
     assert keys[:5] == ["loss", "samples_per_s", "comm_pct", "skew_ms", "wait_pct"]
-    assert "rank_wait_s/00" in keys
+    assert "rank_wait_ms/00" in keys

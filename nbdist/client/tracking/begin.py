@@ -16,7 +16,7 @@ from nbdist.client.tracking.names import asked_name, params_of, run_name
 from nbdist.client.tracking.settings import own_artifacts
 from nbdist.client.tracking.spool import Begin, SpooledRun, spool_of, spooled_runs
 
-TAG_FACTS = ("torch", "cuda", "nccl", "host")
+TAG_FACTS = ("torch", "cuda", "nccl", "host", "proof")
 # matplotlib's petroff8, which people with colour blindness can tell apart (arXiv:2107.02270).
 _COLORS = ("#1845fb", "#ff5e02", "#c91f16", "#c849a9", "#adad7d", "#86c8dd", "#578dff", "#656364")
 

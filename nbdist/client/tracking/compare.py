@@ -13,10 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.client.tracking.curves import RECENT
+from nbdist.client.metrics.analysis.values import RECENT
+from nbdist.client.metrics.recent import percent
 from nbdist.client.tracking.losses import StepRange, has_steps, loss_over, window_of
-from nbdist.client.tracking.tables import html_table, number, text_table, used_columns
+from nbdist.client.tracking.tables import html_table, number, text_table, used_columns, whole
 
+WHAT_RECENT_IS = f"Speed and comm %: the last {RECENT} measured steps, without a cell's first step."
 _MOST_DIFFERENT = 8
 _MOST_NAMED = 4
 _WHAT_BARS_ARE = (
@@ -24,7 +26,7 @@ _WHAT_BARS_ARE = (
     "another seed may differ by more."
 )
 # Facts of which a run has another one each time, and which explain nothing.
-_NO_REASON = frozenset({"sample", "samples_seen"})
+_NO_REASON = frozenset({"sample", "samples_seen", "proof"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class Figure:
 
     def __str__(self) -> str:
         if self.error is None:
-            return number(self.value)
-        return f"{number(self.value)} ± {number(float(f'{self.error:.2g}'))}"
+            return _exact(self.value)
+        return f"{_exact(self.value)} ± {_exact(float(f'{self.error:.2g}'))}"
 
     def overlaps(self, other: "Figure") -> bool:
         """Return whether the error bars of two figures touch."""
@@ -54,6 +56,8 @@ class Entry:
     facts: Mapping[str, str]
     loss: Figure | None
     throughput: Figure | None
+    step_ms: float | None = None
+    comm_pct: float | None = None
     logged: Mapping[str, float] = field(default_factory=dict)
     curve: Sequence[Sequence[Any]] = ()
 
@@ -101,10 +105,8 @@ class Comparison:
             notes.append(f"Loss is {window}{all_made if max(ends) > window.last else ''}.")
             if any(end < window.last for end in ends):
                 notes.append("A failed run that stopped earlier shows its own last steps.")
-        if any(entry.throughput is not None for entry in self.entries):
-            notes.append(
-                f"samples/s is the mean of the last {RECENT} steps, excluding the first step."
-            )
+        if any(e.step_ms is not None or e.throughput is not None for e in self.entries):
+            notes.append(WHAT_RECENT_IS)
         figures = [*self.losses, *(entry.throughput for entry in self.entries)]
         if any(figure is not None and figure.error is not None for figure in figures):
             notes.append(_WHAT_BARS_ARE)
@@ -131,12 +133,13 @@ class Comparison:
         logged = list(dict.fromkeys(k for e in self.entries for k in e.logged if k != "loss"))
         loss_name = "loss" if self.window is None else "mean loss"
         # What was logged stands as it was logged last.
-        header = ["run", *differs, "state", "steps", loss_name, "samples/s"]
+        header = ["run", *differs, "state", "steps", loss_name, "step ms", "comm %", "samples/s"]
         header += [f"last {key}" for key in logged]
         rows = []
         for entry, loss in zip(self.entries, self.losses, strict=True):
             row = [entry.name, *(entry.facts.get(key, "") for key in differs), entry.state]
-            row += [str(entry.steps or ""), *(str(f or "") for f in (loss, entry.throughput))]
+            row += [str(entry.steps or ""), str(loss or ""), number(entry.step_ms)]
+            row += [whole(entry.comm_pct), str(entry.throughput or "")]
             rows.append(row + [number(entry.logged.get(key)) for key in logged])
         return used_columns(header, rows)
 
@@ -150,6 +153,7 @@ def rows_of(entries: Sequence[Entry]) -> list[dict[str, object]]:
         for name, figure in (("loss", loss), ("samples_per_s", entry.throughput)):
             row[name] = figure.value if figure else None
             row[f"{name}_error"] = figure.error if figure else None
+        row |= {"step_ms": entry.step_ms, "comm_pct": entry.comm_pct}
         rows.append(row)
     return rows
 
@@ -223,9 +227,28 @@ def entry_of(
         facts,
         mean_over_ranks(end.get("loss", {})),
         None if speed is None else Figure(speed.value, _larger(speed, over_steps)),
+        _mean(end.get("step_ms", {}).values()),
+        _comm_pct(end),
         logged or {},
         curves.get("loss", ()),
     )
+
+
+def _exact(value: float) -> str:
+    """Return a figure with a digit more than the board gives: its error bar tells which count."""
+    # No exponent before it saves room: 17,430 reads better than 1.743e+04.
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def _comm_pct(end: Mapping[str, Mapping[str, float | None]]) -> float | None:
+    comm, steps = end.get("comm_ms", {}), end.get("step_ms", {})
+    timed = [rank for rank in comm if steps.get(rank)]
+    return percent(_known(map(comm.get, timed)), _known(map(steps.get, timed)))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return sum(known) / len(known) if known else None
 
 
 def _undecided(figures: Sequence[tuple[str, Figure]]) -> str:

@@ -1,27 +1,28 @@
 """Keep of a run what comparing runs needs, a few kilobytes that stay when the run has been sent.
 
-`loss` is a curve with a band over the ranks, thinned to `MOST_POINTS`; `end` has, over each rank's
-last steps, its loss, throughput (with the error that the steps tell) and the mean and median of a
-step's time. Plain values of JSON, pure functions.
+`loss` is a curve with a band over the ranks, thinned to `MOST_POINTS`; `end` has each rank's loss,
+throughput (with the error that the steps tell), the mean and median time of a step, and its exposed
+communication, over the last steps. Plain values of JSON, pure functions.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nbdist.client.metrics.analysis.values import RECENT
+from nbdist.client.metrics.recent import GetSeries, losses, recent_steps
 from nbdist.client.metrics.telemetry import Series
 
 MOST_POINTS = 400
-RECENT = 50
 _FEW = 10  # steps, of which the last one tells more than a mean
 
 Floats = npt.NDArray[np.float64]
 
 
-def curves_of(series: Callable[[str], Mapping[int, Series]], first_step: int = 0) -> dict[str, Any]:
+def curves_of(series: GetSeries, first_step: int = 0) -> dict[str, Any]:
     """Return the curves of one cell.
 
     Args:
@@ -31,39 +32,23 @@ def curves_of(series: Callable[[str], Mapping[int, Series]], first_step: int = 0
     return {"loss": _banded(_losses(series), first_step), "end": end_of(series)}
 
 
-def end_of(series: Callable[[str], Mapping[int, Series]]) -> dict[str, dict[str, float | None]]:
-    """Return what each rank's last steps were like; see `curves_of`.
+def end_of(series: GetSeries) -> dict[str, dict[str, float | None]]:
+    """Return what each rank's last steps were like, as `metrics.recent` defines it.
 
-    Throughput is what was done over the time it took, so a step that is long now and then counts.
+    The error of throughput is what the steps tell; ranks that know nothing of a number are out.
     """
-    times = {rank: _settled(y) for rank, (_, y) in _arrays(series("step_s")).items()}
-    times = {rank: y for rank, y in times.items() if y.mean() > 0}
-    samples = {
-        rank: float(y[-RECENT:].mean() / times[rank].mean())
-        for rank, (_, y) in _arrays(series("samples")).items()
-        if rank in times
-    }
+    recent = recent_steps(series)
+    rates = {r: steps.per_s["samples"] for r, steps in recent.items() if "samples" in steps.per_s}
     return {
         "loss": _named({r: _finite(_recent_mean(y)) for r, (_, y) in _losses(series).items()}),
-        "samples_per_s": _named(samples),
-        "samples_per_s_error": _named({r: v * _error(times[r]) for r, v in samples.items()}),
-        "step_s": _named({rank: float(y.mean()) for rank, y in times.items()}),
-        "step_median_s": _named({rank: float(np.median(y)) for rank, y in times.items()}),
+        "samples_per_s": _named(rates),
+        "samples_per_s_error": _named(
+            {r: v * _error(recent[r].times_ms) for r, v in rates.items()}
+        ),
+        "step_ms": _named({r: steps.step_ms for r, steps in recent.items()}),
+        "step_median_ms": _named({r: float(np.median(s.times_ms)) for r, s in recent.items()}),
+        "comm_ms": _named({r: s.parts["comm"] for r, s in recent.items() if "comm" in s.parts}),
     }
-
-
-def end_values(end: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
-    """Return what `end_of` tells of a run in the names of `flat`; ranks that know nothing are out.
-
-    Times are means over the ranks, throughput is that of all.
-    """
-    known = {key: [v for v in by_rank.values() if v is not None] for key, by_rank in end.items()}
-    values = {
-        key: float(np.mean(known[key])) for key in ("step_s", "step_median_s") if known.get(key)
-    }
-    if known.get("samples_per_s"):
-        values["samples_per_s"] = sum(known["samples_per_s"])
-    return values
 
 
 def joined(before: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,21 +68,14 @@ def _arrays(by_rank: Mapping[int, Series]) -> dict[int, tuple[Floats, Floats]]:
     }
 
 
-def _losses(
-    series: Callable[[str], Mapping[int, Series]],
-) -> dict[int, tuple[Floats, Floats]]:
-    return _arrays(series("log.loss")) or _arrays(series("loss"))
+def _losses(series: GetSeries) -> dict[int, tuple[Floats, Floats]]:
+    return _arrays(losses(series))
 
 
 def _recent_mean(values: Floats) -> float:
     """Return the mean of the last steps: half of them, at most `RECENT`; of a few one."""
     half = len(values) // 2 if len(values) >= _FEW else 1
     return float(np.mean(values[-min(RECENT, half) :]))
-
-
-def _settled(step_s: Floats) -> Floats:
-    """Return the last steps' times; the first one compiles, and tells of no other."""
-    return step_s[1:][-RECENT:] if len(step_s) > 1 else step_s
 
 
 def _error(times: Floats) -> float:

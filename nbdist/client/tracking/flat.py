@@ -1,39 +1,33 @@
 """One step of many ranks as the few numbers that runs are sorted and compared by. Pure.
 
-- `loss`, `step_s`: means over the ranks; `samples_per_s`, `tokens_per_s`: of all ranks together;
-- `comm_pct`: exposed communication, `wait_pct`: waiting for other ranks, as shares of the step;
+- `loss`: the mean over the ranks;
 - `skew_ms`: the greatest time between the first and the last rank's arrival at a collective;
 - `grad_norm`: of the whole gradient, where ranks tell their shares of it.
+
+What recent steps were like, such as `step_ms` and `comm_pct`, is `metrics.recent`'s.
 """
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from nbdist.client.metrics.analysis.values import ExplainedStep
-
-MEASURED_BY_RANK = ("loss", "comm_s", "step_s", "data_s")
-BY_RANK = (*MEASURED_BY_RANK, "wait_s")
+# A rank's own series: their names in MLflow, what they are in a record, and times how much.
+MEASURED_BY_RANK = {
+    "loss": ("loss", 1.0),
+    "comm_ms": ("comm_s", 1e3),
+    "step_ms": ("step_s", 1e3),
+    "data_ms": ("data_s", 1e3),
+}
 
 
 def flat_values(by_rank: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     """Return the flat values of one step from each rank's own; what no rank measured is absent."""
     rows = list(by_rank.values())
     losses = _known(rows, "loss")
-    step_s = _known(rows, "step_s")
-    timed = [r for r in rows if "step_s" in r and "comm_s" in r]
     shares = _known(rows, "grad_share")
     values: dict[str, float] = {}
     if losses:
         values["loss"] = mean(losses)
-    if step_s:
-        values["step_s"] = mean(step_s)
-    for key in ("samples", "tokens"):
-        done = _known(rows, key)
-        if done and step_s and max(step_s) > 0:
-            values[f"{key}_per_s"] = sum(done) / max(step_s)
-    if timed and (whole := sum(r["step_s"] for r in timed)) > 0:
-        values["comm_pct"] = 100 * sum(r["comm_s"] for r in timed) / whole
     if shares and len(shares) == len(rows):
         squared = sum(shares)
         values["grad_norm"] = math.sqrt(squared) if squared >= 0 else math.nan
@@ -51,20 +45,13 @@ def skew_estimate_ms(by_rank: Mapping[int, Mapping[str, float]]) -> float | None
     return 1000 * (max(worked) - min(worked)) if len(worked) > 1 else None
 
 
-def explained_values(step: ExplainedStep, step_s: Mapping[int, float]) -> dict[str, float]:
-    """Return the flat values that only the comparison of all ranks tells.
-
-    Args:
-        step: What `CellAnalysis` found.
-        step_s: How long the step took, by rank, as far as that is known.
-    """
-    values: dict[str, float] = {}
-    if step.skew_ms is not None:
-        values["skew_ms"] = step.skew_ms
-    both = step.waiting_ms.keys() & step_s.keys()
-    if both and (whole_ms := 1000 * sum(step_s[rank] for rank in both)) > 0:
-        values["wait_pct"] = 100 * sum(step.waiting_ms[rank] for rank in both) / whole_ms
-    return values
+def of_rank(values: Mapping[str, float]) -> dict[str, float]:
+    """Return a rank's own values of a step by their names; without a loader no time for data."""
+    return {
+        name: factor * values[key]
+        for name, (key, factor) in MEASURED_BY_RANK.items()
+        if key in values and (key != "data_s" or values[key] > 0)
+    }
 
 
 def spread(quantity: str, by_rank: Mapping[int, float]) -> dict[str, float]:
@@ -83,11 +70,6 @@ def spread(quantity: str, by_rank: Mapping[int, float]) -> dict[str, float]:
         f"rank_{quantity}/max": by_rank[top],
         f"rank_{quantity}/argmax": float(top),
     }
-
-
-def worth_keeping(quantity: str, values: Mapping[str, float]) -> bool:
-    """Return whether a rank's own value of `quantity` is a point: no loader, no data time."""
-    return quantity in values and (quantity != "data_s" or values[quantity] > 0)
 
 
 def mean(values: Iterable[float]) -> float:

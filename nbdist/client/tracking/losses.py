@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.client.tracking.curves import RECENT
+from nbdist.client.metrics.analysis.values import RECENT
 
 FEWEST = 5  # points that a spread over steps is told from
 _FEWEST_ROWS = 10  # of a thinned curve in a window

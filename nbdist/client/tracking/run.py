@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nbdist.background import lower_thread
+from nbdist.client.metrics import usage
 from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
 from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.client.metrics.telemetry import CellInfo
@@ -256,8 +258,10 @@ class TrackedRun:
             lines.append(resume_text(name, state))
         return "\n".join(lines)
 
+    @usage.counts
     def _run(self) -> None:
         """Write the run; the body of its thread."""
+        lower_thread()
         try:
             self._write()
         except TrackingError as error:
@@ -275,7 +279,15 @@ class TrackedRun:
         time_ms = first // 1_000_000
         if self._study is not None:
             self._study.begin(info, time_ms)  # before its first run: runs are sent in this order
-        writer = self._writer = RunWriter(place, info, self._cells, self._telemetry, time_ms)
+        insight = self._insight
+        writer = self._writer = RunWriter(
+            place,
+            info,
+            self._cells,
+            self._telemetry,
+            time_ms,
+            (lambda: insight.now().ranks) if insight is not None else tuple,
+        )
         try:
             self._ship()
             writer.write_story()

@@ -8,11 +8,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.tracking.compare import Comparison, entry_of
-from nbdist.client.tracking.curves import RECENT
+from nbdist.client.tracking.compare import WHAT_RECENT_IS, Comparison, entry_of
 from nbdist.client.tracking.settings import shown_uri
 from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
-from nbdist.client.tracking.tables import html_table, number, text_table, used_columns
+from nbdist.client.tracking.tables import html_table, number, text_table, used_columns, whole
 from nbdist.errors import UsageError
 
 _MOST_PARAMS = 4
@@ -27,7 +26,7 @@ class RunRow:
     """One run, as the kernel that made it has last told.
 
     `state` is "running", "finished", "failed", "interrupted", or "killed" when its kernel died.
-    `values` are the last flat values (`loss`, `step_s`, ..., and what was logged). `is_sent` says
+    `values` are the last flat values (`loss`, `step_ms`, ..., and what was logged). `is_sent` says
     whether MLflow has all of it; `waits_for` why not, if that is known. `run_id` is MLflow's.
     `kind` is "study" for the run that holds a sweep's, `study` the key of that one in each of them.
     `facts` are all that may tell it from other runs: params, layout, versions.
@@ -78,10 +77,8 @@ class RunsTable:
 
     def _notes(self) -> list[str]:
         notes = []
-        if any("step_s" in row.values for row in self.rows):
-            notes.append(
-                f"step ms and samples/s: mean of the last {RECENT} steps, excluding the first step."
-            )
+        if any("step_ms" in row.values for row in self.rows):
+            notes.append(WHAT_RECENT_IS)
         kept = [row for row in self.rows if not row.is_sent and row.state != "running"]
         if why := next((row for row in kept if row.waits_for), None):
             notes.append(
@@ -252,20 +249,18 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
         texts += [str(row.world_size), *(row.params.get(key, "") for key in params)]
         texts += [str(row.steps) if row.kind == "run" else "", number(value("loss"))]
         texts += [number(value(key)) for key in logged[:_MOST_LOGGED]]
-        texts += _step_ms(value("step_s"), value("step_median_s"))
-        texts += [number(value("samples_per_s")), number(value("comm_pct"))]
+        texts += _step_ms(value("step_ms"), value("step_median_ms"))
+        texts += [number(value("samples_per_s")), whole(value("comm_pct"))]
         texts += [f"{row.seconds:.1f}", f"{row.started:%m-%d %H:%M}"]
         texts += ["lost" if row.is_lost else "yes" if row.is_sent else "not yet"]
         body.append(texts)
     return used_columns(header, body)
 
 
-def _step_ms(mean_s: float | None, median_s: float | None) -> list[str]:
+def _step_ms(mean: float | None, median: float | None) -> list[str]:
     """Return the mean and the median of a step's milliseconds; the median where it is another one.
 
     Some steps are then much longer than most, as those that evaluate or save.
     """
-    if mean_s is None:
-        return ["", ""]
-    is_other = median_s is not None and abs(mean_s - median_s) > _UNEVEN * mean_s
-    return [number(mean_s * 1000), number(median_s * 1000) if median_s and is_other else ""]
+    is_other = mean is not None and median is not None and abs(mean - median) > _UNEVEN * mean
+    return [number(mean), number(median) if is_other else ""]

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from nbdist.client.tracking import description
 from nbdist.client.tracking.names import hide_secrets
 from nbdist.client.tracking.spool import MOST_POINTS, Begin, Chunk, SpooledRun, SpoolState
 
@@ -205,6 +206,9 @@ class RunSender:
             for key, value in point.values.items()
         ]
         params, tags = dict(chunk.params), dict(chunk.tags)
+        if description.TAG in tags:
+            ids = state.run_id, state.experiment_id
+            tags[description.TAG] = description.addressed(tags[description.TAG], *ids)
         if params and (self._begin.continues or self._begin.resume):
             # A param never changes; what this cell had different becomes a tag.
             known = calling(lambda: self._client.get_run(state.run_id)).data.params
@@ -314,6 +318,6 @@ def _newest_of_name(client: Any, experiment_id: str, name: str) -> Any:
 
 def _last_step(client: Any, run: Any) -> int:
     """Return the last step of an MLflow run; 0 when it has none."""
-    key = next((k for k in ("loss", "step_s", *run.data.metrics) if k in run.data.metrics), None)
+    key = next((k for k in ("loss", "step_ms", *run.data.metrics) if k in run.data.metrics), None)
     history = client.get_metric_history(run.info.run_id, key) if key else []
     return max((point.step for point in history), default=0)

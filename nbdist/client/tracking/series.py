@@ -2,41 +2,45 @@
 
 Two kinds of series, named as research on MLflow's UI found readable:
 
-- *flat*, one for the whole run, to sort and compare by (`flat`), and what `nbdist.log` was given,
-  under its own name (mean over the ranks that logged it);
-- *by rank*: `rank_loss/00`, `rank_comm_s/00`, `rank_step_s/00`, `rank_data_s/00` and
-  `rank_wait_s/00`; above 16 ranks the charts and the server would drown, and `/min`, `/median`,
+- *flat*, one for the whole run, to sort and compare by (`flat`; a few times a second
+  `metrics.recent`), and what `nbdist.log` was given, under its own name (mean over the ranks that
+  logged it);
+- *by rank*: `rank_loss/00`, `rank_comm_ms/00`, `rank_step_ms/00`, `rank_data_ms/00` and
+  `rank_wait_ms/00`; above 16 ranks the charts and the server would drown, and `/min`, `/median`,
   `/max` and `/argmax` (a rank) take their place.
 
 Waiting and skew are told by `CellAnalysis`, for some of the steps and a little later. Where it says
 nothing (one rank, a tap that is off), an estimate of the skew takes its place.
+
+Points cost: MLflow takes a tenth of a millisecond for each, and charts show a thousand. So of more
+than `MOST_LOSSES` steps a second about so many have their loss, and of those that are measured (see
+`wire.Record`) about `MOST_TIMINGS` all the rest. What `nbdist.log` was given has all of its own.
 
 A flat point needs every rank's record of its step. It is made when the last one arrives, or when
 `LAG_S` have passed since the first came, or at the end. That is counted by the notebook's monotonic
 clock: ranks' wall clocks differ, and jump. A value that comes later still enters its rank's series.
 """
 
-import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nbdist.client.metrics.analysis.values import ExplainedStep
 from nbdist.client.tracking.flat import (
     MEASURED_BY_RANK,
-    explained_values,
     flat_values,
     mean,
+    of_rank,
     skew_estimate_ms,
     spread,
-    worth_keeping,
 )
 from nbdist.client.tracking.names import metric_name, rank_metric
-from nbdist.wire import Record
+from nbdist.wire import Record, is_measured
 
 MOST_RANK_SERIES = 16
-TIMINGS = ("step_s", "samples_per_s", "tokens_per_s", "comm_pct", "wait_pct", "skew_ms")
-RECENT = 50
+MOST_LOSSES = 100  # a second, as the one below
+MOST_TIMINGS = 10
+_LOSSES = frozenset({"loss", "grad_share"})
 LAG_S = 5.0
 _MOST_PENDING = 4096  # groups that wait for a rank, and groups remembered as done
 
@@ -59,6 +63,38 @@ class _Pending:
     by_rank: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
+class _KeptSteps:
+    """Which steps have points: one in a stride that doubles while that is too many a second.
+
+    It is the same for all ranks: a new one holds from a step on that no rank has told yet.
+    """
+
+    def __init__(self, most_a_second: float) -> None:
+        self._most = most_a_second
+        self._strides = [(0, 1)]  # from which step on
+        self._newest = 0
+        self._since: Record | None = None  # of the rank whose clock tells the rate
+        self._count = 0
+
+    def keeps(self, record: Record) -> bool:
+        self._newest = max(self._newest, record.step)
+        stride = next(stride for begin, stride in reversed(self._strides) if record.step >= begin)
+        if record.step % stride:
+            return False
+        if self._since is None:
+            self._since = record
+        elif record.rank == self._since.rank:
+            self._note(record, self._since)
+        return True
+
+    def _note(self, record: Record, since: Record) -> None:
+        self._count += 1
+        if self._count >= 2 * self._most:
+            if self._count * 1e9 > 1.5 * self._most * (record.time_ns - since.time_ns):
+                self._strides.append((self._newest + 1, 2 * self._strides[-1][1]))
+            self._since, self._count = record, 0
+
+
 class RunSeries:
     """The points of one run, made from its records as they come, in any order of ranks.
 
@@ -74,13 +110,13 @@ class RunSeries:
         self._done: set[Group] = set()
         self._done_order: deque[Group] = deque()
         self._now_s = 0.0
+        self._losses, self._timings = _KeptSteps(MOST_LOSSES), _KeptSteps(MOST_TIMINGS)
+        self._left_out: dict[int, Record] = {}  # each rank's newest step without points
         self._times_logged: dict[tuple[int, str], tuple[int, int]] = {}  # newest step, how often
         self._user_keys: set[str] = set()
         self.last: dict[str, float] = {}
-        self._recent: dict[str, deque[float]] = {key: deque(maxlen=RECENT) for key in TIMINGS}
-        self._step_s: dict[int, dict[int, float]] = {}  # of the newest steps, by step and rank
         self._estimates: deque[tuple[float, Point]] | None = deque(maxlen=_MOST_PENDING)
-        self._last_ns = 0
+        self._last_ns = self._newest_ns = self._recent_ns = 0
         self.last_step = first_step
         self.steps = 0
         self.late = 0
@@ -90,14 +126,18 @@ class RunSeries:
         """Names that `nbdist.log` was given, sorted."""
         return tuple(sorted(self._user_keys))
 
-    def summary(self) -> dict[str, float]:
-        """Return what stands in the table of runs: the last values, of timings their usual ones.
+    def recent(self, values: Mapping[str, float]) -> list[Point]:
+        """Return the point of what recent steps are like by now (`metrics.recent`), if it is new.
 
-        One step's time says little; these are medians of the last `RECENT`. Means of step times
-        and throughput are from `curves`, which comparisons are made from too.
+        What the user logs by one of its names is what they mean by it.
         """
-        usual = {key: statistics.median(recent) for key, recent in self._recent.items() if recent}
-        return {**self.last, **usual}
+        fresh = {name: v for name, v in values.items() if name not in self._user_keys}
+        if all(self.last.get(name) == value for name, value in fresh.items()):
+            return []
+        self.last |= fresh
+        # Of two at one step MLflow's newest is the one of the later time.
+        self._recent_ns = max(self._newest_ns, self._recent_ns + 1_000_000)
+        return [self._point(self._recent_ns, self.steps, fresh)]
 
     def add(self, records: Iterable[Record], now_s: float = 0.0) -> list[Point]:
         """Take records in, at `time.monotonic()`; return the points that are now certain."""
@@ -120,40 +160,50 @@ class RunSeries:
         """
         points = []
         for explained in steps:
-            values = explained_values(explained, self._step_s.pop(explained.step, {}))
-            if "skew_ms" in values:
+            values: dict[str, float] = {}
+            if explained.skew_ms is not None:
+                values["skew_ms"] = explained.skew_ms
                 self._estimates = None
             if len(self._ranks) > MOST_RANK_SERIES:
-                values |= spread("wait_s", {r: w / 1000 for r, w in explained.waiting_ms.items()})
+                values |= spread("wait_ms", explained.waiting_ms)
             else:
                 for rank, waiting_ms in explained.waiting_ms.items():
-                    values[rank_metric("wait_s", rank)] = waiting_ms / 1000
+                    values[rank_metric("wait_ms", rank)] = waiting_ms
             for name in self._user_keys & values.keys():
                 del values[name]
             if values:
-                self._remember(values)
+                self.last |= values
                 points.append(self._point(self._last_ns, explained.step, values))
         return points
 
     def finish(self) -> list[Point]:
         """Return the points still waiting for a rank; no record comes any more."""
         points = []
+        for record in self._left_out.values():
+            if record.step == self.steps:  # the last one always has its points
+                points += self._step_points(record)
         for group in list(self._pending):
             points.append(self._close(group))
         return points + self._due_estimates(float("inf"))
 
     def _add_step(self, record: Record) -> list[Point]:
         self.steps = max(self.steps, record.step)
+        self._newest_ns = max(self._newest_ns, record.time_ns)
+        is_all_there_is = is_measured(record.values) or "step_s" not in record.values
+        if is_all_there_is and self._timings.keeps(record):
+            return self._step_points(record)
+        if self._losses.keeps(record):
+            losses = {key: v for key, v in record.values.items() if key in _LOSSES}
+            return self._join(("", record.step, 0), record, losses) if losses else []
+        self._left_out[record.rank] = record
+        return []
+
+    def _step_points(self, record: Record) -> list[Point]:
         points = []
-        if "step_s" in record.values:
-            self._step_s.setdefault(record.step, {})[record.rank] = record.values["step_s"]
-            while len(self._step_s) > _MOST_PENDING:
-                del self._step_s[next(iter(self._step_s))]
         if len(self._ranks) <= MOST_RANK_SERIES:
             own = {
-                rank_metric(quantity, record.rank): record.values[quantity]
-                for quantity in MEASURED_BY_RANK
-                if worth_keeping(quantity, record.values)
+                rank_metric(quantity, record.rank): value
+                for quantity, value in of_rank(record.values).items()
             }
             if own:
                 points.append(self._point(record.time_ns, record.step, own))
@@ -207,17 +257,14 @@ class RunSeries:
         else:
             values = flat_values(pending.by_rank)
             if len(self._ranks) > MOST_RANK_SERIES:
+                own = {rank: of_rank(values) for rank, values in pending.by_rank.items()}
                 for quantity in MEASURED_BY_RANK:
-                    known = {
-                        rank: own[quantity]
-                        for rank, own in pending.by_rank.items()
-                        if worth_keeping(quantity, own)
-                    }
+                    known = {r: told[quantity] for r, told in own.items() if quantity in told}
                     values |= spread(quantity, known)
             for name in self._user_keys & values.keys():
                 del values[name]  # what the user logs by that name is what they mean by it
             self._estimate_skew(pending, step)
-        self._remember(values)
+        self.last |= values
         self._last_ns = max(self._last_ns, pending.last_ns)
         return self._point(pending.last_ns, step, values)
 
@@ -235,15 +282,9 @@ class RunSeries:
         points = []
         while self._estimates and self._estimates[0][0] <= until_s:
             point = self._estimates.popleft()[1]
-            self._remember(point.values)
+            self.last |= point.values
             points.append(point)
         return points
-
-    def _remember(self, values: dict[str, float]) -> None:
-        self.last |= values
-        for key, recent in self._recent.items():
-            if key in values:
-                recent.append(values[key])
 
     def _point(self, time_ns: int, step: int, values: dict[str, float]) -> Point:
         step += self._first_step

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbdist.background import CoreWaits, lower_process, pause_s
 from nbdist.client.tracking import database, view
 from nbdist.client.tracking.folder import try_lock
 from nbdist.client.tracking.sender import (
@@ -55,7 +56,8 @@ from nbdist.client.tracking.spool import (
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-PERIOD_S = 0.5  # between looks into the spool
+PERIOD_S = 0.5  # between looks into the spool, with cores to spare
+SHARE = 0.5  # of a core, while it follows a kernel
 IDLE_S = 120.0  # without any run going on, we end and free 200 MB
 AFTER_KERNEL_S = 4.0  # how long we outlive a kernel that died
 LONGEST_PAUSE_S = 30.0
@@ -333,7 +335,9 @@ def _follow(folder: Path, kernel_pid: int) -> None:
     forget_old(folder)
     shipper = Shipper(folder, kernel_pid)
     quiet_since = time.monotonic()
+    waits = CoreWaits()
     while True:
+        began = time.thread_time()
         is_last = closing.is_set()
         if is_last or os.getppid() != kernel_pid:
             # Once more without patience: the server may just have come back.
@@ -343,7 +347,7 @@ def _follow(folder: Path, kernel_pid: int) -> None:
             quiet_since = time.monotonic()
         elif time.monotonic() - quiet_since > IDLE_S:
             return
-        closing.wait(PERIOD_S)
+        closing.wait(pause_s(PERIOD_S, time.thread_time() - began, SHARE, waits.share()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -355,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prepare", action="store_true", help="make the folder's database first")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    os.nice(5)  # training comes first
+    lower_process()  # training comes first
     os.umask(0o077)  # the database and its artifacts are for their owner
     if options.drain:
         shipper = Shipper(options.folder, 0)

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Sequence
 
-from nbdist.formatting import aligned
+from nbdist.formatting import aligned, figure
 
 _MOST_CHARACTERS = 80  # of a cell: a run's name always has room
 
@@ -38,8 +38,10 @@ def used_columns(
 
 
 def number(value: float | None) -> str:
-    """Return a number for people, empty for None."""
-    if value is None:
-        return ""
-    # Four digits, but no exponent before it saves room: 17,430 reads better than 1.743e+04.
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+    """Return a number for people with the digits that the board gives it; empty for None."""
+    return "" if value is None else figure(value)
+
+
+def whole(value: float | None) -> str:
+    """Return a share in percent, which is not known better; empty for None."""
+    return "" if value is None else f"{value:.0f}"

@@ -22,7 +22,7 @@ _MOST_COLUMNS = 6
 _SECTIONS = {"summary": "Summary", "logged": "Logged", "ranks": "Per rank"}
 _ALL_RUNS = ("loss", "samples_per_s", "comm_pct")
 _WAITING = ("skew_ms", "wait_pct")
-_SHOWN_BY_RANK = ("comm_s", "wait_s", "step_s", "loss", "data_s")
+_SHOWN_BY_RANK = ("comm_ms", "wait_ms", "step_ms", "loss", "data_ms")
 
 
 def page(experiment_id: str) -> str:
@@ -53,6 +53,10 @@ def view_state(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     charts += [_chart("logged", [key]) for key in sorted(user_keys)[:_MOST_USER_CHARTS]]
     charts += [_chart("summary", [key]) for key in _WAITING]
     charts += [_chart("ranks", _rank_keys(quantity, sorted(ranks))) for quantity in _SHOWN_BY_RANK]
+    # MLflow adds a chart of each metric that leads none, as ranks beside the first one do.
+    lead = {chart["metricKey"] for chart in charts}
+    beside = {key for chart in charts for key in chart["selectedMetricKeys"]} - lead
+    charts += [_chart("ranks", [key]) | {"deleted": True} for key in sorted(beside)]
     columns = [f"metrics.`{key}`" for key in (*_ALL_RUNS, *sorted(user_keys)[:_MOST_COLUMNS])]
     columns += [f"params.`{key}`" for key in ("layout", "world_size", *params)][:_MOST_COLUMNS]
     return {

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from nbdist.client.metrics.analysis.values import ExplainedStep, Verdict
+import numpy as np
+
+from nbdist.client.metrics.analysis.values import ExplainedStep, RankStep, Verdict
+from nbdist.client.metrics.recent import recent_steps, values_of_run
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.metrics.telemetry import Series as History
 from nbdist.client.tracking import provenance
@@ -23,11 +26,13 @@ from nbdist.client.tracking.begin import (
     own_params,
     summary_of,
 )
-from nbdist.client.tracking.curves import curves_of, end_of, end_values, joined
+from nbdist.client.tracking.curves import curves_of, joined
+from nbdist.client.tracking.description import TAG, description
+from nbdist.client.tracking.flat import mean
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.machine import HostFacts
 from nbdist.client.tracking.names import hide_secrets, merge_facts, params_of
-from nbdist.client.tracking.series import RunSeries
+from nbdist.client.tracking.series import Point, RunSeries
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
 from nbdist.wire import Record
@@ -39,6 +44,8 @@ STATUS: dict[Outcome, str] = {
     "interrupted": "KILLED",
 }
 SUMMARY_S = 2.0
+MOST_HELD = 1000  # points: a run may have no loss
+RECENT_S = 0.25  # between points of what recent steps are like
 EXPLAINED = "layout_explained"  # a fact of some lines: too long for a param
 MOST_EXPLAINED = 20_000  # characters
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -80,12 +87,20 @@ class RunWriter:
         cells: The session's cells so far, this one last.
         feed: The cell's telemetry.
         time_ms: The wall clock of the first record.
+        explained: Returns what is known of each rank's steps by comparing them.
     """
 
     def __init__(
-        self, place: RunPlace, info: CellInfo, cells: Sequence[CellInfo], feed: Feed, time_ms: int
+        self,
+        place: RunPlace,
+        info: CellInfo,
+        cells: Sequence[CellInfo],
+        feed: Feed,
+        time_ms: int,
+        explained: Callable[[], Sequence[RankStep]] = tuple,
     ) -> None:
         make_private_folder(place.folder)
+        self._explained = explained
         self._place, self._info, self._cells, self._feed = place, info, cells, feed
         before = continued(place, info, self._facts())
         self._curves_before = before.curves() if before else {}
@@ -95,6 +110,9 @@ class RunWriter:
         self._taken = {*own_params(info)}
         self._summary_at = self._curves_at = time.monotonic()
         self._curves_every_s = SUMMARY_S
+        self._held: list[Point] | None = []  # until the mean loss of a step is known
+        self._medians: dict[str, float] = {}
+        self._recent_at, self._recent_every_s = 0.0, RECENT_S
         self.lost = 0  # records that the run had to leave out
         self.begin = make_begin(place, info, self._facts(), before, time_ms)
         self.series = RunSeries(info.ranks, self.begin.first_step)
@@ -115,7 +133,18 @@ class RunWriter:
 
     def add(self, records: list[Record]) -> None:
         """Write the points that these records make certain."""
-        self._spool.points(self.series.add(records, time.monotonic()))
+        self._write_points(self.series.add(records, time.monotonic()))
+
+    def _write_points(self, points: list[Point], is_last: bool = False) -> None:
+        """Write points, the mean loss first: MLflow compares runs by the metric that came first."""
+        if self._held is not None:
+            self._held += points
+            first = next((point for point in self._held if "loss" in point.values), None)
+            if first is None and not is_last and len(self._held) < MOST_HELD:
+                return
+            points = [first, *(p for p in self._held if p is not first)] if first else self._held
+            self._held = None
+        self._spool.points(points)
 
     def add_explained(self, steps: Sequence[ExplainedStep]) -> None:
         """Write the points of steps that `CellAnalysis` has compared."""
@@ -125,6 +154,10 @@ class RunWriter:
         """Write what is due now and then, and hand all to the operating system."""
         now_s = time.monotonic()
         self._spool.points(self._machine.points(now_s))
+        if now_s - self._recent_at > self._recent_every_s:
+            self._write_recent()
+            self._recent_at = time.monotonic()
+            self._recent_every_s = max(RECENT_S, 100 * (self._recent_at - now_s))
         self._write_facts(settled_only=True)
         self._spool.flush()
         if now_s - self._summary_at > SUMMARY_S:
@@ -139,7 +172,8 @@ class RunWriter:
     def end(self, end: RunEnd) -> None:
         """Write the end of the run; all of it is on the disk when this returns."""
         spool = self._spool
-        spool.points(self.series.finish())
+        self._write_points(self.series.finish(), is_last=True)
+        self._write_recent()
         spool.points(self._machine.points(time.monotonic(), is_last=True))
         self._write_facts(settled_only=False)
         if end.error:
@@ -152,6 +186,7 @@ class RunWriter:
             spool.file("verdicts.txt", ("\n".join(said) + "\n").encode())
         if end.picture:
             spool.file("board.png", end.picture)
+        self._write_description(end)
         for name, path in end.files.items():
             spool.file(name, path.read_bytes())
         # A clock that was set back must not let a run end before it began.
@@ -164,9 +199,29 @@ class RunWriter:
         """Let go of the run."""
         self._spool.close()
 
+    def _write_recent(self) -> None:
+        """Write what the last steps were like: the numbers that the board shows."""
+        steps = recent_steps(self._feed.series)
+        if steps:
+            medians = [float(np.median(of_rank.times_ms)) for of_rank in steps.values()]
+            self._medians = {"step_median_ms": mean(medians)}
+        self._spool.points(self.series.recent(values_of_run(steps, self._explained())))
+
     def _write_curves(self) -> None:
         own = curves_of(self._feed.series, self.begin.first_step)
         self._spool.curves(joined(self._curves_before, own))
+
+    def _write_description(self, end: RunEnd) -> None:
+        series, facts = self.series, self._facts() | own_params(self._info)
+        text = description(
+            end.outcome,
+            self._steps_before + series.steps,
+            series.last,
+            facts,
+            [verdict.sentence for verdict in end.verdicts],
+            has_picture=end.picture is not None,
+        )
+        self._spool.tags({TAG: hide_secrets(text)})
 
     def _facts(self) -> dict[str, str]:
         # dict() copies in one step of the interpreter; the IO thread may be adding to it.
@@ -215,7 +270,7 @@ class RunWriter:
         return summary_of(begin, info, status) | {
             "steps": self._steps_before + series.steps,
             "last_step": series.last_step,
-            "values": series.summary() | end_values(end_of(self._feed.series)),
+            "values": self._medians | series.last,
             "user_keys": series.user_keys,
             "params": params_of(info.params),
             "facts": own_params(info) | params_of(facts) | _versions(begin.tags),

@@ -23,7 +23,7 @@ from nbdist.client.tracking.compare import (
     sum_over_ranks,
     what_differs,
 )
-from nbdist.client.tracking.curves import MOST_POINTS, curves_of, end_values, joined
+from nbdist.client.tracking.curves import MOST_POINTS, curves_of, joined
 
 
 def history(values: list[float], first: int = 1) -> Series:
@@ -147,7 +147,7 @@ def test_the_picture_is_drawn_for_many_runs_and_few_figures(theme: str) -> None:
         [2, None, None, None],
         [3, 0.001, 0.001, 0.002],
     ]
-    with_both = Entry("a" * 40, "finished", 3, {}, Figure(1, 0.1), Figure(9, 1.0), {}, curve)
+    with_both = Entry("a" * 40, "finished", 3, {}, Figure(1, 0.1), Figure(9, 1.0), curve=curve)
     png = base64.b64decode(picture([with_both] * 10, theme_named(theme)))
     assert png.startswith(b"\x89PNG")
     only_speed = Entry("b", "finished", 3, {}, None, Figure(9, None))
@@ -234,7 +234,7 @@ def test_a_step_that_is_long_now_and_then_counts_in_throughput_and_mean_and_not_
 ):
     times = [0.01 + 0.2 * (i % 10 == 9) for i in range(100)]
     series = {"step_s": {0: history(times)}, "samples": {0: history([32.0] * 100)}}
-    values = end_values(curves_of(lambda key: series.get(key, {}))["end"])
-    assert values["step_s"] == pytest.approx(0.03)
-    assert values["step_median_s"] == pytest.approx(0.01)
-    assert values["samples_per_s"] == pytest.approx(32 / values["step_s"])
+    end = curves_of(lambda key: series.get(key, {}))["end"]
+    assert end["step_ms"] == {"0": pytest.approx(30)}
+    assert end["step_median_ms"] == {"0": pytest.approx(10)}
+    assert end["samples_per_s"] == {"0": pytest.approx(32 / 0.03)}

@@ -14,6 +14,8 @@ MS = 1_000_000
 
 
 def step(rank: int, n: int, time_ms: int = 0, **values: float) -> Record:
+    if "comm_s" in values:
+        values = {"compute_s": 0.0, **values}
     return Record(rank, n - 1, "step", n, (time_ms or n) * MS, values)
 
 
@@ -39,15 +41,26 @@ def test_a_point_carries_the_time_of_its_rank() -> None:
 
 
 def test_skew_is_the_work_of_the_slowest_rank_beyond_the_fastest_waiting_left_out() -> None:
-    by_rank = {
-        0: {"step_s": 0.10, "comm_s": 0.05},
-        1: {"step_s": 0.10, "comm_s": 0.01, "samples": 8, "tokens": 64},
-    }
-    values = flat_values(by_rank)
+    by_rank = {0: {"step_s": 0.10, "comm_s": 0.05}, 1: {"step_s": 0.10, "comm_s": 0.01}}
     assert math.isclose(skew_estimate_ms(by_rank) or 0, 40)
-    assert math.isclose(values["comm_pct"], 30)
-    assert math.isclose(values["samples_per_s"], 80)
-    assert math.isclose(values["tokens_per_s"], 640)
+
+
+def test_what_recent_steps_are_like_has_a_point_when_it_has_changed() -> None:
+    series = RunSeries((0,))
+    series.add([step(0, 3, 70, loss=1.0)])
+    (point,) = series.recent({"step_ms": 12.0})
+    assert (point.time_ms, point.step, point.values) == (70, 3, {"step_ms": 12.0})
+    assert series.recent({"step_ms": 12.0}) == []
+    (later,) = series.recent({"step_ms": 13.0})
+    assert (later.time_ms, later.step) == (71, 3)  # of one step MLflow shows the later one
+    assert series.last["step_ms"] == 13.0
+
+
+def test_what_the_user_logs_by_the_name_of_a_number_is_what_they_mean() -> None:
+    series = RunSeries((0,))
+    series.add([logged(0, 1, step_ms=5.0)])
+    assert series.recent({"step_ms": 12.0}) == []
+    assert series.last["step_ms"] == 5.0
 
 
 def test_a_rank_that_stays_silent_holds_the_others_up_only_so_long() -> None:
@@ -69,6 +82,32 @@ def test_a_rank_whose_clock_is_an_hour_off_is_waited_for_like_any_other() -> Non
     points = series.add([step(1, 1, loss=3.0), step(1, 2, loss=3.0)], now_s=10.2)
     assert values_of(points, "loss") == [(1, 2.0), (2, 2.0)]
     assert series.late == 0
+
+
+def test_of_thousands_of_steps_a_second_some_have_points_the_same_of_all_ranks() -> None:
+    series, points = RunSeries((0, 1)), []
+    for begin in range(1, 20_000, 250):
+        for rank in (1, 0):  # a step takes 0.5 ms, and one rank's clock is a minute off
+            for n in range(begin, begin + 250):
+                times = {"step_s": 5e-4, "compute_s": 4e-4} if n % 16 == 0 else {"step_s": 5e-4}
+                points += series.add(
+                    [step(rank, n, n // 2 + 60_000 * rank, loss=float(n), **times)]
+                )
+    points += series.finish()
+    known = values_of(points, "loss")
+    assert known[:100] == [(n, float(n)) for n in range(1, 101)]
+    assert 100 < len([n for n, _ in known if n > 18_000]) < 300
+    assert all(loss == n for n, loss in known)
+    assert known[-1] == (20_000, 20_000.0)
+    timed = [n for n, _ in values_of(points, "rank_step_ms/01")]
+    assert timed == [n for n, _ in values_of(points, "rank_step_ms/00")]
+    assert 5 < len([n for n in timed if n > 18_000]) < 30
+
+
+def test_steps_of_ten_milliseconds_all_have_their_loss() -> None:
+    series = RunSeries((0,))
+    points = series.add([step(0, n, 10 * n, loss=1.0) for n in range(1, 2001)])
+    assert len(values_of(points, "loss")) == 2000
 
 
 def test_the_end_closes_steps_that_wait_for_a_rank() -> None:
@@ -123,8 +162,7 @@ def test_what_was_explained_takes_the_place_of_the_estimated_skew() -> None:
     explained = ExplainedStep(1, {0: 30.0, 1: 0.0}, {0: 5.0, 1: 5.0}, skew_ms=31.0, last=1)
     found = series.add_explained([explained])
     assert values_of(found, "skew_ms") == [(1, 31.0)]
-    assert values_of(found, "wait_pct") == [(1, 15.0)]
-    assert values_of(found, "rank_wait_s/00") == [(1, 0.03)]
+    assert values_of(found, "rank_wait_ms/00") == [(1, 30.0)]
     assert values_of(series.add([timed(0, 2), timed(1, 2)], now_s=99.0), "skew_ms") == []
     assert values_of(series.finish(), "skew_ms") == []
 
@@ -144,16 +182,16 @@ def test_the_gradients_norm_needs_every_ranks_share() -> None:
 
 def test_a_rank_without_a_loader_has_no_data_time() -> None:
     points = RunSeries((0, 1)).add([step(0, 1, data_s=0.0), step(1, 1, data_s=0.5)])
-    assert values_of(points, "rank_data_s/01") == [(1, 0.5)]
-    assert values_of(points, "rank_data_s/00") == []
+    assert values_of(points, "rank_data_ms/01") == [(1, 500.0)]
+    assert values_of(points, "rank_data_ms/00") == []
 
 
 def test_above_16_ranks_waiting_has_extremes_too() -> None:
     series = RunSeries(range(64))
     waiting = {rank: float(rank) for rank in range(64)}
     (point,) = series.add_explained([ExplainedStep(3, waiting, waiting)])
-    assert point.values["rank_wait_s/max"] == 0.063
-    assert point.values["rank_wait_s/argmax"] == 63
+    assert point.values["rank_wait_ms/max"] == 63
+    assert point.values["rank_wait_ms/argmax"] == 63
     assert len(point.values) == 4
 
 
