@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 
 
 def figure(value: float) -> str:
-    """Return `value` with about three digits: 0.126, 12.3, 1,240, 3.1e-05."""
+    """Return `value` with about three digits: 0, 0.126, 12.3, 1,240, 3.1e-05."""
     if not math.isfinite(value):
         return "not finite"
+    if value == 0:
+        return "0"
     size = abs(value)
     if 0 < size < 1e-3:
         return f"{value:.1e}"
@@ -16,7 +18,7 @@ def figure(value: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Return a time, microseconds the least: 0.380, 12.3, and 0.000 for less."""
+    """Return a time, microseconds the least: 0.380, 12.3, and 0 for less."""
     return figure(round(value, 3) if math.isfinite(value) else value)
 
 

@@ -70,8 +70,8 @@ class Calls:
         return {
             "base": self.base_ns,
             "new": {str(number): astuple(template) for number, template in self.new.items()},
-            "calls": _text(self.calls),
-            "waits": _text(self.waits),
+            "calls": text_of(self.calls),
+            "waits": text_of(self.waits),
             "skipped": self.skipped,
             "end": self.end_ns,
         }
@@ -83,7 +83,7 @@ class Calls:
             int(number): Template(kind, group, title, tuple(ranks), *rest)
             for number, (kind, group, title, ranks, *rest) in content["new"].items()
         }
-        calls, waits = _numbers(content["calls"]), _numbers(content["waits"])
+        calls, waits = numbers_of(content["calls"]), numbers_of(content["waits"])
         return cls(content["base"], new, calls, waits, content["skipped"], content["end"])
 
 
@@ -111,15 +111,17 @@ class Packer:
         return min(max(0, (moment_ns - self.base_ns) // TICK_NS), _LONGEST)
 
 
-def _text(numbers: "array[int]") -> str:
+def text_of(numbers: "array[Any]") -> str:
+    """Return numbers as text, little-endian on any machine; exact."""
     if sys.byteorder == "big":
-        numbers = array("I", numbers)
+        numbers = array(numbers.typecode, numbers)
         numbers.byteswap()
     return b64encode(numbers.tobytes()).decode("ascii")
 
 
-def _numbers(text: str) -> "array[int]":
-    numbers = array("I", b64decode(text))
+def numbers_of(text: str, typecode: str = "I") -> "array[Any]":
+    """Return what `text_of` wrote of an array of this type."""
+    numbers = array(typecode, b64decode(text))
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

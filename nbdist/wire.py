@@ -4,19 +4,23 @@ Everything here is JSON on the wire: numbers, text, and lists and dicts of them.
 are; `push` and `pull` have raw buffers of their own.
 """
 
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from math import isfinite
 from typing import Any
 
-from nbdist.packed import Calls
+from nbdist.packed import Calls, numbers_of, text_of
 
-VERSION = 5  # rises when a message changes; both sides compare it at the start
+VERSION = 7  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/stdio.py`
 REQUEST = "nbdist_request"  # shell (main thread) and control (any time) message types
 REPLY = "nbdist_reply"
 SUMMARY_KEY = "nbdist"  # where a cell's reply carries its Summary
+SILENT_KEY = "nbdist_silent"  # true in the reply of a cell that has sent nothing on iopub
 
 
 # What the values of a step's record may be called, and `step` itself; see Record.
@@ -25,17 +29,23 @@ STEP_KEYS = frozenset(
         *("step", "loss", "step_s", "compute_s", "comm_s", "comm_total_s", "data_s"),
         *("forward_s", "forward_comm_s", "backward_s", "optimizer_s", "other_s"),
         *("cpu_s", "starved_s"),
-        *("samples", "tokens", "bytes", "collectives", "total"),
+        *("samples", "tokens", "bytes", "collectives", "total", "epoch_began"),
         *("rss_bytes", "cuda_bytes", "cuda_reserved_bytes", "cuda_peak_bytes", "grad_share"),
     }
 )
+
+
+def is_measured(values: Mapping[str, float]) -> bool:
+    """Return whether a step's record says what the step is made of: see Record."""
+    return "compute_s" in values or "comm_s" in values
 
 
 # The kinds that tell of training; the others only come with it, or with any communication.
 RUN_KINDS = frozenset({"step", "log"})
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: that would treble what making one costs a step. Nobody changes one.
+@dataclass(slots=True)
 class Record:
     """One row of metrics.
 
@@ -45,16 +55,19 @@ class Record:
     "use" (now and then: what ranks must hold alike, and how a model is used, see `engine/checks`).
     `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
     `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
-    `values` holds plain floats. A step row has, where known: `loss`; `step_s`, and what it is made
-    of: `compute_s` (forward and backward), `comm_s` (exposed: the main thread waited), `data_s`,
-    `optimizer_s`, `other_s`, which sum to it; of these `forward_s` and `backward_s` by the clock,
-    waits for communication included, and `forward_comm_s`, what of `comm_s` fell into forward;
-    `comm_total_s` (union of all collectives' intervals); `cpu_s` (processor time of the main
-    thread) and `starved_s` (it was ready to run and had no core); `samples`, `tokens`, `bytes`
-    (sent into collectives), `collectives` (a count), `total` (steps the loop will make, when the
-    loader knows); now and then `rss_bytes`, `cuda_bytes` (allocated), `cuda_reserved_bytes`,
-    `cuda_peak_bytes`; `grad_share`, this rank's share of the squared gradient norm, where that is
-    asked for: the norm is the root of the sum over all ranks.
+    `values` holds plain floats. A step row has, where known: `loss`; `step_s`; `samples`, `tokens`,
+    `bytes` (sent into collectives), `collectives` (a count); `grad_share`, this rank's share of the
+    squared gradient norm, where that is asked for: the norm is the root of the sum over all ranks.
+
+    Of steps that are *measured* (all of them, or some of many short ones) it also has what the step
+    is made of: `compute_s` (forward and backward), `comm_s` (exposed: the main thread waited),
+    `data_s`, `optimizer_s`, `other_s`, which sum to it; of these `forward_s` and `backward_s` by
+    the clock, waits for communication included, and `forward_comm_s`, what of `comm_s` fell into
+    forward; `comm_total_s` (union of all collectives' intervals); `cpu_s` (processor time of the
+    main thread) and `starved_s` (it was ready to run and had no core); `total` (the step that ends
+    the pass over the loader, when that knows its length) and, from the second pass on,
+    `epoch_began` (the last step before it); now and then `rss_bytes`, `cuda_bytes` (allocated),
+    `cuda_reserved_bytes`, `cuda_peak_bytes`.
 
     An "alike" row holds fingerprints by name and part of a tensor.
 
@@ -93,33 +106,49 @@ class Batch:
     facts: dict[str, str] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the JSON form: the first `seq`, and one compact row a record."""
+        """Return the JSON form: the first `seq`, and compact rows: alike records share one."""
         first = self.records[0].seq if self.records else 0
-        rows = [_row(record) for record in self.records]
+        rows = [_row(list(alike)) for _, alike in groupby(self.records, _form)]
         return {"rank": self.rank, "first": first, "rows": rows, "facts": self.facts}
 
     @classmethod
     def from_wire(cls, content: dict[str, Any]) -> "Batch":
         """Return the batch that `to_wire` wrote."""
         rank, first = content["rank"], content["first"]
-        records = tuple(
-            Record(
-                rank,
-                first + i,
-                kind,
-                step,
-                time_ns,
-                _from_json(values),
-                *map(Calls.from_wire, detail),
-            )
-            for i, (kind, step, time_ns, values, *detail) in enumerate(content["rows"])
-        )
+        values = chain.from_iterable(map(_values, content["rows"]))
+        records = tuple(Record(rank, first + i, *fields) for i, fields in enumerate(values))
         return cls(rank, records, content["facts"])
 
 
-def _row(record: Record) -> list[Any]:
-    row = [record.kind, record.step, record.time_ns, _to_json(record.values)]
-    return row if record.detail is None else [*row, record.detail.to_wire()]
+def _form(record: Record) -> tuple[object, ...]:
+    """Return what records that can share a row have in common."""
+    alone = record.seq if record.detail is not None else None
+    return record.kind, tuple(record.values), alone
+
+
+def _row(records: Sequence[Record]) -> list[Any]:
+    first = records[0]
+    if first.detail is not None:
+        values = _to_json(first.values)
+        return [first.kind, first.step, first.time_ns, values, first.detail.to_wire()]
+    if len(records) == 1:
+        return [first.kind, first.step, first.time_ns, _to_json(first.values)]
+    moments = array("q", [number for r in records for number in (r.step, r.time_ns)])
+    numbers = array("d", [value for r in records for value in r.values.values()])
+    return [first.kind, list(first.values), text_of(moments), text_of(numbers)]
+
+
+def _values(row: list[Any]) -> Iterator[tuple[Any, ...]]:
+    """Return kind, step, time, values and detail of the records in a row."""
+    kind, step, time_ns, values, *detail = row
+    if not isinstance(step, list):
+        yield kind, step, time_ns, _from_json(values), *map(Calls.from_wire, detail)
+        return
+    keys, width = step, len(step)
+    moments, numbers = numbers_of(time_ns, "q"), numbers_of(values, "d")
+    for i in range(len(moments) // 2):
+        of_one = dict(zip(keys, numbers[i * width : (i + 1) * width], strict=True))
+        yield kind, moments[2 * i], moments[2 * i + 1], of_one
 
 
 def _to_json(values: dict[str, float]) -> dict[str, float | str]:

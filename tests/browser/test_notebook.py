@@ -72,6 +72,14 @@ def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
     )
     assert cell.is_running
     cell.picture("board-live")
+    assert cell.output.locator(".nbdist-kept").is_hidden(), "while its widgets live"
+    early = reopen(notebook)  # the file of now, in a page without these widgets
+    kept = early.cell(cell.index).output.locator(".nbdist-kept")
+    kept.locator("img").wait_for()
+    assert "The board as it was at" in kept.inner_text()
+    early.page.get_by_text("Loading widget").wait_for(state="detached")
+    assert not early.page.get_by_text("Error displaying widget").is_visible()
+    early.close()
     (notebook.path.parent / "enough").touch()
     cell.wait()
 

@@ -225,6 +225,27 @@ class Kernel:
         matches: list[str] = reply["content"]["matches"]
         return matches
 
+    def complete_in_subshell(self, code: str) -> list[str]:
+        """Return what Tab offers where a front end asks in a subshell, also while a cell runs."""
+        session, control = self._client.session, self._client.control_channel
+        control.send(session.msg("create_subshell_request"))
+        subshell = control.get_msg(timeout=LONGEST_S)["content"]["subshell_id"]
+        asked = session.msg("complete_request", {"code": code, "cursor_pos": len(code)})
+        asked["header"]["subshell_id"] = subshell
+        self._client.shell_channel.send(asked)
+        reply = self._client.get_shell_msg(timeout=LONGEST_S)
+        assert reply["msg_type"] == "complete_reply", reply  # the cell's own would come later
+        control.send(session.msg("delete_subshell_request", {"subshell_id": subshell}))
+        control.get_msg(timeout=LONGEST_S)
+        matches: list[str] = reply["content"]["matches"]
+        return matches
+
+    def inspect(self, code: str) -> str:
+        """Return what Shift+Tab shows at the end of `code`; "" for nothing."""
+        reply = self._client.inspect(code, len(code), reply=True, timeout=LONGEST_S)
+        text: str = reply["content"]["data"].get("text/plain", "")
+        return text
+
     def close(self) -> None:
         """End the kernel; its cluster follows."""
         self._client.stop_channels()

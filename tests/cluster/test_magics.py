@@ -53,6 +53,42 @@ def test_start_status_and_stop_tell_one_story(notebook: Kernel) -> None:
     assert notebook.cell("rank").error is None
 
 
+SHORT_STEPS = """
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+losses = []
+for _ in range(1500):
+    loss = model(torch.randn(8, 4)).square().mean()
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss.backward()
+    dist.all_reduce(model.weight.grad)
+    optimizer.step()
+    losses.append(loss.item())
+"""
+
+
+def test_what_watching_costs_is_told_part_by_part_and_short_steps_are_sampled(
+    notebook: Kernel,
+) -> None:
+    assert "Nothing has been trained yet" in notebook.run("%dist status --cost").text
+    assert notebook.cell(SHORT_STEPS).error is None
+    table = notebook.run("%dist status --cost").text
+    assert table.startswith("Watching costs each rank ")
+    assert "of them are measured part by part" in table
+    for part in ("tap", "hooks", "boundary", "checks", "records", "board", "messages"):
+        assert f"\n{part} " in table
+    share = notebook.run("import nbdist; print(nbdist.current().cost.measured_share < 0.5)")
+    assert share.text == "True"
+    exact = notebook.run(
+        "%dist pull losses\n"
+        "panels = nbdist.current()._showing._last_board.scene.panels\n"
+        "(curves,) = (panel.lines for panel in panels if panel.key == 'loss')\n"
+        "print([curve.y.tolist() == losses[curve.rank] for curve in curves])"
+    )
+    assert exact.text == "[True, True]"
+
+
 def test_the_kernel_never_imports_torch_for_cells_and_arrays(notebook: Kernel) -> None:
     notebook.cell("import numpy; here = numpy.arange(3) + rank; torch.ones(2)")
     pulled = notebook.run("%dist pull here\nprint(here)")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import Kernel, Ran
+from tests.cluster.conftest import Kernel, Ran, saved_outputs
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -124,6 +124,43 @@ def test_a_widget_leaves_its_text_and_no_dead_view(notebook: Kernel) -> None:
     assert ran.error is None, ran.error
     assert not any(WIDGET in kinds for kinds in ran.mimes)
     assert "IntSlider(value=7)" in ran.text
+
+
+def test_a_page_that_is_opened_again_in_mid_training_holds_a_picture_and_from_when_it_is(
+    notebook: Kernel,
+) -> None:
+    gate = notebook.folder / "reloaded"
+    code = f"""
+import pathlib
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+enough = torch.tensor(False)
+while not enough:
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    enough = torch.tensor(pathlib.Path({str(gate)!r}).exists())
+    dist.all_reduce(enough.byte())
+    dist.broadcast(enough, 0)
+"""
+    ran = notebook.cell(
+        code, "--no-track", interrupt_after=["The board as it was at "], then=gate.touch
+    )
+    assert ran.error is None, ran.error
+    shown = [message for _, message in ran.messages]
+    kept_at = next(
+        place
+        for place, message in enumerate(shown)
+        if "The board as it was at" in message["content"].get("data", {}).get("text/plain", "")
+    )
+    widget, kept = saved_outputs(shown[: kept_at + 1])[-2:]
+    assert set(widget["data"]) == {WIDGET, "text/plain"}
+    assert widget["data"]["text/plain"].startswith("This cell trains.")
+    assert set(kept["data"]) == {"image/png", "text/html", "text/plain"}
+    assert "Step " in kept["metadata"]["image/png"]["alt"]
+    updates = [m["content"] for m in shown if m["msg_type"] == "update_display_data"]
+    assert not any(WIDGET in content["data"] for content in updates)
+    assert not any("The board as it was" in o["data"].get("text/plain", "") for o in ran.outputs)
+    assert not any(WIDGET in kinds for kinds in ran.mimes)
 
 
 def test_a_failed_rank_comes_first(notebook: Kernel) -> None:

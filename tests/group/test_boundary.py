@@ -285,7 +285,7 @@ def test_an_interrupt_in_an_optimizers_step_waits_for_its_end() -> None:
                 "ended": "interrupted",
                 "parameters": [1.0, 1.0],
                 "is torn": False,
-                "as before": True,
+                "strikes between steps": True,
             }
 
 
@@ -295,4 +295,4 @@ def test_a_second_interrupt_and_a_long_step_are_not_waited_for(times: int, secon
         (found,) = ranks.run(ranks_.interrupt_in_a_step, times, seconds)
         assert (found["ended"], found["parameters"]) == ("interrupted", [1.0, 0.0])
         assert found["is torn"]
-        assert found["as before"]
+        assert found["strikes between steps"]

@@ -36,10 +36,10 @@ def _train(kind: str, late: int) -> Told:
     import torch.distributed as dist
 
     from nbdist.engine.kernel.records import Recorder
-    from nbdist.engine.tap import in_flight, tap
+    from nbdist.engine.tap import tap
     from nbdist.engine.training import training
     from nbdist.wire import Batch
-    from tests.group.truth import EveryStep
+    from tests.group.truth import tell_every_step
 
     records: list[Record] = []
     recorder = Recorder(dist.get_rank(), lambda c: records.extend(Batch.from_wire(c).records))
@@ -50,7 +50,7 @@ def _train(kind: str, late: int) -> Told:
     training.install(recorder)
     training.begin_cell()
     tap.begin_cell()
-    in_flight.state.stride = EveryStep()
+    tell_every_step()
     came = []
 
     def arrive() -> None:

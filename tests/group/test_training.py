@@ -540,3 +540,5 @@ def test_the_loops_of_frameworks_are_seen_as_any_other(framework: Callable[[], A
         assert row["step_s"] > 0
     assert rows[2]["total"] == 3
     assert rows[5]["total"] == 6
+    assert "epoch_began" not in rows[2]
+    assert rows[5]["epoch_began"] == 3

@@ -21,6 +21,22 @@ def test_a_loss_that_has_become_nan_or_infinite_is_seen() -> None:
     assert arrived.values["c"] == -math.inf
 
 
+def test_records_that_are_alike_share_a_row_and_arrive_one_by_one() -> None:
+    kinds = [("step", {"loss": 0.1, "step_s": 1e-3})] * 200 + [("log", {"a": 1.5})]
+    kinds += [("step", {"loss": math.inf, "step_s": 2e-3, "comm_s": 0.0})] * 3
+    records = tuple(Record(1, 7 + i, k, i, 10**18 + i, dict(v)) for i, (k, v) in enumerate(kinds))
+    sent = Batch(1, records).to_wire()
+    assert len(sent["rows"]) == 3
+    assert Batch.from_wire(json.loads(json.dumps(sent, allow_nan=False))).records == records
+
+
+def test_a_loss_among_alike_ones_may_become_nan() -> None:
+    records = tuple(Record(0, i, "step", i, i, {"loss": v}) for i, v in enumerate((1.0, math.nan)))
+    arrived = Batch.from_wire(json.loads(json.dumps(Batch(0, records).to_wire()))).records
+    assert arrived[0].values == {"loss": 1.0}
+    assert math.isnan(arrived[1].values["loss"])
+
+
 def test_a_batch_of_facts_alone_travels() -> None:
     batch = Batch(3, (), {"model": "GPT"})
     assert Batch.from_wire(json.loads(json.dumps(batch.to_wire()))) == batch

@@ -10,11 +10,20 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+_counting: list["Interrupts"] = []  # those entered and not left, of all threads
+
+
+def interrupt_from_outside() -> None:
+    """Interrupt whatever counts interrupts now, as the person's ■ does. Any thread."""
+    for interrupts in list(_counting):
+        interrupts.count += 1
+
 
 class Interrupts:
     """A context manager; `count` tells how often the person has interrupted since.
 
-    On any other thread than the main one nothing changes: Python delivers signals there only.
+    On any other thread than the main one only `interrupt_from_outside` counts: Python delivers
+    signals to the main one.
     """
 
     def __init__(self) -> None:
@@ -26,6 +35,7 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         if self._is_main:
             self._before = signal.signal(signal.SIGINT, self._on_signal)
+        _counting.append(self)
         return self
 
     def __exit__(
@@ -34,6 +44,7 @@ class Interrupts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        _counting.remove(self)
         if self._is_main:
             signal.signal(signal.SIGINT, self._before)
 

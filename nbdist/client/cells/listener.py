@@ -50,7 +50,7 @@ class Collector:
             rank: Whose messages these are.
             text: Gets what the rank prints and displays.
             on_records: Gets each batch of records.
-            on_news: Called when the rank has replied, gone idle or died.
+            on_news: Called when the rank has replied or died.
         """
         self.rank = rank
         self.replied = False
@@ -93,7 +93,6 @@ class Collector:
             self._text.clear(self.rank, wait=content.get("wait", False))
         elif message.kind == "status" and content["execution_state"] == "idle":
             self.idle.set()
-            self._on_news()
 
     def died(self, cause: str) -> None:
         """Note that the rank's process has ended."""
@@ -112,5 +111,7 @@ class Collector:
             self.failure = CellFailure("Aborted", "the rank dropped the cell", (), now)
         if wire.SUMMARY_KEY in content:
             self.summary = wire.Summary.from_wire(content[wire.SUMMARY_KEY])
+        if content.get(wire.SILENT_KEY):
+            self.idle.set()  # no output is on its way, and nothing will end it
         self.replied = True
         self._on_news()

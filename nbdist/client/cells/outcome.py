@@ -3,7 +3,7 @@
 Pure: what the ranks have told goes in.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from nbdist import plain
 from nbdist.client.cells.listener import CellFailure, Collector
@@ -39,6 +39,16 @@ def gone(ranks: Mapping[int, RankState], collectors: Mapping[int, Collector]) ->
         elif collector.replied:
             found[rank] = Gone("finished")
     return found
+
+
+def is_news(collectors: Collection[Collector]) -> bool:
+    """Return whether there is more to do than to wait on: a rank has failed, or all have settled.
+
+    Args:
+        collectors: Of the ranks that were asked to run the cell.
+    """
+    has_fault = any(c.failure or c.death is not None for c in collectors)
+    return has_fault or all(c.settled for c in collectors)
 
 
 def _gone_by(failed: rank_errors.Failure) -> Gone:

@@ -1,6 +1,7 @@
 """A cell as it was asked for, checked for its syntax, and one attempt to run it."""
 
 import ast
+import contextlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -94,15 +95,20 @@ def check_syntax(code: str) -> None:
     """
     from IPython.core.inputtransformer2 import TransformerManager
 
-    try:
-        with warnings.catch_warnings():
-            # The ranks will warn (an invalid escape, say); once is enough.
-            warnings.simplefilter("ignore")
-            transformed = TransformerManager().transform_cell(code)
-            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            compile(transformed, "<cell>", "exec", flags=flags, dont_inherit=True)
-    except SyntaxError as error:
-        raise CellSyntaxError(describe_syntax_error(error)) from None
+    with warnings.catch_warnings():
+        # The ranks will warn (an invalid escape, say); once is enough.
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(SyntaxError):
+            return _compile(code)  # most cells; what IPython would change is no Python
+        try:
+            _compile(TransformerManager().transform_cell(code))
+        except SyntaxError as error:
+            raise CellSyntaxError(describe_syntax_error(error)) from None
+
+
+def _compile(code: str) -> None:
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    compile(code, "<cell>", "exec", flags=flags, dont_inherit=True)
 
 
 def describe_syntax_error(error: SyntaxError) -> str:

@@ -97,7 +97,7 @@ class CellRun:
         self._sent: dict[int, str] = {}  # the id of each rank's message
         self._faults = FaultHandler(cluster, self._live, self._sent)
         self._collectors = {
-            rank: Collector(rank, self._live, telemetry.receive, self._news.set)
+            rank: Collector(rank, self._live, telemetry.receive, self._on_news)
             for rank in request.ranks
         }
 
@@ -148,6 +148,14 @@ class CellRun:
         collector = self._collectors.get(rank)
         if collector is not None:
             collector.died(cause)
+
+    def _on_news(self) -> None:
+        """Wake the loop where it has something to do now. On the IO thread or the launcher's.
+
+        It goes through all ranks: called for each reply, that grew with the square of their number.
+        """
+        if outcomes.is_news(self._collectors.values()):
+            self._news.set()
 
     def _running(self) -> list[int]:
         return [rank for rank, c in self._collectors.items() if not c.settled]

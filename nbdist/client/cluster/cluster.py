@@ -286,7 +286,6 @@ class Cluster:
         assert self.options is not None
         facts = self._controller_facts()
         check_connection(facts, self.options.address)
-        # ipyparallel takes a quarter of a second to import: here, beside the parent's imports.
         from nbdist.client.cluster.connection import Connection
 
         assert self._folder is not None

@@ -77,7 +77,6 @@ class _Client(ipyparallel.Client):  # type: ignore[misc]
             header, parent = frames[1].bytes, self.session.unpack(frames[2].bytes)
             kind = self.session.unpack(header)["msg_type"] if b"comm_" in header else ""
             handler = self.handlers.get(parent.get("msg_id", ""))
-            is_unread = handler is not None and _is_unread(header, frames[4].bytes)
         except Exception:
             # Whoever reaches the controller's port for output can send anything through it. An
             # exception here, or in the base class, would end the thread that hears the ranks.
@@ -85,8 +84,6 @@ class _Client(ipyparallel.Client):  # type: ignore[misc]
             return True
         if kind.startswith("comm_"):
             return False  # widgets made on a rank: the base class relays them to the browser
-        if is_unread:
-            return True
         if handler is None:
             return not reply or parent.get("msg_id", "") not in self._futures
         try:
@@ -99,14 +96,6 @@ class _Client(ipyparallel.Client):  # type: ignore[misc]
             # An exception here would end ipyparallel's IO thread, and with it the session.
             log.exception("A handler failed on a message %s", kind)
         return True
-
-
-def _is_unread(header: bytes, content: bytes) -> bool:
-    """Return whether nobody reads a message: that a rank is busy, or the source that it runs.
-
-    They are half of what a quick cell makes ranks say, and to check and parse one takes 0.1 ms.
-    """
-    return b'"execute_input"' in header or (b'"status"' in header and b'"busy"' in content)
 
 
 class Connection:

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class ControllerFolder:
             self._lock = os.open(Path(self.path) / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if os.path.exists(self.path):
+                os.write(self._lock, _mark(self.path))
                 break
             os.close(self._lock)  # somebody took it for an orphan before it was locked
 
@@ -69,16 +71,47 @@ class ControllerFolder:
         os.close(self._lock)
 
 
+def find_orphans(temp: Path) -> list[Path]:
+    """Return this user's folders in `temp` that are proven to be of owners that have ended."""
+    found = []
+    for lock in sorted(temp.glob(f"{_PREFIX}*/{_LOCK}")):
+        if (descriptor := _take_orphan(lock)) is not None:
+            os.close(descriptor)
+            found.append(lock.parent)
+    return found
+
+
 def remove_orphans(temp: Path) -> None:
-    """Remove this user's folders in `temp` whose owners have ended, with the keys in them."""
+    """Remove what `find_orphans` would find, with the keys in it."""
     for lock in temp.glob(f"{_PREFIX}*/{_LOCK}"):
-        # Somebody else's, gone meanwhile, or locked by an owner that lives.
-        with contextlib.suppress(OSError):
-            if lock.lstat().st_uid != os.getuid() or lock.is_symlink():
-                continue
-            descriptor = os.open(lock, os.O_RDWR)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+        if (descriptor := _take_orphan(lock)) is not None:
+            shutil.rmtree(lock.parent, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _take_orphan(lock: Path) -> int | None:
+    """Lock the folder of an owner that has ended; None where that is not proven.
+
+    The proof: a private folder of this user, no link to one, with a lock that nobody holds and in
+    which its owner has named this very folder. A name alone proves nothing, nor does a copy.
+    """
+    try:
+        folder = lock.parent.lstat()
+        is_private = folder.st_uid == os.getuid() and not stat.S_IMODE(folder.st_mode) & 0o077
+        if not stat.S_ISDIR(folder.st_mode) or not is_private:
+            return None
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None  # somebody else's, or gone meanwhile
+    with contextlib.suppress(OSError):  # locked by an owner that lives, or no file at all
+        mark = _mark(str(lock.parent))
+        if os.read(descriptor, len(mark) + 1) == mark:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _mark(folder: str) -> bytes:
+    """Return what an owner writes into the lock of its folder."""
+    return b"nbdist keeps a controller's keys in " + os.fsencode(os.path.realpath(folder)) + b"\n"

@@ -18,8 +18,10 @@ import logging
 import threading
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import le
 from typing import Any
 
 from nbdist.wire import RUN_KINDS, STEP_KEYS, Batch, Record
@@ -118,13 +120,17 @@ class Telemetry:
             if batch.facts:
                 self.facts[batch.rank] = {**self.facts.get(batch.rank, {}), **batch.facts}
             received = self._received.setdefault(batch.rank, _Ranges())
-            begin = self._begin.get(batch.rank, 0)
-            fresh = [r for r in batch.records if r.seq >= begin and r.seq not in received]
+            begin, before = self._begin.get(batch.rank, 0), received.end
+            fresh = list(batch.records)
+            if fresh and fresh[0].seq >= max(begin, before):  # as nearly always
+                received.extend(fresh[0].seq, fresh[-1].seq + 1)
+            else:
+                fresh = [r for r in fresh if r.seq >= begin and r.seq not in received]
+                for record in fresh:
+                    received.add(record.seq)
             if not fresh:
                 return
-            is_late = fresh[0].seq < received.end
-            for record in fresh:
-                received.add(record.seq)
+            is_late = fresh[0].seq < before
             self._remember(batch.rank, fresh, is_late)
             self.count += len(fresh)
             if any(record.kind in RUN_KINDS for record in fresh):
@@ -167,25 +173,23 @@ class Telemetry:
         return {rank: history.snapshot() for rank, history in sorted(histories.copy().items())}
 
     def _remember(self, rank: int, records: list[Record], is_late: bool) -> None:
-        columns: dict[str, list[tuple[int, float]]] = {}
-        latest = dict(self.latest.get(rank, {}))
-        for record in records:
-            if record.kind not in RUN_KINDS:
+        latest: dict[str, float] = {}
+        for (kind, keys), alike in groupby(records, lambda r: (r.kind, tuple(r.values))):
+            if kind not in RUN_KINDS:
                 continue
-            values = {series_key(record.kind, key): v for key, v in record.values.items()}
-            for key, value in values.items():
-                columns.setdefault(key, []).append((record.step, value))
+            rows = list(alike)
+            steps = [record.step for record in rows]
+            names = [series_key(kind, key) for key in keys]
+            columns = zip(*(record.values.values() for record in rows), strict=True)
+            for name, values in zip(names, columns, strict=True):
+                if (history := self._history(name, rank)) is not None:
+                    history.extend(steps, values)
+            latest |= zip(names, rows[-1].values.values(), strict=True)
             if not is_late:
-                latest.update(values)
-                latest["step"] = record.step
-        if is_late:  # what fills a gap is older than what is shown
-            late = {key: points[-1][1] for key, points in columns.items()}
-            latest = {**late, **latest}
-        self.latest[rank] = latest
-        for key, points in columns.items():
-            history = self._history(key, rank)
-            if history is not None:
-                history.extend(points)
+                latest["step"] = steps[-1]
+        known = self.latest.get(rank, {})
+        # What fills a gap is older than what is shown.
+        self.latest[rank] = {**latest, **known} if is_late else {**known, **latest}
 
     def _history(self, key: str, rank: int) -> "_History | None":
         if key not in self._series:
@@ -213,21 +217,22 @@ class _History:
         self._seen = 0
         self._total = 0.0
 
-    def extend(self, points: Iterable[tuple[int, float]]) -> None:
+    def extend(self, new_steps: Sequence[int], new_values: Sequence[float]) -> None:
         steps, values, generation = self._data
-        for step, value in points:
-            self._seen += 1
-            if value == value:  # a NaN loss must not hide the mean of the rest
-                self._total += value
-            if steps and step < steps[-1]:
+        self._seen += len(new_values)
+        # A NaN loss must not hide the mean of the rest.
+        self._total += sum(value for value in new_values if value == value)
+        is_in_order = all(map(le, new_steps, new_steps[1:]))
+        if is_in_order and (not steps or new_steps[0] >= steps[-1]):
+            steps.extend(new_steps)
+            values.extend(new_values)  # last: readers go by its length
+        else:
+            for step, value in zip(new_steps, new_values, strict=True):
                 steps, values = _inserted(steps, values, step, value)
-                generation += 1
-            else:
-                steps.append(step)
-                values.append(value)  # last: readers go by its length
-            if len(values) >= MAX_POINTS:
-                steps, values = thin(steps, values)
-                generation += 1
+            generation += 1
+        while len(values) >= MAX_POINTS:
+            steps, values = thin(steps, values)
+            generation += 1
         self._data = (steps, values, generation)
 
     def snapshot(self) -> Series:
@@ -251,17 +256,20 @@ def thin(steps: "array[float]", values: "array[float]") -> tuple["array[float]",
 
     A value that is not a number takes the place of one of them, and the last point stays.
     """
-    kept = []
-    for start in range(0, len(values) - 4, 4):
-        group = range(start, start + 4)
-        odd = [i for i in group if values[i] != values[i]]
-        usual = [i for i in group if values[i] == values[i]]
-        pair = {odd[0]} if odd else {min(usual, key=values.__getitem__)}
-        if usual:
-            pair.add(max(usual, key=values.__getitem__))
-        kept += sorted(pair)
-    kept += range(len(values) - (len(values) % 4 or 4), len(values))
-    return array("d", [steps[i] for i in kept]), array("d", [values[i] for i in kept])
+    import numpy as np  # here: a notebook that only starts does not wait for it
+
+    cut = len(values) - (len(values) % 4 or 4)
+    groups = np.array(values[:cut]).reshape(-1, 4)
+    is_odd = np.isnan(groups)
+    least = np.where(is_odd.any(1), is_odd.argmax(1), groups.argmin(1))
+    greatest = np.where(is_odd, -np.inf, groups).argmax(1)
+    starts = np.arange(0, cut, 4)
+    kept = np.unique(np.concatenate((starts + least, starts + greatest)))
+
+    def chosen(numbers: "array[float]") -> "array[float]":
+        return array("d", np.array(numbers[:cut])[kept].tobytes()) + numbers[cut:]
+
+    return chosen(steps), chosen(values)
 
 
 class _Ranges:
@@ -277,6 +285,13 @@ class _Ranges:
 
     def __contains__(self, number: int) -> bool:
         return any(first <= number < end for first, end in reversed(self._ranges))
+
+    def extend(self, first: int, end: int) -> None:
+        """Put in numbers behind all that are there."""
+        if self._ranges and self._ranges[-1][1] == first:
+            self._ranges[-1][1] = end
+        else:
+            self._ranges.append([first, end])
 
     def add(self, number: int) -> None:
         """Put in a number that is not there yet."""

@@ -11,7 +11,7 @@ update overwrites a final. `settle` belongs to the main thread.
 import os
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbdist.client.output.result import Display
@@ -60,15 +60,20 @@ class Slots:
         self._open: list[Slot] = []
         self._settled = False
 
-    def open(self, shown: Any) -> Slot:
-        """Show a `Display`, or any object that IPython can display (a widget), from now on."""
+    def open(self, shown: Any, beside: Mapping[str, Any] | None = None) -> Slot:
+        """Show a `Display`, or any object that IPython can display (a widget), from now on.
+
+        Args:
+            shown: What to show.
+            beside: Of an object: more forms of it, for front ends that cannot show its own.
+        """
         slot = Slot(self, uuid.uuid4().hex)
         with self._lock:
             if self.live and not self._settled:
                 if isinstance(shown, Display):
                     _publish(shown, slot.display_id, update=False)
                 else:
-                    _publish_object(shown, slot.display_id)
+                    _publish_object(shown, slot.display_id, beside or {})
                 self._open.append(slot)
         return slot
 
@@ -123,10 +128,9 @@ def _publish(display: Display, display_id: str | None, *, update: bool) -> None:
     )
 
 
-def _publish_object(shown: object, display_id: str) -> None:
-    from IPython.display import display
-
-    display(shown, display_id=display_id)
+def _publish_object(shown: object, display_id: str, beside: Mapping[str, Any]) -> None:
+    data, metadata = _shell().display_formatter.format(shown)
+    _publish(Display({**data, **beside}, metadata), display_id, update=False)
 
 
 def _clear(*, wait: bool) -> None:

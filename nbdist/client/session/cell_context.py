@@ -33,6 +33,7 @@ from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.output import merge
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots
+from nbdist.client.session.cost_meter import CostMeter
 from nbdist.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -61,12 +62,14 @@ class Showing:
         self.tracking_uri = tracking_uri
         self._theme = theme
         self._last_board: Past | None = None
+        self._running: Board | None = None  # of the cell that runs
         self._view = "overview"  # of the board; chosen by `%dist board VIEW`
         # Rank to its process and how far that one's records have come: what a rank had made
         # before a cell is no part of it, and a new process counts from zero again.
         self._heard: dict[int, tuple[int, int]] = {}
         self._pids: dict[int, int] = {}
         self._clocks: Clocks | None = None
+        self.cost_meter = CostMeter()
         self.insight: CellAnalysis | None = None  # of the newest cell
         self.checks: CellChecks | None = None  # of the newest cell
         self._trained: CellAnalysis | None = (
@@ -88,7 +91,7 @@ class Showing:
         return () if self.checks is None else self.checks.found
 
     def show_board(self, view: str | None = None) -> None:
-        """Display the board of the last training; with buttons where they can work.
+        """Display the board of the running or last training; with buttons where they can work.
 
         Args:
             view: Which of the board's views, here and of cells from now on. None shows the one
@@ -99,9 +102,11 @@ class Showing:
         """
         if view is not None:
             self._view = view
-        if self._last_board is None and view is not None:
+        running = self._running  # may end meanwhile, where a subshell asks
+        board = (running.so_far() if running is not None else None) or self._last_board
+        if board is None and view is not None:
             print(f'New boards will open on the "{view}" view: {VIEWS[view].HELP}.')
-        elif self._last_board is None:
+        elif board is None:
             raise ClusterError(
                 "There is no board yet.",
                 why="a board opens when a cell takes its first optimizer step, or calls "
@@ -109,7 +114,11 @@ class Showing:
                 do="train something in a %%distributed cell.",
             )
         else:
-            show_past(self._last_board, self._view)
+            show_past(board, self._view)
+
+    def meter_cost(self, telemetry: Telemetry) -> None:
+        """Count what is spent from here on: a cell has begun to train."""
+        self.cost_meter.begin(telemetry, set(self._pids.values()))
 
     def remember_records(self, outcome: Outcome) -> None:
         """Note how far each rank's records have come, and what was explained of them."""
@@ -119,9 +128,14 @@ class Showing:
             if collector.replied:
                 self._heard[rank] = (self._pids[rank], collector.summary.next_seq)
 
+    def follow_board(self, board: Board) -> None:
+        """Let `show_board` show a cell's board while it runs."""
+        self._running = board
+
     def remember_board(self, past: Past | None) -> None:
         """Keep a cell's board for `show_board`; a cell without one replaces nothing."""
         self._last_board = past or self._last_board
+        self._running = None
 
     def begin(
         self,
@@ -266,6 +280,7 @@ class ShownCell:
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
         theme, view = look
         self._board = Board(info, telemetry, self.slots, static, theme, name=view, insight=insight)
+        showing.follow_board(self._board)
 
     def say(self, notice: str) -> None:
         """Show a line that stays, before the cell itself shows anything; an empty one is none."""
@@ -276,6 +291,8 @@ class ShownCell:
         """Open the board once the cell trains. Called a few times a second."""
         if self._board.wants_to_open:
             self._board.open()
+        if self.telemetry.first_record.is_set():
+            self._showing.meter_cost(self.telemetry)
         for line in self._checks.lines():
             self.slots.open(_text(line))
 
@@ -289,6 +306,7 @@ class ShownCell:
         """Put what stays into the cell's output: board, text, profile, a line about the run."""
         self.insight.finish(_EXPLAIN_TIMEOUT_S)  # board and run end with what it has found
         self._showing.remember_records(outcome)
+        self._showing.cost_meter.end(self.telemetry)
         try:
             board = self._board.finish(outcome.word)
             self._showing.remember_board(self._board.past)

@@ -7,23 +7,25 @@ refused. `client/notebook/current.py` holds the kernel's current one.
 import atexit
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nbdist.client.cells.interrupts import Interrupts
+from nbdist.client.cells.interrupts import Interrupts, interrupt_from_outside
 from nbdist.client.cells.request import CellRequest, check_syntax
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.recovery import restart
 from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.cost import Cost
 from nbdist.client.metrics.profile.chosen import parse_steps
 from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.output.result import CellResult
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.chaos import Chaos, ChaosPlan
 from nbdist.client.session.params import require_params
+from nbdist.client.session.rank_names import RankNames
 from nbdist.client.session.retries import Attempts
 from nbdist.client.session.scale import scale
 from nbdist.client.session.status import Stacks, Status
@@ -37,6 +39,9 @@ from nbdist.errors import (
 )
 from nbdist.ranks import begin_with_ranks, parse_ranks
 
+_SETTLE_TIMEOUT_S = 10.0  # of a cell after an interrupt; the second one kills its ranks
+_STOP_INTERRUPTS = 3
+
 
 class Session:
     """A running cluster. Made by `nbdist.start`; also a context manager that stops it."""
@@ -44,11 +49,13 @@ class Session:
     def __init__(self, cluster: Cluster, showing: Showing, describe: str) -> None:
         """Take over a started cluster; `describe` is one line about it."""
         self.describe = describe
+        self.rank_names = RankNames(cluster.requests)  # for Tab and Shift+Tab
         self._cluster = cluster
         self._showing = showing
         self._attempts = Attempts(cluster, showing)
         self._stopped_at: float | None = None
         self._chaos: Chaos | None = None
+        self._at_stop: list[Callable[[], None]] = []
         self._busy = threading.Lock()
 
     @property
@@ -310,6 +317,12 @@ class Session:
             return Status.stopped(self._stopped_text())
         return Status.ask(self._cluster, self.describe)
 
+    @property
+    def cost(self) -> Cost:
+        """What watching costs now, or has cost in the newest cell that trained. Any thread."""
+        self._require_running()
+        return self._showing.cost_meter.cost(self._cluster)
+
     def stacks(self, ranks: str = "all") -> Stacks:
         """Return what these ranks do and each thread's stack; answered also while a cell runs."""
         self._require_running()
@@ -400,10 +413,39 @@ class Session:
         if self._stopped_at is None:
             self._stopped_at = time.time()
             with Interrupts() as interrupts:  # stopped by half, ranks would stay for good
+                for end in self._at_stop:
+                    end()
                 self._cluster.stop()
             atexit.unregister(self.stop)
             if interrupts.count:
                 raise Interrupted("All ranks have ended.")
+
+    def interrupt_and_stop(self) -> None:
+        """Interrupt what runs on the ranks, wait until it has settled, and stop.
+
+        For other threads than the one that waits for the cell, which gets its KeyboardInterrupt.
+
+        Raises:
+            ClusterError: It did not settle; the ranks run on.
+        """
+        interrupts = 0
+        while not self._busy.acquire(timeout=_SETTLE_TIMEOUT_S if interrupts else 0.0):
+            if interrupts == _STOP_INTERRUPTS:
+                raise ClusterError(
+                    "The cell did not end, so the ranks were not stopped.",
+                    why=f"it was interrupted {interrupts} times.",
+                    do="restart the notebook's kernel: its ranks end with it.",
+                )
+            interrupt_from_outside()
+            interrupts += 1
+        try:
+            self.stop()
+        finally:
+            self._busy.release()
+
+    def at_stop(self, end: Callable[[], None]) -> None:
+        """Call `end` when the session stops; it must not raise."""
+        self._at_stop.append(end)
 
     def __enter__(self) -> "Session":
         return self

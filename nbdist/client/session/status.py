@@ -96,7 +96,7 @@ class Stacks(Mapping[int, dict[str, str]]):
     def ask(cls, cluster: Cluster, ranks: Sequence[int]) -> "Stacks":
         """Ask these ranks where they are, and all of them what they do."""
         said = _states(cluster)
-        stacks = _answers(
+        stacks = answers(
             {
                 rank: cluster.requests.ask(rank, "control.stacks", busy=True)
                 for rank in ranks
@@ -134,10 +134,10 @@ class Stacks(Mapping[int, dict[str, str]]):
 def _states(cluster: Cluster) -> dict[int, Any]:
     """Ask every living rank what it does."""
     ask = cluster.requests.ask
-    return _answers({rank: ask(rank, "control.state", busy=True) for rank in cluster.living()})
+    return answers({rank: ask(rank, "control.state", busy=True) for rank in cluster.living()})
 
 
-def _answers(futures: Mapping[int, "Future[Any]"]) -> dict[int, Any]:
+def answers(futures: Mapping[int, "Future[Any]"]) -> dict[int, Any]:
     """Return the answers that come in time."""
     done, _ = wait(futures.values(), _ANSWER_TIMEOUT_S)
     return {

@@ -20,7 +20,7 @@ from nbdist.engine.layout.layout import Layout, layout_facts, live_layouts
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.engine.training import training
 
-FACTS = ("layout", "model", "parameters", "layout_explained")
+FACTS = ("layout", "model", "parameters", "layout_explained", "proof")
 
 
 def tell(recorder: Recorder, optimizer: Optimizer) -> None:

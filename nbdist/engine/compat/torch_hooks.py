@@ -284,6 +284,8 @@ def count_of_scaled() -> int:
 
 def unscaled(loss: torch.Tensor) -> torch.Tensor:
     """Return the loss before a GradScaler scaled it, or the loss itself."""
+    if not _count_of_scaled:
+        return loss
     found = getattr(loss, "_nbdist_unscaled", loss)
     assert isinstance(found, torch.Tensor)
     return found
@@ -291,8 +293,7 @@ def unscaled(loss: torch.Tensor) -> torch.Tensor:
 
 def local_scalar(loss: torch.Tensor) -> torch.Tensor | None:
     """Return this rank's value of a DTensor loss; None where only a collective could tell it."""
-    placements = getattr(loss, "placements", None)
-    if placements is None:
+    if type(loss) is torch.Tensor or (placements := getattr(loss, "placements", None)) is None:
         return loss
     if all(placement.is_replicate() for placement in placements):
         local = loss.to_local()  # type: ignore[attr-defined]

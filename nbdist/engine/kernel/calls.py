@@ -30,10 +30,13 @@ MAIN = {
 ANY_TIME = {
     "clock.read": "nbdist.clock:read",
     "control.state": "nbdist.engine.rank.control:state",
+    "control.cost": "nbdist.engine.rank.control:cost",
     "control.stacks": "nbdist.engine.rank.control:stacks",
     "control.abort": "nbdist.engine.rank.control:abort",
     "control.interrupt": "nbdist.engine.kernel.interrupts:order",
     "control.interrupt_children": "nbdist.engine.kernel.cleanup:interrupt_children",
+    "names.members": "nbdist.engine.rank.names:members",
+    "names.describe": "nbdist.engine.rank.names:describe",
     "chaos.fail": "nbdist.engine.kernel.chaos:fail",
     "chaos.interrupt": "nbdist.engine.kernel.chaos:interrupt",
 }

@@ -8,6 +8,8 @@ them moves. What is touched, and what for:
 - `IPEngine.redirect_output`: the last step before the engine serves, where ours are installed;
 - `Kernel.shell_handlers` and `control_handlers`: requests of our own;
 - `Kernel.session.send` on `iopub_socket`: messages of our own;
+- `_publish_status` and `_publish_execute_input`: what of them the notebook reads is sent;
+- `Kernel.session.send`, which all messages pass: whether a cell has sent any on `iopub_socket`;
 - `pre_handler_hook` and `saved_sigint_handler`: when an interrupt may strike;
 - `_cancel_on_sigint`, which handles an interrupt of a cell that awaits;
 - the module `ipykernel.debugger`, in whose place an empty one stands.
@@ -87,10 +89,22 @@ class RankKernel(IPythonParallelKernel):
         self.shell_handlers[wire.REQUEST] = self._on_main_thread
         self.control_handlers[wire.REQUEST] = self._on_control_thread
         self._last_result: Any = None
+        self._has_published = True  # something on iopub, since the newest cell began
+        self._note_what_is_published()
         self.shell.events.register("post_run_cell", self._remember_result)
 
     def _remember_result(self, result: Any) -> None:
         self._last_result = result
+
+    def _note_what_is_published(self) -> None:
+        send = self.session.send
+
+        def send_and_note(stream: Any, *arguments: Any, **more: Any) -> Any:
+            if stream is self.iopub_socket:
+                self._has_published = True
+            return send(stream, *arguments, **more)
+
+        self.session.send = send_and_note
 
     async def do_execute(
         self,
@@ -112,7 +126,7 @@ class RankKernel(IPythonParallelKernel):
             return reply
         summary = {}
         try:
-            self._last_result = None
+            self._last_result, self._has_published = None, False
             self.shell.execution_count = options["prompt"]
             self.rank.cell_began(options)
             if options.get("call"):
@@ -132,10 +146,12 @@ class RankKernel(IPythonParallelKernel):
                 failed = sys.last_value
                 assert failed is not None
                 reply.update(ename=type(failed).__name__, evalue=text_of(failed))
-            return {**reply, wire.SUMMARY_KEY: summary}
+            silence = {} if self._has_published else {wire.SILENT_KEY: True}
+            return {**reply, wire.SUMMARY_KEY: summary, **silence}
         except BaseException as error:
             # IPython has answered for the user's code by now; this is ours. Without a reply the
             # notebook would wait for ever.
+            self._has_published = True
             if not isinstance(error, KeyboardInterrupt):  # which may come before the user's code
                 log.exception("A cell could not be run to its end")
             return {
@@ -148,6 +164,22 @@ class RankKernel(IPythonParallelKernel):
                 "payload": [],
                 **({wire.SUMMARY_KEY: summary} if summary else {}),
             }
+
+    def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
+        """Tell the notebook only that one of its cells has sent its last output, if it sent any.
+
+        That a rank is busy nobody reads, nor anything of a request: each such message cost every
+        rank, the controller and the notebook a fraction of a millisecond.
+        """
+        if _is_read(status, parent or self.get_parent(channel), is_silent=not self._has_published):
+            super()._publish_status(status, channel, parent)
+
+    def _publish_execute_input(
+        self, code: str, parent: dict[str, Any], execution_count: int
+    ) -> None:
+        """Send no cell back to the notebook that has sent it."""
+        if not _is_our_cell(parent):
+            super()._publish_execute_input(code, parent, execution_count)
 
     def pre_handler_hook(self) -> None:
         """Drop an interrupt, until something runs that may be interrupted.
@@ -267,6 +299,23 @@ def _interruptible(parent: Mapping[str, Any]) -> Iterator[None]:
         interrupts.end()
 
 
+def _is_our_cell(parent: Mapping[str, Any]) -> bool:
+    return wire.SUMMARY_KEY in parent.get("metadata", {})
+
+
+def _is_read(status: str, parent: Mapping[str, Any], *, is_silent: bool) -> bool:
+    """Return whether somebody reads that a rank's status is this because of that message.
+
+    Args:
+        status: Such as `idle`.
+        parent: The message.
+        is_silent: A cell has sent no output that could be on its way.
+    """
+    if _is_our_cell(parent):
+        return status == "idle" and not is_silent
+    return bool(parent.get("header", {}).get("msg_type") != wire.REQUEST)
+
+
 def _nothing() -> None:
     """Be called by an event loop, which wakes up for it."""
 
@@ -289,6 +338,7 @@ def check() -> list[str]:
             IPythonKernel,
             (
                 *("do_execute", "get_parent", "_topic", "_cancel_on_sigint", "iopub_socket"),
+                *("_publish_status", "_publish_execute_input"),
                 *("pre_handler_hook", "post_handler_hook"),
                 *("_supports_kernel_subshells", "shell_channel_thread"),
             ),

@@ -41,7 +41,7 @@ from nbdist.engine.kernel.text_window import Part, TextWindow, as_lists, joined
 HEAD_BYTES: Final = 256 * 1024
 INTERVAL_S: Final = 0.1
 WINDOW_INTERVAL_S: Final = 0.5
-POLL_S: Final = 0.05  # how often the files behind descriptors 1 and 2 are looked at
+POLL_S: Final = 0.1  # how often the files behind descriptors 1 and 2 are looked at
 LINGER_S: Final = 1.0  # for so long after a cell, too: to be woken costs a quick cell more
 GRACE_S: Final = 0.01  # `print` writes its text and its line break apart; send them together
 

@@ -59,6 +59,7 @@ class Layout(Trainable):
         no_skeleton: Why there is none.
         last_step: The last batch and loss of `step`; `%dist verify` proves with them.
         pipeline: The pipeline's steps; None without pp.
+        proof: What `verify` found last; None before. A run tells it.
         scaler: A GradScaler, for `Precision("fp16")`; else it passes everything on as it is, so
             that one loop serves all: `layout.scaler.scale(loss).backward()`,
             `layout.scaler.step(opt)`, `layout.scaler.update()`.
@@ -83,6 +84,7 @@ class Layout(Trainable):
         self.plan = work.plan
         self.skeleton = work.skeleton
         self.no_skeleton = work.no_skeleton
+        self.proof: Proof | None = None
         self._axes = axes
         self._forgetting = dict(forgetting)
         self._number = next(_made)
@@ -256,7 +258,8 @@ class Layout(Trainable):
             lambda model, given, loss_of: loss_of(Inputs(*given[:2]).run(model), given[2]),
             _whole_batch if self.pipeline is None else self.pipeline.runner.cut,
         )
-        return verify.verify(self, task, steps)
+        self.proof = verify.verify(self, task, steps)
+        return self.proof
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Register a DDP communication hook, as on `DistributedDataParallel`; before training.
@@ -304,7 +307,8 @@ def attach(layout: Layout) -> None:
 
 def layout_facts(known: Layout) -> dict[str, str]:
     """Return what a run tells of its layout."""
-    return {
+    proven = {} if known.proof is None else {"proof": known.proof.verdict}
+    return proven | {
         "layout": known.name,
         "model": torch_sharded.plain_name(known.model),
         "parameters": str(known.size.parameters),

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from functools import wraps
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any
 
 from nbdist.engine.kernel import interrupts
@@ -26,11 +27,12 @@ LONGEST_S = 0.2
 LONGEST_START_S = 2.0  # of workers
 SETTLE_S = 0.002
 _LOOK_S = 0.001
-# As `signal.signal`, which also makes enums of both handlers: that costs a step 20 us.
+# As in `signal`, which also makes enums of handlers: that costs a step 20 us.
 _set_handler: Callable[..., Any] = _signal.signal
+_handler: Callable[[int], Any] = _signal.getsignal
 _INTERRUPT = int(signal.SIGINT)
 
-_holds = False  # the handler is ours
+_holds = False  # our handler is there, and lets interrupts wait
 # Numbers, with the message that ran. A signal handler may put; most other queues would lock up.
 _arrived: SimpleQueue[tuple[int, str | None]] = SimpleQueue()
 _longest_s = LONGEST_S  # of what runs now
@@ -46,19 +48,18 @@ def begin(longest_s: float = LONGEST_S) -> None:
     if _watch is None:
         _watch = threading.Thread(target=_strike_late, name="nbdist-interrupt", daemon=True)
         _watch.start()
-    before = _set_handler(_INTERRUPT, _wait)
-    # Ours is still there when a step has failed, and so has no end.
-    _holds = before is signal.default_int_handler or before is _wait
-    if not _holds and before is not None:  # None: a handler in C, which Python cannot put back
-        _set_handler(_INTERRUPT, before)
+    # Once put there it stays for the cell: to change it at each step is two system calls.
+    handler = _handler(_INTERRUPT)
+    if handler is signal.default_int_handler:
+        _set_handler(_INTERRUPT, _wait)
+    # Also after a step that has failed, and so has no end. Any other handler is the program's own.
+    _holds = handler is signal.default_int_handler or handler is _wait
 
 
 def end() -> None:
     """The step is whole: an interrupt that has come meanwhile strikes soon."""
     global _holds, _over
-    if _holds:
-        _holds = False
-        _set_handler(_INTERRUPT, signal.default_int_handler)
+    _holds = False
     _over = _count
 
 
@@ -78,11 +79,11 @@ def start_workers_whole(native: Callable[..., None]) -> Callable[..., None]:
     return start
 
 
-def _wait(*_: object) -> None:
+def _wait(number: int, frame: FrameType | None) -> None:
     global _holds, _count
-    _holds = False
-    # From here on as always: the next one strikes.
-    _set_handler(_INTERRUPT, signal.default_int_handler)
+    if not _holds:
+        signal.default_int_handler(number, frame)
+    _holds = False  # from here on as always: the next one strikes
     _count += 1
     _arrived.put((_count, interrupts.running))
 

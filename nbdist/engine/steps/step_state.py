@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 
 from nbdist.engine.compat import random_states, torch_hooks, torch_live
+from nbdist.engine.kernel.cost_clock import clocked
 from nbdist.engine.steps import defer_interrupt
 
 BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum
@@ -147,6 +148,7 @@ class Boundary:
 
     # -- hooks
 
+    @clocked("boundary")
     def _before_step(self, optimizer: Optimizer, closure: object) -> None:
         is_within = self._inside is not None and self._inside is not optimizer
         is_outer = not is_within and threading.get_ident() == self._main
@@ -166,6 +168,7 @@ class Boundary:
             if closure is None:  # which may take any time
                 defer_interrupt.begin()
 
+    @clocked("boundary")
     def _after_step(self, optimizer: Optimizer) -> None:
         steps = self.steps.get(optimizer)
         if steps is None:
@@ -256,7 +259,7 @@ class Boundary:
         What seeded and drew before it is done, and a cell that keeps its model does it once.
         """
         if isinstance(made, Optimizer) and self.last is not None and not self._has_stepped:
-            self.last = self.random_numbers()._replace(others=self.last.others)
+            self.last = self.random_numbers(self.last.others)
 
     def whole(self) -> list[Optimizer]:
         """Return the optimizers of which each rank has all."""
@@ -281,20 +284,25 @@ class Boundary:
 
     def take(self) -> StepState:
         """Note the state now, and return it."""
+        if self._buffers:
+            self._copy_buffers()
+        return self.random_numbers(tuple([take() for take, _ in self._others]))
+
+    def _copy_buffers(self) -> None:
         moved = [(buffer, live) for buffer in self._buffers if (live := buffer.moved()) is not None]
         if moved:
             with torch.no_grad():
                 torch._foreach_copy_([b.copy for b, _ in moved], [live for _, live in moved])
             for buffer, live in moved:
                 buffer.version = live._version
-        return self.random_numbers()._replace(others=tuple(take() for take, _ in self._others))
 
-    def random_numbers(self) -> StepState:
-        """Return a mark of the random generators alone, for `start_over`."""
+    def random_numbers(self, others: tuple[Any, ...] = ()) -> StepState:
+        """Return a mark of the random generators, for `start_over`, and of `others`."""
         return StepState(
             torch.default_generator.get_state(),
             torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
             random_states.take(),
+            others,
         )
 
     def restore(self, mark: StepState | None = None, *, random: bool = True) -> bool:

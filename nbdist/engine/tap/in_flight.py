@@ -204,12 +204,24 @@ def _describe(launch: Launch, for_ns: int, *, is_certain: bool) -> Waiting:
     )
 
 
-def take(step: int | None = None, end_ns: int | None = None) -> Traffic:
+def take_counts(step: int) -> tuple[float, float] | None:
+    """Return the bytes put in and the collectives since the last call; None with the tap off.
+
+    For a step that is not measured: its waits are taken as well, and not returned. Main thread.
+    """
+    state.skipped += state.collectives
+    found = float(state.bytes), float(state.collectives)
+    state.exposed_ns = state.bytes = state.collectives = state.told = 0
+    return None if state.level == "off" else found
+
+
+def take(step: int | None = None, end_ns: int | None = None, *, is_next: bool = True) -> Traffic:
     """Return what passed since the last call. On the main thread.
 
     Args:
         step: The step that ends here; None outside of steps, where nothing is told one by one.
         end_ns: When it ended; now, when not given.
+        is_next: The step that follows may be told: it is measured.
     """
     sweep()
     ended = [state.ended.popleft() for _ in range(len(state.ended))]
@@ -228,7 +240,7 @@ def take(step: int | None = None, end_ns: int | None = None) -> Traffic:
     elif state.level == "full":
         if state.is_telling:
             state.late.append((step, end_ns or perf_counter_ns()))
-        state.is_telling = state.stride.tells(step + 1)
+        state.is_telling = is_next and state.stride.tells(step + 1)
         told = late()
     if state.level == "full":
         state.cuda.begin_step((step or 0) + 1 if state.is_telling else None)
@@ -329,12 +341,12 @@ def backward_began() -> None:
         state.cuda.backward_began()
 
 
-def backward_ended() -> None:
+def backward_ended(*, is_measured: bool = True) -> None:
     """The main thread leaves it: what was under way at its end is what DDP waited for."""
     backward, state.backward = state.backward, None
     if state.cuda.is_used:
         state.cuda.backward_ended()
-    if backward is None or backward.last_launch_ns == 0:
+    if not is_measured or backward is None or backward.last_launch_ns == 0:
         return
     end_ns, start_ns = perf_counter_ns(), backward.last_launch_ns
     counted_ns = state.exposed_ns - backward.exposed_ns

@@ -16,6 +16,7 @@ number; trailing arguments that have their default may be left out by the dispat
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -128,7 +129,8 @@ def size_bytes(payload: Any) -> int:
     return total
 
 
-def _set(options: Any, is_async: bool, timeout_ms: int, **fields: Any) -> Any:
+def _new_options(kind: type[Any], is_async: bool, timeout_ms: int, **fields: Any) -> Any:
+    options = kind()
     options.asyncOp = is_async
     if timeout_ms > 0:
         options.timeout = timedelta(milliseconds=timeout_ms)
@@ -137,24 +139,35 @@ def _set(options: Any, is_async: bool, timeout_ms: int, **fields: Any) -> Any:
     return options
 
 
+def _new_reducing(kind: type[Any], op: int, is_async: bool, timeout_ms: int, **fields: Any) -> Any:
+    return _new_options(kind, is_async, timeout_ms, reduceOp=reduce_op(op), **fields)
+
+
+# A loop asks for the same ones at each step, and backends only read them.
+_options = lru_cache(maxsize=256)(_new_options)
+_reducing = lru_cache(maxsize=256)(_new_reducing)
+
+
 def _allreduce(
     b: Any, tensors: Any, _: Any, op: Any, sparse: Any, a: bool = True, t: int = -1
 ) -> Any:
-    options = _set(c10d.AllreduceOptions(), a, t, reduceOp=reduce_op(op))
-    if sparse is not None:
-        options.sparseIndices = sparse
+    if sparse is None:
+        return b.allreduce(tensors, _reducing(c10d.AllreduceOptions, op, a, t))
+    options = _new_reducing(c10d.AllreduceOptions, op, a, t)
+    options.sparseIndices = sparse
     return b.allreduce(tensors, options)
 
 
 def _allreduce_coalesced(b: Any, tensors: Any, _: Any, op: Any, a: bool = True, t: int = -1) -> Any:
-    options = _set(c10d.AllreduceCoalescedOptions(), a, t, reduceOp=reduce_op(op))
-    return b.allreduce_coalesced(tensors, options)
+    return b.allreduce_coalesced(tensors, _reducing(c10d.AllreduceCoalescedOptions, op, a, t))
 
 
 def _broadcast(
     b: Any, tensors: Any, _: Any, root: int, part: int, a: bool = True, t: int = -1
 ) -> Any:
-    return b.broadcast(tensors, _set(c10d.BroadcastOptions(), a, t, rootRank=root, rootTensor=part))
+    return b.broadcast(
+        tensors, _options(c10d.BroadcastOptions, a, t, rootRank=root, rootTensor=part)
+    )
 
 
 def _reduce(
@@ -162,36 +175,32 @@ def _reduce(
 ) -> Any:
     return b.reduce(
         tensors,
-        _set(c10d.ReduceOptions(), a, t, reduceOp=reduce_op(op), rootRank=root, rootTensor=part),
+        _reducing(c10d.ReduceOptions, op, a, t, rootRank=root, rootTensor=part),
     )
 
 
 def _allgather(b: Any, outputs: Any, inputs: Any, _: Any, a: bool = True, t: int = -1) -> Any:
-    return b.allgather(outputs, inputs, _set(c10d.AllgatherOptions(), a, t))
+    return b.allgather(outputs, inputs, _options(c10d.AllgatherOptions, a, t))
 
 
 def _allgather_coalesced(b: Any, outputs: Any, inputs: Any, _: Any, a: bool = True) -> Any:
-    return b.allgather_coalesced(outputs, inputs, _set(c10d.AllgatherOptions(), a, -1))
+    return b.allgather_coalesced(outputs, inputs, _options(c10d.AllgatherOptions, a, -1))
 
 
 def _allgather_base(b: Any, output: Any, input: Any, _: Any, a: bool = True, t: int = -1) -> Any:
-    return b._allgather_base(output, input, _set(c10d.AllgatherOptions(), a, t))
+    return b._allgather_base(output, input, _options(c10d.AllgatherOptions, a, t))
 
 
 def _reduce_scatter(
     b: Any, outputs: Any, inputs: Any, _: Any, op: Any, a: bool = True, t: int = -1
 ) -> Any:
-    return b.reduce_scatter(
-        outputs, inputs, _set(c10d.ReduceScatterOptions(), a, t, reduceOp=reduce_op(op))
-    )
+    return b.reduce_scatter(outputs, inputs, _reducing(c10d.ReduceScatterOptions, op, a, t))
 
 
 def _reduce_scatter_base(
     b: Any, output: Any, input: Any, _: Any, op: Any, a: bool = True, t: int = -1
 ) -> Any:
-    return b._reduce_scatter_base(
-        output, input, _set(c10d.ReduceScatterOptions(), a, t, reduceOp=reduce_op(op))
-    )
+    return b._reduce_scatter_base(output, input, _reducing(c10d.ReduceScatterOptions, op, a, t))
 
 
 def _prepare_reduce_scatter(
@@ -203,7 +212,7 @@ def _prepare_reduce_scatter(
         return None  # gloo finds the words
     buffer = input.clone(memory_format=torch.contiguous_format)
     mine = buffer.view(n, count)[b.rank()].view(output.shape)
-    options = _set(c10d.AllreduceOptions(), a, t, reduceOp=reduce_op(op))
+    options = _reducing(c10d.AllreduceOptions, op, a, t)
     return Prepared(lambda: b.allreduce([buffer], options), lambda: output.copy_(mine))
 
 
@@ -218,17 +227,17 @@ def _prepare_reduce_scatter_pair(
 def _gather(
     b: Any, outputs: Any, inputs: Any, _: Any, root: int, a: bool = True, t: int = -1
 ) -> Any:
-    return b.gather(outputs, inputs, _set(c10d.GatherOptions(), a, t, rootRank=root))
+    return b.gather(outputs, inputs, _options(c10d.GatherOptions, a, t, rootRank=root))
 
 
 def _scatter(
     b: Any, outputs: Any, inputs: Any, _: Any, root: int, a: bool = True, t: int = -1
 ) -> Any:
-    return b.scatter(outputs, inputs, _set(c10d.ScatterOptions(), a, t, rootRank=root))
+    return b.scatter(outputs, inputs, _options(c10d.ScatterOptions, a, t, rootRank=root))
 
 
 def _alltoall(b: Any, outputs: Any, inputs: Any, _: Any, a: bool = True, t: int = -1) -> Any:
-    return b.alltoall(outputs, inputs, _set(c10d.AllToAllOptions(), a, t))
+    return b.alltoall(outputs, inputs, _options(c10d.AllToAllOptions, a, t))
 
 
 def _alltoall_base(
@@ -241,7 +250,7 @@ def _alltoall_base(
     a: bool = True,
     t: int = -1,
 ) -> Any:
-    return b.alltoall_base(output, input, out_sizes, in_sizes, _set(c10d.AllToAllOptions(), a, t))
+    return b.alltoall_base(output, input, out_sizes, in_sizes, _options(c10d.AllToAllOptions, a, t))
 
 
 def _send(b: Any, tensors: Any, _: Any, to: int, tag: int) -> Any:
@@ -257,7 +266,7 @@ def _recv_any(b: Any, tensors: Any, _: Any, tag: int) -> Any:
 
 
 def _barrier(b: Any, _tensor: Any, _: Any, devices: Any, a: bool = True, t: int = -1) -> Any:
-    return b.barrier(_set(c10d.BarrierOptions(), a, t, device_ids=devices))
+    return b.barrier(_new_options(c10d.BarrierOptions, a, t, device_ids=devices))
 
 
 def _monitored_barrier(

@@ -1,27 +1,70 @@
-"""Which steps are told collective by collective: arithmetic on step numbers and rates.
+"""Which steps are measured, and of which of those each collective is told: arithmetic, pure.
 
-A step is told when its number is a multiple of the *stride*, a power of two. It begins at 1 with
-each cell, doubles while telling costs too much, and never falls: ranks that double at different
-moments still tell the multiples of the largest stride, all of them.
+Steps are chosen by their number alone. The numbers are spread by the golden ratio (Fibonacci
+hashing, Knuth, The Art of Computer Programming, 6.4), so that what a loop does every so many steps,
+an evaluation, is neither always met nor always missed. Those chosen at a larger *stride* are among
+those chosen at a smaller one: ranks that double at different moments still share the steps of the
+largest stride, all of them. A stride begins at 1 with each cell, grows by powers of two and never
+falls.
 
-What is told costs a rank some 50 us a collective beyond the rest (`tests/benchmarks/bench_tap`),
-for gloo's thread must then take the GIL. Nobody looks at more than `MOST_STEPS` a second, and
-`ENOUGH_STEPS` do where they are told at a price, beyond `CHEAP_ROWS` a second. `MOST_ROWS` a second
-are never exceeded for long.
+*Measured* steps know what they are made of. In the others losses, times, counts and bytes are as
+exact, and no clock is read for their parts. At most `MOST_MEASURED` a second are measured, which
+takes some 0.2 % of the time, and at least half as many where there are.
+
+*Told* steps are measured, and each of their collectives is told. That costs a rank some 50 us a
+collective more (`tests/benchmarks/bench_tap`), for gloo's thread must then take the GIL. Nobody
+looks at more than `MOST_STEPS` a second, and `ENOUGH_STEPS` do where they are told at a price,
+beyond `CHEAP_ROWS` a second. `MOST_ROWS` a second are never exceeded for long.
 """
 
 MOST_STEPS = 12
 ENOUGH_STEPS = 4
 CHEAP_ROWS = 500
 MOST_ROWS = 4000
+MOST_MEASURED = 40.0  # a second
 # Rates are taken over so many steps: the first of each cell are all told. Rows over so long, too.
 _CLEAR_STEPS = 16
 _CLEAR_ROWS = CHEAP_ROWS // 4
 _SPAN_S = 0.25
+_NUMBERS = 1 << 32
+_GOLDEN = 2_654_435_769  # 2**32 divided by the golden ratio
+
+
+def is_chosen(step: int, stride: int) -> bool:
+    """Return whether a step is one of those chosen, one in `stride`, a power of two."""
+    return step * _GOLDEN % _NUMBERS < _NUMBERS // stride
+
+
+class Measuring:
+    """Which steps of one cell this rank measures."""
+
+    __slots__ = ("_began_ns", "_began_step", "_count", "every")
+
+    def __init__(self) -> None:
+        self.every = 1
+        self._began_ns: int | None = None
+        self._began_step = self._count = 0
+
+    def measures(self, step: int) -> bool:
+        """Return whether a step is measured."""
+        return is_chosen(step, self.every)
+
+    def measured(self, step: int, now_ns: int) -> None:
+        """Count a measured step, which ends now; the stride grows when there are too many."""
+        if self._began_ns is None:  # the first step of a cell is longer than others
+            self._began_ns, self._began_step = now_ns, step
+            return
+        self._count += 1
+        if self._count < _CLEAR_STEPS:
+            return
+        steps_s = (step - self._began_step) * 1e9 / max(1, now_ns - self._began_ns)
+        while steps_s > MOST_MEASURED * self.every:
+            self.every *= 2
+        self._began_ns, self._began_step, self._count = now_ns, step, 0
 
 
 class Stride:
-    """The stride of one rank in one cell."""
+    """Of which steps of one cell this rank tells the collectives."""
 
     __slots__ = ("_began_ns", "_rows", "_steps", "every")
 
@@ -32,7 +75,7 @@ class Stride:
 
     def tells(self, step: int) -> bool:
         """Return whether a step is told."""
-        return step % self.every == 0
+        return is_chosen(step, self.every)
 
     def told(self, now_ns: int, rows: int) -> None:
         """Count a step that was told, with so many rows; the stride doubles when that is much."""

@@ -42,12 +42,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 import torch
 
 from nbdist.engine.compat import torch_groups, torch_hooks
+from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.kernel.location import cell_place, prompt_of
 from nbdist.engine.tap import collective_check
 from nbdist.engine.tap.collective import Launch
@@ -72,6 +73,7 @@ from nbdist.engine.tap.in_flight import (
     reset_counts,
     state,
     take,
+    take_counts,
     tell,
     waited,
     waiting,
@@ -103,6 +105,7 @@ __all__ = [
     "set_level",
     "tagged",
     "take",
+    "take_counts",
     "waiting",
 ]
 
@@ -176,6 +179,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     get_ident, now = threading.get_ident, perf_counter_ns
 
     def kernel(*args: Any) -> Any:
+        clocked_ns = thread_time_ns() if clock.is_on and get_ident() == state.main else 0
         group = unbox(args[group_at])
         book = book_of(group)
         if reduction_at is not None:
@@ -218,9 +222,13 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 if prepare is not None and is_gloo(backend):
                     prepared = prepare(backend, *args)
                 arrival = state.cuda.begin(args[:2]) if is_cuda and is_full else None
+                if clocked_ns:
+                    clock.add("tap", thread_time_ns() - clocked_ns)
                 launch.handed_ns = now()
                 work = launch_op(backend, *args) if prepared is None else prepared.launch()
                 launch.returned_ns = now()
+                if clocked_ns:
+                    clocked_ns = thread_time_ns()
             except MismatchError:
                 raise
             except BaseException:  # an interrupt too: nothing was sent
@@ -264,6 +272,8 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
         finally:
             if is_main:
                 state.blocked = None
+        if clocked_ns:
+            clock.add("tap", thread_time_ns() - clocked_ns)
         if returns_nothing:
             return None
         if work is None:

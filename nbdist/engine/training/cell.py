@@ -8,8 +8,10 @@ Where the numbers come from:
   backwards (`scalars.loss_of`). Roots that are no scalar, and backwards within a backward, are no
   losses: of a pipeline only the last stage has one, and the other ranks count steps without;
 - `step_s` is the wall time from the end of one step to the end of the next, whatever the loop did
-  in it; `parts.py` says what it is made of. The first step of a cell begins when a batch is first
-  asked for; when none was, its beginning was not seen, and it has no times but `data_s`;
+  in it. The first step of a cell begins when a batch is first asked for; when none was, its
+  beginning was not seen, and it has no times but `data_s`;
+- of steps that are *measured* (`tap/sampling.py`; all of them where they are long) `parts.py` says
+  what they are made of. Those that are not have loss, `step_s`, counts, bytes, samples and tokens;
 - `comm_s` and `comm_total_s` are the tap's exposed and total times (`tap.py` says what they mean);
   at other levels than "full", which do not see DDP wait, there is none, and `compute_s` holds it;
 - `samples` and `tokens` are those of the batches a step used, of the loader asked last;
@@ -28,8 +30,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from nbdist.engine.compat import torch_hooks, torch_live
+from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.tap import tap
+from nbdist.engine.tap.sampling import Measuring
 from nbdist.engine.training.gradients import Shares
 from nbdist.engine.training.parts import PartTimer, with_stream
 from nbdist.engine.training.resources import Memory, Processor
@@ -78,6 +82,9 @@ class Cell:
         self._recorder = recorder
         self._machine = machine
         self._parts = PartTimer()
+        self._measuring = Measuring()
+        self.is_measured = True  # the step that is being made
+        self._began_ns = 0  # when it began, where that was seen
         self._rule = StepRule()
         self._made_by_then = 0  # number of the newest optimizer when the newest step ended
         self._has_begun = self._is_whole = False  # the step; and whether that was seen
@@ -96,6 +103,7 @@ class Cell:
     def _begin(self, now_ns: int, *, is_whole: bool) -> None:
         """The first sign of training in this cell; what was communicated before is no step's."""
         self._has_begun, self._is_whole = True, is_whole
+        self._began_ns = now_ns
         self._parts.begin(now_ns)
         tap.take()
         if self._machine is not None:
@@ -113,15 +121,20 @@ class Cell:
         now_ns = perf_counter_ns()
         if not self._has_begun:
             self._begin(now_ns, is_whole=True)
-        self._parts.fetch_began(now_ns, tap.exposed_ns())
+        if self.is_measured:
+            self._parts.fetch_began(now_ns, tap.exposed_ns())
+        else:
+            self._parts.forget_failed()
 
     def fetch_ended(self, iterator: Any, *, is_batch: bool) -> None:
         """It gave one, or had none left."""
         now_ns = perf_counter_ns()
         if is_batch or iterator is not self._iterator:
             self._note_pass(iterator)
-        may_train = is_batch and torch.is_grad_enabled()
-        self._parts.fetch_ended(now_ns, tap.exposed_ns(), self._pass.number, may_train=may_train)
+        if self.is_measured:
+            may_train = is_batch and torch.is_grad_enabled()
+            number = self._pass.number
+            self._parts.fetch_ended(now_ns, tap.exposed_ns(), number, may_train=may_train)
 
     @property
     def current_pass(self) -> tuple[Any, int]:
@@ -149,10 +162,13 @@ class Cell:
 
     def backward_began(self) -> None:
         """An outermost backward begins."""
-        now_ns = perf_counter_ns()
-        if not self._has_begun:
-            self._begin(now_ns, is_whole=False)
-        self._parts.backward_began(now_ns, tap.exposed_ns())
+        if self.is_measured:
+            now_ns = perf_counter_ns()
+            if not self._has_begun:
+                self._begin(now_ns, is_whole=False)
+            self._parts.backward_began(now_ns, tap.exposed_ns())
+        else:
+            self._parts.forget_failed()
         tap.backward_began()
 
     def note_loss(self, tensors: Any) -> None:
@@ -164,8 +180,9 @@ class Cell:
 
     def backward_ended(self) -> None:
         """It has ended, or failed."""
-        tap.backward_ended()
-        self._parts.backward_ended(perf_counter_ns(), tap.exposed_ns())
+        tap.backward_ended(is_measured=self.is_measured)
+        if self.is_measured:
+            self._parts.backward_ended(perf_counter_ns(), tap.exposed_ns())
 
     @property
     def is_stepping(self) -> bool:
@@ -174,20 +191,29 @@ class Cell:
 
     def optimizer_began(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> bool:
         """An optimizer begins to step; returns False where it does so within another's step."""
-        is_outermost = self._parts.optimizer_began(
-            perf_counter_ns(), tap.exposed_ns(), id(optimizer), has_closure=has_closure
-        )
+        if self.is_measured:
+            is_outermost = self._parts.optimizer_began(
+                perf_counter_ns(), tap.exposed_ns(), id(optimizer), has_closure=has_closure
+            )
+        else:
+            is_outermost = self._parts.enter_optimizer()
         if is_outermost and self._norms is not None and not has_closure:
             self._shares[id(optimizer)] = self._norms.of(optimizer)
         return is_outermost
 
     def closure_began(self) -> None:
         """The optimizer calls its closure."""
-        self._parts.closure_began(perf_counter_ns(), tap.exposed_ns())
+        if self.is_measured:
+            self._parts.closure_began(perf_counter_ns(), tap.exposed_ns())
+        else:
+            self._parts.enter_closure(True)
 
     def closure_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """The closure has ended, or failed."""
-        self._parts.closure_ended(perf_counter_ns(), tap.exposed_ns())
+        if self.is_measured:
+            self._parts.closure_ended(perf_counter_ns(), tap.exposed_ns())
+        else:
+            self._parts.enter_closure(False)
         if self._norms is not None:
             self._shares[id(optimizer)] = self._norms.of(optimizer)
 
@@ -195,10 +221,14 @@ class Cell:
         """An optimizer has stepped; returns whether that ends a step."""
         now_ns = perf_counter_ns()
         key = id(optimizer)
-        is_outermost = self._parts.optimizer_ended(now_ns, tap.exposed_ns(), key)
+        if self.is_measured:
+            is_outermost = self._parts.optimizer_ended(now_ns, tap.exposed_ns(), key)
+        else:
+            is_outermost = self._parts.leave_optimizer(key)
+        if not is_outermost:
+            return False
         made = torch_live.number_of(torch.optim.Optimizer, optimizer)
-        is_new = made > self._made_by_then
-        if not (is_outermost and self._rule.closes(key, is_new=is_new)):
+        if not self._rule.closes(key, is_new=made > self._made_by_then):
             return False
         self._close_step(now_ns)
         return True
@@ -208,8 +238,36 @@ class Cell:
     def _close_step(self, now_ns: int) -> None:
         self.step += 1
         self._made_by_then = torch_live.newest_number()
+        if self.is_measured:
+            self._measuring.measured(self.step, now_ns)
+        is_next = self._measuring.measures(self.step + 1)
+        if self.is_measured:
+            values = self._measured_values(now_ns, is_next=is_next)
+        else:
+            values = self._counted_values(now_ns)
+        if self._iterator is not None:
+            values |= self._amounts()
+        if self.is_measured and self._machine is not None:
+            self._machine.pace.note(values)
+        self._keep(values)
+        self._backwards = 0
+        self._has_begun = self._is_whole = True
+        self._began_ns = now_ns
+        if is_next and not self.is_measured:
+            self._parts.begin_next(now_ns)
+            if self._machine is not None:
+                self._machine.processor.take(now_ns)
+        self.is_measured = is_next
+
+    def end_clock(self, *, was_measured: bool) -> None:
+        """The step that was closed last has told all."""
+        # Of steps that are not measured those are clocked that come before one that is.
+        clocks_next = self.is_measured or self._measuring.measures(self.step + 2)
+        clock.end_step(self._began_ns, is_measured=was_measured, clocks_next=clocks_next)
+
+    def _measured_values(self, now_ns: int, *, is_next: bool) -> dict[str, float]:
         parts = self._parts.close(now_ns, tap.exposed_ns())
-        traffic = tap.take(self.step, now_ns)
+        traffic = tap.take(self.step, now_ns, is_next=is_next)
         if traffic.calls is not None:
             self._recorder.add("calls", traffic.calls_step, {}, traffic.calls)
         parts = with_stream(parts, traffic.stream_ns)
@@ -227,26 +285,39 @@ class Cell:
             if self._is_whole:
                 values |= used
             values |= self._machine.memory.take(now_ns)
-        if self._iterator is not None:
-            values |= self._amounts()
-        if self._machine is not None:
-            self._machine.pace.note(values)
-        self._held.append(_Held(self.step, values, self._losses, self._take_shares()))
+        return values
+
+    def _counted_values(self, now_ns: int) -> dict[str, float]:
+        """Return what is known of a step that is not measured."""
+        values = {"step_s": (now_ns - self._began_ns) / 1e9} if self._is_whole else {}
+        counts = tap.take_counts(self.step)
+        if counts is not None:
+            values["bytes"], values["collectives"] = counts
+        return values
+
+    def _keep(self, values: dict[str, float]) -> None:
+        """Record a step, at once where all its numbers are here."""
+        losses = self._losses
+        if not (losses.copies or self._held or self._shares):
+            if losses.values:
+                values["loss"] = sum(losses.values) / len(losses.values)
+                losses.values.clear()
+            self._recorder.add("step", self.step, values)
+            return
+        self._held.append(_Held(self.step, values, losses, self._take_shares()))
         self._losses = Scalars()
-        self._backwards = 0
-        self._has_begun = self._is_whole = True
         self.record_held(wait=False)
 
     def _amounts(self) -> dict[str, float]:
-        """Return samples, tokens and the total of steps, what is known of them."""
+        """Return samples, tokens and where the pass begins and ends, what is known of them."""
         values: dict[str, float] = {}
         if self._fetched:
             used = take_used(self._fetched, self._backwards)
             values["samples"] = sum(size.samples for size in used)
             values["tokens"] = sum(size.tokens for size in used)
-        total = self._expected_steps()
-        if total is not None:
+        if self.is_measured and (total := self._expected_steps()) is not None:
             values["total"] = total
+            values["epoch_began"] = self._pass.began_at
         return {name: value for name, value in values.items() if value}
 
     def _take_shares(self) -> Scalars:
@@ -285,7 +356,7 @@ class Cell:
             losses, shares = over.losses.read(), over.shares.read()
             values = over.values
             if losses:
-                values = {"loss": sum(losses) / len(losses), **values}
+                values["loss"] = sum(losses) / len(losses)
             if shares:
                 values["grad_share"] = sum(shares)
             self._recorder.add("step", over.step, values)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from time import thread_time_ns
 from typing import Any
 from weakref import WeakSet
 
@@ -18,6 +19,7 @@ import torch
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.compat.torch_hooks import Closure
+from nbdist.engine.kernel.cost_clock import clock, clocked
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.cell import Cell, RankMachine
 from nbdist.error_text import named
@@ -75,12 +77,14 @@ class Hooks:
     def begin_cell(self) -> None:
         """Begin to count at zero."""
         self.cell = self._new_cell()
+        clock.begin_cell()
         self._is_inside = self.is_loading = False
         self._seen.clear()
 
     def end_cell(self) -> int:
         """Record what is still held back; return the steps made."""
         self._guard("loss", self.cell.record_held, wait=True)
+        clock.end_cell()
         return self.cell.step
 
     @contextmanager
@@ -98,6 +102,7 @@ class Hooks:
     def _is_ours(self) -> bool:
         return threading.get_ident() == self._main and not torch.compiler.is_compiling()
 
+    @clocked("hooks")
     def _before_optimizer_step(
         self, optimizer: torch.optim.Optimizer, closure: Closure | None
     ) -> Closure | None:
@@ -116,11 +121,21 @@ class Hooks:
         return self._around_closure(optimizer, closure) if closure and is_outermost else None
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._is_ours():
-            is_closed = self._guard("step", self.cell.optimizer_ended, optimizer)
-            if is_closed:
-                for name, callback in self.on_step.copy().items():
-                    self._guard(name, callback, self.cell.step)
+        if not self._is_ours():
+            return
+        cell, was_measured = self.cell, self.cell.is_measured
+        began_ns = thread_time_ns() if clock.is_on else 0
+        is_closed = self._guard("step", cell.optimizer_ended, optimizer)
+        if began_ns:
+            clock.add("hooks", thread_time_ns() - began_ns)
+        if is_closed:
+            self._tell_of_step(cell.step)
+            cell.end_clock(was_measured=was_measured)
+
+    @clocked("checks")
+    def _tell_of_step(self, step: int) -> None:
+        for name, callback in self.on_step.copy().items():
+            self._guard(name, callback, step)
 
     def _around_closure(self, optimizer: torch.optim.Optimizer, native: Closure) -> Closure:
         @wraps(native)
@@ -138,16 +153,24 @@ class Hooks:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if self._is_inside or not self._is_ours():
                 return native(tensors, *args, **kwargs)
-            self._guard("backward", self.cell.backward_began)
-            self._guard("loss", self.cell.note_loss, tensors)
+            self._backward_begins(tensors)
             self._is_inside = True
             try:
                 return native(tensors, *args, **kwargs)
             finally:
                 self._is_inside = False
-                self._guard("backward", self.cell.backward_ended)
+                self._backward_ends()
 
         return backward
+
+    @clocked("hooks")
+    def _backward_begins(self, tensors: Any) -> None:
+        self._guard("backward", self.cell.backward_began)
+        self._guard("loss", self.cell.note_loss, tensors)
+
+    @clocked("hooks")
+    def _backward_ends(self) -> None:
+        self._guard("backward", self.cell.backward_ended)
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Take in a loss whose backward is none that can be seen."""
@@ -159,7 +182,7 @@ class Hooks:
         def __next__(iterator: Any) -> Any:
             if self._is_inside or not self._is_ours():
                 return native(iterator)
-            self._guard("data", self.cell.fetch_began)
+            self._fetch_begins()
             self._is_inside = self.is_loading = True
             is_batch = False
             try:
@@ -167,11 +190,23 @@ class Hooks:
                 is_batch = True
             finally:
                 self._is_inside = self.is_loading = False
-                self._guard("data", self.cell.fetch_ended, iterator, is_batch=is_batch)
-            self._guard("samples", self.cell.note_batch, batch)
+                self._fetch_ends(iterator, is_batch)
+            self._note_batch(batch)
             return batch
 
         return __next__
+
+    @clocked("hooks")
+    def _fetch_begins(self) -> None:
+        self._guard("data", self.cell.fetch_began)
+
+    @clocked("hooks")
+    def _fetch_ends(self, iterator: Any, is_batch: bool) -> None:
+        self._guard("data", self.cell.fetch_ended, iterator, is_batch=is_batch)
+
+    @clocked("hooks")
+    def _note_batch(self, batch: Any) -> None:
+        self._guard("samples", self.cell.note_batch, batch)
 
     def _guard(self, hook: str, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Do what a hook does; whatever goes wrong ends the hook and not the training."""

@@ -49,9 +49,32 @@ class PartTimer:
         self._clock, self._waited = [0] * 6, [0] * 6
         self._undecided.clear()
 
+    def begin_next(self, now_ns: int) -> None:
+        """A step begins at the end of one that was not measured."""
+        self.begin(now_ns)
+        self._has_gradients = False
+        self._taken.clear()
+
+    def enter_optimizer(self) -> bool:
+        """An optimizer steps, where that is not measured; returns as `optimizer_began`."""
+        self._depth += 1
+        return self._depth == 1
+
+    def enter_closure(self, is_in: bool) -> None:
+        """It calls its closure, or the closure has ended; where that is not measured."""
+        self._is_in_closure = is_in
+
+    def leave_optimizer(self, optimizer: int) -> bool:
+        """An optimizer has stepped, where that is not measured; returns as `optimizer_ended`."""
+        self._depth -= 1
+        if self._depth > 0:
+            return False
+        self._depth, self._last_optimizer, self._is_in_closure = 0, optimizer, False
+        return True
+
     def fetch_began(self, now_ns: int, blocked_ns: int) -> None:
         """A loader is asked for a batch."""
-        self._forget_failed()
+        self.forget_failed()
         self._turn(now_ns, blocked_ns, DATA)
         self._settle(OTHER)
 
@@ -74,7 +97,7 @@ class PartTimer:
 
     def backward_began(self, now_ns: int, blocked_ns: int) -> None:
         """An outermost backward begins."""
-        self._forget_failed()
+        self.forget_failed()
         self._turn(now_ns, blocked_ns, BACKWARD)
         self._settle(FORWARD)
         self._has_gradients = True
@@ -173,7 +196,7 @@ class PartTimer:
         waited[part] += waited[OPEN]
         clock[OPEN] = waited[OPEN] = 0
 
-    def _forget_failed(self) -> None:
+    def forget_failed(self) -> None:
         """An optimizer's step without its end: it has raised, and the loop goes on."""
         if not self._is_in_closure:
             self._depth = 0

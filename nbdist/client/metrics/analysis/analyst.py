@@ -22,7 +22,7 @@ from nbdist.client.metrics.analysis.timeline import STEPS, SampledSteps, time_li
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, TimeLine
 from nbdist.collectives import waits_for_all
 from nbdist.packed import CALL, Calls
-from nbdist.wire import Record
+from nbdist.wire import Record, is_measured
 
 LATE_S = 3.0
 MOST_WAITING = 400_000  # numbers told of steps that are not explained yet
@@ -83,8 +83,10 @@ class Analyst:
         self._verdicts.take(records, self._now_s(), is_last=is_last)
         for record in records:
             if record.kind == "step":
+                if not is_measured(record.values):
+                    continue
                 self._parts.add_step(record.rank, record.values)
-                if record.rank == self._ranks[0] and "step_s" in record.values:
+                if record.rank == self._ranks[0]:
                     self._lengths_ns[record.step] = round(record.values["step_s"] * 1e9)
             elif record.detail is not None:
                 self._hear(record, record.detail)

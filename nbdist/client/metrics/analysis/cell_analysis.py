@@ -4,8 +4,8 @@ Threads: `receive` runs on ipyparallel's IO thread and appends to a deque; `nbdi
 the work, from the first record of a step until `finish`; `now` may be called on any thread,
 `subscribe` and `finish` on the main one.
 
-Bounds: the thread rests `REST` times as long as it has worked, so that it never takes more of a
-core; what then comes faster than it works is left out, and counted (`Analysis.left_out`).
+Bounds: the thread takes at most `SHARE` of a core, and rests longer where it waits for one; what
+then comes faster than it works is left out, and counted (`Analysis.left_out`).
 """
 
 import logging
@@ -15,13 +15,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from nbdist.background import CoreWaits, lower_thread, pause_s
+from nbdist.client.metrics import usage
 from nbdist.client.metrics.analysis.clocks import Clocks
 from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.wire import Record
 
 PERIOD_S = 0.3  # between two looks; records come every 0.25 s
-REST = 19  # 5 % of a core
+SHARE = 0.05  # of a core
 MOST_WAITING = 20_000  # records that have not been looked at
 _KINDS = frozenset({"step", "calls", "links"})
 
@@ -83,12 +85,15 @@ class CellAnalysis:
             self._has_failed = True
             _log.error("The last steps were not analysed within %g s", timeout_s)
 
+    @usage.counts
     def _run(self) -> None:
         """Explain until the cell ends: the body of the thread."""
         try:
             # numpy takes a tenth of a second to import, and most cells need none of this.
             from nbdist.client.metrics.analysis.analyst import Analyst
 
+            lower_thread()
+            waits = CoreWaits()
             analyst = Analyst(self._info.ranks, self._clocks)
             is_last, rest_s = False, PERIOD_S
             while not is_last:
@@ -100,7 +105,7 @@ class CellAnalysis:
                 self._analysis = replace(analysis, left_out=analysis.left_out + self._lost)
                 if explained:
                     self._tell(explained)
-                rest_s = max(PERIOD_S, REST * (time.thread_time() - began))
+                rest_s = pause_s(PERIOD_S, time.thread_time() - began, SHARE, waits.share())
         except Exception:
             # Training and the cell go on; `now` keeps the last result.
             self._has_failed = True

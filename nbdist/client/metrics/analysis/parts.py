@@ -1,14 +1,16 @@
 """What a rank's recent steps are made of.
 
-Every step tells its times. How much of its computing hid communication is known of the steps whose
-collectives a rank has told, and how exposed communication divides into waiting and transferring of
-those that were compared: their share stands for the others. Pure.
+Every measured step tells its times; they stand for the others (`engine/tap/sampling`). How much of
+its computing hid communication is known of the steps whose collectives a rank has told, and how
+exposed communication divides into waiting and transferring of those that were compared: their share
+stands for the others. Pure.
 """
 
 from collections import deque
 from collections.abc import Iterable, Mapping
 
 from nbdist.client.metrics.analysis.values import RECENT, ExplainedStep, RankStep
+from nbdist.wire import is_measured
 
 _MS = 1e3
 
@@ -23,8 +25,8 @@ class StepParts:
         self._waits: dict[int, deque[Mapping[int, float]]] = {}  # for whom, ms
 
     def add_step(self, rank: int, values: Mapping[str, float]) -> None:
-        """Take a step's record (`wire.Record`); one without `step_s` was not seen whole."""
-        if "step_s" in values:
+        """Take a step's record (`wire.Record`); of one that was not measured nothing is known."""
+        if is_measured(values):
             self._steps.setdefault(rank, deque(maxlen=RECENT)).append(_parts(values))
             if "comm_total_s" in values:
                 hidden = self._hidden.setdefault(rank, deque(maxlen=RECENT))

@@ -9,14 +9,16 @@ are means: they sum to the step, and are what the board shows.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.client.metrics.analysis.values import Cause
-from nbdist.wire import Record
+from nbdist.wire import Record, is_measured
 
 Floats = NDArray[np.float64]
+Steps = NDArray[np.int64]
 
 FEWEST_STEPS = 50
 SHORTEST_S = 1.0  # steps of a millisecond: 50 of them are too short to tell noise from load
@@ -77,50 +79,61 @@ class Slow:
 
 
 class StepRows:
-    """The newest steps of all ranks, in arrays of one size."""
+    """The newest measured steps of all ranks, in arrays of one size."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Floats] = {}
-        self._steps: dict[int, NDArray[np.int64]] = {}
+        self._steps: dict[int, Steps] = {}
+        self._counts: dict[int, int] = {}
 
     def add(self, record: Record) -> None:
         """Take in a rank's step."""
-        if record.step <= FIRST_STEPS or "step_s" not in record.values:
+        if record.step <= FIRST_STEPS or not is_measured(record.values):
             return
-        if record.rank not in self._rows:
-            self._rows[record.rank] = np.full((_KEPT, len(_COLUMNS)), np.nan)
-            self._steps[record.rank] = np.zeros(_KEPT, dtype=np.int64)
-        at = record.step % _KEPT
-        self._rows[record.rank][at] = _row(record.values)
-        self._steps[record.rank][at] = record.step
+        rank = record.rank
+        if rank not in self._rows:
+            self._rows[rank] = np.full((_KEPT, len(_COLUMNS)), np.nan)
+            self._steps[rank] = np.zeros(_KEPT, dtype=np.int64)
+        at = self._counts.get(rank, 0) % _KEPT
+        self._rows[rank][at] = _row(record.values)
+        self._steps[rank][at] = record.step
+        self._counts[rank] = self._counts.get(rank, 0) + 1
 
     def window(self, at_least_s: float = SHORTEST_S) -> "StepWindow | None":
         """Return the newest steps that all ranks have told; None while these are too few."""
-        newest = {rank: int(steps.max()) for rank, steps in self._steps.items()}
-        first = max(newest.values(), default=0) - (_KEPT - MOST_STEPS)
-        # A rank that makes no more steps is not waited for.
-        ranks = sorted(rank for rank, step in newest.items() if step > first)
+        ranks = self._ranks()
         if not ranks:
             return None
-        last = min(newest[rank] for rank in ranks)
-        window = self._last(ranks, last, FEWEST_STEPS)
+        common = reduce(np.intersect1d, [self._steps[rank] for rank in ranks])
+        common = common[common > 0]
+        window = self._last(ranks, common, FEWEST_STEPS)
         step_s = 0.0 if window is None else window.step_s()
-        if step_s <= 0:
+        if window is None or step_s <= 0:
             return None
-        wanted = min(MOST_STEPS, int(at_least_s / step_s) + 1)
-        return window if wanted <= FEWEST_STEPS else self._last(ranks, last, wanted)
+        # Where not all steps are measured, those that are stand for a longer time.
+        a_second = FEWEST_STEPS / (step_s * (window.steps[-1] - window.steps[0] + 1))
+        wanted = min(MOST_STEPS, int(at_least_s * a_second) + 1)
+        return window if wanted <= FEWEST_STEPS else self._last(ranks, common, wanted)
 
-    def _last(self, ranks: list[int], last: int, count: int) -> "StepWindow | None":
-        first = last - count + 1
-        if first <= FIRST_STEPS:
+    def _ranks(self) -> list[int]:
+        """Return the ranks that go on: one that makes no more steps is not waited for."""
+        newest = {rank: int(steps.max()) for rank, steps in self._steps.items()}
+        if not newest:
+            return []
+        ahead = self._steps[max(newest, key=newest.__getitem__)]
+        behind = {rank: int((ahead > step).sum()) for rank, step in newest.items()}
+        return sorted(rank for rank, steps in behind.items() if steps < _KEPT - MOST_STEPS)
+
+    def _last(self, ranks: list[int], common: Steps, count: int) -> "StepWindow | None":
+        if len(common) < count:
             return None
-        steps = np.arange(first, last + 1)
+        steps = common[-count:]
         return StepWindow(tuple(ranks), steps, np.stack([self._of(rank, steps) for rank in ranks]))
 
-    def _of(self, rank: int, steps: "NDArray[np.int64]") -> Floats:
-        at = steps % _KEPT
-        is_there = self._steps[rank][at] == steps
-        return np.where(is_there[:, None], self._rows[rank][at], np.nan)
+    def _of(self, rank: int, steps: Steps) -> Floats:
+        told = self._steps[rank]
+        order = np.argsort(told, kind="stable")
+        return self._rows[rank][order[np.searchsorted(told[order], steps, "right") - 1]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +141,7 @@ class StepWindow:
     """The same steps of several ranks: `values` by (rank, step, column), in seconds."""
 
     ranks: tuple[int, ...]
-    steps: NDArray[np.int64]
+    steps: Steps
     values: Floats
 
     def column(self, name: str) -> Floats:

@@ -43,6 +43,18 @@ def test_a_reply_settles_the_rank_and_carries_its_summary() -> None:
     assert heard.collector.failure is None
     assert heard.collector.summary.next_seq == 4
     assert heard.news == 1
+    heard.take("status", {"execution_state": "idle"})
+    assert heard.collector.idle.is_set()
+    assert heard.news == 1  # the loop waits for that by itself
+
+
+def test_a_rank_that_has_sent_no_output_has_none_to_be_waited_for() -> None:
+    heard = Heard()
+    heard.take("execute_reply", {"status": "ok"}, reply=True)
+    assert not heard.collector.idle.is_set()
+    silent = Heard()
+    silent.take("execute_reply", {"status": "ok", wire.SILENT_KEY: True}, reply=True)
+    assert silent.collector.idle.is_set()
 
 
 def test_an_error_reply_is_a_failure() -> None:

@@ -2,7 +2,7 @@
 
 from nbdist.client.cells.listener import CellFailure as Told
 from nbdist.client.cells.listener import Collector
-from nbdist.client.cells.outcome import gone
+from nbdist.client.cells.outcome import gone, is_news
 from nbdist.client.faults.rank_state import Gone
 from nbdist.client.output.live_text import LiveText
 from nbdist.client.output.slots import Slots
@@ -11,11 +11,30 @@ from tests.unit.fakes import FakeCluster
 
 def test_a_rank_whose_peer_went_away_was_freed_and_has_not_failed() -> None:
     closed = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
-    collectors = {
-        rank: Collector(rank, LiveText(Slots(False), [rank]), print, print) for rank in (0, 1)
-    }
+    collectors = dict(enumerate(_collectors()))
     collectors[0].failure = Told("RuntimeError", closed, (), 1.0)
     collectors[1].failure = Told("ValueError", "no", (), 1.0)
     found = gone(FakeCluster(n=2).ranks, collectors)
     assert found == {0: Gone("freed", "a collective"), 1: Gone("failed", "ValueError")}
     assert found[0].predicate(1) == "was released while waiting in a collective"
+
+
+def test_a_reply_among_several_is_no_news_and_the_last_one_is() -> None:
+    first, second = _collectors()
+    assert not is_news([first, second])
+    first.replied = True
+    assert not is_news([first, second])
+    second.replied = True
+    assert is_news([first, second])
+
+
+def test_a_failure_and_a_death_are_news_at_once() -> None:
+    for change in ({"failure": Told("ValueError", "no", (), 1.0)}, {"death": "killed by SIGKILL"}):
+        first, second = _collectors()
+        for name, value in change.items():
+            setattr(first, name, value)
+        assert is_news([first, second])
+
+
+def _collectors() -> list[Collector]:
+    return [Collector(rank, LiveText(Slots(False), [rank]), print, print) for rank in (0, 1)]

@@ -1,6 +1,7 @@
 """Live text, with slots that remember what they were given."""
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ class Seen(Slots):
         self.shown: list[str] = []
         self.changed = threading.Event()
 
-    def open(self, shown: Any) -> Slot:
+    def open(self, shown: Any, beside: Mapping[str, Any] | None = None) -> Slot:
         slot = Slot(self, "id")
         self._update(slot, shown)
         return slot
@@ -79,7 +80,7 @@ def test_closing_without_any_output_does_not_wait() -> None:
 
 def test_a_page_that_breaks_leaves_the_text_for_the_end() -> None:
     class Broken(Seen):
-        def open(self, shown: Any) -> Slot:
+        def open(self, shown: Any, beside: Mapping[str, Any] | None = None) -> Slot:
             self.changed.set()
             raise RuntimeError("no page")
 

@@ -54,7 +54,7 @@ def test_bytes_round_trip_and_time_are_those_of_the_connection() -> None:
     assert received.received_bytes == 1_000_000
     assert told.received_bytes == received.sent_bytes == 0
     assert 0 < told.rtt_s <= lasted_s
-    assert 0 <= told.busy_s <= lasted_s
+    assert 0 <= told.busy_s <= lasted_s + 0.004  # the kernel counts in ticks of so long
 
 
 def seconds_to_send(ends: Ends) -> float:

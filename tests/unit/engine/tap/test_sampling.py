@@ -2,7 +2,15 @@
 
 import pytest
 
-from nbdist.engine.tap.sampling import CHEAP_ROWS, MOST_ROWS, MOST_STEPS, Stride
+from nbdist.engine.tap.sampling import (
+    CHEAP_ROWS,
+    MOST_MEASURED,
+    MOST_ROWS,
+    MOST_STEPS,
+    Measuring,
+    Stride,
+    is_chosen,
+)
 
 
 def _run(step_ms: float, calls: int, seconds: float = 20) -> tuple[Stride, float, float]:
@@ -49,3 +57,46 @@ def test_ranks_of_different_pace_tell_a_common_subset() -> None:
     assert slow.every < fast.every
     both = [step for step in range(1, 257) if slow.tells(step) and fast.tells(step)]
     assert both == [step for step in range(1, 257) if fast.tells(step)]
+
+
+def _measure(step_ms: float, steps: int) -> list[int]:
+    """Return which steps were measured."""
+    measuring, measured = Measuring(), []
+    for step in range(1, steps + 1):
+        if measuring.measures(step):
+            measured.append(step)
+            measuring.measured(step, int(step * step_ms * 1e6))
+    return measured
+
+
+@pytest.mark.parametrize("step_ms", [0.3, 1, 3, 10, 20])
+def test_of_short_steps_some_dozens_a_second_are_measured(step_ms: float) -> None:
+    later = [step for step in _measure(step_ms, 20_000) if step > 10_000]
+    seconds = 10_000 * step_ms / 1e3
+    assert 0.45 * MOST_MEASURED <= len(later) / seconds <= 1.05 * MOST_MEASURED
+
+
+def test_long_steps_are_all_measured() -> None:
+    assert len(_measure(26, 500)) == 500
+
+
+def test_the_first_steps_of_a_cell_are_all_measured() -> None:
+    assert _measure(1, 2000)[:16] == list(range(1, 17))
+
+
+def test_what_a_stride_chooses_a_smaller_one_chooses_too() -> None:
+    for power in range(10):
+        large = {step for step in range(1, 20_000) if is_chosen(step, 2 << power)}
+        small = {step for step in range(1, 20_000) if is_chosen(step, 1 << power)}
+        assert large < small
+        assert len(large) == pytest.approx(20_000 / (2 << power), rel=0.02, abs=2)
+
+
+@pytest.mark.parametrize("every", [2, 5, 8, 10, 16, 50, 64, 100])
+@pytest.mark.parametrize("stride", [4, 16, 64])
+def test_what_a_loop_does_every_so_many_steps_is_met_as_often_as_it_is_done(
+    every: int, stride: int
+) -> None:
+    chosen = [step for step in range(1, 100_001) if is_chosen(step, stride)]
+    met = sum(step % every == 0 for step in chosen)
+    assert met / len(chosen) == pytest.approx(1 / every, rel=0.25)

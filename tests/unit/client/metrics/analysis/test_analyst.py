@@ -155,7 +155,9 @@ def test_time_in_a_queue_is_no_transfer() -> None:
 def test_the_time_line_has_a_lane_a_rank_on_one_clock_over_the_last_steps() -> None:
     analyst = Analyst((0, 1), OneClock())
     records = [record for step in range(1, 9) for record in both(step)]
-    records += [Record(0, 99, "step", step, 0, {"step_s": 0.020}) for step in range(1, 9)]
+    records += [
+        Record(0, 99, "step", step, 0, {"step_s": 0.020, "compute_s": 0.02}) for step in range(1, 9)
+    ]
     analyst.take(records, is_last=False)
     line = analyst.analysis().line
     assert line is not None

@@ -92,8 +92,8 @@ def test_what_computing_hides_of_communication_is_known_of_told_steps_and_stands
 
 def test_only_recent_steps_count() -> None:
     insight = CellAnalysis(INFO, clocks())
-    insight.receive([step(0, number, step_s=1.0) for number in range(1, 51)])
-    insight.receive([step(0, number, step_s=0.002) for number in range(51, 101)])
+    insight.receive([step(0, number, step_s=1.0, compute_s=1.0) for number in range(1, 51)])
+    insight.receive([step(0, number, step_s=0.002, compute_s=0.002) for number in range(51, 101)])
     insight.finish(20)
     assert insight.now().ranks[0].step_ms == pytest.approx(2)
 
@@ -102,7 +102,7 @@ def test_a_failure_is_logged_and_the_last_result_stays(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     insight = CellAnalysis(INFO, clocks())
-    insight.receive([step(0, 1, step_s=0.01)])
+    insight.receive([step(0, 1, step_s=0.01, compute_s=0.01)])
     wait_until(lambda: bool(insight.now().ranks))
     before = insight.now()
 
@@ -113,7 +113,7 @@ def test_a_failure_is_logged_and_the_last_result_stays(
     with caplog.at_level(logging.ERROR, "nbdist.analysis"):
         wait_until(lambda: not begun("nbdist-analysis"))
     assert "analysis of steps stopped" in caplog.text
-    insight.receive([step(0, 2, step_s=0.01)])
+    insight.receive([step(0, 2, step_s=0.01, compute_s=0.01)])
     insight.finish(1)
     assert insight.now() is before
 

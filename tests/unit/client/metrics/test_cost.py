@@ -1,0 +1,46 @@
+"""What watching costs, as people read it."""
+
+import threading
+import time
+
+from nbdist.client.metrics import usage
+from nbdist.client.metrics.cost import Cost, RankCost, cost_of
+
+
+def test_without_training_there_is_nothing_to_tell() -> None:
+    assert str(Cost()) == "Nothing has been trained yet: there is no step to watch."
+    assert cost_of([], {"board": 1.0}, 5) == Cost()
+
+
+def test_the_table_names_every_part_where_it_is_and_its_share_of_a_step() -> None:
+    ranks = [RankCost(100, 1000.0, 0.25, {"tap": us, "hooks": 10.0}) for us in (20.0, 40.0)]
+    cost = cost_of(ranks, {"board": 0.002, "unknown": 9.0}, 50)
+    assert cost.us("rank") == 40.0
+    assert cost.us("notebook") == 40.0
+    lines = str(cost).splitlines()
+    assert lines[0].startswith("Watching costs each rank 40.0 us a step, 4 % of 1.00 ms, and the")
+    assert "25 % of them are measured" in lines[1]
+    assert [line.split()[:2] for line in lines[3:]] == [
+        ["tap", "rank"],
+        ["hooks", "rank"],
+        ["board", "notebook"],
+    ]
+
+
+def test_of_a_training_whose_steps_are_all_measured_no_sampling_is_told() -> None:
+    cost = cost_of([RankCost(9, 1e5, 1.0, {"tap": 1.0})], {}, 0)
+    assert "measured" not in str(cost)
+
+
+def test_what_a_thread_has_computed_is_known_after_its_end() -> None:
+    @usage.counts
+    def work() -> None:
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+
+    before = usage.in_threads().get("analysis", 0.0)
+    thread = threading.Thread(target=work, name="nbdist-analysis")
+    thread.start()
+    thread.join()
+    assert usage.in_threads()["analysis"] - before >= 0.05

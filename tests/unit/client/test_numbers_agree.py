@@ -1,0 +1,206 @@
+"""A number is the same wherever it is shown: board, tables, runs, comparisons and MLflow."""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from nbdist.client.board.look import look
+from nbdist.client.board.scene import Scene
+from nbdist.client.board.tables import ViewTable
+from nbdist.client.board.views import VIEWS
+from nbdist.client.metrics.analysis.parts import StepParts
+from nbdist.client.metrics.analysis.values import RECENT, Analysis, ExplainedStep, RankStep
+from nbdist.client.metrics.telemetry import CellInfo, Telemetry
+from nbdist.client.tracking import runs as run_list
+from nbdist.client.tracking.begin import RunPlace
+from nbdist.client.tracking.spool import SpooledRun, spool_of
+from nbdist.client.tracking.writing import RunEnd, RunWriter
+from nbdist.wire import Batch, Record, is_measured
+
+STEPS, RANKS = 400, (0, 1)
+WAITING = {0: 0.75, 1: 0.25}  # of the exposed communication
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one training's numbers are, and everywhere they are shown."""
+
+    records: list[Record]
+    scene: Scene
+    home: Path
+    key: str
+
+    @property
+    def recent(self) -> dict[int, list[Record]]:
+        """The steps that the numbers are about, counted by hand."""
+        found = {}
+        for rank in RANKS:
+            own = [record for record in self.records if record.rank == rank]
+            begin = [r.step for r in own if is_measured(r.values)][-RECENT]
+            found[rank] = [record for record in own if record.step >= begin]
+        return found
+
+    @property
+    def measured(self) -> list[Record]:
+        return [r for own in self.recent.values() for r in own if is_measured(r.values)]
+
+    @property
+    def step_ms(self) -> float:
+        return fmean(fmean(1e3 * r.values["step_s"] for r in own) for own in self.recent.values())
+
+    @property
+    def comm_pct(self) -> float:
+        """Each rank's share, weighed with the time of its steps."""
+        whole = part = 0.0
+        for own in self.recent.values():
+            told = [r.values for r in own if is_measured(r.values)]
+            share = sum(v["comm_s"] for v in told) / sum(v["step_s"] for v in told)
+            step_s = fmean(r.values["step_s"] for r in own)
+            whole, part = whole + step_s, part + share * step_s
+        return 100 * part / whole
+
+    @property
+    def loss(self) -> float:
+        return fmean(r.values["loss"] for r in self.records if r.step == STEPS)
+
+    @property
+    def recent_loss(self) -> float:
+        return fmean(r.values["loss"] for r in self.records if r.step > STEPS - 50)
+
+    def mlflow(self) -> dict[str, float]:
+        """The metrics that MLflow shows: of each the one of the last step."""
+        last: dict[str, tuple[int, int, float]] = {}
+        chunk = SpooledRun(spool_of(self.home) / self.key).read(0, 10**6)
+        for point in chunk.points:
+            for name, value in point.values.items():
+                last[name] = max(last.get(name, (0, 0, 0.0)), (point.step, point.time_ms, value))
+        return {name: value for name, (_, _, value) in last.items()}
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    """A training of which every fourth step is measured, which takes longer than the others."""
+    chance, records = random.Random(3), []
+    for step in range(1, STEPS + 1):
+        for rank in RANKS:
+            is_slow = step == 1  # it connects
+            parts = [chance.uniform(low, 2 * low) for low in (4e-3, 1e-3 * (1 + rank), 1e-4, 2e-4)]
+            values = {"loss": 3 / step**0.5 + 0.1 * chance.random() + rank, "samples": 8.0}
+            if step <= 16 or step % 4 == 0:
+                names = ("compute_s", "comm_s", "data_s", "optimizer_s")
+                values |= dict(zip(names, parts, strict=True)) | {"other_s": 1e-4}
+                values["step_s"] = sum(parts) + 1e-4
+            else:
+                values["step_s"] = 0.8 * sum(parts)
+            values["step_s"] += 2.0 * is_slow
+            moment_ns = 10**15 + 9_000_000 * step + rank
+            records.append(Record(rank, step - 1, "step", step, moment_ns, values))
+    info = CellInfo(5, "train()", RANKS, 2, "gloo", ("cpu", "cpu"), run_name="one")
+    telemetry, compared = Telemetry(), compared_steps(records)
+    for record in records:
+        telemetry.receive(Batch(record.rank, (record,)))
+    home = tmp_path_factory.mktemp("notebook") / ".nbdist"
+    place = RunPlace(home, f"sqlite:///{home}/mlflow.db", "numbers")
+    writer = RunWriter(place, info, [info], telemetry, 10**9, lambda: compared)
+    writer.add(records[: len(records) // 2])
+    writer.tick()
+    writer.add(records[len(records) // 2 :])
+    writer.end(RunEnd("finished", None, None, 2 * 10**9))
+    writer.close()
+    return Shown(records, look(telemetry, info, Analysis(compared)), home, writer.begin.key)
+
+
+def compared_steps(records: Sequence[Record]) -> tuple[RankStep, ...]:
+    """Return what the analysis makes of steps of which some were put beside each other."""
+    parts = StepParts()
+    for record in records:
+        parts.add_step(record.rank, record.values)
+    for step in range(STEPS - 40, STEPS, 8):
+        waits = {rank: 4.0 * share for rank, share in WAITING.items()}
+        rest = {rank: 4.0 - waiting for rank, waiting in waits.items()}
+        parts.add_explained(ExplainedStep(step, waits, rest), {0: {1: waits[0]}, 1: {0: waits[1]}})
+    return parts.means()
+
+
+def agrees(text: str, value: float) -> None:
+    """Check that a text is this number, to the digits it shows."""
+    (digits,) = re.findall(r"-?[\d,]+\.?\d*", text.partition("±")[0])
+    decimals = len(digits.partition(".")[2])
+    assert float(digits.replace(",", "")) == pytest.approx(value, abs=0.51 * 10**-decimals), text
+
+
+def column(table: ViewTable, name: str) -> list[float]:
+    return [float(row[table.head.index(name)].replace(",", "")) for row in table.rows]
+
+
+def test_the_tables_of_the_board_agree(shown: Shown) -> None:
+    overview, step = VIEWS["overview"].table(shown.scene), VIEWS["step"].table(shown.scene)
+    assert fmean(column(overview, "step ms")) == pytest.approx(shown.step_ms, abs=0.006)
+    assert column(step, "step") == pytest.approx(column(overview, "step ms"), abs=0.006)
+    comm_ms = [
+        sum(pair) for pair in zip(*(column(step, n) for n in ("transfer", "waiting")), strict=True)
+    ]
+    steps_ms = column(step, "step")
+    assert 100 * sum(comm_ms) / sum(steps_ms) == pytest.approx(shown.comm_pct, abs=0.2)
+    shares = [100 * comm / whole for comm, whole in zip(comm_ms, steps_ms, strict=True)]
+    assert shares == pytest.approx(column(overview, "comm %"), abs=0.6)
+    assert fmean(column(overview, "loss")) == pytest.approx(shown.loss, abs=0.006)
+    of_loss = VIEWS["loss"].table(shown.scene)
+    assert fmean(column(of_loss, "mean of last 50")) == pytest.approx(shown.recent_loss, abs=0.006)
+
+
+def test_the_sentences_of_the_board_agree(shown: Shown) -> None:
+    said = VIEWS["overview"].sentence(shown.scene)
+    agrees(found(r"loss ([\d.]+)", said), shown.loss)
+    agrees(found(r"([\d.]+) % of a step in communication", said), shown.comm_pct)
+    of_step = VIEWS["step"].sentence(shown.scene)
+    agrees(found(r"A step takes ([\d.]+) ms", of_step), shown.step_ms)
+    shares = [float(found(rf"([\d.]+) % {part}", of_step)) for part in ("transfer", "waiting")]
+    assert sum(shares) == pytest.approx(shown.comm_pct, abs=1.0)
+    agrees(found(r"([\d.]+) % waiting", of_step), shown.mlflow()["wait_pct"])
+    agrees(found(r"loss ([\d.]+)", VIEWS["loss"].sentence(shown.scene)), shown.loss)
+
+
+def test_the_list_of_runs_agrees(shown: Shown) -> None:
+    head, (row,) = run_list.cells(run_list.runs(shown.home))
+    told = dict(zip(head, row, strict=True))
+    agrees(told["step ms"], shown.step_ms)
+    agrees(told["comm %"], shown.comm_pct)
+    agrees(told["last loss"], shown.loss)
+
+
+def test_a_comparison_agrees(shown: Shown) -> None:
+    head, (row,) = run_list.compare(shown.home, run_list.runs(shown.home)).cells()
+    told = dict(zip(head, row, strict=True))
+    agrees(told["step ms"], shown.step_ms)
+    agrees(told["comm %"], shown.comm_pct)
+    agrees(told["mean loss"], shown.recent_loss)
+    agrees(told["samples/s"], sum(row.samples_per_s or 0 for row in shown.scene.rows))
+
+
+def test_mlflow_agrees(shown: Shown) -> None:
+    last = shown.mlflow()
+    assert last["step_ms"] == pytest.approx(shown.step_ms)
+    assert last["comm_pct"] == pytest.approx(shown.comm_pct)
+    assert last["comm_pct"] == pytest.approx(shown.scene.comm_pct)
+    assert last["loss"] == pytest.approx(shown.loss)
+    own = {r.rank: r.values for r in shown.records if r.step == STEPS}
+    assert last["rank_step_ms/01"] == pytest.approx(1e3 * own[1]["step_s"])
+    assert last["rank_comm_ms/00"] == pytest.approx(1e3 * own[0]["comm_s"])
+
+
+def test_what_was_measured_is_not_what_all_steps_took(shown: Shown) -> None:
+    """The numbers above would agree by chance if measured steps were like the others."""
+    of_measured = fmean(1e3 * record.values["step_s"] for record in shown.measured)
+    assert of_measured > 1.1 * shown.step_ms
+
+
+def found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text)
+    assert match is not None, text
+    return match[1]

@@ -1,0 +1,43 @@
+"""What watching costs is clocked in some steps, and stands for all."""
+
+import pytest
+
+from nbdist.engine.kernel.cost_clock import CostClock
+
+STEP_NS = 1_000_000
+
+
+def _step(clock: CostClock, number: int, *, measured: bool, clocks_next: bool, **ns: int) -> None:
+    if clock.is_on:
+        for part, spent in ns.items():
+            clock.add(part, spent)
+    clock.end_step(number * STEP_NS, is_measured=measured, clocks_next=clocks_next)
+
+
+def test_before_the_second_step_nothing_is_known() -> None:
+    clock = CostClock()
+    assert clock.told() == {}
+    _step(clock, 1, measured=True, clocks_next=True, tap=1)
+    assert clock.told() == {}
+
+
+def test_steps_that_are_not_clocked_count_as_their_like() -> None:
+    clock = CostClock()
+    for number in range(100):
+        measured, before_one = number % 10 == 0, number % 10 in (8, 9)
+        hooks = 100_000 if measured else 10_000
+        _step(clock, number + 1, measured=measured, clocks_next=before_one, tap=20_000, hooks=hooks)
+    told = clock.told()
+    assert (told["steps"], told["step_us"], told["measured_share"]) == (100, 1000, 0.1)
+    assert told["parts"]["tap"] == pytest.approx(20)
+    assert told["parts"]["hooks"] == pytest.approx(0.1 * 100 + 0.9 * 10)
+    assert told["parts"]["boundary"] == 0
+
+
+def test_a_cell_knows_nothing_of_the_one_before() -> None:
+    clock = CostClock()
+    for number in (1, 2):
+        _step(clock, number, measured=True, clocks_next=False, tap=5)
+    clock.begin_cell()
+    assert clock.is_on
+    assert clock.told() == {}
