@@ -23,14 +23,27 @@ def measure(ranks: Cluster, rounds: int = ROUNDS) -> tuple[list[float], list[flo
     waiting = ranks.engines[:-1]
     for generation in range(1, rounds + 1):
         for engine in waiting:
-            engine.post(faults.wait_in, "all_reduce")
+            engine.post(_freed_at)
         while not all(engine.now(faults.main_is_blocked) for engine in waiting):
             time.sleep(0.001)
-        asked = [at for at, _ in ranks.now(faults.abort)]
-        freed = [engine.result()["at"] for engine in waiting]
+        asked = ranks.now(_asked_at)
+        freed = [engine.result() for engine in waiting]
         released += [1e3 * (at - asked[rank]) for rank, at in enumerate(freed)]
         reformed.append(1e3 * max(r["seconds"] for r in ranks.run(faults.reform, generation)))
     return released, reformed
+
+
+def _asked_at() -> float:
+    """Let go of the peers; return when that was asked for."""
+    at = time.monotonic()
+    faults.abort()
+    return at
+
+
+def _freed_at() -> float:
+    """Wait for a rank that never comes; return when the wait was ended."""
+    assert faults.wait_in("all_reduce")["released"]
+    return time.monotonic()
 
 
 def main(sizes: list[int]) -> int:
