@@ -6,7 +6,7 @@ the drawing thread touches them. ipywidgets' `Image`, `HTML`, `IntProgress` and 
 are the ones that every front end brings along.
 
 A frame is drawn when records have come since the last, at most every `PERIOD_S`, and never
-more often than keeps the thread below a tenth of one core, for the ranks need the cores. Where the
+more often than keeps the thread below 5 % of one core, for the ranks need the cores. Where the
 thread waits for a core, frames come up to `background.LONGEST_S` apart; words go on each second.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nbdist.client.metrics.telemetry import Telemetry
 
 PERIOD_S = 0.3
-SHARE = 0.1  # most of one core that drawing may take
+SHARE = 0.05  # most of one core that drawing may take
 TABLE_S = 0.6
 WORDS_S = 1.0  # between words at most, however seldom a frame is
 KEEP_S = 10.0  # between pictures that a saved file may hold: the page sends and saves each

@@ -42,12 +42,12 @@ class Standing:
         self._given = 0  # batches of the running loop that it was given
         self._is_resumed = False
         self.trail = Trail(self._position(), cell)
-        _live.add(self)
+        _note(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         # In a newcomer: from now on a retried cell makes its loader go on, as on its peers.
-        _live.add(self)
+        _note(self)
 
     @property
     def epoch(self) -> int:
@@ -186,9 +186,15 @@ class Standing:
         self._given = 0
 
 
+def _note(standing: Standing) -> None:
+    global _were_made
+    _were_made = True
+    _live.add(standing)
+
+
 def live() -> list[Standing]:
     """Return the standing of every loader that is alive, or may be gone back to."""
-    return list(_live)
+    return list(_live) if _were_made else []
 
 
 def newest() -> Standing | None:
@@ -203,4 +209,5 @@ def forget_newest() -> None:
 
 
 _live: "weakref.WeakSet[Standing]" = weakref.WeakSet()
+_were_made = False  # each step asks, and a weak set takes microseconds to say that it is empty
 _newest: "weakref.ref[Standing] | None" = None

@@ -22,10 +22,13 @@ from nbdist.errors import LayoutError
 _SHOWN = 4  # names in an error
 
 _models: "WeakSet[nn.Module]" = WeakSet()
+_is_used = False  # a weak set takes some microseconds a step to say that it is empty
 
 
 def watch(model: nn.Module) -> None:
     """Have steps of optimizers refused while gradients of `model` are not averaged."""
+    global _is_used
+    _is_used = True
     _models.add(model)
 
 
@@ -66,6 +69,8 @@ def before_forward(model: nn.Module, _args: object) -> None:
 
 def _before_step(optimizer: Optimizer, _args: Any, _keywords: Any) -> None:
     """Refuse a step on gradients that are not averaged; others' models do not matter to it."""
+    if not _is_used:
+        return
     for model in list(_models):
         reducer = torch_modules.reducer_of(model)
         if reducer is not None and torch_reducers.is_unfinished(reducer):

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from nbdist.errors import LayoutError
 
 _models: "WeakSet[nn.Module]" = WeakSet()  # whose states are shared
+_is_used = False  # a weak set takes a microsecond a step to say that it is empty
 _sharing: "WeakSet[Any]" = WeakSet()  # ZeroRedundancyOptimizers
 _checked: "WeakSet[Optimizer]" = WeakSet()
 
@@ -53,6 +54,8 @@ def is_quantized(parameter: torch.Tensor) -> bool:
 
 def watch(model: nn.Module) -> None:
     """Have every optimizer refused, at its first step, that keeps all states of `model`."""
+    global _is_used
+    _is_used = True
     _models.add(model)
 
 
@@ -62,7 +65,7 @@ def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
     Raises:
         LayoutError: It holds parameters of a model whose states are to be shared.
     """
-    if not _models or optimizer in _checked:
+    if not _is_used or optimizer in _checked:
         return
     if hasattr(optimizer, "consolidate_state_dict"):  # a ZeroRedundancyOptimizer, whoever made it
         _sharing.add(optimizer)  # it steps before the one inside it
