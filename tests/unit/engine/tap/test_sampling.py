@@ -3,8 +3,8 @@
 import pytest
 
 from nbdist.engine.tap.sampling import (
-    FIRST_STEPS,
     CHEAP_ROWS,
+    FIRST_STEPS,
     MOST_MEASURED,
     MOST_ROWS,
     MOST_STEPS,
