@@ -288,7 +288,8 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
         unit = wrapped_models.unit_of(optimizer)  # held by nothing here, for it holds the optimizer
         frame["schedule"] = None if unit is None else model_state.read_schedule(unit)
 
-    step_state.here().before_next_step[optimizer] = read_schedule
+    counted = step_state.here().steps
+    counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next = read_schedule
     series.next_at = next_at(time.monotonic(), time.monotonic() - began)
     _status = {"step": steps, "at": began, "bytes": size}
 

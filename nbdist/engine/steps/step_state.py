@@ -53,6 +53,9 @@ class OptimizerSteps:
     begun: int = 0
     at: float = -math.inf  # time.monotonic() when the last whole one ended
     versions: tuple[int, ...] | None = None  # of its parameters, when a step with a closure began
+    cell: int = 0  # the newest in which it has stepped, as `Boundary` counts them
+    # Called once, when the next step begins: what follows a step, a scheduler's, is done then.
+    before_next: "Callable[[Optimizer], None] | None" = None
 
     def is_torn(self, optimizer: Optimizer) -> bool:
         """Return whether a step was begun, has changed something and was not ended.
@@ -103,16 +106,14 @@ class Boundary:
         self.steps: WeakKeyDictionary[Optimizer, OptimizerSteps] = WeakKeyDictionary()
         self.last: StepState | None = None
         self.cell_began: StepState | None = None
-        # Called once, when an optimizer's next step begins: what follows a step, a scheduler's, is
-        # done then.
-        self.before_next_step: WeakKeyDictionary[Optimizer, Callable[[Optimizer], None]]
-        self.before_next_step = WeakKeyDictionary()
         # Called before an optimizer's first step in a cell; what it raises, the step raises.
         self.before_first_step: Callable[[Optimizer], None] = _let_it_step
         self._notices: list[str] = []
         self._others: list[tuple[Take, Restore]] = []
         self._before_cell: WeakSet[Optimizer] = WeakSet()
-        self._stepped: WeakSet[Optimizer] = WeakSet()
+        self._cell = 1
+        self._newest: tuple[Callable[[], Optimizer | None], OptimizerSteps]
+        self._newest = _no_optimizer, OptimizerSteps()  # the one that was asked for last
         self._has_stepped = self._goes_on = False
         self._inside: Optimizer | None = None  # whose step runs: others within it belong to it
         self._buffers: list[_Buffer] = []
@@ -152,15 +153,17 @@ class Boundary:
     def _before_step(self, optimizer: Optimizer, closure: object) -> None:
         is_within = self._inside is not None and self._inside is not optimizer
         is_outer = not is_within and threading.get_ident() == self._main
-        if is_outer and optimizer not in self._stepped:
+        steps = self._steps_of(optimizer)
+        if is_outer and (steps is None or steps.cell != self._cell):
             self.before_first_step(optimizer)
-        steps = self.steps.get(optimizer)
+            steps = self.steps.get(optimizer)
         if steps is None:
             steps = self.steps[optimizer] = OptimizerSteps()
         if steps.begun != steps.whole:  # one that failed, and nobody minded
             steps.begun = steps.whole
-        if self.before_next_step:
-            self.before_next_step.pop(optimizer, _let_it_step)(optimizer)
+        if steps.before_next is not None:
+            before, steps.before_next = steps.before_next, None
+            before(optimizer)
         steps.begun += 1
         steps.versions = None if closure is None else _versions(optimizer)
         if is_outer and self._inside is None:
@@ -170,7 +173,7 @@ class Boundary:
 
     @clocked("boundary")
     def _after_step(self, optimizer: Optimizer) -> None:
-        steps = self.steps.get(optimizer)
+        steps = self._steps_of(optimizer)
         if steps is None:
             return  # made before the hooks were there
         steps.whole = steps.begun
@@ -179,8 +182,8 @@ class Boundary:
             return
         self._inside = None
         try:
-            if optimizer not in self._stepped:
-                self._first_step(optimizer)
+            if steps.cell != self._cell:
+                self._first_step(optimizer, steps)
             self.last = self.take()
             self._after(optimizer, steps.whole)
         except Exception as error:
@@ -192,10 +195,21 @@ class Boundary:
             self.remove()
         defer_interrupt.end()
 
-    def _first_step(self, optimizer: Optimizer) -> None:
+    def _steps_of(self, optimizer: Optimizer) -> OptimizerSteps | None:
+        """Return what an optimizer has done; a weak dictionary takes microseconds to say it."""
+        newest, known = self._newest
+        if newest() is optimizer:
+            return known
+        steps = self.steps.get(optimizer)
+        if steps is not None:
+            self._newest = ref(optimizer), steps
+        return steps
+
+    def _first_step(self, optimizer: Optimizer, steps: OptimizerSteps) -> None:
         """Note the optimizer's first step in this cell."""
-        self._goes_on = optimizer in self._before_cell and (self._goes_on or not self._stepped)
-        self._stepped.add(optimizer)
+        is_first = not self._stepped()
+        self._goes_on = optimizer in self._before_cell and (self._goes_on or is_first)
+        steps.cell = self._cell
         self._has_stepped = True
         self._watch_buffers(self._find_buffers(optimizer))
 
@@ -214,7 +228,7 @@ class Boundary:
 
     def begin_cell(self) -> None:
         """Note the state in which a cell begins."""
-        self._stepped.clear()
+        self._cell += 1
         self._inside = None
         self._before_cell = WeakSet([*torch_live.live(Optimizer), *self.steps])
         self._has_stepped = self._goes_on = False
@@ -228,13 +242,18 @@ class Boundary:
     def count_copied(self, optimizers: Iterable[Optimizer]) -> None:
         """Count the step that this rank had lost, and has copied, as one of the last cell's."""
         for optimizer in optimizers:
-            if optimizer not in self._stepped:
-                self._first_step(optimizer)
+            steps = self.steps.setdefault(optimizer, OptimizerSteps())
+            if steps.cell != self._cell:
+                self._first_step(optimizer, steps)
 
     def start_over(self, mark: StepState | None) -> None:
         """Draw the random numbers that follow `mark` once more."""
         if mark is not None:
             _set_rng(mark)
+
+    def _stepped(self) -> list[Optimizer]:
+        """Return the optimizers that have stepped in this cell."""
+        return [one for one, steps in self.steps.items() if steps.cell == self._cell]
 
     def has_stepped(self) -> bool:
         """Return whether an optimizer has stepped in the last cell."""
@@ -242,7 +261,7 @@ class Boundary:
 
     def is_idle(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer has not stepped in the last cell."""
-        return optimizer not in self._stepped
+        return optimizer not in self._stepped()
 
     def goes_on(self) -> bool:
         """Return whether the optimizers that stepped in the last cell were there before it."""
@@ -250,7 +269,7 @@ class Boundary:
 
     def made(self) -> list[Optimizer]:
         """Return the optimizers that the last cell has made: those that stepped, if any has."""
-        found = self._stepped if self._has_stepped else torch_live.live(Optimizer)
+        found = self._stepped() if self._has_stepped else torch_live.live(Optimizer)
         return [one for one in found if one not in self._before_cell]
 
     def note_made(self, made: object) -> None:
@@ -362,6 +381,10 @@ class Boundary:
 def _no_buffers(_optimizer: Optimizer) -> Iterable[NamedTensor]:
     """Say of every optimizer that what it trains has no buffers."""
     return ()
+
+
+def _no_optimizer() -> None:
+    """Stand for a reference to an optimizer."""
 
 
 def _do_nothing(_optimizer: Optimizer, _steps: int) -> None:

@@ -251,7 +251,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 async_at is not None and len(args) > async_at and not args[async_at]
             )
             if is_full and not is_cuda:
-                if tell(launch):
+                if state.is_telling and tell(launch):
                     launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
                 if not is_sync:
                     expect_end(launch, work, args[0])
