@@ -5,9 +5,10 @@ their places, in order, so that the saved notebook holds exactly the finals: the
 in static mode (`NBDIST_STATIC=1`), where nothing is shown before the end.
 
 Threads: `open` and `update` may be called from any thread; one lock makes sure that no late
-update overwrites a final. `settle` belongs to the main thread.
+update overwrites a final. `settle` and the making of `Slots` belong to the main thread.
 """
 
+import contextvars
 import os
 import threading
 import uuid
@@ -59,6 +60,10 @@ class Slots:
         self._lock = threading.Lock()
         self._open: list[Slot] = []
         self._settled = False
+        # Which cell an output belongs to, ipykernel keeps in context variables. A thread without
+        # them would take the newest message's: after a click, that of a subshell, whose outputs
+        # front ends drop.
+        self._cell = contextvars.copy_context()
 
     def open(self, shown: Any, beside: Mapping[str, Any] | None = None) -> Slot:
         """Show a `Display`, or any object that IPython can display (a widget), from now on.
@@ -71,22 +76,22 @@ class Slots:
         with self._lock:
             if self.live and not self._settled:
                 if isinstance(shown, Display):
-                    _publish(shown, slot.display_id, update=False)
+                    self._cell.run(_publish, shown, slot.display_id, update=False)
                 else:
-                    _publish_object(shown, slot.display_id, beside or {})
+                    self._cell.run(_publish_object, shown, slot.display_id, beside or {})
                 self._open.append(slot)
         return slot
 
     def _update(self, slot: Slot, display: Display) -> None:
         with self._lock:
             if self.live and not self._settled:
-                _publish(display, slot.display_id, update=True)
+                self._cell.run(_publish, display, slot.display_id, update=True)
 
     def tell(self, display: Display) -> None:
         """Show what cannot wait for the end, where nothing is live; any thread."""
         with self._lock:
             if self._tells and not self.live and not self._settled:
-                _publish(display, None, update=False)
+                self._cell.run(_publish, display, None, update=False)
 
     def settle(self, finals: Sequence[Display]) -> None:
         """Put `finals` into the open slots in order, and display those that remain.
