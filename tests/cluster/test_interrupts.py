@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nbdist import ClusterError, Session
+from nbdist import ClusterError, RankError, Session
+from nbdist.client.cells import interrupts
 from tests.cluster.conftest import Kernel, Ran
 from tests.cluster.test_faults import fail
 
@@ -205,6 +206,38 @@ threading.Thread(target=later).start()
 """
     assert_interrupted(notebook.run(kernel_code, timeout_s=30))
     assert_usable(notebook)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_is_interrupted_alone_also_where_it_waits_for_its_peer(
+    session: Session, rank: int, tmp_path: Path
+) -> None:
+    inside = tmp_path / "inside"
+    code = f"""
+import pathlib, time
+if rank == 1:
+    pathlib.Path({str(inside)!r}).touch()
+    dist.barrier()
+for i in range(300):
+    time.sleep(0.01)
+dist.barrier()
+"""
+
+    def interrupt() -> None:
+        while not inside.exists():
+            time.sleep(0.05)
+        [cell] = interrupts._counting
+        assert cell.ask(rank)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(RankError) as raised:
+            session.run(code, timeout_s=60)
+    finally:
+        thread.join()
+    assert raised.value.failures[rank][0] == "KeyboardInterrupt"
+    assert session.run(WORK).value_list == [2, 2]
 
 
 def test_an_interrupt_between_cells_harms_nothing(notebook: Kernel) -> None:

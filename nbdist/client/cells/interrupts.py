@@ -22,15 +22,33 @@ def interrupt_from_outside() -> None:
 class Interrupts:
     """A context manager; `count` tells how often the person has interrupted since.
 
-    On any other thread than the main one only `interrupt_from_outside` counts: Python delivers
-    signals to the main one.
+    On any other thread than the main one only `ask` and `interrupt_from_outside` count: Python
+    delivers signals to the main one.
+
+    Attributes:
+        count: How often all that runs was interrupted.
+        ranks: Ranks of a cell that are to be interrupted alone.
     """
 
     def __init__(self) -> None:
         """Begin at zero."""
         self.count = 0
+        self.ranks: set[int] = set()
         self._before: Any = None
         self._is_main = threading.current_thread() is threading.main_thread()
+
+    def ask(self, rank: int | None = None) -> bool:
+        """Interrupt what this counts for, or one rank of it; return False where it is over.
+
+        Any thread. It reaches nothing that begins later, however late it is called.
+        """
+        if self not in _counting:
+            return False
+        if rank is None:
+            self.count += 1
+        else:
+            self.ranks.add(rank)
+        return True
 
     def __enter__(self) -> "Interrupts":
         if self._is_main:

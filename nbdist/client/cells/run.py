@@ -170,6 +170,8 @@ class CellRun:
             if self._interrupts.count > passed_on:
                 passed_on = self._interrupts.count
                 self._faults.interrupt(running)
+            for rank in self._interrupts.ranks.intersection(running):
+                self._faults.interrupt_alone(rank)
             gone = outcomes.gone(self._cluster.ranks, self._collectors)
             heard_at = {rank: self._collectors[rank].heard_at for rank in running}
             self._faults.attend(running, gone, heard_at)
@@ -284,4 +286,8 @@ class CellRun:
             if outcomes.in_loops(self._collectors):
                 return rank_errors.LOOPS_GO_ON_UNCHANGED
             return "%dist retry runs the cell again; loaders continue where they stopped."
+        if self._faults.interrupted_alone:
+            if outcomes.in_loops(self._collectors):
+                return rank_errors.LOOPS_GO_ON_UNCHANGED
+            return "run the cell again; all ranks kept their variables."
         return self._faults.deadlock.do if self._faults.deadlock else ""

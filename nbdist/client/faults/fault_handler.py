@@ -9,7 +9,7 @@
 3. Interrupt: every rank that runs is told to stop this cell, and no other. What does not settle
    waits in a collective, and is freed as above. A rank that still does not settle is inside one
    long C++ call: it is waited for, with a message that names it, and an interrupt after that
-   message ends it, and no other.
+   message ends it, and no other. A rank that is interrupted alone fails as one that raises.
 
 While all ranks are heard of nobody is asked anything. What is merely slow is explained after a
 quiet time, and goes on.
@@ -71,6 +71,7 @@ class FaultHandler:
         self._watch = Poll(lambda rank: cluster.requests.ask(rank, "control.state", busy=True))
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
+        self._told: dict[int, float] = {}  # ranks that were sent an interrupt, and when
         self._gone_count, self._gone_at = 0, 0.0  # how many ranks run no more; when it last grew
         self._passed_on: set[int] = set()  # ranks whose children were interrupted
         self._commentary = Commentary(live, cluster)
@@ -87,6 +88,11 @@ class FaultHandler:
         return self._interrupted_at is not None
 
     @property
+    def interrupted_alone(self) -> bool:
+        """Whether the person asked some ranks to stop, and not the cell."""
+        return bool(self._told) and not self.interrupted
+
+    @property
     def interrupted_at(self) -> float:
         """When (`time.monotonic()`); after all else where it was not, or after the cell's end."""
         return math.inf if self._interrupted_at is None else self._interrupted_at
@@ -98,8 +104,7 @@ class FaultHandler:
             self._interrupted_at = time.monotonic()
             self._cluster.events.note("interrupt", ranks=running)
             for rank in running:
-                self._cluster.signal(rank, signal.SIGCONT)  # a stopped process hears nothing else
-                self._cluster.requests.interrupt(rank, self._sent[rank])
+                self._send_interrupt(rank)
             return
         deaf = [rank for rank in running if rank in self._commentary.named]
         if not deaf:
@@ -109,6 +114,17 @@ class FaultHandler:
         self._commentary.killed(self.killed)
         for rank in deaf:
             self._cluster.kill(rank)
+
+    def interrupt_alone(self, rank: int) -> None:
+        """Interrupt one rank that runs, once: it raises, and its peers are released."""
+        if rank not in self._told:
+            self._cluster.events.note("interrupt", ranks=[rank])
+            self._send_interrupt(rank)
+
+    def _send_interrupt(self, rank: int) -> None:
+        self._told[rank] = time.monotonic()
+        self._cluster.signal(rank, signal.SIGCONT)  # a stopped process hears nothing else
+        self._cluster.requests.interrupt(rank, self._sent[rank])
 
     def attend(
         self, running: list[int], gone: Mapping[int, Gone], heard_at: Mapping[int, float]
@@ -129,13 +145,16 @@ class FaultHandler:
         every_s = self._interval(gone, heard_at, now)
         if self._watch.attend(self._cluster.living(), gone, every_s, now):
             self._conclude()
+        told = {rank: self._told[rank] for rank in running if rank in self._told}
         if not self.cut and (
             self._is_due(running, "failed", self._failed_at, GRACE_S, now)
-            or self._is_due(running, "interrupted", self._interrupted_at, INTERRUPT_GRACE_S, now)
+            or any(
+                self._is_due([rank], "interrupted", at, INTERRUPT_GRACE_S, now)
+                for rank, at in told.items()
+            )
         ):
             self.cut_links()
-        if self._interrupted_at is not None and now > self._interrupted_at + _CHILDREN_AFTER_S:
-            self._interrupt_children(running)
+        self._interrupt_children(r for r, at in told.items() if now > at + _CHILDREN_AFTER_S)
         self._commentary.attend(
             self._watch,
             running,
@@ -154,7 +173,7 @@ class FaultHandler:
 
     def next_due(self) -> float:
         """Return in how many seconds `attend` should be called again at the latest."""
-        is_urgent = self._failed_at is not None or self._interrupted_at is not None
+        is_urgent = self._failed_at is not None or bool(self._told)
         return 0.02 if is_urgent and not self.cut else 0.1
 
     def what_they_do(self, running: list[int], gone: Mapping[int, Gone]) -> str:
@@ -167,7 +186,7 @@ class FaultHandler:
         self, gone: Mapping[int, Gone], heard_at: Mapping[int, float], now: float
     ) -> float:
         """Return how many seconds after the last answers the ranks are asked again."""
-        if (self._failed_at is not None or self.interrupted) and not self.cut:
+        if (self._failed_at is not None or self._told) and not self.cut:
             return _URGENT_S
         if self.interrupted:
             return _SILENT_S
@@ -200,7 +219,7 @@ class FaultHandler:
             return True
         return not self._watch.waiting_since(began).isdisjoint(running)
 
-    def _interrupt_children(self, running: list[int]) -> None:
+    def _interrupt_children(self, running: Iterable[int]) -> None:
         """Interrupt what each rank waits for outside of Python, once."""
         for rank in running:
             if rank not in self._passed_on:

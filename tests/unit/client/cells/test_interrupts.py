@@ -34,6 +34,19 @@ def test_an_interrupt_after_it_is_an_interrupt_as_before() -> None:
         _interrupt()
 
 
+def test_a_request_reaches_what_it_was_made_for_and_nothing_that_begins_later() -> None:
+    with Interrupts() as first:
+        assert first.ask()
+        assert first.ask(1)
+
+    with Interrupts() as next_one:
+        assert not first.ask()
+        assert not first.ask(0)
+
+    assert (first.count, first.ranks) == (1, {1})
+    assert (next_one.count, next_one.ranks) == (0, set())
+
+
 def test_on_another_thread_the_main_threads_handler_stays() -> None:
     before = signal.getsignal(signal.SIGINT)
     seen = []
