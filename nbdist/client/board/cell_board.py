@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nbdist.client.board import palette
 from nbdist.client.board.live import LiveBoard
+from nbdist.client.board.live_controls import CellActions
 from nbdist.client.board.past import SHARP, WIDTH, Past, caption, halved, picture
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.output.result import Display
@@ -40,6 +41,7 @@ class Board:
         insight: What is known of steps and collectives beyond the records; None without.
         pictures: Whether the front end shows pictures and widgets; found out when None. Without
             them (a terminal) the board is its caption.
+        actions: What the buttons of the live board do; None shows none.
     """
 
     def __init__(
@@ -53,9 +55,10 @@ class Board:
         name: str = "overview",
         insight: "CellAnalysis | None" = None,
         pictures: bool | None = None,
+        actions: CellActions | None = None,
     ) -> None:
         self._info, self._telemetry, self._slots = info, telemetry, slots
-        self._name, self._insight = name, insight
+        self._name, self._insight, self._actions = name, insight, actions
         self._theme = palette.theme_named(theme)
         self.past: Past | None = None  # once it is finished, and had records that could be read
         self._pictures = _in_a_kernel() if pictures is None else pictures
@@ -76,7 +79,7 @@ class Board:
         if self._live is None:
             if self._telemetry.first_record.is_set():
                 records = self._telemetry, self._info, self._insight
-                self._live = LiveBoard(*records, self._theme, self._name)
+                self._live = LiveBoard(*records, self._theme, self._name, self._actions)
             return False
         return self._live.ready.is_set()
 
@@ -101,6 +104,8 @@ class Board:
         if not self._telemetry.first_record.is_set():
             return []
         has_stopped = self._live.stop() if self._live is not None else True
+        if self._live is not None:
+            self._name = self._live.name  # the view that the person has chosen
         if not has_stopped:
             _log.error("The board's drawing thread did not stop; its picture is omitted")
         self.past = self._look_back(outcome)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.background import CoreWaits, lower_thread, pause_s
 from nbdist.client.board import kept, sentences, text
+from nbdist.client.board.live_controls import CellActions, LiveControls
 from nbdist.client.board.tables import to_html
 from nbdist.client.board.views import VIEWS
 from nbdist.client.metrics import usage
@@ -50,7 +51,8 @@ class LiveBoard:
         info: The cell.
         insight: What is known beyond the records; None without.
         theme: Colours of text and background.
-        name: Which of the board's views is shown.
+        name: Which of the board's views is shown first.
+        actions: What its buttons do; None shows none.
 
     Attributes:
         ready: Set when `show` has something to show: the first frame, or why there is none.
@@ -64,12 +66,16 @@ class LiveBoard:
         insight: "CellAnalysis | None",
         theme: "Theme",
         name: str,
+        actions: CellActions | None = None,
     ) -> None:
         self.ready = threading.Event()
         self.failure: Exception | None = None
         self._telemetry, self._info, self._insight = telemetry, info, insight
         self._theme, self._name, self._view = theme, name, VIEWS[name]
+        self._actions = actions
+        self._controls: LiveControls | None = None
         self._stop, self._shown = threading.Event(), threading.Event()
+        self._wake = threading.Event()  # set with `_stop`, and when a view was chosen
         self._began = time.monotonic()
         self._first: tuple[Scene, bytes] | None = None
         self._widgets: dict[str, Any] = {}
@@ -80,6 +86,16 @@ class LiveBoard:
         self._thread = threading.Thread(target=self._run, name="nbdist-board", daemon=True)
         self._thread.start()
 
+    @property
+    def name(self) -> str:
+        """The view that is shown now."""
+        return self._name
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it was made."""
+        return time.monotonic() - self._began
+
     def show(self, slots: Slots) -> None:
         """Put the board into the cell's output. Main thread, once, after `ready`."""
         if self._first is None:
@@ -88,6 +104,12 @@ class LiveBoard:
         scene, png = self._first
         self._widgets = _make_widgets(png, self._painter.width)
         self._show_words(scene)
+        if self._actions is not None:
+            self._controls = LiveControls(
+                self._actions, self._info.ranks, self._name, self._wake.set
+            )
+            box = self._widgets["box"]
+            box.children = (self._controls.bar, *box.children, self._controls.panel)
         self._slot = slots.open(self._widgets["box"], {"text/plain": kept.WAITING})
         self._kept = slots.open(self._to_keep(scene, png))
         self._kept_at = time.monotonic()
@@ -97,6 +119,7 @@ class LiveBoard:
         """End the thread; return whether it ended within `STOP_S`. Main thread."""
         self._stop.set()
         self._shown.set()
+        self._wake.set()
         self._thread.join(STOP_S)
         return not self._thread.is_alive()
 
@@ -112,6 +135,8 @@ class LiveBoard:
                 if part is not None:
                     part.close()
         self._widgets = {}
+        if self._controls is not None:
+            self._controls.close()
 
     @usage.counts
     def _run(self) -> None:
@@ -130,9 +155,12 @@ class LiveBoard:
         """Draw what comes until the cell ends; words more often than pictures."""
         waits, drawn, due = CoreWaits(), -1, 0.0
         rest_s = PERIOD_S
-        while not self._stop.wait(min(rest_s, WORDS_S)):
+        while not self._has_ended(min(rest_s, WORDS_S)):
             count, began = self._telemetry.count, time.thread_time()
             rest_s = PERIOD_S
+            if self._controls is not None and self._controls.wanted != self._name:
+                self._change_view(self._controls.wanted)
+                drawn, due = -1, 0.0
             if count == drawn:
                 continue
             if time.monotonic() < due:
@@ -143,6 +171,19 @@ class LiveBoard:
                 drawn = count
                 due = time.monotonic() + pause_s(PERIOD_S, worked_s, SHARE, waits.share())
             rest_s = max(0.0, due - time.monotonic())
+
+    def _has_ended(self, rest_s: float) -> bool:
+        """Rest until a view is chosen; return whether the cell has ended."""
+        self._wake.wait(rest_s)
+        self._wake.clear()
+        return self._stop.is_set()
+
+    def _change_view(self, name: str) -> None:
+        from nbdist.client.board.figure import Painter
+
+        self._name, self._view = name, VIEWS[name]
+        self._painter = Painter(self._theme, name=name)
+        self._table_at = -SPEAK_S
 
     def _load(self) -> None:
         import ipywidgets  # type: ignore[import-untyped]  # noqa: F401  # so that `show` is quick

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from nbdist.client.board import VIEWS
 from nbdist.client.board.cell_board import Board
 from nbdist.client.board.controls import show_past
+from nbdist.client.board.live_controls import CellActions
 from nbdist.client.board.past import Past, caption
+from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.request import CellAttempt
 from nbdist.client.cells.run import Outcome
 from nbdist.client.cluster.cluster import Cluster
@@ -34,6 +36,7 @@ from nbdist.client.output import merge
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots
 from nbdist.client.session.cost_meter import CostMeter
+from nbdist.client.session.status import Stacks
 from nbdist.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -142,13 +145,14 @@ class Showing:
         attempt: CellAttempt,
         cluster: Cluster,
         *,
+        interrupts: Interrupts,
         continues: str | None,
         above: Sequence[Display],
     ) -> "ShownCell":
         """Return the showing of one attempt that is about to be sent.
 
-        `continues` is the `ShownCell.run_key` of the attempt that it repeats, `above` what is shown
-        already in the same cell of the notebook.
+        `interrupts` are the attempt's; `continues` is the `ShownCell.run_key` of the attempt that
+        it repeats, `above` what is shown already in the same cell of the notebook.
         """
         request = attempt.request
         assert cluster.options is not None
@@ -192,6 +196,23 @@ class Showing:
             above,
             show=request.show,
             look=(self._theme, self._view),
+            actions=self._actions(cluster, request.ranks, interrupts),
+        )
+
+    def _actions(
+        self, cluster: Cluster, ranks: Sequence[int], interrupts: Interrupts
+    ) -> CellActions:
+        """Return what the buttons of a cell's board do."""
+
+        def interrupt(rank: int | None) -> str:
+            if not interrupts.ask(rank):
+                return "The cell has ended: nothing was interrupted."
+            return "Interrupting all ranks." if rank is None else f"Interrupting rank {rank}."
+
+        return CellActions(
+            stacks=lambda: str(Stacks.ask(cluster, ranks)),
+            cost=lambda: str(self.cost_meter.cost(cluster)),
+            interrupt=interrupt,
         )
 
     def _clocks_of(self, cluster: Cluster, pids: Mapping[int, int]) -> Clocks:
@@ -251,6 +272,7 @@ class ShownCell:
         *,
         show: bool,
         look: tuple[str, str],
+        actions: CellActions,
     ) -> None:
         """Make all of it; nothing is visible yet.
 
@@ -265,6 +287,7 @@ class ShownCell:
             above: What the notebook's cell shows already.
             show: Whether to show anything; a script reads the result instead.
             look: The board's theme and view.
+            actions: What the board's buttons do.
         """
         self.telemetry = telemetry
         self.insight = insight
@@ -279,7 +302,8 @@ class ShownCell:
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
         theme, view = look
-        self._board = Board(info, telemetry, self.slots, static, theme, name=view, insight=insight)
+        shown = info, telemetry, self.slots, static, theme
+        self._board = Board(*shown, name=view, insight=insight, actions=actions)
         showing.follow_board(self._board)
 
     def say(self, notice: str) -> None:

@@ -212,6 +212,7 @@ class Attempts:
             shown = self._showing.begin(
                 attempt,
                 self._cluster,
+                interrupts=interrupts,
                 continues=before.run if before else None,
                 above=before.shown.left if before and follows else request.above,
             )

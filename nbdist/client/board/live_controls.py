@@ -1,0 +1,178 @@
+"""The buttons of a board whose cell runs: its views, stacks, cost, and interrupts.
+
+JupyterLab from 4.4 on sends what is clicked over a subshell of ipykernel 7: handlers run on that
+one's thread, while the main one waits for the cell. Other front ends send it to the main shell,
+where it is heard when the cell has ended: its widget is closed by then, so nothing happens.
+
+Threads: made and closed on the main one; handlers run on a subshell's. The drawing thread reads
+`wanted`, and it alone touches the painter.
+"""
+
+import html
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbdist.client.board import VIEWS, text
+from nbdist.errors import NBDistError
+
+ALL = -1  # the choice of all ranks
+_TOLD_STYLE = "font-size: 12px; line-height: 1.4; max-height: 24em; overflow: auto; margin: 0"
+
+_log = logging.getLogger("nbdist.board")
+
+
+@dataclass(frozen=True, slots=True)
+class CellActions:
+    """What the buttons of a running cell do. Each is called on any thread, and may wait for ranks.
+
+    Attributes:
+        stacks: Returns where the ranks are.
+        cost: Returns what watching costs.
+        interrupt: Interrupts one rank, or with None the cell; returns what there is to say. It
+            reaches no other cell, however late it is called.
+    """
+
+    stacks: Callable[[], str]
+    cost: Callable[[], str]
+    interrupt: Callable[[int | None], str]
+
+
+class LiveControls:
+    """The buttons of one live board.
+
+    Args:
+        actions: What they do.
+        ranks: Of the cell.
+        name: The view that is shown first.
+        on_view: Called when another view was chosen.
+
+    Attributes:
+        bar: The buttons, to be shown above the board.
+        panel: What was asked for; hidden until then, to be shown below the board.
+    """
+
+    def __init__(
+        self,
+        actions: CellActions,
+        ranks: Sequence[int],
+        name: str,
+        on_view: Callable[[], None],
+    ) -> None:
+        import ipywidgets  # type: ignore[import-untyped]
+
+        self._actions, self._on_view = actions, on_view
+        self._wanted = name
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._views = ipywidgets.ToggleButtons(
+            options=[(name.capitalize(), name) for name in VIEWS],
+            value=name,
+            tooltips=[view.HELP for view in VIEWS.values()],
+        )
+        self._views.style.button_width = "auto"
+        stacks = _button("Stacks", "Show where each rank is now")
+        cost = _button("Cost", "Show what watching costs this training")
+        stop = _button("Interrupt", "End this cell: an interrupt on all ranks, or on one")
+        self._ranks = ipywidgets.Dropdown(
+            options=[("all ranks", ALL), *((f"rank {rank}", rank) for rank in ranks)],
+            value=ALL,
+            tooltip="Which ranks are interrupted",
+        )
+        self._ranks.layout.width = "auto"
+        self._said = ipywidgets.HTML()
+        acts = ipywidgets.HBox([stacks, cost, stop, self._ranks, self._said])
+        acts.layout.flex_flow = "row wrap"
+        self.bar = ipywidgets.VBox([self._views, acts])
+        self._told = ipywidgets.HTML()
+        close = _button("Close", "Hide this")
+        self.panel = ipywidgets.VBox([self._told, close])
+        self.panel.layout.display = "none"
+        self._widgets = [self._views, stacks, cost, stop, self._ranks, self._said, acts]
+        self._widgets += [self.bar, self._told, close, self.panel]
+        for widget in (self._views, stacks, cost, stop, self._ranks, close):
+            _hear_at_once(widget)
+        self._views.observe(self._choose, "value")
+        stacks.on_click(lambda _: self._ask("Stacks", actions.stacks))
+        cost.on_click(lambda _: self._ask("Cost of watching", actions.cost))
+        stop.on_click(self._interrupt)
+        close.on_click(lambda _: self._show(""))
+
+    @property
+    def wanted(self) -> str:
+        """The view that was chosen last. Any thread."""
+        return self._wanted
+
+    def close(self) -> None:
+        """Let go of the widgets: the cell has ended."""
+        with self._lock:
+            self._is_closed = True
+            for widget in self._widgets:
+                # A widget's layout and style are widgets too, which nobody else closes.
+                for part in (getattr(widget, "style", None), widget.layout, widget):
+                    if part is not None:
+                        part.close()
+
+    def _choose(self, change: Any) -> None:
+        self._wanted = str(change["new"])
+        self._on_view()
+
+    def _ask(self, title: str, action: Callable[[], str]) -> None:
+        self._show(text.spoken("Asking the ranks ...", is_seen=True))
+        said = _answer(action)
+        at = time.strftime("%H:%M:%S")
+        head = text.spoken(f"{title} at {at}", is_seen=True)
+        self._show(f'{head}<pre style="{_TOLD_STYLE}">{html.escape(said)}</pre>')
+
+    def _interrupt(self, _: object) -> None:
+        rank = None if self._ranks.value == ALL else int(self._ranks.value)
+        said = _answer(lambda: self._actions.interrupt(rank))
+        with self._lock:
+            if not self._is_closed:
+                self._said.value = text.spoken(said, is_seen=True)
+
+    def _show(self, told: str) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._told.value = told
+                self.panel.layout.display = "" if told else "none"
+
+
+def _answer(action: Callable[[], str]) -> str:
+    try:
+        return action()
+    except NBDistError as error:
+        return str(error)
+    except Exception as error:
+        _log.exception("A button of the board failed")
+        return f"It failed: {type(error).__name__}: {error}"
+
+
+def _button(name: str, tooltip: str) -> Any:
+    import ipywidgets
+
+    button = ipywidgets.Button(description=name, tooltip=tooltip)
+    button.layout.width = "auto"
+    return button
+
+
+class _AnsweredAnywhere:
+    """A comm as the kernel's manager needs it: its messages are handled on the shell they name.
+
+    ipykernel's own would have each handled on the shell on which the comm has last spoken: a
+    widget that was made in a cell would hear nothing until that cell ends (seen in ipykernel 7.4).
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self.comm_id = comm.comm_id
+        self.handle_msg, self.handle_close = comm.handle_msg, comm.handle_close
+
+
+def _hear_at_once(widget: Any) -> None:
+    import comm
+
+    manager: Any = comm.get_comm_manager()
+    manager.register_comm(_AnsweredAnywhere(widget.comm))

@@ -1,0 +1,170 @@
+"""What the buttons of a board do while its cell runs, in a real kernel with subshells."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import LONGEST_S, Kernel
+
+# Trains until the file "enough" is there, and says its first word after the file "speak" is.
+_TRAIN = """
+import itertools, pathlib, time
+from torch import nn
+model = nn.Linear(4, 1)
+nbdist.parallelize(model, "ddp")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in itertools.count():
+    nn.functional.mse_loss(model(torch.randn(8, 4)), torch.zeros(8, 1)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.02)  # the line to find
+    if pathlib.Path("speak").exists():
+        pathlib.Path("speak").unlink(missing_ok=True)
+        print("spoken", flush=True)
+    enough = torch.tensor(pathlib.Path("enough").exists(), dtype=torch.uint8)
+    dist.all_reduce(enough)
+    if enough:
+        break
+"""
+
+
+@dataclass
+class RunningCell:
+    """A cell that was sent, with what its front end has heard, and a subshell to click over."""
+
+    kernel: Kernel
+    sent: str
+    subshell: str
+    widgets: dict[str, dict[str, Any]] = field(default_factory=dict)  # state, by comm's id
+    shown: list[dict[str, Any]] = field(default_factory=list)  # outputs of the cell alone
+    has_ended: bool = False
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        """Hear until `condition()` is true."""
+        deadline = time.monotonic() + 2 * LONGEST_S
+        while not condition():
+            assert time.monotonic() < deadline, [str(m["content"])[:200] for m in self.shown]
+            self._hear(self.kernel._client.get_iopub_msg(timeout=LONGEST_S))
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        content, kind = message["content"], message["msg_type"]
+        if kind == "comm_open":
+            self.widgets[content["comm_id"]] = dict(content["data"]["state"])
+        elif kind == "comm_msg" and content["data"].get("method") == "update":
+            self.widgets.setdefault(content["comm_id"], {}).update(content["data"]["state"])
+        if message["parent_header"].get("msg_id") == self.sent:
+            self.shown.append(message)
+            if kind == "status" and content["execution_state"] == "idle":
+                self.has_ended = True
+
+    def find(self, model: str, **state: Any) -> str | None:
+        """Return the id of the widget that has this state."""
+        for comm, known in self.widgets.items():
+            if known.get("_model_name") == model and state.items() <= known.items():
+                return comm
+        return None
+
+    def says(self, pattern: str) -> bool:
+        """Return whether an HTML widget says this now."""
+        return any(re.search(pattern, str(w.get("value", ""))) for w in self.widgets.values())
+
+    def click(self, name: str) -> None:
+        """Click a button as a front end with subshells sends it."""
+        self._send(self.find("ButtonModel", description=name), method="custom", content=_CLICK)
+
+    def choose(self, model: str, index: int) -> None:
+        """Choose an option by its place."""
+        self._send(self.find(model), method="update", state={"index": index}, buffer_paths=[])
+
+    def _send(self, comm: str | None, **data: Any) -> None:
+        assert comm is not None, list(self.widgets.values())
+        message = self.kernel._client.session.msg("comm_msg", {"comm_id": comm, "data": data})
+        message["header"]["subshell_id"] = self.subshell
+        self.kernel._client.shell_channel.send(message)
+
+
+_CLICK = {"event": "click"}
+
+
+@pytest.fixture
+def training(notebook: Kernel) -> Iterator[RunningCell]:
+    """A cell that trains, whose board has opened."""
+    client = notebook._client
+    client.control_channel.send(client.session.msg("create_subshell_request"))
+    subshell = client.control_channel.get_msg(timeout=LONGEST_S)["content"]["subshell_id"]
+    for name in ("enough", "speak"):
+        (notebook.folder / name).unlink(missing_ok=True)
+    sent = client.execute(f"%%distributed --no-track\n{_TRAIN}", stop_on_error=False)
+    cell = RunningCell(notebook, sent, subshell)
+    cell.until(lambda: cell.find("ButtonModel", description="Close"))
+    yield cell
+    (notebook.folder / "enough").touch()
+    cell.until(lambda: cell.has_ended)
+    client.control_channel.send(
+        client.session.msg("delete_subshell_request", {"subshell_id": subshell})
+    )
+    client.control_channel.get_msg(timeout=LONGEST_S)
+
+
+def test_view_stacks_and_cost_are_shown_while_the_cell_runs(training: RunningCell) -> None:
+    cell = training
+    cell.choose("ToggleButtonsModel", 4)  # the ranks
+    cell.until(lambda: cell.says(r"<th[^>]*>\s*(device|samples/s)"))
+    cell.click("Stacks")
+    cell.until(lambda: cell.says(r"Stacks at \d\d:\d\d:\d\d(?s:.*)rank 0: (?s:.*)rank 1: "))
+    cell.click("Cost")
+    cell.until(lambda: cell.says(r"Cost of watching at"))
+    cell.click("Close")
+    cell.until(lambda: not cell.says(r"Cost of watching at"))
+    assert not cell.has_ended
+
+    # A click of another shell has come since; what is shown for the first time is the cell's.
+    (cell.kernel.folder / "speak").touch()
+    cell.until(lambda: any("spoken" in str(m["content"]) for m in cell.shown))
+    (cell.kernel.folder / "enough").touch()
+    cell.until(lambda: cell.has_ended)
+    left = " ".join(str(m["content"].get("data", "")) for m in cell.shown[-8:])
+    assert re.search(r"Speed and memory on 2 ranks over \d+ steps\.", left), (
+        "the chosen view's picture stays"
+    )
+
+
+def test_an_interrupted_rank_ends_the_cell_and_the_session_lives_on(training: RunningCell) -> None:
+    cell = training
+    cell.choose("DropdownModel", 2)  # all ranks, rank 0, rank 1
+    cell.click("Interrupt")
+    cell.until(lambda: cell.has_ended)
+
+    [error] = [m["content"] for m in cell.shown if m["msg_type"] == "error"]
+    assert error["ename"].endswith("RankError")
+    assert "1 of 2 ranks failed" in error["evalue"], error["evalue"]
+    said = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error["traceback"]))
+    assert re.search(r"rank 1 \(.*\)  cell \d+, line \d+  KeyboardInterrupt", said), said
+    assert "all ranks kept their variables" in said, said
+    assert (
+        "Out: [2.0, 2.0]"
+        in cell.kernel.cell("_t = torch.ones(2); dist.all_reduce(_t); _t.tolist()").text
+    )
+
+
+def test_all_ranks_are_interrupted_and_a_click_after_the_end_interrupts_nothing(
+    training: RunningCell,
+) -> None:
+    cell = training
+    button = cell.find("ButtonModel", description="Interrupt")
+    cell.click("Interrupt")
+    cell.until(lambda: cell.has_ended)
+    [error] = [m["content"] for m in cell.shown if m["msg_type"] == "error"]
+    assert error["ename"] == "KeyboardInterrupt"
+
+    late = cell.kernel.cell(
+        "import time\nprint('begun', flush=True)\ntime.sleep(1)\nprint('whole')",
+        interrupt_after=["begun"],
+        then=lambda: cell._send(button, method="custom", content=_CLICK),
+    )
+    assert late.error is None
+    assert "whole" in late.text
