@@ -91,6 +91,7 @@ class LiveControls:
         close = _button("Close", "Hide this")
         self.panel = ipywidgets.VBox([self._told, close])
         self.panel.layout.display = "none"
+        self.panel.layout.align_items = "flex-start"
         self._widgets = [self._views, stacks, cost, stop, self._ranks, self._said, acts]
         self._widgets += [self.bar, self._told, close, self.panel]
         for widget in (self._views, stacks, cost, stop, self._ranks, close):
