@@ -1,4 +1,4 @@
-"""The `nbdist` command: `nbdist demo | lab | ui | status | stacks | stop | doctor`.
+"""The `nbdist` command: `nbdist demo | lab | ui | status | stacks | board | stop | doctor`.
 
 Imports nothing heavy: each command brings what it needs when it is called, so that `--help`
 answers at once and works in an environment that is broken.
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return lab(others, with_tutorials=known.tutorials)
             case "ui":
                 return ui(known.folder)
-            case "status" | "stacks" | "stop":
+            case "status" | "stacks" | "board" | "stop":
                 return ask(known)
             case "doctor":
                 return doctor()
@@ -86,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     asking = {
         "status": "show each rank of the clusters that run",
         "stacks": "show where each rank is, also while a cell runs",
+        "board": "show the board of the cell that trains, or has trained last",
         "stop": "end all ranks; what they hold is lost",
     }
     for name, help_text in asking.items():
@@ -94,6 +95,14 @@ def build_parser() -> argparse.ArgumentParser:
         if name == "stacks":
             words.add_argument(
                 "-r", "--ranks", default="all", help="all, 0, 0,2 or 1-3 (default: %(default)s)"
+            )
+        if name == "board":
+            words.add_argument(
+                "view", nargs="?", default="overview", help="as of %%dist board (%(default)s)"
+            )
+            words.add_argument("--png", type=Path, metavar="FILE", help="write its picture there")
+            words.add_argument(
+                "--watch", action="store_true", help="again every 3 s until the cell ends"
             )
     commands.add_parser("doctor", help="check this machine and suggest fixes")
     return parser
@@ -214,9 +223,22 @@ def ask(known: argparse.Namespace) -> int:
             print(terminal.status(known.pid))
         case "stacks":
             print(terminal.stacks(known.pid, known.ranks))
+        case "board" if known.watch:
+            with contextlib.suppress(KeyboardInterrupt):
+                terminal.watch(known.pid, known.view, known.png, show_anew)
+        case "board":
+            print(terminal.board(known.pid, known.view, known.png)[0])
         case _:
             print(terminal.stop(known.pid))
     return 0
+
+
+def show_anew(said: str) -> None:
+    """Print `said` on an empty screen, or below what was said before where there is none."""
+    if sys.stdout.isatty():
+        print(f"\x1b[2J\x1b[H{said}", flush=True)
+    else:
+        print(f"{said}\n", flush=True)
 
 
 def doctor() -> int:

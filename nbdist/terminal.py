@@ -1,23 +1,27 @@
-"""Ask this user's running clusters from a terminal: `nbdist status | stacks | stop`.
+"""Ask this user's running clusters from a terminal: `nbdist status | stacks | board | stop`.
 
 Finds the sockets on which kernels listen (`user_socket`), removes those of kernels that have ended,
 and chooses the cluster that is meant.
 """
 
+import base64
 import contextlib
 import os
 import socket
 import stat
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbdist import user_socket
-from nbdist.errors import ClusterError
+from nbdist.errors import ClusterError, NBDistError
 
 _FIND_TIMEOUT_S = 2.0
 _ASK_TIMEOUT_S = 20.0  # ranks have 5 s to say what they do, and 5 for their stacks
+_BOARD_TIMEOUT_S = 30.0  # the first picture on a machine builds matplotlib's font cache
+_WATCH_S = 3.0
 _STOP_TIMEOUT_S = 60.0  # a cell that runs is interrupted, and settles first
 
 
@@ -45,11 +49,11 @@ def status(pid: int | None) -> str:
     """
     found = find()
     if pid is not None or len(found) < 2:
-        return _ask(choose(found, pid), "status", _ASK_TIMEOUT_S)
+        return _text(choose(found, pid), "status", _ASK_TIMEOUT_S)
     blocks = []
     for cluster in found:
         try:
-            said = "" if cluster.trouble else f"\n{_ask(cluster, 'status', _ASK_TIMEOUT_S)}"
+            said = "" if cluster.trouble else f"\n{_text(cluster, 'status', _ASK_TIMEOUT_S)}"
         except ClusterError as error:
             said = f"\n{error}"
         blocks.append(f"{cluster}{said}")
@@ -58,12 +62,45 @@ def status(pid: int | None) -> str:
 
 def stacks(pid: int | None, ranks: str) -> str:
     """Return what ranks do and their stacks; raises as `status`, and where several are meant."""
-    return _ask(choose(find(), pid), "stacks", _ASK_TIMEOUT_S, ranks=ranks)
+    return _text(choose(find(), pid), "stacks", _ASK_TIMEOUT_S, ranks=ranks)
+
+
+def board(pid: int | None, view: str, png: Path | None = None) -> tuple[str, bool]:
+    """Return what the board of the cell that trains, or has trained last, says; and if it runs.
+
+    Args:
+        pid: The kernel.
+        view: One of the board's views.
+        png: Where to write its picture; None writes none.
+
+    Raises:
+        ClusterError: As `stacks`, or no cell has trained yet.
+        NBDistError: The picture cannot be written.
+    """
+    said = _ask(choose(find(), pid), "board", _BOARD_TIMEOUT_S, view=view, png=png is not None)
+    if png is not None:
+        try:
+            png.write_bytes(base64.b64decode(said["png"]))
+        except OSError as error:
+            raise NBDistError(
+                f"The picture cannot be written to {png}.", why=error.strerror or str(error)
+            ) from error
+    return str(said["text"]), bool(said["runs"])
+
+
+def watch(pid: int | None, view: str, png: Path | None, show: Callable[[str], None]) -> None:
+    """Show the board again and again until its cell ends; raises as `board`."""
+    while True:
+        said, runs = board(pid, view, png)
+        show(said)
+        if not runs:
+            return
+        time.sleep(_WATCH_S)
 
 
 def stop(pid: int | None) -> str:
     """End all ranks, a running cell with an interrupt; raises as `stacks`."""
-    return _ask(choose(find(), pid), "stop", _STOP_TIMEOUT_S)
+    return _text(choose(find(), pid), "stop", _STOP_TIMEOUT_S)
 
 
 def find() -> list[Found]:
@@ -116,7 +153,12 @@ def choose(found: Sequence[Found], pid: int | None) -> Found:
     return chosen[0]
 
 
-def _ask(cluster: Found, question: str, timeout_s: float, **more: Any) -> str:
+def _text(cluster: Found, question: str, timeout_s: float, **more: Any) -> str:
+    return str(_ask(cluster, question, timeout_s, **more)["text"])
+
+
+def _ask(cluster: Found, question: str, timeout_s: float, **more: Any) -> dict[str, Any]:
+    """Ask and return the answer; an error of the kernel's is raised."""
     try:
         said = _exchange(cluster.socket, {"ask": question, **more}, timeout_s)
     except (OSError, ValueError) as error:
@@ -128,7 +170,7 @@ def _ask(cluster: Found, question: str, timeout_s: float, **more: Any) -> str:
     if "error" in said:
         what, why, do = map(str, said["error"])
         raise ClusterError(what, why=why, do=do)
-    return str(said["text"])
+    return said
 
 
 def _exchange(path: Path, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:

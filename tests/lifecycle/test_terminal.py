@@ -1,5 +1,6 @@
-"""`nbdist status | stacks | stop` from a process of their own, while a cell runs."""
+"""`nbdist status | stacks | board | stop` from a process of their own, while a cell runs."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,11 +11,12 @@ import pytest
 
 from tests.lifecycle.kernels import Family, Notebook, wait_for
 
-_LOOP = """%%distributed
+_LOOP = """%%distributed --no-track
 import pathlib, time
-pathlib.Path(f"busy-{rank}").touch()
 for i in range(100_000):
     time.sleep(0.01)  # the line to find
+    nbdist.log(done=i)
+    pathlib.Path(f"busy-{rank}").touch()
 """
 
 
@@ -59,6 +61,12 @@ def test_a_terminal_asks_and_stops_a_cluster_while_a_cell_runs(
         assert "rank 1: " in said, said
         assert "time.sleep(0.01)" in said, said
         assert "rank 0: " not in said
+        picture = tmp_path / "board.png"
+        code, said = nbdist(notebook, "board", "ranks", "--png", str(picture))
+        assert code == 0, said
+        assert re.search(r"^\[00:\d\d\]", said), said
+        assert said.count("logs") == 2, said
+        assert picture.read_bytes().startswith(b"\x89PNG")
         code, said = nbdist(notebook, "stacks", "-r", "7")
         assert code == 1, said
         assert "Error" in said, said

@@ -9,14 +9,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nbdist import cli, terminal, user_socket
+from nbdist.client.board import palette
+from nbdist.client.board.look import look
+from nbdist.client.board.past import Past
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.session.terminal_requests import TerminalRequests
-from nbdist.errors import ClusterError, UsageError
+from nbdist.errors import ClusterError, NBDistError, UsageError
+from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 
 class FakeSession:
@@ -26,6 +31,9 @@ class FakeSession:
 
     def __init__(self) -> None:
         self.ends: list[TerminalRequests] = []
+        self.may_stop = threading.Event()
+        self.may_stop.set()
+        self.boards: list[Past] = []
 
     def status(self) -> str:
         return "all idle"
@@ -37,7 +45,11 @@ class FakeSession:
             raise RuntimeError("moved")
         return f"stacks of {ranks}"
 
+    def board(self) -> Past:
+        return self.boards.pop(0)
+
     def interrupt_and_stop(self) -> None:
+        assert self.may_stop.wait(30)
         for requests in self.ends:
             requests.close()
 
@@ -51,8 +63,12 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def requests(place: Path) -> Iterator[TerminalRequests]:
-    session = FakeSession()
+def session() -> FakeSession:
+    return FakeSession()
+
+
+@pytest.fixture
+def requests(place: Path, session: FakeSession) -> Iterator[TerminalRequests]:
     listening = TerminalRequests(session, Path("/home/me/thesis"))
     session.ends.append(listening)
     yield listening
@@ -88,6 +104,77 @@ def test_after_stop_nothing_listens_and_no_file_is_left(
         "ClusterError: None of your notebooks on this machine has a running cluster.\n"
         "Do:  %dist start in a notebook.\n"
     )
+
+
+def test_status_answers_while_a_stop_takes_its_time(
+    requests: TerminalRequests, session: FakeSession
+) -> None:
+    session.may_stop.clear()
+    said: list[str] = []
+    stops = [threading.Thread(target=lambda: said.append(terminal.stop(None))) for _ in range(2)]
+    for stop in stops:
+        stop.start()
+
+    for _ in range(20):  # more than are answered at once
+        assert terminal.status(None) == "all idle"
+    assert said == []
+
+    session.may_stop.set()
+    for stop in stops:
+        stop.join(30)
+    assert len(said) == 2
+
+
+def test_the_board_of_a_running_cell_is_its_words_and_its_picture(
+    requests: TerminalRequests, session: FakeSession, tmp_path: Path
+) -> None:
+    scene = look(training(2, 60), cell_info(2), analysis_of(2, slow=1))
+    scene = replace(scene, outcome="running")
+    session.boards.append(Past(scene, palette.theme_named("auto"), elapsed_s=24.0))
+    picture = tmp_path / "board.png"
+
+    said, runs = terminal.board(None, "overview", picture)
+
+    assert runs
+    progress, verdict, sentence, *table = said.splitlines()
+    assert progress.startswith("60 [00:24, ")
+    assert "rank 1 is 48 % slower" in verdict
+    assert sentence
+    assert any(line.split()[:1] == ["rank"] for line in table)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_board_is_watched_until_its_cell_has_ended(
+    requests: TerminalRequests,
+    session: FakeSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(terminal, "_WATCH_S", 0.0)
+    scene = look(training(2, 60), cell_info(2), analysis_of(2))
+    for outcome, elapsed_s in (("running", 1.0), ("running", 2.0), ("finished", None)):
+        now = Past(replace(scene, outcome=outcome), palette.theme_named("auto"), elapsed_s)
+        session.boards.append(now)
+
+    assert cli.main(["board", "step", "--watch"]) == 0
+
+    said = capsys.readouterr().out
+    heads = [said.index(head) for head in ("60 [00:01, ", "60 [00:02, ", "Step-time breakdown on")]
+    assert heads == sorted(heads)
+    assert session.boards == []
+
+
+def test_a_view_that_is_none_and_a_picture_that_cannot_be_written_are_errors(
+    requests: TerminalRequests, session: FakeSession, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ClusterError, match=r"no view 'steps'.\nDo:  choose of overview, loss, step"
+    ):
+        terminal.board(None, "steps")
+    scene = replace(look(training(2, 9), cell_info(2)), outcome="finished")
+    session.boards.append(Past(scene, palette.theme_named("auto")))
+    with pytest.raises(NBDistError, match=r"cannot be written to .*none/board.png"):
+        terminal.board(None, "overview", tmp_path / "none" / "board.png")
 
 
 def test_the_socket_s_folder_and_file_are_its_user_s_alone(

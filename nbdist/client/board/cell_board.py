@@ -8,6 +8,7 @@ Threads: all but `so_far` belongs to the main thread; live.py has the drawing th
 
 import logging
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -64,6 +65,7 @@ class Board:
         self._pictures = _in_a_kernel() if pictures is None else pictures
         self._is_static, self._is_live = static, self._pictures and not static
         self._live: LiveBoard | None = None
+        self._began = time.monotonic()
         self._is_open = self._is_finished = False
         self._pngs: dict[str, bytes] = {}  # lasting pictures, by their views
 
@@ -129,7 +131,9 @@ class Board:
         """Return the board of the cell that runs; None before its first record. Any thread."""
         if self._is_finished or not self._telemetry.first_record.is_set():
             return None
-        return self._look_back("running")
+        past = self._look_back("running")
+        elapsed_s = self._live.elapsed_s if self._live else time.monotonic() - self._began
+        return None if past is None else replace(past, elapsed_s=elapsed_s)
 
     def picture(self) -> bytes | None:
         """Return the overview, a PNG, for a run's page; None where there is nothing.

@@ -23,10 +23,14 @@ SHARP = 2.0  # pixels of the lasting picture for one CSS pixel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
-    """What a cell's board has come to; its scene has an `outcome`."""
+    """What a cell's board has come to; its scene has an `outcome`.
+
+    `elapsed_s` is how long the cell has run, while it runs.
+    """
 
     scene: "Scene"
     theme: Theme
+    elapsed_s: float | None = None
 
     def png(self, name: str, smoothing: int | None = None, *, beside_words: bool = False) -> bytes:
         """Draw the view called `name`.
@@ -53,13 +57,26 @@ class Past:
         """Return the view called `name` as text: a sentence, and its table where it has rows."""
         view = VIEWS[name]
         if view.TELLS_VERDICTS:  # which its table would repeat
-            return "\n".join(sentences.verdicts(self.scene))
-        said, table = view.sentence(self.scene), view.table(self.scene)
+            return "\n".join(sentences.verdicts(self._seen))
+        said, table = view.sentence(self._seen), view.table(self._seen)
         return f"{said}\n\n{to_text(table)}" if table.rows else said
+
+    @property
+    def _seen(self) -> "Scene":
+        """The scene as views take it: without an outcome while the cell runs."""
+        return replace(self.scene, outcome=None) if self.scene.outcome == "running" else self.scene
+
+    def told(self, name: str) -> str:
+        """Return all that the board says, as text: progress or caption, verdicts, the view."""
+        elapsed_s = self.elapsed_s
+        said = [self.caption(name) if elapsed_s is None else text.progress(self.scene, elapsed_s)]
+        if not VIEWS[name].TELLS_VERDICTS:
+            said += [verdict.sentence for verdict in self.scene.analysis.verdicts]
+        return "\n".join([*said, self.plain(name)])
 
     def words(self, name: str) -> Display:
         """Return the view called `name` as HTML: a sentence that is spoken when it changes."""
-        said, table = VIEWS[name].sentence(self.scene), VIEWS[name].table(self.scene)
+        said, table = VIEWS[name].sentence(self._seen), VIEWS[name].table(self._seen)
         html = text.spoken(said, is_seen=True) + (to_html(table) if table.rows else "")
         return Display({"text/html": html, "text/plain": self.plain(name)})
 

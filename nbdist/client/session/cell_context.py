@@ -105,19 +105,29 @@ class Showing:
         """
         if view is not None:
             self._view = view
-        running = self._running  # may end meanwhile, where a subshell asks
-        board = (running.so_far() if running is not None else None) or self._last_board
-        if board is None and view is not None:
+        try:
+            show_past(self.board(), self._view)
+        except ClusterError:
+            if view is None:
+                raise
             print(f'New boards will open on the "{view}" view: {VIEWS[view].HELP}.')
-        elif board is None:
+
+    def board(self) -> Past:
+        """Return the board of the running or last training; any thread.
+
+        Raises:
+            ClusterError: No cell has trained yet.
+        """
+        running = self._running  # may end meanwhile, where another thread asks
+        board = (running.so_far() if running is not None else None) or self._last_board
+        if board is None:
             raise ClusterError(
                 "There is no board yet.",
                 why="a board opens when a cell takes its first optimizer step, or calls "
                 "nbdist.log.",
                 do="train something in a %%distributed cell.",
             )
-        else:
-            show_past(board, self._view)
+        return board
 
     def meter_cost(self, telemetry: Telemetry) -> None:
         """Count what is spent from here on: a cell has begun to train."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from nbdist.client.board.past import Past
 from nbdist.client.cells.interrupts import Interrupts, interrupt_from_outside
 from nbdist.client.cells.request import CellRequest, check_syntax
 from nbdist.client.cluster.cluster import Cluster
@@ -357,6 +358,14 @@ class Session:
             ClusterError: No cell has trained yet, and no view was given.
         """
         self._showing.show_board(view)
+
+    def board(self) -> Past:
+        """Return the board of the cell that trains, or has trained last. Any thread.
+
+        Raises:
+            ClusterError: No cell has trained yet.
+        """
+        return self._showing.board()
 
     def restart(self, ranks: str = "all") -> tuple[str, ...]:
         """Give these ranks new processes; the other ranks keep what they hold.

@@ -1,9 +1,13 @@
-"""Answer the terminals of the same user, also while a cell runs: `nbdist status | stacks | stop`.
+"""Answer the terminals of the same user, also while a cell runs.
 
-Threads: `nbdist-terminal` takes one connection after another, from the start of a session to its
-stop, and asks the session what a subshell may ask too. `close` is called on any thread.
+They ask for status, stacks and the board, and stop the ranks; see `nbdist/terminal.py`.
+
+Threads: `nbdist-terminal` takes connections, from the start of a session to its stop. Each is
+answered on a thread of its own, `nbdist-answer`, which asks the session what a subshell may ask
+too: a `stop` that takes long keeps no other waiting. `close` is called on any thread.
 """
 
+import base64
 import contextlib
 import logging
 import os
@@ -14,6 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nbdist import user_socket
+from nbdist.client.board import VIEWS
+from nbdist.client.board.past import Past
 from nbdist.errors import NBDistError, UsageError
 
 log = logging.getLogger(__name__)
@@ -21,6 +27,7 @@ log = logging.getLogger(__name__)
 _QUESTION_TIMEOUT_S = 2.0
 _ANSWER_TIMEOUT_S = 5.0
 _AFTER_ERROR_S = 1.0  # such as too many open files
+_MOST_ANSWERS = 8  # at once; more wait
 
 
 class Asked(Protocol):
@@ -33,6 +40,9 @@ class Asked(Protocol):
 
     def stacks(self, ranks: str = "all") -> object:
         """Return where ranks are."""
+
+    def board(self) -> Past:
+        """Return the board of the cell that trains, or has trained last."""
 
     def interrupt_and_stop(self) -> None:
         """Interrupt the cell, then end all ranks."""
@@ -54,6 +64,8 @@ class TerminalRequests:
         self._session = session
         self._folder = "a folder that is gone" if folder is None else str(folder)
         self._closed = threading.Event()
+        self._free = threading.BoundedSemaphore(_MOST_ANSWERS)
+        self._stopping = threading.Lock()
         self._server, self.path = user_socket.listen(os.getpid())
         self._thread = threading.Thread(target=self._serve, name="nbdist-terminal", daemon=True)
         self._thread.start()
@@ -63,14 +75,13 @@ class TerminalRequests:
         if self._closed.is_set():
             return
         self._closed.set()
-        if threading.current_thread() is not self._thread:
-            # It waits for a connection: this is one. Closing the socket would not wake it.
-            with (
-                contextlib.suppress(OSError),
-                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as waker,
-            ):
-                waker.settimeout(_QUESTION_TIMEOUT_S)
-                waker.connect(str(self.path))
+        # The thread waits for a connection: this is one. Closing the socket would not wake it.
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as waker,
+        ):
+            waker.settimeout(_QUESTION_TIMEOUT_S)
+            waker.connect(str(self.path))
         self.path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
@@ -82,11 +93,23 @@ class TerminalRequests:
                     log.warning("No terminal can connect now: %s", error)
                     self._closed.wait(_AFTER_ERROR_S)
                     continue
-                with connection:
-                    if not self._closed.is_set():
-                        self._converse(connection)
+                if self._closed.is_set():
+                    connection.close()
+                    return
+                self._free.acquire()
+                answer = threading.Thread(
+                    target=self._converse, args=(connection,), name="nbdist-answer", daemon=True
+                )
+                answer.start()
 
     def _converse(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                self._reply(connection)
+        finally:
+            self._free.release()
+
+    def _reply(self, connection: socket.socket) -> None:
         try:
             if not user_socket.is_this_user(connection):
                 log.warning("Another user connected to %s, and was not answered", self.path)
@@ -113,8 +136,20 @@ class TerminalRequests:
                 return {"text": str(self._session.status())}
             case {"ask": "stacks", "ranks": str(ranks)}:
                 return {"text": str(self._session.stacks(ranks))}
+            case {"ask": "board", "view": str(view), "png": bool(with_png)}:
+                return self._board(view, with_png=with_png)
             case {"ask": "stop"}:
-                self._session.interrupt_and_stop()
+                with self._stopping:  # the second finds all ranks ended
+                    self._session.interrupt_and_stop()
                 return {"text": f"Stopped {self._session.describe}, in {self._folder}."}
             case _:
                 raise UsageError("The kernel's nbdist does not know what was asked.")
+
+    def _board(self, view: str, *, with_png: bool) -> dict[str, Any]:
+        if view not in VIEWS:
+            raise UsageError(
+                f"The board has no view {view!r}.", do=f"choose of {', '.join(VIEWS)}."
+            )
+        board = self._session.board()
+        png = base64.b64encode(board.png(view)).decode("ascii") if with_png else ""
+        return {"text": board.told(view), "png": png, "runs": board.elapsed_s is not None}
