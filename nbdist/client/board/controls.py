@@ -1,11 +1,11 @@
 """Buttons that choose the view of a board whose cell has ended.
 
-They work between cells. While a cell runs the kernel hears no button: then the view is chosen by
-`%dist board VIEW` beforehand. A notebook that is opened on another day has no widget that lives, so
-picture and table are ordinary outputs beside the buttons, and the buttons give way to the caption
-as soon as the next cell runs, and when nobody has used them for `IDLE_S`. A notebook that is saved
-before that keeps dead buttons, beside a whole picture and table: JupyterLab saves what it shows.
-Front ends without widgets show a line in their place.
+They work between cells; live_controls.py has those of a cell that runs. A notebook that is opened
+on another day has no widget that lives, so picture and table are ordinary outputs beside the
+buttons, and the buttons give way to the caption as soon as the next cell runs, and when nobody has
+used them for `IDLE_S`. A notebook that is saved before that keeps dead buttons, beside a whole
+picture and table: JupyterLab saves what it shows. Front ends without widgets show a line in their
+place.
 
 Threads: made on the main thread; retired there or on `nbdist-buttons`, a timer. Front ends may
 have clicks handled on another.
