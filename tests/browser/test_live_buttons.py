@@ -42,3 +42,12 @@ def test_views_stacks_and_the_interrupt_of_a_rank_are_clicked_while_a_cell_train
     assert not any(WIDGET in o.get("data", {}) for o in cell.saved_outputs())
     after = notebook.run("%%distributed\nt = torch.ones(1); dist.all_reduce(t); t.item()").wait()
     assert after.text == "ranks 0-1 │ Out: 2.0"
+
+    # JupyterLab has deleted its subshell with the last widget, and makes another.
+    again = notebook.run(TRAIN)
+    again.output.get_by_role("button", name="Stacks").click()
+    again.output.get_by_text(re.compile(r"Stacks at \d\d:\d\d:\d\d")).wait_for()
+    assert again.is_running
+    again.output.get_by_role("button", name="Interrupt").click()
+    again.wait()
+    assert "KeyboardInterrupt" in again.text

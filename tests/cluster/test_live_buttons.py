@@ -72,22 +72,25 @@ class RunningCell:
         """Return whether an HTML widget says this now."""
         return any(re.search(pattern, str(w.get("value", ""))) for w in self.widgets.values())
 
-    def click(self, name: str) -> None:
-        """Click a button as a front end with subshells sends it."""
-        self._send(self.find("ButtonModel", description=name), method="custom", content=_CLICK)
+    def click(self, name: str, *, over_subshell: bool = True) -> None:
+        """Click a button, as front ends with subshells send it, or as those without."""
+        self.send_click(self.find("ButtonModel", description=name), over_subshell=over_subshell)
+
+    def send_click(self, comm: str | None, *, over_subshell: bool = True) -> None:
+        """Click the button with this id, which may be gone."""
+        data = {"method": "custom", "content": {"event": "click"}}
+        self._send(comm, data, over_subshell=over_subshell)
 
     def choose(self, model: str, index: int) -> None:
         """Choose an option by its place."""
-        self._send(self.find(model), method="update", state={"index": index}, buffer_paths=[])
+        data = {"method": "update", "state": {"index": index}, "buffer_paths": []}
+        self._send(self.find(model), data, over_subshell=True)
 
-    def _send(self, comm: str | None, **data: Any) -> None:
+    def _send(self, comm: str | None, data: dict[str, Any], *, over_subshell: bool) -> None:
         assert comm is not None, list(self.widgets.values())
         message = self.kernel._client.session.msg("comm_msg", {"comm_id": comm, "data": data})
-        message["header"]["subshell_id"] = self.subshell
+        message["header"]["subshell_id"] = self.subshell if over_subshell else None
         self.kernel._client.shell_channel.send(message)
-
-
-_CLICK = {"event": "click"}
 
 
 @pytest.fixture
@@ -151,11 +154,15 @@ def test_an_interrupted_rank_ends_the_cell_and_the_session_lives_on(training: Ru
     )
 
 
-def test_all_ranks_are_interrupted_and_a_click_after_the_end_interrupts_nothing(
+def test_a_click_is_heard_at_once_or_never_and_interrupts_no_later_cell(
     training: RunningCell,
 ) -> None:
     cell = training
     button = cell.find("ButtonModel", description="Interrupt")
+    cell.click("Interrupt", over_subshell=False)  # heard when the cell has ended
+    cell.click("Stacks")
+    cell.until(lambda: cell.says("Stacks at"))
+    assert not cell.has_ended
     cell.click("Interrupt")
     cell.until(lambda: cell.has_ended)
     [error] = [m["content"] for m in cell.shown if m["msg_type"] == "error"]
@@ -164,7 +171,7 @@ def test_all_ranks_are_interrupted_and_a_click_after_the_end_interrupts_nothing(
     late = cell.kernel.cell(
         "import time\nprint('begun', flush=True)\ntime.sleep(1)\nprint('whole')",
         interrupt_after=["begun"],
-        then=lambda: cell._send(button, method="custom", content=_CLICK),
+        then=lambda: cell.send_click(button),
     )
     assert late.error is None
     assert "whole" in late.text

@@ -183,7 +183,7 @@ class LiveBoard:
 
         self._name, self._view = name, VIEWS[name]
         self._painter = Painter(self._theme, name=name)
-        self._table_at = -SPEAK_S
+        self._table_at = self._spoke_at = -SPEAK_S
 
     def _load(self) -> None:
         import ipywidgets  # type: ignore[import-untyped]  # noqa: F401  # so that `show` is quick

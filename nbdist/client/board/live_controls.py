@@ -2,10 +2,11 @@
 
 JupyterLab from 4.4 on sends what is clicked over a subshell of ipykernel 7: handlers run on that
 one's thread, while the main one waits for the cell. Other front ends send it to the main shell,
-where it is heard when the cell has ended: its widget is closed by then, so nothing happens.
+where it is heard when the cell has ended: its widget is closed by then, so nothing happens. Where
+no subshell has come after `SUBSHELL_S`, a line beside the buttons says so.
 
-Threads: made and closed on the main one; handlers run on a subshell's. The drawing thread reads
-`wanted`, and it alone touches the painter.
+Threads: made and closed on the main one; handlers run on a subshell's, `nbdist-buttons` is a timer.
+The drawing thread reads `wanted`, and it alone touches the painter.
 """
 
 import html
@@ -20,6 +21,11 @@ from nbdist.client.board import VIEWS, text
 from nbdist.errors import NBDistError
 
 ALL = -1  # the choice of all ranks
+SUBSHELL_S = 5.0  # JupyterLab makes its subshell when it sees the first widget
+UNHEARD = (
+    "This front end's clicks are heard when the cell has ended. In a terminal: nbdist board, "
+    "nbdist stacks."
+)
 _TOLD_STYLE = "font-size: 12px; line-height: 1.4; max-height: 24em; overflow: auto; margin: 0"
 
 _log = logging.getLogger("nbdist.board")
@@ -101,6 +107,9 @@ class LiveControls:
         cost.on_click(lambda _: self._ask("Cost of watching", actions.cost))
         stop.on_click(self._interrupt)
         close.on_click(lambda _: self._show(""))
+        self._timer = threading.Timer(SUBSHELL_S, self._look_for_subshells)
+        self._timer.name, self._timer.daemon = "nbdist-buttons", True
+        self._timer.start()
 
     @property
     def wanted(self) -> str:
@@ -111,6 +120,7 @@ class LiveControls:
         """Let go of the widgets: the cell has ended."""
         with self._lock:
             self._is_closed = True
+            self._timer.cancel()
             for widget in self._widgets:
                 # A widget's layout and style are widgets too, which nobody else closes.
                 for part in (getattr(widget, "style", None), widget.layout, widget):
@@ -119,10 +129,12 @@ class LiveControls:
 
     def _choose(self, change: Any) -> None:
         self._wanted = str(change["new"])
+        self._say("")
         self._on_view()
 
     def _ask(self, title: str, action: Callable[[], str]) -> None:
         self._show(text.spoken("Asking the ranks ...", is_seen=True))
+        self._say("")
         said = _answer(action)
         at = time.strftime("%H:%M:%S")
         head = text.spoken(f"{title} at {at}", is_seen=True)
@@ -130,10 +142,18 @@ class LiveControls:
 
     def _interrupt(self, _: object) -> None:
         rank = None if self._ranks.value == ALL else int(self._ranks.value)
-        said = _answer(lambda: self._actions.interrupt(rank))
+        self._say(_answer(lambda: self._actions.interrupt(rank)))
+
+    def _look_for_subshells(self) -> None:
+        from ipykernel.subshell import SubshellThread
+
+        if not any(isinstance(thread, SubshellThread) for thread in threading.enumerate()):
+            self._say(UNHEARD)
+
+    def _say(self, said: str) -> None:
         with self._lock:
             if not self._is_closed:
-                self._said.value = text.spoken(said, is_seen=True)
+                self._said.value = text.spoken(said, is_seen=True) if said else ""
 
     def _show(self, told: str) -> None:
         with self._lock:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbdist.client.board import VIEWS
+from nbdist.client.board import VIEWS, live_controls
 from nbdist.client.board.cell_board import Board
 from nbdist.client.board.live_controls import ALL, CellActions, LiveControls
 from nbdist.errors import ClusterError
@@ -87,6 +87,21 @@ def test_interrupt_means_all_ranks_or_the_chosen_one(
     assert actions.interrupted == [None, 1]
     assert 'role="status"' in said.value
     assert "Interrupting." in said.value
+
+
+def test_where_no_subshell_comes_a_line_says_where_to_ask_until_a_click_is_heard(
+    actions: Actions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_controls, "SUBSHELL_S", 0.0)
+    controls = LiveControls(actions.cell, (0, 1), "loss", lambda: None)
+    views, acts = controls.bar.children
+    said = acts.children[-1]
+    controls._timer.join(30)
+
+    assert "nbdist stacks" in said.value
+    views.value = "step"
+    assert said.value == ""
+    controls.close()
 
 
 def test_a_closed_widget_hears_nothing_and_nothing_is_left_of_it(actions: Actions) -> None:
