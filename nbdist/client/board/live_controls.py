@@ -187,13 +187,19 @@ class _AnsweredAnywhere:
     widget that was made in a cell would hear nothing until that cell ends (seen in ipykernel 7.4).
     """
 
-    def __init__(self, comm: Any) -> None:
-        self.comm_id = comm.comm_id
-        self.handle_msg, self.handle_close = comm.handle_msg, comm.handle_close
+    def __init__(self, comm: Any, manager: Any) -> None:
+        self.comm_id, self.handle_msg = comm.comm_id, comm.handle_msg
+        self._comm, self._manager = comm, manager
+        manager.register_comm(self)
+
+    def handle_close(self, message: Any) -> None:
+        """Hear that the front end has closed it, and the manager forgotten it."""
+        # The widget will close it too, and have it forgotten once more.
+        self._manager.register_comm(self._comm)
+        self._comm.handle_close(message)
 
 
 def _hear_at_once(widget: Any) -> None:
     import comm
 
-    manager: Any = comm.get_comm_manager()
-    manager.register_comm(_AnsweredAnywhere(widget.comm))
+    _AnsweredAnywhere(widget.comm, comm.get_comm_manager())

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,23 @@ def test_a_closed_widget_hears_nothing_and_nothing_is_left_of_it(actions: Action
 
     assert told.value == ""
     assert set(comm.get_comm_manager().comms) <= known
+
+
+def test_buttons_that_the_front_end_has_closed_are_closed_once_more_without_an_error(
+    actions: Actions,
+) -> None:
+    import comm
+
+    manager: Any = comm.get_comm_manager()
+    known = set(manager.comms)
+    controls = LiveControls(actions.cell, (0, 1), "loss", lambda: None)
+    stacks = controls.bar.children[1].children[0]
+
+    manager.comm_close(None, "", {"content": {"comm_id": stacks.comm.comm_id}})
+    controls.close()
+
+    assert stacks.comm is None
+    assert set(manager.comms) <= known
 
 
 def test_a_click_changes_the_view_that_is_drawn_and_the_picture_that_stays(
