@@ -34,6 +34,14 @@ STEP_KEYS = frozenset(
     }
 )
 
+# What the values of a device's record may be called; see Record.
+DEVICE_KEYS = frozenset(
+    {
+        *("cpu_pct", "resident_bytes", "allocated_bytes"),
+        *("device_pct", "device_bytes", "device_total_bytes", "device_c", "device_w"),
+    }
+)
+
 
 def is_measured(values: Mapping[str, float]) -> bool:
     """Return whether a step's record says what the step is made of: see Record."""
@@ -51,8 +59,9 @@ class Record:
 
     `kind` is "step" (one optimizer step, seen by the hooks), "log" (`nbdist.log`), "calls" (a
     step's collectives, in `detail`), "links" (what the sockets to other ranks tell, see
-    `engine/group/link_stats.py`), "optimizer" (one makes its first step in the cell), "alike" or
-    "use" (now and then: what ranks must hold alike, and how a model is used, see `engine/checks`).
+    `engine/group/link_stats.py`), "device" (each second, what process and GPU do), "optimizer" (one
+    makes its first step in the cell), "alike" or "use" (now and then: what ranks must hold alike,
+    and how a model is used, see `engine/checks`).
     `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
     `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
     `values` holds plain floats. A step row has, where known: `loss`; `step_s`; `samples`, `tokens`,
@@ -77,6 +86,11 @@ class Record:
     `.resent_bytes`, and `.rtt_s` (the round trip now, smoothed). CALLER is the address of the end
     that called, the same at both; PEER the other's rank where this end called, else nothing: who
     was called learns from no address who that is, and the notebook does.
+
+    A device row has `cpu_pct` (processor time of all threads of the process since the row before,
+    100 is one core) and `resident_bytes`; of a GPU, where known, `device_pct` (of the time in which
+    it computed anything), `device_bytes` (in use by all programs; else `allocated_bytes`, by torch
+    in this process) of `device_total_bytes`, `device_c` (degrees Celsius) and `device_w` (watts).
 
     An optimizer row has `lr` (the rate that its schedule, if any, is multiplied with), `tensors`
     and `numbers` (what it trains: a count of parameters, and of all their elements); `parts` (of

@@ -68,3 +68,30 @@ def test_a_cell_that_trains_nothing_knows_nothing_and_begins_no_thread(notebook:
     assert found["ranks"] == []
     assert found["line"] is None
     assert "nbdist-analysis" not in found["threads"]
+
+
+def test_the_board_has_what_each_rank_takes_of_processor_and_memory_over_time(
+    notebook: Kernel,
+) -> None:
+    ran = notebook.cell(TRAIN.replace("range(30)", "range(90)"), "--no-track")
+    assert ran.error is None, ran.error
+    ran = notebook.run("""
+    import json
+    from nbdist.client.notebook import current as _kernel
+    past = _kernel.current()._attempts._showing._last_board
+    print(json.dumps({"text": past.plain("ranks"), "panels": [
+        [panel.key, [[line.rank, list(line.x), list(line.y)] for line in panel.lines]]
+        for panel in past.scene.devices]}))
+    """)
+    assert ran.error is None, ran.error
+    found = json.loads(ran.text)
+    panels = dict(found["panels"])
+    assert set(panels) == {"cpu_pct", "resident_bytes"}
+    for rank, seconds, shares in panels["cpu_pct"]:
+        assert rank in (0, 1)
+        assert len(seconds) >= 2
+        assert seconds == sorted(seconds)
+        assert all(0 < share < 6400 for share in shares)
+    assert all(min(sizes) > 50e6 for _, _, sizes in panels["resident_bytes"])
+    assert "processor use of a core" in found["text"]
+    assert "cpu %" in found["text"]

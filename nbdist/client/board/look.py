@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nbdist.client.board import devices
 from nbdist.client.board.scales import Floats
 from nbdist.client.board.scene import ALL, Curve, Epoch, Panel, Row, Scene
 from nbdist.client.board.views import VIEWS
 from nbdist.client.metrics.analysis.values import Analysis
 from nbdist.client.metrics.recent import RecentSteps, losses, percent, recent_steps
 from nbdist.client.metrics.telemetry import CellInfo
-from nbdist.wire import STEP_KEYS
+from nbdist.wire import DEVICE_KEYS, STEP_KEYS
 
 if TYPE_CHECKING:
     from nbdist.client.metrics.telemetry import Series, Telemetry
@@ -40,9 +41,8 @@ def look(
     """
     drawn = HISTORIES if name is None else VIEWS[name].HISTORIES
     latest = dict(telemetry.latest)  # one atomic copy: ranks are added on another thread
-    own_keys = sorted(
-        {key for values in latest.values() for key in values} - STEP_KEYS - {"log.loss"}
-    )
+    told = {key for values in latest.values() for key in values}
+    own_keys = sorted(told - STEP_KEYS - DEVICE_KEYS - {"log.loss"})
     panels = _panels(telemetry, drawn, own_keys)
     recent = recent_steps(telemetry.series)
     rows = tuple(
@@ -58,6 +58,15 @@ def look(
         else None,
         analysis=analysis or Analysis(),
         norm=_norm(telemetry) if "norm" in drawn else None,
+        devices=_devices(telemetry, latest) if "devices" in drawn else (),
+        gpu_unknown=next(
+            (
+                told["gpu_unknown"]
+                for told in list(telemetry.facts.values())
+                if "gpu_unknown" in told
+            ),
+            "",
+        ),
     )
 
 
@@ -131,6 +140,13 @@ def _norm(telemetry: "Telemetry") -> Panel | None:
     return Panel("grad_norm", "gradient norm, of all ranks", "", (Curve(ALL, common, norm),))
 
 
+def _devices(
+    telemetry: "Telemetry", latest: Mapping[int, Mapping[str, float]]
+) -> tuple[Panel, ...]:
+    totals = [values.get("device_total_bytes", 0.0) for values in latest.values()]
+    return devices.panels(telemetry.series, max(totals, default=0.0))
+
+
 def _row(
     info: CellInfo,
     rank: int,
@@ -158,6 +174,7 @@ def _row(
         memory_bytes=latest.get("rss_bytes"),
         cuda_bytes=latest.get("cuda_bytes"),
         cuda_peak_bytes=latest.get("cuda_peak_bytes"),
+        of_device={key: latest[key] for key in DEVICE_KEYS & latest.keys()},
     )
 
 

@@ -31,8 +31,8 @@ class Curve:
 class Panel:
     """One plot over the steps.
 
-    `floor` is a value that must stay in sight, such as 0; `by` is what x counts: "step", or
-    "record" where nothing steps.
+    `floor` is a value that must stay in sight, such as 0; `by` is what x counts: "step", "record"
+    where nothing steps, "second" of devices; `top` is the end of a scale that is given.
     """
 
     key: str
@@ -41,6 +41,7 @@ class Panel:
     lines: tuple[Curve, ...]
     floor: float | None = None
     by: str = "step"
+    top: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Row:
     """One rank in the table; None where the rank has not said.
 
     `memory_bytes` is the process' own, `cuda_bytes` what is allocated on its device now, and
-    `cuda_peak_bytes` the most that was.
+    `cuda_peak_bytes` the most that was. `of_device` has what the newest record of kind "device"
+    told, by its names.
     """
 
     rank: int
@@ -65,6 +67,7 @@ class Row:
     memory_bytes: float | None = None
     cuda_bytes: float | None = None
     cuda_peak_bytes: float | None = None
+    of_device: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,9 +110,9 @@ class Scene:
     """All that one frame shows, in any of the board's views.
 
     `recent` is what each rank's recent steps were like; `paces` the time of each step, by rank;
-    `analysis` what is known of steps and collectives;
-    `norm` that of the whole gradient, one line. `outcome` is how the cell ended, finished, failed
-    or interrupted; None while it runs.
+    `analysis` what is known of steps and collectives; `norm` that of the whole gradient, one line;
+    `devices` what processes and devices do over the seconds, and `gpu_unknown` says what of GPUs is
+    not known. `outcome` is how the cell ended, finished, failed or interrupted; None while it runs.
     """
 
     panels: tuple[Panel, ...]
@@ -119,6 +122,8 @@ class Scene:
     paces: Panel | None = None
     analysis: Analysis = field(default_factory=Analysis)
     norm: Panel | None = None
+    devices: tuple[Panel, ...] = ()
+    gpu_unknown: str = ""
     outcome: str | None = None
 
     def panel(self, key: str) -> Panel:

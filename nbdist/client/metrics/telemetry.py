@@ -9,9 +9,11 @@ main one when a gap is filled); one lock puts the calls in order. Everything tha
 lock and copies no history, so that a drawing thread never makes the IO thread wait: history
 grows only at its end, or is replaced as a whole.
 
-Bounds: a series keeps `MAX_POINTS` points; then every four neighbours become two, their least
-and their greatest, so that spikes and trends stay visible at half the memory. Subscribers see
-every record. At most `MAX_KEYS` keys have a series.
+Series are by steps, those of devices by the seconds of the rank's wall clock.
+
+Bounds: a series keeps `MAX_POINTS` points, a device's `MAX_DEVICE_POINTS`; then every four
+neighbours become two, their least and their greatest, so that spikes and trends stay visible at
+half the memory. Subscribers see every record. At most `MAX_KEYS` keys have a series.
 """
 
 import logging
@@ -24,10 +26,12 @@ from itertools import groupby
 from operator import le
 from typing import Any
 
-from nbdist.wire import RUN_KINDS, STEP_KEYS, Batch, Record
+from nbdist.wire import DEVICE_KEYS, RUN_KINDS, STEP_KEYS, Batch, Record
 
 MAX_POINTS = 20_000  # a plot is about 1000 pixels wide; 16 bytes a point
+MAX_DEVICE_POINTS = 2000  # they come each second, whatever a step takes
 MAX_KEYS = 256
+_OURS = STEP_KEYS | DEVICE_KEYS
 
 _log = logging.getLogger("nbdist.telemetry")
 
@@ -78,9 +82,9 @@ def series_key(kind: str, key: str) -> str:
     """Return the name of the series that a record's value belongs to.
 
     A user's own `nbdist.log(loss=...)` must not mix with the loss that the hooks saw: it is
-    `log.loss`. Names that the hooks do not use are kept as they are.
+    `log.loss`. Names that we do not use are kept as they are.
     """
-    return f"log.{key}" if kind == "log" and key in STEP_KEYS else key
+    return f"log.{key}" if kind == "log" and key in _OURS else key
 
 
 class Telemetry:
@@ -175,17 +179,20 @@ class Telemetry:
     def _remember(self, rank: int, records: list[Record], is_late: bool) -> None:
         latest: dict[str, float] = {}
         for (kind, keys), alike in groupby(records, lambda r: (r.kind, tuple(r.values))):
-            if kind not in RUN_KINDS:
+            if kind not in RUN_KINDS and kind != "device":
                 continue
             rows = list(alike)
-            steps = [record.step for record in rows]
+            if kind == "device":
+                steps: Sequence[float] = [record.time_ns / 1e9 for record in rows]
+            else:
+                steps = [record.step for record in rows]
             names = [series_key(kind, key) for key in keys]
             columns = zip(*(record.values.values() for record in rows), strict=True)
             for name, values in zip(names, columns, strict=True):
                 if (history := self._history(name, rank)) is not None:
                     history.extend(steps, values)
             latest |= zip(names, rows[-1].values.values(), strict=True)
-            if not is_late:
+            if kind != "device" and not is_late:
                 latest["step"] = steps[-1]
         known = self.latest.get(rank, {})
         # What fills a gap is older than what is shown.
@@ -197,7 +204,8 @@ class Telemetry:
                 self.ignored_keys.add(key)
                 return None
             self._series[key] = {}
-        return self._series[key].setdefault(rank, _History())
+        most = MAX_DEVICE_POINTS if key in DEVICE_KEYS else MAX_POINTS
+        return self._series[key].setdefault(rank, _History(most))
 
     def _tell(self, records: list[Record]) -> None:
         for callback in list(self._subscribers):
@@ -211,13 +219,14 @@ class Telemetry:
 class _History:
     """One key on one rank. One writer, under Telemetry's lock; any number of readers."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most  # points
         # One tuple, replaced as a whole: a reader sees arrays that belong together.
         self._data: tuple[array[float], array[float], int] = (array("d"), array("d"), 0)
         self._seen = 0
         self._total = 0.0
 
-    def extend(self, new_steps: Sequence[int], new_values: Sequence[float]) -> None:
+    def extend(self, new_steps: Sequence[float], new_values: Sequence[float]) -> None:
         steps, values, generation = self._data
         self._seen += len(new_values)
         # A NaN loss must not hide the mean of the rest.
@@ -230,7 +239,7 @@ class _History:
             for step, value in zip(new_steps, new_values, strict=True):
                 steps, values = _inserted(steps, values, step, value)
             generation += 1
-        while len(values) >= MAX_POINTS:
+        while len(values) >= self._most:
             steps, values = thin(steps, values)
             generation += 1
         self._data = (steps, values, generation)

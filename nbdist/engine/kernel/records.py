@@ -29,6 +29,7 @@ from typing import Any
 from nbdist.packed import Calls
 from nbdist.wire import Batch, Record
 
+SAMPLE_S = 1.0  # between samples while there is no record
 INTERVAL_S = 0.25  # a message costs a rank about a millisecond, however little is in it
 RING_POINTS = 150_000
 MAX_ROWS = 1000  # a message: keeps the notebook's IO thread responsive while it parses
@@ -58,18 +59,20 @@ class Recorder:
         self._news: dict[str, str] = {}  # facts that the client of this cell has not heard
         self._publish_failed = False
         self._is_forked = False
-        self._sample: Callable[[], None] | None = None
+        self._samples: list[Callable[[], None]] = []
+        self._is_in_cell = False
         self._make_locks()
         self._thread = self._start_thread()
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _after_fork(reference()))
 
-    def before_publishing(self, sample: Callable[[], None]) -> None:
-        """Call `sample` on the publishing thread while there are records, to add more of them.
+    def before_publishing(self, *samples: Callable[[], None]) -> None:
+        """Call `samples` on the publishing thread, to add more records: from a cell's first on.
 
-        When it raises, that is logged and it is never called again.
+        They are called before records are published, and each `SAMPLE_S` while there are none. One
+        that raises is logged and never called again.
         """
-        self._sample = sample
+        self._samples = list(samples)
 
     @property
     def next_seq(self) -> int:
@@ -120,11 +123,13 @@ class Recorder:
         """Return the first `seq` of the cell that begins; all facts will be told again."""
         with self._lock:
             self._news = dict(self._facts)
+            self._is_in_cell = True
             return self._next_seq
 
     def flush(self) -> int:
         """Publish everything made so far, then return `next_seq`. Called before a cell's reply."""
         if not self._is_forked:
+            self._is_in_cell = False
             if not self._thread.is_alive():
                 _log.error("The thread that publishes records had ended; it is started again")
                 self._thread = self._start_thread()
@@ -152,22 +157,25 @@ class Recorder:
 
     def _run(self) -> None:
         """Publish until closed: the publishing thread."""
+        pause_s = None  # a cell without records never wakes this thread
         while not self._stop.is_set():
-            self._wake.wait()
+            self._wake.wait(pause_s)
             # Cleared before publishing: a record made meanwhile sets it again.
             self._wake.clear()
             self._take_sample()
             self._publish_new()
             self._stop.wait(INTERVAL_S)
+            pause_s = SAMPLE_S if self._is_in_cell else None
 
     def _take_sample(self) -> None:
-        if self._sample is None:
-            return
-        try:
-            self._sample()
-        except Exception:
-            self._sample = None
-            _log.exception("What is sampled beside the records failed, and is left out from now on")
+        for sample in list(self._samples):
+            try:
+                sample()
+            except Exception:
+                self._samples.remove(sample)
+                _log.exception(
+                    "What is sampled beside the records failed, and is left out from now on"
+                )
 
     def _publish_new(self) -> None:
         with self._publishing:

@@ -44,6 +44,7 @@ from nbdist.options import ClusterOptions
 if TYPE_CHECKING:
     from nbdist.engine.checks.checks import RankChecks
     from nbdist.engine.group.link_stats import LinkStats
+    from nbdist.engine.training.devices import DeviceStats
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Program:
         self.joined = False
         self._spec = spec
         self.links: LinkStats | None = None
+        self.devices: DeviceStats | None = None
         self.checks: RankChecks | None = None
         self._began = 0.0
         self._first_seq = 0
@@ -102,6 +104,8 @@ class Program:
         tap.begin_cell()
         if self.links is not None:
             self.links.begin_cell()
+        if self.devices is not None:
+            self.devices.begin_cell()
         self._modes = cleanup.current_modes()
         line = resume.begin_cell(
             options["cell"],
@@ -137,6 +141,8 @@ class Program:
         steps = training.end_cell()
         if self.checks is not None:
             self.checks.end_cell()
+        if self.devices is not None:
+            self.devices.end_cell()
         async_sgd.cell_ended()
         step_state.end_cell(is_failed=not has_succeeded)
         if self.joined:
@@ -287,7 +293,7 @@ def join(
     here.variables.update(environment.group_variables(asked.address, store_port))
     environment.restore(here.variables)
     device = _device(here.device.type)
-    connect(here)
+    connect(here, device)
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(
         rank=here.rank,

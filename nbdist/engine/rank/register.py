@@ -5,6 +5,8 @@ Main thread, when the rank has joined its group.
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from nbdist.engine.checks import first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.data import resume, shards
@@ -16,6 +18,7 @@ from nbdist.engine.recovery.clone import clone
 from nbdist.engine.steps import keep
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
+from nbdist.engine.training.devices import DeviceStats, Gpu
 
 if TYPE_CHECKING:
     from nbdist.engine.rank.boot import Program
@@ -37,8 +40,8 @@ def register() -> None:
     resume.install()
 
 
-def connect(program: "Program") -> None:
-    """Have all that happens on this rank watched, reported and kept; after each `join`."""
+def connect(program: "Program", device: torch.device) -> None:
+    """Have all that happens on this rank, and its device, watched and kept; after each `join`."""
     options, recorder = program.options, program.recorder
     register()
     tap.install(options.tap)
@@ -57,4 +60,9 @@ def connect(program: "Program") -> None:
     program.links = link_stats.LinkStats(
         training.current_step, lambda step, values: recorder.add("links", step, values)
     )
-    recorder.before_publishing(program.links.sample)
+    program.devices = DeviceStats(
+        lambda values: recorder.add("device", training.current_step(), values),
+        lambda unknown: recorder.fact(gpu_unknown=unknown),
+        Gpu(device) if device.type == "cuda" else None,
+    )
+    recorder.before_publishing(program.links.sample, program.devices.sample)

@@ -4,7 +4,7 @@
 delay of /proc/thread-self/schedstat). A core that a hypervisor takes away is not in it. The file
 is read every 5 ms at most, which costs 5 us: of shorter steps, one tells what several waited.
 
-Memory is looked at twice a second at most: CUDA's figures take some 50 us, and wait for nothing.
+A step looks at memory twice a second at most: CUDA's figures take some 50 us, and wait for nothing.
 """
 
 import os
@@ -16,7 +16,8 @@ import torch
 EVERY_NS = 500_000_000
 DELAY_EVERY_NS = 5_000_000
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
-_STATM = Path("/proc/self/statm")
+_STATM = "/proc/self/statm"
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Processor:
@@ -49,25 +50,30 @@ class Memory:
 
     def __init__(self) -> None:
         self._next_ns = 0
-        self._file = _STATM.open("rb", buffering=0) if _STATM.exists() else None
-        self._page = os.sysconf("SC_PAGE_SIZE")
 
     def take(self, now_ns: int) -> dict[str, float]:
         """Return what is used, empty where this was told less than half a second ago."""
         if now_ns < self._next_ns:
             return {}
         self._next_ns = now_ns + EVERY_NS
-        values = {"rss_bytes": float(self._rss_bytes())}
+        values = {"rss_bytes": float(resident_bytes())}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             values |= cuda_values(torch.cuda.memory_stats())
         return values
 
-    def _rss_bytes(self) -> int:
-        if self._file is None:
-            import psutil
 
-            return int(psutil.Process().memory_info().rss)
-        return int(os.pread(self._file.fileno(), 128, 0).split()[1]) * self._page
+def resident_bytes() -> int:
+    """Return what the system holds of this process in memory, shared pages included. Any thread."""
+    try:
+        file = os.open(_STATM, os.O_RDONLY)
+    except OSError:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
+    try:
+        return int(os.read(file, 128).split()[1]) * _PAGE
+    finally:
+        os.close(file)
 
 
 def cuda_values(stats: dict[str, int]) -> dict[str, float]:

@@ -22,7 +22,8 @@ class View(Protocol):
         HELP: What it shows, in a few words.
         CAPTION: What a picture's caption says is seen; empty where it names the plots there are.
         HISTORIES: What it draws over the steps: "loss", "comm_s", "step_s", "norm" of the gradient,
-            "own" numbers of the user. A live board reads no others, for they are the dear part.
+            "own" numbers of the user; or over time: "devices". A live board reads no others, for
+            they are the dear part.
         HAS_SMOOTHING: Whether it draws a running mean, whose window people choose.
         TELLS_VERDICTS: Whether it says the verdicts itself, or why there is none.
     """

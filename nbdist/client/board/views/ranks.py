@@ -1,6 +1,7 @@
 """Each rank: what it is, how fast, how much memory, and the time of its steps.
 
-A small multiple for each rank; more than `MOST_CARDS` are strips, with the extremes named.
+A small multiple for each rank; more than `MOST_CARDS` are strips, with the extremes named. Below,
+what processes and devices do over time: a lane a rank.
 """
 
 import math
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.client.board import palette
 from nbdist.client.board.measures import MARGIN_PX, TITLE_PT
-from nbdist.client.board.tables import ViewTable, or_dash
+from nbdist.client.board.tables import NONE, ViewTable, or_dash
 from nbdist.formatting import counted, figure, name_bytes
 from nbdist.ranks import name_ranks
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.scene import Row, Scene
 
 NAME, CAPTION = "ranks", "Speed and memory"
-HELP = "each rank's state, speed and memory"
-HISTORIES: tuple[str, ...] = ("step_s",)
+HELP = "each rank's state, speed, memory and device"
+HISTORIES: tuple[str, ...] = ("step_s", "devices")
 HAS_SMOOTHING, TELLS_VERDICTS = False, False
 
 MOST_CARDS = 16
@@ -28,6 +29,8 @@ CARD_PX, WORDS_PX, GAP_PX = 138, 58, 26
 TITLE_PX = 24
 LEFT_PX = 34
 STRIP_PX, STRIPS_LEFT_PX, STRIPS_WORDS_PX, ABOVE_PX, BELOW_PX = 36, 96, 258, 12, 36
+LANES_A_ROW, LANES_ABOVE_PX, LANES_BELOW_PX, LANES_RIGHT_PX = 3, 34, 38, 52
+LANE_PX = {4: 22, 16: 15, 64: 6}  # how high a lane is, of so many at most
 
 Get = Callable[["Row"], float | None]
 Write = Callable[[float], str]
@@ -42,14 +45,30 @@ _NUMBERS: tuple[tuple[str, str, Get, Write], ...] = (
     ("its peak", palette.LINE_COLORS[3], lambda row: row.cuda_peak_bytes, name_bytes),
 )
 
+# What else the table tells, by the names of records of kind "device".
+_OF_DEVICE = {
+    "cpu_pct": "cpu %",
+    "device_pct": "device %",
+    "device_bytes": "in use by all",
+    "device_c": "°C",
+    "device_w": "W",
+}
+
 
 def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
     """Return the ranks; for strips, also what is known of them."""
-    return scene.ranks, _names(scene) if len(scene.ranks) > MOST_CARDS else ()
+    lanes = tuple(panel.key for panel in scene.devices)
+    return scene.ranks, _names(scene) if len(scene.ranks) > MOST_CARDS else (), lanes
 
 
 def height(scene: "Scene", final: bool) -> int:
     """Return the height of the page."""
+    rows = math.ceil(len(scene.devices) / LANES_A_ROW)
+    return _height_now(scene) + rows * _lanes_px(scene)
+
+
+def _height_now(scene: "Scene") -> int:
+    """Return the height of what is above the lanes."""
     if len(scene.ranks) > MOST_CARDS:
         return ABOVE_PX + STRIP_PX * max(1, len(_names(scene))) + BELOW_PX
     rows = math.ceil(len(scene.ranks) / _columns(scene))
@@ -57,11 +76,15 @@ def height(scene: "Scene", final: bool) -> int:
 
 
 def compose(page: "Page", scene: "Scene") -> "list[Plot]":
-    """Put a card for each rank, or a strip for each number."""
+    """Put a card for each rank, or a strip for each number, and lanes below."""
+    if len(scene.ranks) > MOST_CARDS:
+        return [_strips(page, scene), *_lanes(page, scene)]
+    return [*_cards(page, scene), *_lanes(page, scene)]
+
+
+def _cards(page: "Page", scene: "Scene") -> "list[Plot]":
     from nbdist.client.board.plots.cards import PLOT_PX, Card, SharedLimits
 
-    if len(scene.ranks) > MOST_CARDS:
-        return [_strips(page, scene)]
     columns = _columns(scene)
     width = (page.width - LEFT_PX - MARGIN_PX - (GAP_PX + LEFT_PX) * (columns - 1)) / columns
     shared = SharedLimits()
@@ -76,8 +99,33 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     return plots
 
 
+def _lanes(page: "Page", scene: "Scene") -> "list[Plot]":
+    from nbdist.client.board.plots.lanes_over_time import LanesOverTime
+
+    columns = min(LANES_A_ROW, len(scene.devices))
+    above, height = _height_now(scene), _lanes_px(scene)
+    plots: list[Plot] = []
+    for index, panel in enumerate(scene.devices):
+        row, column = divmod(index, columns)
+        each = page.width / columns
+        width = each - LEFT_PX - LANES_RIGHT_PX
+        size = width, height - LANES_ABOVE_PX - LANES_BELOW_PX
+        axes = page.axes(
+            LEFT_PX + column * each, above + row * height + LANES_ABOVE_PX, width, size[1]
+        )
+        plots.append(LanesOverTime(axes, panel.key, scene.ranks, page.theme, size, page.is_final))
+    return plots
+
+
+def _lanes_px(scene: "Scene") -> int:
+    """Return the height of one panel of lanes."""
+    lanes = len(scene.ranks)
+    each = next((height for most, height in LANE_PX.items() if lanes <= most), 4)
+    return LANES_ABOVE_PX + each * lanes + LANES_BELOW_PX
+
+
 def sentence(scene: "Scene") -> str:
-    """Return how far and how fast the ranks are, the most memory, and who is silent."""
+    """Return how far and how fast the ranks are, memory and devices, and who is silent."""
     if not scene.reporting:
         return "No rank has reported yet."
     text = f"{counted(len(scene.reporting), 'rank')} at step {scene.first_step:,}"
@@ -89,16 +137,41 @@ def sentence(scene: "Scene") -> str:
     if memory:
         most = max(memory, key=memory.__getitem__)
         text += f"; most memory: {name_bytes(memory[most])} on rank {most}"
+    text += _of_devices(scene)
     quiet = [row.rank for row in scene.rows if row not in scene.reporting]
-    return text + (f"; {name_ranks(quiet)} silent." if quiet else ".")
+    text += f"; {name_ranks(quiet)} silent." if quiet else "."
+    return f"{text} {scene.gpu_unknown}" if scene.gpu_unknown else text
+
+
+def _of_devices(scene: "Scene") -> str:
+    """Return how busy devices are and how warm the warmest; without them, the processor."""
+    text = ""
+    told = {row.rank: row.of_device for row in scene.rows}
+    for key, words in (("device_pct", "device use"), ("cpu_pct", "processor use of a core")):
+        use = {rank: values[key] for rank, values in told.items() if key in values}
+        if use and not text:
+            least, most = min(use, key=use.__getitem__), max(use, key=use.__getitem__)
+            text = f"; {words} {use[least]:.0f} % on rank {least}"
+            text += f" to {use[most]:.0f} % on rank {most}" if most != least else ""
+    warm = {rank: values["device_c"] for rank, values in told.items() if "device_c" in values}
+    if warm:
+        warmest = max(warm, key=warm.__getitem__)
+        text += f", at most {warm[warmest]:.0f} °C on rank {warmest}"
+    return text
 
 
 def table(scene: "Scene") -> ViewTable:
-    """Return each rank's state, speed and memory."""
+    """Return each rank's state, speed, memory and device."""
     head = ["rank", "device", "state", "step", "steps/s", "samples/s", "tokens/s", "memory"]
     has_cuda = any(row.cuda_bytes is not None for row in scene.rows)
     if has_cuda:
         head += ["device memory", "its peak"]
+    told = [
+        (key, name)
+        for key, name in _OF_DEVICE.items()
+        if any(key in r.of_device for r in scene.rows)
+    ]
+    head += [name for _, name in told]
     rows = []
     for row in scene.rows:
         cells = [str(row.rank), row.device, scene.state(row), f"{row.step:,}"]
@@ -106,9 +179,20 @@ def table(scene: "Scene") -> ViewTable:
         cells.append(or_dash(row.memory_bytes, name_bytes))
         if has_cuda:
             cells += [or_dash(row.cuda_bytes, name_bytes), or_dash(row.cuda_peak_bytes, name_bytes)]
+        cells += [_cell(row, key) for key, _ in told]
         rows.append(tuple(cells))
     caption = "Ranks now" if scene.outcome is None else "Ranks at the end of the cell"
     return ViewTable(caption, tuple(head), tuple(rows))
+
+
+def _cell(row: "Row", key: str) -> str:
+    """Return what the newest record of a device told, as a cell of the table."""
+    value, total = row.of_device.get(key), row.of_device.get("device_total_bytes")
+    if value is None:
+        return NONE
+    if key == "device_bytes":
+        return f"{name_bytes(value)} of {name_bytes(total)}" if total else name_bytes(value)
+    return f"{value:.0f}"
 
 
 def _strips(page: "Page", scene: "Scene") -> "Plot":

@@ -73,6 +73,25 @@ def training(ranks: int = 2, steps: int = 1000, *, total: int | None = None) -> 
     return telemetry
 
 
+def devices_of(rank: int, seconds: int, *, gpu: bool, first_seq: int = 10**6) -> Batch:
+    """Return what a rank tells of its process and its device each second; rank 1's GPU idles."""
+    draw, records = random.Random(rank), []
+    for second in range(seconds):
+        values = {"cpu_pct": 97 + 3 * draw.random(), "resident_bytes": 6e8 + 2e6 * second}
+        if gpu:
+            use = 12.0 if rank == 1 else 92.0
+            values |= {
+                "device_pct": use + 6 * draw.random(),
+                "device_bytes": min(61e9, 2e9 * (second + 1)),
+                "device_total_bytes": 80e9,
+                "device_c": 35 + use / 3 * (1 - math.exp(-second / 30)),
+                "device_w": 90 + 5 * use,
+            }
+        moment_ns = 1_700_000_000 * 10**9 + second * 10**9
+        records.append(Record(rank, first_seq + second, "device", second, moment_ns, values))
+    return Batch(rank, tuple(records))
+
+
 def analysis_of(
     ranks: int = 4, steps: int = 60, *, slow: int | None = None, buckets: int = 3
 ) -> Analysis:

@@ -183,3 +183,32 @@ def test_whatever_the_order_each_record_counts_once_and_no_gap_is_overlooked(
     assert sorted(r.seq for r in seen) == sorted(order[:arrived])
     if arrived:
         assert list(received.series("loss")[0].steps) == sorted(s + 1 for s in order[:arrived])
+
+
+def test_what_devices_tell_has_a_history_by_time_and_makes_no_run() -> None:
+    received = Telemetry()
+    rows = [Record(0, i, "device", 7, (50 + i) * 10**9, {"cpu_pct": 90.0 + i}) for i in range(3)]
+    received.receive(Batch(0, tuple(rows)))
+
+    told = received.series("cpu_pct")[0]
+
+    assert list(told.steps[: told.n]) == [50.0, 51.0, 52.0]
+    assert list(told.values[: told.n]) == [90.0, 91.0, 92.0]
+    assert received.latest[0] == {"cpu_pct": 92.0}
+    assert not received.first_record.is_set()
+
+
+def test_days_of_devices_take_little_memory_and_keep_their_peaks() -> None:
+    received = Telemetry()
+    values = [99.0 if second == 12_345 else 40.0 for second in range(20_000)]
+    rows = [Record(0, i, "device", 1, i * 10**9, {"device_c": v}) for i, v in enumerate(values)]
+    received.receive(Batch(0, tuple(rows)))
+
+    told = received.series("device_c")[0]
+
+    assert told.n < telemetry.MAX_DEVICE_POINTS
+    assert max(told.values[: told.n]) == 99.0
+
+
+def test_a_number_of_the_user_does_not_mix_with_that_of_a_device() -> None:
+    assert telemetry.series_key("log", "device_pct") == "log.device_pct"

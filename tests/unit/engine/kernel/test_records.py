@@ -175,3 +175,27 @@ def test_what_is_sampled_beside_the_records_travels_with_them_and_may_fail(
     assert client.has_news.wait(30)
     assert client.seqs() == [0, 1, 2]
     assert len(caplog.records) == 1
+
+
+def test_samples_are_taken_in_a_cell_whose_steps_are_long_and_not_between_cells(
+    recorder: Recorder, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(records, "INTERVAL_S", 0.01)
+    samples = threading.Semaphore(0)
+    recorder.before_publishing(samples.release)
+    recorder.begin_cell()
+    recorder.add("step", 1, {"loss": 1.0})
+    assert all(samples.acquire(timeout=30) for _ in range(5))
+    recorder.flush()
+    taken = 0
+    while samples.acquire(timeout=0.5):  # ends only where sampling does
+        taken += 1
+        assert taken < 100
+
+
+def test_a_sample_that_fails_leaves_the_others(recorder: Recorder, client: Client) -> None:
+    taken = threading.Semaphore(0)
+    recorder.before_publishing(lambda: 1 / 0, taken.release)  # type: ignore[arg-type]
+    recorder.add("step", 1, {"loss": 1.0})
+    assert taken.acquire(timeout=30)

@@ -1,0 +1,139 @@
+"""What a rank's process and its GPU do beside the steps: told each second while a cell runs.
+
+Of the process that is its processor time and resident memory; of a GPU what `nvidia-smi` shows of
+it: use, memory, temperature and power. NVML, the driver's library, is asked for these. That takes
+no CUDA call, waits for no kernel and disturbs no capture of a graph, but needs `nvidia-ml-py`.
+
+Records of kind "device" hold the values; their names are in `wire.Record`.
+
+Threads: `sample` runs on the thread that publishes records, so that no step waits for an answer;
+`begin_cell` and `end_cell` on the main one.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nbdist.engine.training.resources import resident_bytes
+
+INTERVAL_S = 1.0
+MOST_COST = 1e-3  # of a core's time
+
+# What is asked of `torch.cuda`, by a record's name, and times how much.
+_QUESTIONS = {
+    "device_pct": ("utilization", 1.0),
+    "device_bytes": ("device_memory_used", 1.0),
+    "device_c": ("temperature", 1.0),
+    "device_w": ("power_draw", 1e-3),
+}
+_WORDS = {
+    "device_pct": "use",
+    "device_bytes": "memory of all programs",
+    "device_c": "temperature",
+    "device_w": "power",
+}
+
+
+class Gpu:
+    """The GPU of this rank.
+
+    Args:
+        device: With its index: which one is current, each thread says for itself.
+        cuda: What asks NVML; `torch.cuda` but in tests.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
+        self._device, self._cuda = device, cuda
+        self._questions = dict(_QUESTIONS)
+        self._unknown: dict[str, str] = {}  # the reason, by the names of values
+
+    def read(self) -> dict[str, float]:
+        """Return what the GPU is like now; {} before this process uses it. Any thread.
+
+        What fails once is not asked again: `unknown` says it. Where the memory in use is not known,
+        what torch has allocated takes its place.
+        """
+        if not self._cuda.is_initialized():
+            return {}
+        values = {}
+        for key, (name, factor) in list(self._questions.items()):
+            try:
+                values[key] = factor * float(getattr(self._cuda, name)(self._device))
+            except Exception as error:
+                del self._questions[key]
+                self._unknown[key] = _reason(error)
+        if "device_bytes" not in values:
+            values["allocated_bytes"] = float(self._cuda.memory_allocated(self._device))
+        total = self._cuda.get_device_properties(self._device).total_memory
+        return values | {"device_total_bytes": float(total)}
+
+    @property
+    def unknown(self) -> str:
+        """What of the GPU is not known, and why, in a sentence; empty where all is."""
+        if not self._unknown:
+            return ""
+        *most, last = (_WORDS[key] for key in _WORDS if key in self._unknown)
+        what = f"{', '.join(most)} and {last} are" if most else f"{last} is"
+        return f"GPU {what} not known: {next(iter(self._unknown.values()))}."
+
+
+class DeviceStats:
+    """What this rank tells of process and GPU.
+
+    Args:
+        tell: Called with the values of a record.
+        say: Called with a sentence where something is not known, when that changes.
+        gpu: None on a rank without.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[dict[str, float]], None],
+        say: Callable[[str], None],
+        gpu: Gpu | None = None,
+    ) -> None:
+        self._tell, self._say, self._gpu = tell, say, gpu
+        self._said = ""
+        self._next_s = math.inf
+        self._before_s = self._before_cpu_s = 0.0
+
+    def begin_cell(self) -> None:
+        """The first record is due in a second: a cell that is shorter has none."""
+        self._before_cpu_s = time.process_time()
+        self._before_s = time.monotonic()
+        self._next_s = self._before_s + INTERVAL_S
+
+    def end_cell(self) -> None:
+        """Tell no more."""
+        self._next_s = math.inf
+
+    def sample(self) -> None:
+        """Make a record, when it is time."""
+        now_s, began_s = time.monotonic(), time.thread_time()
+        if now_s < self._next_s:
+            return
+        cpu_s = time.process_time()
+        values = {
+            "cpu_pct": 100 * (cpu_s - self._before_cpu_s) / (now_s - self._before_s),
+            "resident_bytes": float(resident_bytes()),
+        }
+        self._before_s, self._before_cpu_s = now_s, cpu_s
+        if self._gpu is not None:
+            values |= self._gpu.read()
+            if (unknown := self._gpu.unknown) != self._said:
+                self._said = unknown
+                self._say(unknown)
+        self._tell(values)
+        if self._next_s < math.inf:  # the cell may have ended meanwhile
+            spent_s = time.thread_time() - began_s
+            self._next_s = now_s + max(INTERVAL_S, spent_s / MOST_COST)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return "nvidia-ml-py is not installed"
+    lines = str(error).splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
