@@ -19,6 +19,16 @@ MEASURED_BY_RANK = {
     "data_ms": ("data_s", 1e3),
 }
 
+# Likewise of its process and device.
+MEASURED_BY_DEVICE = {
+    "cpu_pct": ("cpu_pct", 1.0),
+    "resident_mb": ("resident_bytes", 1e-6),
+    "device_pct": ("device_pct", 1.0),
+    "device_mb": ("device_bytes", 1e-6),
+    "device_c": ("device_c", 1.0),
+    "device_w": ("device_w", 1.0),
+}
+
 
 def flat_values(by_rank: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     """Return the flat values of one step from each rank's own; what no rank measured is absent."""
@@ -51,6 +61,15 @@ def of_rank(values: Mapping[str, float]) -> dict[str, float]:
         name: factor * values[key]
         for name, (key, factor) in MEASURED_BY_RANK.items()
         if key in values and (key != "data_s" or values[key] > 0)
+    }
+
+
+def of_device(values: Mapping[str, float]) -> dict[str, float]:
+    """Return what a record of a rank's device tells by its names in MLflow."""
+    return {
+        name: factor * values[key]
+        for name, (key, factor) in MEASURED_BY_DEVICE.items()
+        if key in values
     }
 
 

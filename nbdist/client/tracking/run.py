@@ -174,8 +174,9 @@ class TrackedRun:
         return self._ending.is_set()
 
     def receive(self, records: list[Record]) -> None:
-        """Take steps and logged values; called on the IO thread, returns at once."""
-        records = [record for record in records if record.kind in RUN_KINDS]
+        """Take steps, logged values and devices; called on the IO thread, returns at once."""
+        has_begun = self._thread is not None  # devices alone make no run
+        records = [r for r in records if r.kind in RUN_KINDS or (has_begun and r.kind == "device")]
         if not records or self._failure is not None or self._ending.is_set():
             return
         if self._received - self._written > MOST_WAITING:

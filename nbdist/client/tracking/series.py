@@ -12,6 +12,9 @@ Two kinds of series, named as research on MLflow's UI found readable:
 Waiting and skew are told by `CellAnalysis`, for some of the steps and a little later. Where it says
 nothing (one rank, a tap that is off), an estimate of the skew takes its place.
 
+What devices do is by rank alone: `rank_device_pct/00` and others, of 16 ranks at most, seconds
+apart at first and later a five-hundredth of the time since.
+
 Points cost: MLflow takes a tenth of a millisecond for each, and charts show a thousand. So of more
 than `MOST_LOSSES` steps a second about so many have their loss, and of those that are measured (see
 `wire.Record`) about `MOST_TIMINGS` all the rest. What `nbdist.log` was given has all of its own.
@@ -30,6 +33,7 @@ from nbdist.client.tracking.flat import (
     MEASURED_BY_RANK,
     flat_values,
     mean,
+    of_device,
     of_rank,
     skew_estimate_ms,
     spread,
@@ -42,6 +46,7 @@ MOST_LOSSES = 100  # a second, as the one below
 MOST_TIMINGS = 10
 _LOSSES = frozenset({"loss", "grad_share"})
 LAG_S = 5.0
+DEVICES_EVERY_S, DEVICES_SHARE = 2.0, 1 / 500  # of the time since the first
 _MOST_PENDING = 4096  # groups that wait for a rank, and groups remembered as done
 
 Group = tuple[str, int, int]  # what was logged ("" for a step row), step, how manieth this step
@@ -112,6 +117,8 @@ class RunSeries:
         self._now_s = 0.0
         self._losses, self._timings = _KeptSteps(MOST_LOSSES), _KeptSteps(MOST_TIMINGS)
         self._left_out: dict[int, Record] = {}  # each rank's newest step without points
+        self._device_points: dict[int, tuple[int, int]] = {}  # each rank's first and newest, ns
+        self._device_left_out: dict[int, Record] = {}  # each rank's newest without a point
         self._times_logged: dict[tuple[int, str], tuple[int, int]] = {}  # newest step, how often
         self._user_keys: set[str] = set()
         self.last: dict[str, float] = {}
@@ -148,6 +155,8 @@ class RunSeries:
                 points += self._add_step(record)
             elif record.kind == "log":
                 points += self._add_log(record)
+            elif record.kind == "device":
+                points += self._add_device(record)
         points += self._close_old()
         points += self._due_estimates(now_s - LAG_S)
         return points
@@ -182,6 +191,7 @@ class RunSeries:
         for record in self._left_out.values():
             if record.step == self.steps:  # the last one always has its points
                 points += self._step_points(record)
+        points += [self._device_point(record) for record in self._device_left_out.values()]
         for group in list(self._pending):
             points.append(self._close(group))
         return points + self._due_estimates(float("inf"))
@@ -219,6 +229,25 @@ class RunSeries:
             self._times_logged[record.rank, key] = (record.step, nth + 1)
             points += self._join((key, record.step, nth), record, {key: value})
         return points
+
+    def _add_device(self, record: Record) -> list[Point]:
+        if len(self._ranks) > MOST_RANK_SERIES:
+            return []
+        first_ns, newest_ns = self._device_points.get(record.rank, (record.time_ns, 0))
+        every_ns = max(1e9 * DEVICES_EVERY_S, DEVICES_SHARE * (record.time_ns - first_ns))
+        if record.time_ns - newest_ns < every_ns:
+            self._device_left_out[record.rank] = record
+            return []
+        self._device_left_out.pop(record.rank, None)
+        self._device_points[record.rank] = first_ns, record.time_ns
+        return [self._device_point(record)]
+
+    def _device_point(self, record: Record) -> Point:
+        values = {
+            rank_metric(quantity, record.rank): value
+            for quantity, value in of_device(record.values).items()
+        }
+        return self._point(record.time_ns, record.step, values)
 
     def _join(self, group: Group, record: Record, values: dict[str, float]) -> list[Point]:
         if group in self._done:

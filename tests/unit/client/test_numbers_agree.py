@@ -31,6 +31,7 @@ class Shown:
     """What one training's numbers are, and everywhere they are shown."""
 
     records: list[Record]
+    of_devices: list[Record]
     scene: Scene
     home: Path
     key: str
@@ -100,19 +101,28 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
             values["step_s"] += 2.0 * is_slow
             moment_ns = 10**15 + 9_000_000 * step + rank
             records.append(Record(rank, step - 1, "step", step, moment_ns, values))
+    told = [of_device(rank, step) for step in range(20, STEPS, 20) for rank in RANKS]
     info = CellInfo(5, "train()", RANKS, 2, "gloo", ("cpu", "cpu"), run_name="one")
     telemetry, compared = Telemetry(), compared_steps(records)
-    for record in records:
+    for record in records + told:
         telemetry.receive(Batch(record.rank, (record,)))
     home = tmp_path_factory.mktemp("notebook") / ".nbdist"
     place = RunPlace(home, f"sqlite:///{home}/mlflow.db", "numbers")
     writer = RunWriter(place, info, [info], telemetry, 10**9, lambda: compared)
     writer.add(records[: len(records) // 2])
     writer.tick()
-    writer.add(records[len(records) // 2 :])
+    writer.add(records[len(records) // 2 :] + told)
     writer.end(RunEnd("finished", None, None, 2 * 10**9))
     writer.close()
-    return Shown(records, look(telemetry, info, Analysis(compared)), home, writer.begin.key)
+    return Shown(records, told, look(telemetry, info, Analysis(compared)), home, writer.begin.key)
+
+
+def of_device(rank: int, step: int) -> Record:
+    chance = random.Random(STEPS * rank + step)
+    told = {"cpu_pct": 100 * chance.random(), "device_pct": 100 * chance.random()}
+    told |= {"device_bytes": 1e9 * chance.uniform(10, 70), "device_total_bytes": 80e9}
+    told |= {"device_c": chance.uniform(30, 80), "device_w": chance.uniform(100, 600)}
+    return Record(rank, 10**6 + step, "device", step, 10**15 + 9_000_000 * step + rank, told)
 
 
 def compared_steps(records: Sequence[Record]) -> tuple[RankStep, ...]:
@@ -192,6 +202,21 @@ def test_mlflow_agrees(shown: Shown) -> None:
     own = {r.rank: r.values for r in shown.records if r.step == STEPS}
     assert last["rank_step_ms/01"] == pytest.approx(1e3 * own[1]["step_s"])
     assert last["rank_comm_ms/00"] == pytest.approx(1e3 * own[0]["comm_s"])
+
+
+def test_numbers_of_devices_agree_in_the_table_and_in_mlflow(shown: Shown) -> None:
+    table, last = VIEWS["ranks"].table(shown.scene), shown.mlflow()
+    for rank in RANKS:
+        newest = next(r for r in reversed(shown.of_devices) if r.rank == rank)
+        row = dict(zip(table.head, table.rows[rank], strict=True))
+        for name, column_name in (("cpu_pct", "cpu %"), ("device_pct", "device %")):
+            agrees(row[column_name], newest.values[name])
+            assert last[f"rank_{name}/{rank:02d}"] == pytest.approx(newest.values[name])
+        for name, column_name in (("device_c", "°C"), ("device_w", "W")):
+            agrees(row[column_name], last[f"rank_{name}/{rank:02d}"])
+        used, of, total = row["in use by all"].partition(" of ")
+        agrees(used.removesuffix(" GB"), 1e-3 * last[f"rank_device_mb/{rank:02d}"])
+        assert (of, total) == (" of ", "80 GB")
 
 
 def test_what_was_measured_is_not_what_all_steps_took(shown: Shown) -> None:

@@ -216,3 +216,27 @@ def test_each_step_gives_one_flat_point_in_whatever_order_the_ranks_come(
     points += series.finish()
     assert sorted(values_of(points, "loss")) == [(n, 1.0) for n in range(1, 6)]
     assert sum("rank_loss/01" in p.values for p in points) == 5
+
+
+def device(rank: int, second: float, **values: float) -> Record:
+    return Record(rank, 0, "device", 7, round(1e9 * (1000 + second)), values)
+
+
+def test_what_devices_do_has_thin_series_by_rank_that_end_with_the_newest() -> None:
+    series = RunSeries((0, 1))
+    told = [device(1, s, device_pct=s / 1000, device_bytes=3e9) for s in range(36_000)]
+    points = [*series.add(told), *series.finish()]
+
+    use = values_of(points, "rank_device_pct/01")
+
+    assert 1000 < len(use) < 4000  # ten hours
+    assert use[0] == (7, 0.0)
+    assert use[-1] == (7, 35.999)
+    assert {v for _, v in values_of(points, "rank_device_mb/01")} == {3000.0}
+
+
+def test_devices_of_many_ranks_have_no_series() -> None:
+    series = RunSeries(range(17))
+    points = series.add([device(rank, 0.0, cpu_pct=90.0) for rank in range(17)])
+
+    assert [*points, *series.finish()] == []
