@@ -290,6 +290,16 @@ def test_a_new_rank_trains_with_one_that_stayed(session: Session) -> None:
     assert first == second
 
 
+def test_an_error_of_nbdists_own_names_the_line_of_the_cell_that_caused_it(
+    session: Session,
+) -> None:
+    cell = "model = torch.nn.Linear(2, 2)\n\nnbdist.parallelize(model, 'tp=3')"
+    told = fail(session, cell, prompt=7)
+    assert "ranks 0-1  cell 7, line 3  LayoutError: tp=3 needs 3 ranks" in told
+    assert "Traceback" not in told
+    assert "File " not in told
+
+
 # Collectives that cannot meet
 
 

@@ -6,7 +6,8 @@ A compat module, as `shell.py` is. Tried with IPython 9.18. What is touched:
   frames IPython then tells where the frame is *now*, which of a cause is the `raise` after it, and
   each repeat of a recursion one by one;
 - `shell.showtraceback`, which leaves exception groups to Python: it prints them, with IPython's own
-  frames, on each rank, and the reply to the cell has none of it;
+  frames, on each rank, and the reply to the cell has none of it. Of nbdist's own errors it shows
+  their text alone, which does not say where in the cell they were raised;
 - `InteractiveTB.format_exception`, a traceback's last lines, where a group's members are added.
 """
 
@@ -15,13 +16,15 @@ import linecache
 import logging
 import textwrap
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 from IPython.core import ultratb
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbdist import origins
+from nbdist.engine.kernel import location
+from nbdist.errors import NBDistError
 
 MOST_MEMBERS: Final = 6  # of one group that are shown
 MOST_NESTED: Final = 3  # groups in groups
@@ -34,6 +37,7 @@ def install(kernel: Any) -> None:
     _count_lines_of_cells()
     _tell_members(kernel.shell.InteractiveTB)
     _show_groups(kernel.shell)
+    _place_own_errors(kernel.shell)
 
 
 def _count_lines_of_cells() -> None:
@@ -100,6 +104,35 @@ def _show_groups(shell: Any) -> None:
             shell._showtraceback(kind, error, parts)
 
     shell.showtraceback = show_also_groups
+
+
+def _place_own_errors(shell: Any) -> None:
+    show = shell.showtraceback
+
+    @functools.wraps(show)
+    def show_with_place(exc_tuple: Any = None, *args: Any, **more: Any) -> None:
+        kind, error, trace = shell._get_exc_info(exc_tuple)
+        if isinstance(error, NBDistError) and (place := place_of(trace)):
+            shell._showtraceback(kind, error, [place, *error._render_traceback_()])
+        else:
+            show(exc_tuple, *args, **more)
+
+    shell.showtraceback = show_with_place
+
+
+def place_of(trace: TracebackType | None) -> str:
+    """Return the innermost of the user's own lines as IPython heads a frame; "" without one."""
+    place = ""
+    while trace is not None:
+        file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        if prompt := location.prompt_of(file):
+            place = f"Cell In[{prompt}], line {line}"
+        elif not (
+            origins.is_library(file) or origins.is_of(file, "nbdist", "ipykernel", "IPython")
+        ):
+            place = f"File {file}:{line}"
+        trace = trace.tb_next
+    return place
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
