@@ -7,6 +7,7 @@ from collections.abc import MutableSequence
 
 from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained
 from nbdist.client.metrics.checks.drift import Drift
+from nbdist.client.metrics.checks.losses import Losses
 from nbdist.client.metrics.checks.uses import Uses
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.wire import Record
@@ -24,6 +25,7 @@ class CellChecks:
         """
         self._growth = BatchGrowth(info, before)
         self._drift = Drift(info.ranks)
+        self._losses = Losses(info.ranks)
         self._uses = Uses(info.ranks)
         self._found: dict[str, str] = {}  # by rule; the first time counts
         self._said = 0
@@ -40,12 +42,16 @@ class CellChecks:
             if record.kind == "alike":
                 self._note("drift", self._drift.take(record.rank, record.step, record.values))
             else:
+                if record.kind == "step":
+                    self._note("loss", self._losses.take(record))
                 for rule, sentence in self._uses.take(record).items():
                     self._note(rule, sentence)
 
     def lines(self, *, is_last: bool = False) -> list[str]:
         """Return what was found since the last call; with `is_last`, no more records will come."""
         self._note("growth", self._growth.line(is_last=is_last))
+        if is_last:
+            self._note("loss", self._losses.line())
         new = list(self.found)[self._said :]
         self._said += len(new)
         return new

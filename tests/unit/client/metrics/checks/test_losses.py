@@ -1,0 +1,60 @@
+"""What is said of losses that are no numbers."""
+
+import math
+
+from nbdist.client.metrics.checks.checks import CellChecks
+from nbdist.client.metrics.telemetry import CellInfo
+from nbdist.wire import Record
+
+NAN, INF = math.nan, math.inf
+
+
+def checks(ranks: int) -> CellChecks:
+    return CellChecks(CellInfo(7, "", tuple(range(ranks)), ranks, "gloo", ("cpu",) * ranks), [])
+
+
+def steps(rank: int, first: int, *losses: float | None) -> list[Record]:
+    return [
+        Record(rank, step, "step", step, 0, {} if loss is None else {"loss": loss})
+        for step, loss in enumerate(losses, first)
+    ]
+
+
+def test_a_loss_that_becomes_nan_on_one_rank_is_said_once_with_rank_and_step() -> None:
+    cell = checks(2)
+    cell.receive(steps(1, 41, 2.0, NAN, NAN))
+    assert cell.lines() == []  # rank 0 has not told of that step
+    cell.receive(steps(0, 41, 2.0, 1.9, 1.8))
+    assert cell.lines() == ["The loss is NaN on rank 1 since step 42."]
+    for step in range(44, 60):
+        cell.receive(steps(0, step, NAN))
+        cell.receive(steps(1, step, NAN))
+    assert cell.lines(is_last=True) == []
+    assert cell.found == ("The loss is NaN on rank 1 since step 42.",)
+
+
+def test_all_ranks_are_named_in_one_sentence_although_one_tells_first() -> None:
+    cell = checks(2)
+    cell.receive(steps(0, 1, 2.0, NAN, NAN, NAN))
+    cell.receive(steps(1, 1, 2.0, NAN, NAN))
+    assert cell.lines() == ["The loss is NaN on all ranks since step 2."]
+
+
+def test_a_loss_that_is_nan_for_one_step_is_not_said() -> None:
+    cell = checks(1)
+    cell.receive(steps(0, 1, 2.0, NAN, 1.9, NAN, 1.8))
+    assert cell.lines(is_last=True) == []
+
+
+def test_a_last_loss_that_is_infinite_is_said_at_the_end() -> None:
+    cell = checks(1)
+    cell.receive(steps(0, 1, 2.0, INF))
+    assert cell.lines() == []
+    assert cell.lines(is_last=True) == ["The loss is infinite on rank 0 since step 2."]
+
+
+def test_ranks_of_a_pipeline_that_have_no_loss_are_heard_by_their_steps() -> None:
+    cell = checks(2)
+    cell.receive(steps(0, 1, None, None, None))
+    cell.receive(steps(1, 1, 2.0, NAN, NAN))
+    assert cell.lines() == ["The loss is NaN on rank 1 since step 2."]
