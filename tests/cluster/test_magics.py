@@ -220,6 +220,30 @@ def test_a_failing_cell_is_named_by_the_notebooks_prompt_and_line(notebook: Kern
     assert f"cell {prompt}, line 4  ZeroDivisionError" in ran.error[1]
 
 
+def test_a_run_bears_the_notebooks_prompt_and_a_loss_that_is_nan_is_said(notebook: Kernel) -> None:
+    notebook.run("'a cell of the notebook alone'")
+    ran = notebook.cell(
+        "model = torch.nn.Linear(2, 1); opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(1, 6):\n"
+        "    x = torch.full((4, 2), float('nan') if rank == 1 and step > 2 else 1.0)\n"
+        "    model(x).mean().backward(); opt.step(); opt.zero_grad()"
+    )
+    assert ran.error is None, ran.error
+    prompt = next(
+        m["content"]["execution_count"] for _, m in ran.messages if m["msg_type"] == "execute_input"
+    )
+
+    told = notebook.run(
+        "from pathlib import Path; from nbdist.client.tracking.runs import runs\n"
+        "print(runs(Path('.nbdist'))[0].cell, nbdist.current().alarms)"
+    )
+
+    assert told.error is None, told.error
+    assert told.text.startswith(f"{prompt} (")
+    assert ran.text.count("The loss is NaN on rank 1 since step 3.") == 1
+    assert "The loss is NaN on rank 1 since step 3." in told.text
+
+
 @pytest.mark.parametrize(
     ("option", "now", "before"), [("grad_norm", True, False), ("quiet", 5.0, 10.0)]
 )

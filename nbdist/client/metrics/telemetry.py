@@ -60,6 +60,7 @@ class Series:
 class CellInfo:
     """One `%%distributed` cell, as board and tracker need to know it.
 
+    `number` is that of the notebook's prompt, as errors say it; in a script the session's count.
     `continues` names the run (its folder in the spool) of a failed attempt that this one repeats,
     `study` the run under which this one is nested.
     """

@@ -167,7 +167,7 @@ class Showing:
         request = attempt.request
         assert cluster.options is not None
         info = CellInfo(
-            number=attempt.number,
+            number=request.prompt or attempt.number,
             source=request.code,
             ranks=request.ranks,
             world_size=cluster.options.n,
