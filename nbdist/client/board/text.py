@@ -27,14 +27,16 @@ ENDINGS = {
 def caption(scene: "Scene", outcome: str, subject: str = "") -> str:
     """Return the sentence that stands below the picture in the notebook.
 
-    For example "Loss and communication time on 2 ranks over 80 steps."
+    For example "Loss and communication time on 2 ranks over 80 steps." In a cell that failed or was
+    interrupted all its ranks took part: one that died may have told nothing.
 
     Args:
         scene: What is seen.
         outcome: "finished", "failed", "interrupted" or "running".
         subject: What is seen of it; the plots there are when empty.
     """
-    ranks = counted(len(scene.reporting), "rank")
+    took_part = scene.rows if outcome in ("failed", "interrupted") else scene.reporting
+    ranks = counted(len(took_part), "rank")
     return f"{subject or _subject(scene)} on {ranks}{ENDINGS[outcome]}{length(scene)}."
 
 

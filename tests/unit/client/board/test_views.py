@@ -103,6 +103,16 @@ def test_every_view_says_something_before_anything_is_known(name: str) -> None:
     assert tables.to_text(VIEWS[name].table(view))
 
 
+def test_a_caption_counts_a_rank_that_died_before_it_told_anything() -> None:
+    telemetry = Telemetry()
+    for rank in (0, 2):
+        telemetry.receive(steps_of(rank, 3, 4))
+    scene = look(telemetry, cell_info(3))
+
+    assert text.caption(scene, "failed", "Loss") == "Loss on 3 ranks, failed after 4 steps."
+    assert text.caption(scene, "finished", "Loss") == "Loss on 2 ranks over 4 steps."
+
+
 @pytest.mark.parametrize("name", VIEWS)
 def test_every_view_bears_losses_and_times_that_are_no_numbers(name: str) -> None:
     telemetry = training(2, 5)
