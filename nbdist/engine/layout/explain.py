@@ -150,10 +150,19 @@ class Explanation:
             + self._states(),
             f"a rank sends {self._sent()}",
         ]
-        lines += [axis.summary(self.shape) for axis in self.axes]
+        lines += [self._idle(), *(axis.summary(self.shape) for axis in self.axes)]
         lines += [self._precision(), self._compresses(), self._forgets(), self._offloads()]
         lines += [axis.details() for axis in self.axes]
         return "\n".join(line for line in lines if line)
+
+    def _idle(self) -> str:
+        """Say of names in the text that the other axes leave them one rank."""
+        if not self.shape.idle:
+            return ""
+        names = " and ".join(self.shape.idle)
+        has = "has" if len(self.shape.idle) == 1 else "have"
+        others = " ".join(f"{axis}={size}" for axis, size in self.shape.axes.items())
+        return f"{names} {has} one rank, which shares nothing: {others} takes all of them"
 
     def _states(self) -> str:
         share = cost.state_share(self.shape)

@@ -144,7 +144,7 @@ def _refuse_spread(model: nn.Module, known: Layout | None, shape: MeshShape) -> 
             f'This model has the layout "{known.name}" and cannot get {other} as well.',
             why="a layout changes the model in place",
             do="build the model again, or give a function that does, which can be run again: "
-            'parallelize(lambda: Model(config), "fsdp=2")',
+            'parallelize(lambda: Model(config), "fsdp=-1")',
         )
     inner = next((name for name, part in model.named_modules() if layout_of(part)), None)
     if inner is not None:
@@ -160,6 +160,6 @@ def _refuse_meta(model: nn.Module) -> None:
         raise LayoutError(
             "The model is on the meta device and has no weights yet.",
             why="what would initialise it is known to the code that builds it",
-            do='give that code: layout = parallelize(lambda: Model(config), "fsdp=2"), and take '
+            do='give that code: layout = parallelize(lambda: Model(config), "fsdp=-1"), and take '
             "layout.model; no rank but 0 will hold the whole",
         )

@@ -77,7 +77,7 @@ def _find(handle: str | None, names: dict[str, Any]) -> Layout:
         if not living:
             raise LayoutError(
                 "There is no layout on the ranks.",
-                do='layout = nbdist.parallelize(model, "fsdp=2") in a %%distributed cell',
+                do='layout = nbdist.parallelize(model, "fsdp=-1") in a %%distributed cell',
             )
         return max(living, key=lambda layout: layout.number)
     if handle not in names:
@@ -89,7 +89,7 @@ def _find(handle: str | None, names: dict[str, Any]) -> Layout:
     if not isinstance(layout, Layout):
         raise LayoutError(
             f"{handle} is a {type(found).__name__}, which has no layout.",
-            do=f'nbdist.parallelize({handle}, "fsdp=2"), or name another',
+            do=f'nbdist.parallelize({handle}, "fsdp=-1"), or name another',
         )
     return layout
 

@@ -8,13 +8,21 @@ shards lie inside a host and replicas between hosts, so that only gradients cros
 on one host there are 2 replicas.
 """
 
-import difflib
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from nbdist.engine.layout.spec.axis_facts import AXES, FACTS
-from nbdist.errors import LayoutError
+from nbdist.engine.layout.spec.misfit import (
+    Misfit,
+    fill_ins,
+    no_hsdp,
+    of_hsdp_sized,
+    of_name,
+    replaced,
+    unknown,
+)
 
 # A name stands for an axis that takes the rest of the ranks, unless a number is given beside it.
 NAMES = {"ddp": "dp", "zero1": "dp", "fsdp": "fsdp", "zero3": "fsdp", "zero2": "fsdp"}
@@ -28,6 +36,7 @@ class MeshShape:
     `reshard_after_forward` concerns `fsdp` only: True gives the gathered parameters back after
     forward (ZeRO-3), False keeps them until backward has used them (ZeRO-2's traffic).
     `shards_states` concerns `dp` alone: replicas share the optimizer's states (ZeRO-1).
+    `idle` are the names that were asked for and have one rank, so that they do nothing.
     """
 
     pp: int = 1
@@ -37,6 +46,7 @@ class MeshShape:
     tp: int = 1
     reshard_after_forward: bool = True
     shards_states: bool = False
+    idle: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         for axis, size in self.sizes.items():
@@ -138,37 +148,57 @@ def parse(text: str, world_size: int, ranks_on_host: int | None = None) -> MeshS
         LayoutError: An unknown or repeated word, a size that is no number, or a product that
             is not `world_size`; the text names what would work.
     """
+    try:
+        return _shape(text, world_size, ranks_on_host)
+    except Misfit as misfit:
+        raise misfit.error(lambda other: _fits(other, world_size, ranks_on_host)) from None
+
+
+def _fits(text: str, world_size: int, ranks_on_host: int | None) -> bool:
+    try:
+        _shape(text, world_size, ranks_on_host)
+    except Misfit:
+        return False
+    return True
+
+
+def _shape(text: str, world_size: int, ranks_on_host: int | None) -> MeshShape:
     if not isinstance(text, str):
-        raise LayoutError(
+        raise Misfit(
             f"A layout is a string, not {text!r}.", do='give one, such as "ddp" or "fsdp=-1"'
         )
     words = [word for word in re.split(r"[\s,]+", re.sub(r"\s*=\s*", "=", text.lower())) if word]
     if not words:
-        raise LayoutError("The layout is empty.", do='give one, such as "ddp" or "fsdp=-1"')
+        raise Misfit("The layout is empty.", do='give one, such as "ddp" or "fsdp=-1"')
     sizes: dict[str, int] = {}
     named: list[str] = []
     for word in words:
         axis, equals, number = word.partition("=")
         if not equals:
-            named.append(_known_name(word))
-        elif _known_axis(axis, number) in sizes:
-            raise LayoutError(f'Axis {axis} is given twice in "{text}".', do="keep one of the two")
+            named.append(_known_name(word, words))
+        elif _known_axis(axis, number, words, world_size) in sizes:
+            raise Misfit(f'Axis {axis} is given twice in "{text}".', do="keep one of the two")
         else:
             sizes[axis] = _size(axis, number)
     if {"zero2", "zero3"} <= set(named):
-        raise LayoutError(f'"{text}" asks for zero2 and zero3 at once.', do="keep one of the two")
+        raise Misfit(f'"{text}" asks for zero2 and zero3 at once.', do="keep one of the two")
     if HSDP in named:
         sizes = _hsdp(text, sizes, world_size, ranks_on_host or world_size)
     for name in named:
         if name != HSDP:
             sizes.setdefault(NAMES[name], -1)
-    filled = _fill(sizes, world_size)
+    filled = _fill(sizes, named, world_size)
     if "zero1" in named:
         _refuse_beside_zero1(text, named, filled)
     if HSDP in named and min(filled["dp"], filled["fsdp"]) < 2:
-        raise _no_hsdp(text, world_size)
+        others = {a: size for a, size in filled.items() if a not in ("dp", "fsdp") and size > 1}
+        raise no_hsdp(text, others, world_size)
+    idle = [name for name in named if name != HSDP and filled[NAMES[name]] == 1 < world_size]
     return MeshShape(
-        **filled, reshard_after_forward="zero2" not in named, shards_states="zero1" in named
+        **filled,
+        reshard_after_forward="zero2" not in named,
+        shards_states="zero1" in named,
+        idle=tuple(idle),
     )
 
 
@@ -177,7 +207,7 @@ def _hsdp(text: str, sizes: dict[str, int], world_size: int, ranks_on_host: int)
     if {"dp", "fsdp"} & set(sizes):
         return {**dict.fromkeys(("dp", "fsdp"), -1), **sizes}
     if -1 in sizes.values():
-        raise LayoutError(
+        raise Misfit(
             f'"{text}" leaves the rest of the ranks to two axes.',
             why="hsdp takes what the numbers beside it leave",
             do="give the other axis a number",
@@ -189,72 +219,55 @@ def _hsdp(text: str, sizes: dict[str, int], world_size: int, ranks_on_host: int)
         shards, odd = divmod(ranks_on_host, math.prod(sizes.get(axis, 1) for axis in inner))
         odd = odd or world_size % ranks_on_host
     if odd or shards < 2:
-        raise _no_hsdp(text, world_size)
+        raise no_hsdp(text, sizes, world_size)
     return {**sizes, "dp": -1, "fsdp": shards}
-
-
-def _no_hsdp(text: str, world_size: int) -> LayoutError:
-    return LayoutError(
-        f'"{text}" finds no replicas of shards on {world_size} ranks.',
-        why="it needs 2 replicas or more, of 2 shards or more: inside a host where there are many",
-        do='give a number, as in "hsdp fsdp=2"; "zero3" shards over all ranks',
-    )
 
 
 def _refuse_beside_zero1(text: str, named: list[str], sizes: dict[str, int]) -> None:
     """Refuse axes beside dp where its replicas share the optimizer's states.
 
     Raises:
-        LayoutError: There are such; torch's ZeroRedundancyOptimizer takes whole parameters.
+        Misfit: There are such; torch's ZeroRedundancyOptimizer takes whole parameters.
     """
     others = [axis for axis, size in sizes.items() if axis != "dp" and size > 1]
     if not others and not {"ddp", "fsdp", "zero2", "zero3", HSDP} & set(named):
         return
     beside = [axis for axis in others if axis != "fsdp"]
     instead = " ".join(["fsdp=-1", *(f"{axis}={sizes[axis]}" for axis in beside), "zero2"])
-    raise LayoutError(
+    raise Misfit(
         f'"{text}": zero1 goes with dp alone.',
         why="it cuts the optimizer's states over replicas that hold whole parameters",
-        do=f'"{instead}" cuts states, gradients and parameters' if others else 'write "zero1"',
+        tries=[f'"{instead}" cuts states, gradients and parameters'] if others else [],
+        do='write "zero1"',
     )
 
 
-def _known_name(word: str) -> str:
+def _known_name(word: str, words: Sequence[str]) -> str:
     if word in NAMES or word == HSDP:
         return word
     if word in AXES:
-        raise LayoutError(
-            f'Axis {word} needs a size in "{word}".', do=f'"{word}=-1" takes the rest'
+        raise Misfit(
+            f'Axis {word} needs a size in "{word}".',
+            tries=[f'"{replaced(words, word, f"{word}=-1")}" takes the rest'],
+            do=f'"{word}=-1" takes the rest',
         )
-    raise _unknown(word)
+    raise unknown(word, words, [*AXES, *NAMES, HSDP])
 
 
-def _known_axis(axis: str, number: str) -> str:
+def _known_axis(axis: str, number: str, words: Sequence[str], world_size: int) -> str:
     if axis in AXES:
         return axis
     if axis in NAMES:
-        target = NAMES[axis]
-        extra = f" {axis}" if axis in ("zero1", "zero2") else ""
-        raise LayoutError(
+        raise Misfit(
             f'"{axis}" is a name and takes no size; "{axis}={number}" gives it one.',
-            do=f'the axis is {target}: "{target}={number}{extra}"',
+            tries=of_name(words, axis, NAMES[axis], number),
         )
     if axis == HSDP:
-        raise LayoutError(
+        raise Misfit(
             f'"hsdp" is a name for two axes; "hsdp={number}" gives it one size.',
-            do=f'"hsdp dp={number}" has {number} replicas, "hsdp fsdp={number}" shards of {number}',
+            tries=of_hsdp_sized(number, world_size),
         )
-    raise _unknown(axis)
-
-
-def _unknown(word: str) -> LayoutError:
-    known = [*AXES, *NAMES, HSDP]
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return LayoutError(
-        f'Unknown word "{word}" in layout.' + (f' Did you mean "{near[0]}"?' if near else ""),
-        why="axes are dp, fsdp, tp, cp and pp; names are ddp, zero1, zero2, zero3 and hsdp",
-        do='write for example "ddp", "zero3" or "dp=2 fsdp=-1"',
-    )
+    raise unknown(axis, words, [*AXES, *NAMES, HSDP])
 
 
 def _size(axis: str, number: str) -> int:
@@ -263,25 +276,25 @@ def _size(axis: str, number: str) -> int:
     except ValueError:
         size = 0
     if size < 1 and size != -1:
-        raise LayoutError(
+        raise Misfit(
             f'"{axis}={number}" is not a size.', why="a size is 1 or more, or -1 for the rest"
         )
     return size
 
 
-def _fill(sizes: dict[str, int], world_size: int) -> dict[str, int]:
+def _fill(sizes: dict[str, int], names: Sequence[str], world_size: int) -> dict[str, int]:
     """Return `sizes` with -1 replaced, checked against the number of ranks."""
     open_axes = [axis for axis, size in sizes.items() if size == -1]
     fixed = math.prod(size for size in sizes.values() if size != -1)
     shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size != -1)
     if len(open_axes) > 1:
-        raise LayoutError(
+        raise Misfit(
             f"Axes {' and '.join(open_axes)} both take the rest of the ranks.",
             do=f"give {open_axes[0]} a number",
         )
     if open_axes:
         if world_size % fixed:
-            raise LayoutError(
+            raise Misfit(
                 f"{shown} does not divide the {world_size} ranks of this cluster.",
                 why=f"{open_axes[0]}=-1 takes what is left, and {world_size} / {fixed} is no "
                 "whole number",
@@ -290,22 +303,14 @@ def _fill(sizes: dict[str, int], world_size: int) -> dict[str, int]:
         return {**sizes, open_axes[0]: world_size // fixed}
     if fixed != world_size:
         plural = "rank" if fixed == 1 else "ranks"
-        raise LayoutError(
+        raise Misfit(
             f"{shown} needs {fixed} {plural}, and this cluster has {world_size}.",
             why="the product of all degrees must equal the world size",
-            do=_fill_in(sizes, world_size),
+            tries=fill_ins(sizes, names, world_size),
+            do=f'leave one axis to nbdist, as "dp=-1", and use divisors of {world_size} for the '
+            "others",
         )
     return sizes
-
-
-def _fill_in(sizes: dict[str, int], world_size: int) -> str:
-    """Return the advice: the first axis that, left open, makes the product right."""
-    for axis in sizes:
-        others = math.prod(size for other, size in sizes.items() if other != axis)
-        if world_size % others == 0:
-            text = " ".join(f"{a}={-1 if a == axis else size}" for a, size in sizes.items())
-            return f'let nbdist fill one in: "{text}" gives {axis}={world_size // others}'
-    return f'leave one axis to nbdist, as "dp=-1", and use divisors of {world_size} for the others'
 
 
 def _divisors(n: int) -> str:

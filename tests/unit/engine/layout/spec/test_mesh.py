@@ -1,9 +1,10 @@
 """The layout's text: what it asks for, and what is refused in which words."""
 
+import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbdist.engine.layout.spec.axis_facts import AXES
@@ -235,6 +236,67 @@ def test_hsdp_takes_no_size_and_says_which_axes_do() -> None:
 def test_zero1_goes_with_dp_alone(text: str, instead: str) -> None:
     assert "zero1 goes with dp alone" in refusal(text, 4)
     assert instead in refusal(text, 4)
+
+
+WORDS = [
+    *(f"{axis}={size}" for axis in AXES for size in (-1, 1, 2, 3, 4)),
+    *("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "zero2=4", "zero3=2", "hsdp=2", "ddp=3"),
+    *("dp", "tp", "zeor3", "fdsp=2", "ddpp", "tq=2", "quantum", "dp=0", "tp=x", ""),
+]
+
+
+@given(
+    words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=3),
+    ranks=st.integers(1, 16),
+    hosts=st.sampled_from([1, 2, 4]),
+)
+@settings(max_examples=500, deadline=None)
+def test_every_layout_that_is_advised_can_be_had_with_these_ranks(
+    words: list[str], ranks: int, hosts: int
+) -> None:
+    ranks_on_host = ranks // hosts if ranks % hosts == 0 else ranks
+    try:
+        parse(" ".join(words), ranks, ranks_on_host)
+    except LayoutError as error:
+        for advised in re.findall(r'"([^"]*)"', error.do):
+            assert parse(advised, ranks, ranks_on_host).world_size == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "advice"),
+    [
+        ("tp=2", 4, 'let nbdist fill one in: "dp=-1 tp=2" gives dp=2'),
+        ("tp=3", 4, 'let nbdist fill one in: "tp=-1" gives tp=4'),
+        ("fsdp=3 zero2", 4, 'let nbdist fill one in: "fsdp=-1 zero2" gives fsdp=4'),
+        ("hsdp", 2, '"zero3" shards over all ranks'),
+        ("hsdp tp=2", 4, '"tp=2 zero3" shards over all ranks'),
+        ("hsdp", 9, 'give a number: "hsdp fsdp=3"'),
+        ("zero2=4", 8, 'the axis is fsdp: "dp=-1 fsdp=4 zero2"'),
+        ("zero2=4", 6, 'the axis is fsdp, and "zero2" gives it all ranks'),
+        ("fdsp=2 tp=2", 4, 'write "fsdp=2 tp=2"'),
+        ("tp fsdp=2", 4, '"tp=-1 fsdp=2" takes the rest'),
+    ],
+)
+def test_advice_keeps_what_was_asked_for_and_fits_the_ranks(
+    text: str, ranks: int, advice: str
+) -> None:
+    assert refusal(text, ranks).endswith(f"Do:  {advice}")
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "idle"),
+    [
+        ("zero3 pp=2", 2, ("zero3",)),
+        ("zero3 pp=2", 4, ()),
+        ("zero3", 1, ()),
+        ("dp=-1 tp=2", 2, ()),
+        ("zero1 dp=2", 2, ()),
+    ],
+)
+def test_names_that_are_left_one_rank_are_remembered(
+    text: str, ranks: int, idle: tuple[str, ...]
+) -> None:
+    assert parse(text, ranks).idle == idle
 
 
 def test_zero1_and_zero2_at_once_are_refused() -> None:
