@@ -7,7 +7,7 @@ from collections.abc import MutableSequence
 
 from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained
 from nbdist.client.metrics.checks.drift import Drift
-from nbdist.client.metrics.checks.losses import Losses
+from nbdist.client.metrics.checks.not_finite import NotFinite
 from nbdist.client.metrics.checks.uses import Uses
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.wire import Record
@@ -25,7 +25,7 @@ class CellChecks:
         """
         self._growth = BatchGrowth(info, before)
         self._drift = Drift(info.ranks)
-        self._losses = Losses(info.ranks)
+        self._not_finite = NotFinite(info.ranks)
         self._uses = Uses(info.ranks)
         self._found: dict[str, str] = {}  # by rule; the first time counts
         self._said = 0
@@ -43,7 +43,7 @@ class CellChecks:
                 self._note("drift", self._drift.take(record.rank, record.step, record.values))
             else:
                 if record.kind == "step":
-                    self._note("loss", self._losses.take(record))
+                    self._note("loss", self._not_finite.take(record))
                 for rule, sentence in self._uses.take(record).items():
                     self._note(rule, sentence)
 
@@ -51,7 +51,7 @@ class CellChecks:
         """Return what was found since the last call; with `is_last`, no more records will come."""
         self._note("growth", self._growth.line(is_last=is_last))
         if is_last:
-            self._note("loss", self._losses.line())
+            self._note("loss", self._not_finite.line())
         new = list(self.found)[self._said :]
         self._said += len(new)
         return new

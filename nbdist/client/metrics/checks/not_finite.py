@@ -11,7 +11,7 @@ from nbdist.ranks import name_ranks
 from nbdist.wire import Record
 
 
-class Losses:
+class NotFinite:
     """One cell's losses, as backward saw them."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
