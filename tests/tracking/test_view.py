@@ -153,3 +153,14 @@ def test_waiting_stands_beside_loss_and_throughput() -> None:
     keys = [chart["metricKey"] for chart in state["compareRunCharts"]]
     assert keys[:5] == ["loss", "samples_per_s", "comm_pct", "skew_ms", "wait_pct"]
     assert "rank_wait_ms/00" in keys
+
+
+@pytest.mark.parametrize(("ranks", "charts"), [(2, 1), (17, 0)])
+def test_devices_have_a_chart_of_all_ranks_where_there_are_series_of_them(
+    ranks: int, charts: int
+) -> None:
+    state = view_state([{"ranks": range(ranks)}])
+    shown = [c for c in state["compareRunCharts"] if "rank_device_c/01" in c["selectedMetricKeys"]]
+    assert [chart["metricKey"] for chart in shown if not chart["deleted"]] == [
+        "rank_device_c/00"
+    ] * charts

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nbdist.client.tracking.flat import MEASURED_BY_DEVICE
 from nbdist.client.tracking.names import metric_name, rank_metric
 from nbdist.client.tracking.series import MOST_RANK_SERIES
 
@@ -52,7 +53,8 @@ def view_state(summaries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     charts = [_chart("summary", [key]) for key in _ALL_RUNS]
     charts += [_chart("logged", [key]) for key in sorted(user_keys)[:_MOST_USER_CHARTS]]
     charts += [_chart("summary", [key]) for key in _WAITING]
-    charts += [_chart("ranks", _rank_keys(quantity, sorted(ranks))) for quantity in _SHOWN_BY_RANK]
+    by_rank = _SHOWN_BY_RANK + (tuple(MEASURED_BY_DEVICE) if len(ranks) <= MOST_RANK_SERIES else ())
+    charts += [_chart("ranks", _rank_keys(quantity, sorted(ranks))) for quantity in by_rank]
     # MLflow adds a chart of each metric that leads none, as ranks beside the first one do.
     lead = {chart["metricKey"] for chart in charts}
     beside = {key for chart in charts for key in chart["selectedMetricKeys"]} - lead
