@@ -1,6 +1,6 @@
 """One number of many ranks over time: a lane a rank, filled as high as the value is on its scale.
 
-All lanes have one scale, which the title names. A lane of a few pixels is still read: as a skyline,
+All lanes have one scale, named below the title. A lane of a few pixels is still read: as a skyline,
 beside its neighbours.
 """
 
@@ -14,6 +14,7 @@ from matplotlib.transforms import Transform
 
 from nbdist.client.board.artists import draw, note, title
 from nbdist.client.board.devices import QUANTITIES
+from nbdist.client.board.measures import TEXT_PT
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.plots.strips import Strip, extremes
 from nbdist.client.board.scales import Floats, decimate
@@ -21,7 +22,7 @@ from nbdist.client.board.scene import Curve, Panel, Scene
 
 FILLED, LIFT = 0.84, 0.42  # of a lane; how far below its middle it begins
 MOST_WRITTEN = 16  # more lanes have no number each
-WORDS_BELOW_PX = 28
+WORDS_BELOW_PX, LIMITS_PX, TICK_PX = 34, 10, 60
 _TICKS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 28_800)
 
 
@@ -41,6 +42,8 @@ class LanesOverTime:
         self._theme, self._final = theme, final
         width_px, self._height_px = size_px
         self._columns = max(40, int(width_px / 3))
+        self._left = -22 / width_px  # where the ranks' numbers begin
+        self._most_ticks = max(2, int(width_px / TICK_PX))
         self._end_s = self._top = 0.0
         self._artists: list[Artist] = []
         every = 1 << max(0, int(np.ceil(np.log2(len(ranks) / MOST_WRITTEN))))
@@ -48,6 +51,10 @@ class LanesOverTime:
         axes.set_yticks(list(shown), [str(ranks[i]) for i in shown])
         axes.set_ylim(len(ranks) - 0.5, -0.5)
         axes.grid(False)
+        self._limits = axes.text(
+            0, 1 + LIMITS_PX / self._height_px, "", transform=axes.transAxes, color=theme.text,
+            fontsize=TEXT_PT, va="center",
+        )  # fmt: skip
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, place: name_time(value)))
 
     def fit(self, scene: Scene) -> bool:
@@ -70,14 +77,15 @@ class LanesOverTime:
         draw(self._artists, self.axes)
 
     def _scale(self, panel: Panel) -> None:
-        every_s = next((t for t in _TICKS_S if self._end_s / t <= 4), 86_400)
+        every_s = next((t for t in _TICKS_S if self._end_s / t <= self._most_ticks), 86_400)
         self.axes.set_xlim(0, self._end_s)
         self.axes.xaxis.set_major_locator(
             FixedLocator([*np.arange(0, self._end_s * 1.001, every_s)])
         )
         write = QUANTITIES[self._key].write
         low, high = f"{panel.floor or 0:.0f}", write(self._top)
-        title(self.axes, f"{panel.title}, {low} to {high}", self._theme, pad=6)
+        title(self.axes, panel.title, self._theme, pad=17)
+        self._limits.set_text(f"{low} to {high}")
 
     def _skyline(self, panel: Panel) -> Artist:
         """Return all lanes as one path: an artist each would take longer than its points."""
@@ -118,7 +126,7 @@ class LanesOverTime:
             values = np.array([newest.get(rank, np.nan) for rank in self._ranks])
             words = extremes(self._ranks, Strip(panel.title, "", values, write))
             below = -WORDS_BELOW_PX / self._height_px
-            return [self._word(0.0, below, words.replace("\n", ", "), self.axes.transAxes)]
+            return [self._word(self._left, below, words, self.axes.transAxes)]
         beside = self.axes.get_yaxis_transform()
         return [
             self._word(1.02, place, write(newest[rank]), beside)

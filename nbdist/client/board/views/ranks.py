@@ -29,7 +29,8 @@ CARD_PX, WORDS_PX, GAP_PX = 138, 58, 26
 TITLE_PX = 24
 LEFT_PX = 34
 STRIP_PX, STRIPS_LEFT_PX, STRIPS_WORDS_PX, ABOVE_PX, BELOW_PX = 36, 96, 258, 12, 36
-LANES_A_ROW, LANES_ABOVE_PX, LANES_BELOW_PX, LANES_RIGHT_PX = 3, 34, 38, 52
+LANES_A_ROW, LANES_ABOVE_PX, LANES_BELOW_PX, LANES_RIGHT_PX = 3, 44, 30, 52
+LANES_WORDS_PX = 24
 LANE_PX = {4: 22, 16: 15, 64: 6}  # how high a lane is, of so many at most
 
 Get = Callable[["Row"], float | None]
@@ -109,7 +110,7 @@ def _lanes(page: "Page", scene: "Scene") -> "list[Plot]":
         row, column = divmod(index, columns)
         each = page.width / columns
         width = each - LEFT_PX - LANES_RIGHT_PX
-        size = width, height - LANES_ABOVE_PX - LANES_BELOW_PX
+        size = width, height - LANES_ABOVE_PX - _lanes_below_px(scene)
         axes = page.axes(
             LEFT_PX + column * each, above + row * height + LANES_ABOVE_PX, width, size[1]
         )
@@ -121,7 +122,12 @@ def _lanes_px(scene: "Scene") -> int:
     """Return the height of one panel of lanes."""
     lanes = len(scene.ranks)
     each = next((height for most, height in LANE_PX.items() if lanes <= most), 4)
-    return LANES_ABOVE_PX + each * lanes + LANES_BELOW_PX
+    return LANES_ABOVE_PX + each * lanes + _lanes_below_px(scene)
+
+
+def _lanes_below_px(scene: "Scene") -> int:
+    """Return what is below a panel of lanes: of many, the extremes in words."""
+    return LANES_BELOW_PX + (LANES_WORDS_PX if len(scene.ranks) > MOST_CARDS else 0)
 
 
 def sentence(scene: "Scene") -> str:
