@@ -25,12 +25,14 @@ SHARP = 2.0  # pixels of the lasting picture for one CSS pixel
 class Past:
     """What a cell's board has come to; its scene has an `outcome`.
 
-    `elapsed_s` is how long the cell has run, while it runs.
+    `elapsed_s` is how long the cell has run, while it runs. `run` is the run's name where the board
+    is not that of this kernel's last cell.
     """
 
     scene: "Scene"
     theme: Theme
     elapsed_s: float | None = None
+    run: str = ""
 
     def png(self, name: str, smoothing: int | None = None, *, beside_words: bool = False) -> bytes:
         """Draw the view called `name`.
@@ -51,14 +53,15 @@ class Past:
     def caption(self, name: str) -> str:
         """Return the sentence below the picture, the same for every run of the same cell."""
         assert self.scene.outcome is not None  # the cell has ended
-        return text.caption(self.scene, self.scene.outcome, VIEWS[name].CAPTION)
+        sentence = text.caption(self.scene, self.scene.outcome, VIEWS[name].CAPTION)
+        return f"Run {self.run}: {sentence}" if self.run else sentence
 
     def plain(self, name: str) -> str:
         """Return the view called `name` as text: a sentence, and its table where it has rows."""
-        view = VIEWS[name]
+        view, of = VIEWS[name], f"Run {self.run}: " if self.run else ""
         if view.TELLS_VERDICTS:  # which its table would repeat
-            return "\n".join(sentences.verdicts(self._seen))
-        said, table = view.sentence(self._seen), view.table(self._seen)
+            return of + "\n".join(sentences.verdicts(self._seen))
+        said, table = of + view.sentence(self._seen), view.table(self._seen)
         return f"{said}\n\n{to_text(table)}" if table.rows else said
 
     @property

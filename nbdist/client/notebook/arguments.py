@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from nbdist.client.board import VIEWS
+from nbdist.client.board.views import VIEWS, require_view
 from nbdist.client.session.params import drop_comment, read_param, split_line
 from nbdist.errors import UsageError
 
@@ -25,7 +25,8 @@ COMMANDS = {
     "verify": "compare a layout with one process on the same split; changes nothing",
     "stacks": "show where each rank is: cell line, collective, ranks that it waits for",
     "chaos": "make ranks fail on purpose while cells run; without arguments: the report",
-    "board": "show the board of the last run; with VIEW, this view of it, also in later cells",
+    "board": "show the board of the training that runs, else of the last one, or of any run;"
+    " looking changes nothing for later cells",
     "runs": "list this notebook's runs, newest first; with names or numbers, compare these",
     "ui": "start the MLflow UI and show its link",
     "doctor": "check this machine and suggest fixes",
@@ -101,14 +102,54 @@ def dist_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="show what watching the newest training costs, part by part",
     )
-    made["board"].add_argument(
+    _add_board(made["board"])
+    _add_chaos(made["chaos"])
+    for name in ("restart", "push", "pull", "stacks", "chaos"):
+        _add_ranks(made[name])
+    for name in ("push", "pull"):
+        made[name].add_argument("names", nargs="+", metavar="NAME")
+    made["verify"].add_argument(
+        "handle",
+        nargs="?",
+        metavar="HANDLE",
+        help="name of a layout or of its model on the ranks; by default the newest",
+    )
+    made["scale"].add_argument("n", type=int, metavar="N", help="number of ranks")
+    made["runs"].add_argument(
+        "chosen",
+        nargs="*",
+        metavar="RUN",
+        help="names or numbers of runs to compare; a sweep's name stands for its runs",
+    )
+    made["runs"].add_argument(
+        "--sync", action="store_true", help="send runs that are still in the spool"
+    )
+    made["runs"].add_argument("--plain", action="store_true", help="as text")
+    return parser
+
+
+def _add_board(board: argparse.ArgumentParser) -> None:
+    board.add_argument(
+        "word",
+        nargs="?",
+        metavar="RUN",
+        help="name of a run, or its number in %%dist runs; by default this kernel's last training",
+    )
+    board.add_argument(
         "view",
         nargs="?",
-        type=_view,
         metavar="VIEW",
-        help="; ".join(f"{name}: {view.HELP}" for name, view in VIEWS.items()),
+        help="; ".join(f"{name}: {view.HELP}" for name, view in VIEWS.items())
+        + '; by default what %%config NBDist.view says: with = "step" new boards open on step',
     )
-    chaos = made["chaos"]
+    board.add_argument(
+        "--run",
+        metavar="RUN",
+        help="the same as RUN: one word that is a view's name means the view, and this a run",
+    )
+
+
+def _add_chaos(chaos: argparse.ArgumentParser) -> None:
     chaos.add_argument(
         "kinds",
         nargs="?",
@@ -137,28 +178,6 @@ def dist_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="random seed; the same seed gives the same faults",
     )
-    for name in ("restart", "push", "pull", "stacks", "chaos"):
-        _add_ranks(made[name])
-    for name in ("push", "pull"):
-        made[name].add_argument("names", nargs="+", metavar="NAME")
-    made["verify"].add_argument(
-        "handle",
-        nargs="?",
-        metavar="HANDLE",
-        help="name of a layout or of its model on the ranks; by default the newest",
-    )
-    made["scale"].add_argument("n", type=int, metavar="N", help="number of ranks")
-    made["runs"].add_argument(
-        "chosen",
-        nargs="*",
-        metavar="RUN",
-        help="names or numbers of runs to compare; a sweep's name stands for its runs",
-    )
-    made["runs"].add_argument(
-        "--sync", action="store_true", help="send runs that are still in the spool"
-    )
-    made["runs"].add_argument("--plain", action="store_true", help="as text")
-    return parser
 
 
 @functools.cache
@@ -219,7 +238,8 @@ def parse_dist(line: str) -> argparse.Namespace | None:
         close = get_close_matches(words[0], COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(COMMANDS)}."
         raise UsageError(f"%dist has no command {words[0]!r}; {hint}")
-    return _parse(dist_parser(), words)
+    asked = _parse(dist_parser(), words)
+    return _of_board(asked) if asked is not None and asked.command == "board" else asked
 
 
 def parse_distributed(line: str) -> argparse.Namespace | None:
@@ -242,6 +262,19 @@ def parser_of(magic: str, command: str = "") -> argparse.ArgumentParser | None:
     choices: Any = known._group_actions[0].choices
     parser: argparse.ArgumentParser | None = choices.get(command)
     return parser
+
+
+def _of_board(asked: argparse.Namespace) -> argparse.Namespace:
+    """Return a board's `run` and `view`: a single word is a view where one has that name."""
+    word, view, run = asked.word, asked.view, asked.run
+    if word is not None and view is None and (run is not None or word in VIEWS):
+        word, view = None, word
+    if word is not None and run is not None:
+        raise UsageError(f"%dist board: {word!r} and --run both name a run.  (%dist board --help)")
+    if view is not None:
+        require_view(view)
+    asked.run, asked.view = (word if run is None else run), view
+    return asked
 
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
@@ -267,14 +300,6 @@ def _parameter(word: str) -> tuple[str, Any]:
         return read_param(word)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _view(text: str) -> str:
-    if text not in VIEWS:
-        close = get_close_matches(text, VIEWS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(VIEWS)}"
-        raise argparse.ArgumentTypeError(f"the board has no view {text!r}; {hint}")
-    return text
 
 
 def _kinds(text: str) -> tuple[str, ...]:

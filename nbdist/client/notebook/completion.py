@@ -122,6 +122,15 @@ def _kinds(last: str) -> list[str]:
     return [",".join([*chosen, kind]) for kind in fit]
 
 
+def _of_board(before: list[str], values: Values) -> Iterable[str]:
+    """Return what may follow: a view or a run at first, then a view of that run."""
+    words = [word for word in before if not word.startswith("-")]
+    if not words:
+        return [*VIEWS, *values.runs()]
+    is_run = words[0] not in VIEWS or words[0] in values.runs() or "--run" in before
+    return VIEWS if len(words) == 1 and is_run else ()
+
+
 def _values(command: str, option: str, values: Values, before: list[str]) -> Iterable[str]:
     """Return what may follow an option, or stand alone after a command."""
     if option in ("-r", "--ranks"):
@@ -130,8 +139,8 @@ def _values(command: str, option: str, values: Values, before: list[str]) -> Ite
         return values.runs()
     if option:
         return ()
-    if command == "board" and len(before) == 1:
-        return VIEWS
+    if command == "board":
+        return _of_board(before[1:], values)
     of_ranks = command == "pull" or (command == "verify" and len(before) == 1)
     if of_ranks:
         return (name for name in values.of_ranks() if not name.startswith("_"))

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import current_folder, log_folder, project_folder, say_where
@@ -98,6 +99,26 @@ def runs() -> "RunsTable":
     return runs_table(tracker.folder, tracker.experiment)
 
 
+def show_board(view: str | None, run: str | None, theme: str, opens_on: str) -> None:
+    """Display a board: of this kernel's session, or without one of a run of another day.
+
+    Args:
+        view: Which of its views; None shows the one that boards open on.
+        run: A run's name or number; None is the last training of this kernel.
+        theme: Without a session: the board's background.
+        opens_on: Without a session: the view that boards open on.
+
+    Raises:
+        ClusterError: No cell has trained yet.
+        TrackingError: The run has no board.
+        UsageError: There is no such run.
+    """
+    if _current is not None:
+        _current.show_board(view, run=run)
+    else:
+        Showing(project_folder(current_folder()), None, theme, opens_on).show_board(view, run)
+
+
 def compare(words: Sequence[str]) -> "Comparison":
     """Return the runs that these names and row numbers mean, beside each other.
 
@@ -173,6 +194,7 @@ def start(
     quiet: float = 10.0,
     check: str = "shared",
     theme: str = "auto",
+    view: str = "overview",
     say: Callable[[str], None] | None = None,
 ) -> Session:
     """Start a cluster of ranks on this machine and form their process group.
@@ -201,6 +223,8 @@ def start(
             through memory of this machine, costs microseconds; `store`, through the ranks' store,
             also reaches ranks on other machines, and lets every collective wait for all; `off`.
         theme: The board's background: `light`, `dark`, or `auto`, readable on both.
+        view: The view that boards open on: `overview`, `loss`, `step`, `collectives`, `ranks` or
+            `verdicts`.
         say: Gets a line about what is unusual (no forking); `print` by default.
 
     Raises:
@@ -215,6 +239,7 @@ def start(
             f"A cluster is already running: {_current.describe}.",
             do="%dist stop first, or %dist restart for new processes.",
         )
+    require_view(view)
     require_files_to_start()
     address = choose_address(
         interface, look_at_interfaces(), trust_network=trust_network, has_curve=has_curve()
@@ -254,7 +279,7 @@ def start(
         with Interrupts():  # a second interrupt would leave ranks that nobody can stop
             cluster.stop()
         raise
-    _current = Session(cluster, Showing(folder, tracking_uri, theme), str(cluster.options))
+    _current = Session(cluster, Showing(folder, tracking_uri, theme, view), str(cluster.options))
     _place = place
     atexit.register(_current.stop)
     _answer_terminals(_current, place)

@@ -60,13 +60,23 @@ class NBDist(Magics):
     theme = Enum(["auto", "light", "dark"], "auto", help="Background of the board.").tag(
         config=True
     )
+    view = Enum(
+        ["overview", "loss", "step", "collectives", "ranks", "verdicts"],
+        "overview",
+        help="View that the boards of coming cells open on: overview, loss, step, collectives, "
+        "ranks or verdicts.",
+    ).tag(config=True)
 
     @observe(All)
     def _say_when_it_counts(self, change: Any) -> None:
         """Say of an option that is changed under a running cluster that it counts later."""
         kernel = sys.modules.get("nbdist.client.notebook.current")  # without it nothing runs
         name = change["name"]
-        if name in self.trait_names(config=True) and kernel is not None and kernel.is_running():
+        if name not in self.trait_names(config=True) or kernel is None or not kernel.is_running():
+            return
+        if name == "view":
+            kernel.current().view = change["new"]
+        else:
             print(f"NBDist.{name} = {change['new']!r} takes effect at the next %dist start.")
 
     @needs_local_scope
@@ -151,6 +161,7 @@ class NBDist(Magics):
             quiet=self.quiet,
             check=self.check,
             theme=self.theme,
+            view=self.view,
         )
         print(f"Started {session.describe}.")
 
@@ -230,9 +241,9 @@ class NBDist(Magics):
         print("%dist chaos has not been started." if chaos is None else chaos)
 
     def _board(self, asked: Any, names: dict[str, Any]) -> None:
-        from nbdist.client.notebook.current import current
+        from nbdist.client.notebook.current import show_board
 
-        current().show_board(asked.view)
+        show_board(asked.view, asked.run, self.theme, self.view)
 
     def _runs(self, asked: Any, names: dict[str, Any]) -> Any:
         from nbdist.client.notebook.current import compare, runs, sync

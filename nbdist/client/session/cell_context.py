@@ -18,6 +18,7 @@ from nbdist.client.board import VIEWS
 from nbdist.client.board.cell_board import Board
 from nbdist.client.board.controls import show_past
 from nbdist.client.board.live_controls import CellActions
+from nbdist.client.board.palette import theme_named
 from nbdist.client.board.past import Past, caption
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.request import CellAttempt
@@ -37,7 +38,7 @@ from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots
 from nbdist.client.session.cost_meter import CostMeter
 from nbdist.client.session.status import Stacks
-from nbdist.errors import ClusterError
+from nbdist.errors import ClusterError, TrackingError
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.run import TrackedRun, Tracker
@@ -53,20 +54,28 @@ _MOST_CELLS = 500
 class Showing:
     """What a session's cells have in common: where runs go, how things look."""
 
-    def __init__(self, folder: Path, tracking_uri: str | None = None, theme: str = "auto") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tracking_uri: str | None = None,
+        theme: str = "auto",
+        view: str = "overview",
+    ) -> None:
         """Remember; nothing is made before a cell trains.
 
         Args:
             folder: `.nbdist` beside the notebook.
             tracking_uri: Where runs go; see `nbdist.start`.
             theme: `light`, `dark` or `auto`, for the board.
+            view: Which of `board.VIEWS` the boards of cells open on.
         """
         self.folder = folder
         self.tracking_uri = tracking_uri
         self._theme = theme
+        self.view = view
         self._last_board: Past | None = None
         self._running: Board | None = None  # of the cell that runs
-        self._view = "overview"  # of the board; chosen by `%dist board VIEW`
+        self._running_run: TrackedRun | None = None
         # Rank to its process and how far that one's records have come: what a rank had made
         # before a cell is no part of it, and a new process counts from zero again.
         self._heard: dict[int, tuple[int, int]] = {}
@@ -93,27 +102,27 @@ class Showing:
         """What goes wrong in the training of the newest cell."""
         return () if self.checks is None else self.checks.found
 
-    def show_board(self, view: str | None = None) -> None:
-        """Display the board of the running or last training; with buttons where they can work.
+    def show_board(self, view: str | None = None, run: str | None = None) -> None:
+        """Display a board; with buttons where they can work.
 
         Args:
-            view: Which of the board's views, here and of cells from now on. None shows the one
-                that was chosen last.
+            view: Which of the board's views; None shows the one that boards open on.
+            run: A run of this notebook, by name or number. None is the training that runs, else
+                the last one of this kernel.
 
         Raises:
-            ClusterError: No cell has trained yet, and no view was given.
+            ClusterError: No cell has trained yet.
+            TrackingError: The run has no board.
+            UsageError: There is no such run.
         """
-        if view is not None:
-            self._view = view
-        try:
-            show_past(self.board(), self._view)
-        except ClusterError:
-            if view is None:
-                raise
-            print(f'New boards will open on the "{view}" view: {VIEWS[view].HELP}.')
+        past = self.board(view) if run is None else self._board_of(run, view)
+        show_past(past, view or self.view)
 
-    def board(self) -> Past:
+    def board(self, view: str | None = None) -> Past:
         """Return the board of the running or last training; any thread.
+
+        Args:
+            view: The one that is asked for: an error says how boards open on it.
 
         Raises:
             ClusterError: No cell has trained yet.
@@ -121,13 +130,33 @@ class Showing:
         running = self._running  # may end meanwhile, where another thread asks
         board = (running.so_far() if running is not None else None) or self._last_board
         if board is None:
-            raise ClusterError(
-                "There is no board yet.",
-                why="a board opens when a cell takes its first optimizer step, or calls "
-                "nbdist.log.",
-                do="train something in a %%distributed cell.",
-            )
+            raise _no_board_yet(view)
         return board
+
+    def _board_of(self, word: str, view: str | None) -> Past:
+        from nbdist.client.board.scene_file import from_bytes
+        from nbdist.client.tracking.boards import find_run, kept_board
+
+        tracker, running = self._tracking(), self._running
+        # A word beside a view can only be a run's.
+        row = find_run(tracker.folder, tracker.experiment, word, () if view else tuple(VIEWS))
+        so_far = running.so_far() if running is not None and row.key == self._run_key() else None
+        if so_far is not None:
+            return so_far
+        kept = kept_board(tracker.folder, tracker.experiment, row)
+        try:
+            return Past(from_bytes(kept), theme_named(self._theme), run=row.name)
+        except ValueError as error:
+            log.warning("the board of run %s cannot be read: %s", row.name, error)
+            raise TrackingError(
+                f"The board of run {row.name} cannot be read.",
+                why="its file is damaged, or another version of nbdist wrote it",
+                do="%dist ui shows what was recorded",
+            ) from None
+
+    def _run_key(self) -> str | None:
+        """Return the key of the run that is being written; None without one."""
+        return None if self._running_run is None else self._running_run.key
 
     def meter_cost(self, telemetry: Telemetry) -> None:
         """Count what is spent from here on: a cell has begun to train."""
@@ -141,14 +170,14 @@ class Showing:
             if collector.replied:
                 self._heard[rank] = (self._pids[rank], collector.summary.next_seq)
 
-    def follow_board(self, board: Board) -> None:
-        """Let `show_board` show a cell's board while it runs."""
-        self._running = board
+    def follow_board(self, board: Board, run: "TrackedRun | None" = None) -> None:
+        """Let `show_board` show a cell's board while it runs, also by the name of its run."""
+        self._running, self._running_run = board, run
 
     def remember_board(self, past: Past | None) -> None:
         """Keep a cell's board for `show_board`; a cell without one replaces nothing."""
         self._last_board = past or self._last_board
-        self._running = None
+        self._running = self._running_run = None
 
     def begin(
         self,
@@ -205,7 +234,7 @@ class Showing:
             run,
             above,
             show=request.show,
-            look=(self._theme, self._view),
+            look=(self._theme, self.view),
             actions=self._actions(cluster, request.ranks, interrupts),
         )
 
@@ -250,6 +279,16 @@ class Showing:
         if place not in _trackers:
             _trackers[place] = Tracker(*place)
         return _trackers[place]
+
+
+def _no_board_yet(view: str | None) -> ClusterError:
+    """Return what is said where no cell has trained; who asks for a view may want to set it."""
+    opens = f'; %config NBDist.view = "{view}" lets its board open on this view' if view else ""
+    return ClusterError(
+        "There is no board yet in this kernel.",
+        why="a board opens when a cell takes its first optimizer step, or calls nbdist.log",
+        do=f"train something in a %%distributed cell{opens}; %dist board RUN shows an earlier run",
+    )
 
 
 # One a kernel, also after `%dist stop`: more ranks often come with a new start.
@@ -314,7 +353,7 @@ class ShownCell:
         theme, view = look
         shown = info, telemetry, self.slots, static, theme
         self._board = Board(*shown, name=view, insight=insight, actions=actions)
-        showing.follow_board(self._board)
+        showing.follow_board(self._board, run)
 
     def say(self, notice: str) -> None:
         """Show a line that stays, before the cell itself shows anything; an empty one is none."""
@@ -382,6 +421,7 @@ class ShownCell:
             error=str(outcome.error) if outcome.error is not None else None,
             picture=self._board.picture() if has_trained else None,
             files=profiled.artifacts if profiled is not None else {},
+            board=_to_keep(self._board.past),
         )
         if link is None:
             return
@@ -392,6 +432,19 @@ class ShownCell:
     def _leave(self, displays: list[Display]) -> None:
         Slots(live=False).settle(displays)
         self.left += displays
+
+
+def _to_keep(past: Past | None) -> bytes | None:
+    """Return what a board is drawn from on another day; None where there is nothing to keep."""
+    if past is None:
+        return None
+    from nbdist.client.board.scene_file import to_bytes
+
+    try:
+        return to_bytes(past.scene)
+    except Exception:
+        log.exception("The board could not be kept")
+        return None
 
 
 def _notices(outcome: Outcome) -> list[Display]:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from nbdist.client.board.past import Past
+from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, interrupt_from_outside
 from nbdist.client.cells.request import CellRequest, check_syntax
 from nbdist.client.cluster.cluster import Cluster
@@ -90,6 +91,16 @@ class Session:
     def profile(self) -> Profiled | None:
         """What the last cell with `profile` recorded: `said`, `text`, and the file `trace`."""
         return self._attempts.profile
+
+    @property
+    def view(self) -> str:
+        """The view that the boards of coming cells open on."""
+        return self._showing.view
+
+    @view.setter
+    def view(self, name: str) -> None:
+        require_view(name)
+        self._showing.view = name
 
     @property
     def tracking_uri(self) -> str | None:
@@ -347,17 +358,21 @@ class Session:
             self._chaos.stop()
         return self._chaos
 
-    def show_board(self, view: str | None = None) -> None:
-        """Display the board of the last cell that trained.
+    def show_board(self, view: str | None = None, *, run: str | None = None) -> None:
+        """Display the board of the last cell that trained, or of a run.
 
         Args:
-            view: Which of its views, also of cells from now on: overview, loss, step, collectives,
-                ranks or verdicts. None shows the one that was chosen last.
+            view: Which of its views: overview, loss, step, collectives, ranks or verdicts. None
+                shows the one that boards open on.
+            run: A run of this notebook, of any day: its name, or its number in `%dist runs`.
 
         Raises:
-            ClusterError: No cell has trained yet, and no view was given.
+            ClusterError: No cell has trained yet.
+            UsageError: There is no such view or run.
         """
-        self._showing.show_board(view)
+        if view is not None:
+            require_view(view)
+        self._showing.show_board(view, run)
 
     def board(self) -> Past:
         """Return the board of the cell that trains, or has trained last. Any thread.

@@ -173,6 +173,11 @@ class TrackedRun:
         """Return whether the run takes no more records."""
         return self._ending.is_set()
 
+    @property
+    def key(self) -> str | None:
+        """The run's key in the spool; None before it has begun."""
+        return self._writer.begin.key if self._writer is not None else None
+
     def receive(self, records: list[Record]) -> None:
         """Take steps, logged values and devices; called on the IO thread, returns at once."""
         has_begun = self._thread is not None  # devices alone make no run
@@ -207,6 +212,7 @@ class TrackedRun:
         error: str | None = None,
         picture: bytes | None = None,
         files: Mapping[str, Path] | None = None,
+        board: bytes | None = None,
     ) -> RunLink | None:
         """End the run; return what the cell says of it, None when no record came.
 
@@ -217,13 +223,14 @@ class TrackedRun:
             error: The text of its error, for people.
             picture: The board's last picture, PNG.
             files: More artifacts: where they lie, by their names in the run.
+            board: What its board is drawn from again.
         """
         ended_early = outcome != "finished" and self._is_of_a_sweep()
         if self._thread is None and not ended_early:
             return None
         verdicts = self._insight.now().verdicts if self._insight is not None else ()
         now_ms = time.time_ns() // 1_000_000
-        self._end = RunEnd(outcome, error, picture, now_ms, verdicts, files or {})
+        self._end = RunEnd(outcome, error, picture, now_ms, verdicts, files or {}, board)
         if self._thread is None:
             self._thread = self._started()
         self._ending.set()

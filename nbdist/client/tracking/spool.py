@@ -12,7 +12,8 @@ The first line is `begin`. Then come rows of metrics, `[time_ms, step, {key: val
 many, and objects with an `op`: `params`, `tags`, `file` (its bytes lie in `files/`), `end`. What is
 sent twice is stored once, for time, step and value are always those of the record.
 
-When all has been sent, `ops.jsonl` and `files/` go; summary and curves stay, for `%dist runs`.
+When all has been sent, `ops.jsonl` and `files/` go; summary and curves stay, for `%dist runs`, and
+`board.json.gz`, which the kernel writes last, for `%dist board RUN`.
 """
 
 import contextlib
@@ -38,6 +39,7 @@ PREPARING = "another process is preparing the database"  # why a run waits; it p
 MOST_POINTS = 1000  # MLflow's limit for one log_batch
 MOST_ENTRIES = 100  # ... and for its params and tags
 _KEPT_SUMMARIES = 500
+_BOARD = "board.json.gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,10 @@ class SpoolWriter:
         """Replace what this run is compared with others by."""
         write_private(self.folder / "curves.json", json.dumps(values).encode())
 
+    def board(self, content: bytes) -> None:
+        """Keep what the board of this run is drawn from."""
+        write_private(self.folder / _BOARD, content)
+
     def flush(self, to_disk: bool = False) -> None:
         """Hand what was written to the operating system, and to the disk if asked."""
         self._ops.flush()
@@ -214,6 +220,13 @@ class SpooledRun:
     def curves(self) -> dict[str, Any]:
         """Return what this run is compared by, some seconds old; empty in its first ones."""
         return read_json(self.folder / "curves.json")
+
+    def board(self) -> bytes | None:
+        """Return what the board of this run is drawn from; None where it kept none."""
+        try:
+            return (self.folder / _BOARD).read_bytes()
+        except OSError:
+            return None
 
     def is_owned(self) -> bool:
         """Return whether the kernel that writes this run is alive and still writing."""

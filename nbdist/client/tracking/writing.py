@@ -4,6 +4,7 @@ Everything here runs on the run's own thread, may wait for a disk or for git, an
 and TrackingError: `run` answers both.
 """
 
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,7 @@ MOST_HELD = 1000  # points: a run may have no loss
 RECENT_S = 0.25  # between points of what recent steps are like
 EXPLAINED = "layout_explained"  # a fact of some lines: too long for a param
 MOST_EXPLAINED = 20_000  # characters
+_log = logging.getLogger("nbdist.tracking")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -67,7 +69,8 @@ class Feed(Protocol):
 class RunEnd:
     """How a run ended. `error` is text for people, `picture` a PNG.
 
-    `files` are more artifacts: where they lie, by their names in the run.
+    `board` is what its board is drawn from again. `files` are more artifacts: where they lie, by
+    their names in the run.
     """
 
     outcome: Outcome
@@ -76,6 +79,7 @@ class RunEnd:
     time_ms: int
     verdicts: Sequence[Verdict] = ()
     files: Mapping[str, Path] = field(default_factory=dict)
+    board: bytes | None = None
 
 
 class RunWriter:
@@ -194,10 +198,18 @@ class RunWriter:
         self._write_curves()
         self._write_summary(end.outcome)
         spool.flush(to_disk=True)
+        if end.board:
+            self._keep_board(end.board)
 
     def close(self) -> None:
         """Let go of the run."""
         self._spool.close()
+
+    def _keep_board(self, board: bytes) -> None:
+        try:
+            self._spool.board(board)
+        except OSError as error:  # the run is whole without it
+            _log.warning("the board of run %s was not kept: %s", self.begin.name, error)
 
     def _write_recent(self) -> None:
         """Write what the last steps were like: the numbers that the board shows."""

@@ -4,10 +4,12 @@ A view says what it shows in a picture, in a sentence and in a table. Importing 
 numpy, matplotlib nor ipywidgets: `compose` imports what it draws with.
 """
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol
 
 from nbdist.client.board.tables import ViewTable
 from nbdist.client.board.views import collectives, loss, overview, ranks, step, stragglers
+from nbdist.errors import UsageError
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.page import Page, Plot
@@ -55,3 +57,15 @@ class View(Protocol):
 _ALL: tuple[View, ...] = (overview, loss, step, collectives, ranks, stragglers)
 
 VIEWS = {view.NAME: view for view in _ALL}
+
+
+def require_view(name: str) -> None:
+    """Check that there is a view of that name.
+
+    Raises:
+        UsageError: There is none; one line says what there is.
+    """
+    if name not in VIEWS:
+        close = get_close_matches(name, VIEWS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(VIEWS)}."
+        raise UsageError(f"The board has no view {name!r}; {hint}")

@@ -20,6 +20,7 @@ from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slot, Slots
 from nbdist.client.session.cell_context import Showing
+from nbdist.errors import ClusterError
 from tests.unit.client.board.board_data import analysis_of, cell_info, steps_of, training
 
 
@@ -151,6 +152,28 @@ def test_while_the_cell_runs_a_subshell_sees_its_board_and_not_the_one_before(
     showing.remember_board(running.past)
     showing.show_board()
     assert "Step 31" in capsys.readouterr().out
+
+
+def test_looking_at_a_view_changes_nothing_for_later_cells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    showing = Showing(tmp_path, view="ranks")
+    board = Board(cell_info(2), training(2, 60), Shelf(), static=True)
+    board.finish("finished")
+    showing.remember_board(board.past)
+
+    showing.show_board("step")
+
+    assert "A step takes" in capsys.readouterr().out
+    assert showing.view == "ranks"
+    showing.show_board()
+    assert "2 ranks at step 60" in capsys.readouterr().out
+
+
+def test_without_a_board_a_view_is_told_how_it_is_set(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="There is no board yet") as missing:
+        Showing(tmp_path).show_board("step")
+    assert '%config NBDist.view = "step"' in missing.value.do
 
 
 def test_live_and_static_leave_the_same_text() -> None:

@@ -141,14 +141,40 @@ def test_the_board_takes_a_view_or_none() -> None:
     assert bare is not None
     assert asked is not None
     assert (bare.view, asked.view) == (None, "collectives")
+    assert bare.run is asked.run is None
 
 
 def test_a_wrong_view_is_refused_in_a_line_that_says_what_is_right() -> None:
     with pytest.raises(UsageError, match="did you mean collectives") as close:
-        parse_dist("board colectives")
+        parse_dist("board careful colectives")
     with pytest.raises(UsageError, match="one of overview, loss, step, ") as far:
-        parse_dist("board xyz")
+        parse_dist("board --run careful xyz")
     assert "\n" not in f"{close.value}{far.value}"
+
+
+@pytest.mark.parametrize(
+    ("line", "run", "view"),
+    [
+        ("board careful", "careful", None),
+        ("board careful step", "careful", "step"),
+        ("board 2 loss", "2", "loss"),
+        ("board step loss", "step", "loss"),
+        ("board --run step", "step", None),
+        ("board --run step loss", "step", "loss"),
+        ("board loss --run step", "step", "loss"),
+    ],
+)
+def test_the_board_takes_a_run_and_a_view_and_one_word_that_is_a_views_is_the_view(
+    line: str, run: str | None, view: str | None
+) -> None:
+    asked = parse_dist(line)
+    assert asked is not None
+    assert (asked.run, asked.view) == (run, view)
+
+
+def test_two_runs_for_one_board_are_refused() -> None:
+    with pytest.raises(UsageError, match="both name a run"):
+        parse_dist("board careful step --run other")
 
 
 def test_views_of_the_board_complete() -> None:

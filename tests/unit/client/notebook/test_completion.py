@@ -34,6 +34,12 @@ VALUES = Values(
         ("%dist push ", ["data"]),
         ("%dist verify m", ["model"]),
         ("%dist start ", []),
+        ("%dist board c", ["collectives", "careful"]),
+        ("%dist board careful st", ["step"]),
+        ("%dist board step ", []),
+        ("%dist board careful step ", []),
+        ("%dist board --run ", ["careful", "'my run'"]),
+        ("%dist board --run careful lo", ["loss"]),
     ],
 )
 def test_values_of_magics_complete(text: str, expected: list[str]) -> None:

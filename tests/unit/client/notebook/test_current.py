@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from nbdist.client.board import VIEWS
 from nbdist.client.notebook import current
+from nbdist.client.notebook.magics import NBDist
 from nbdist.errors import UsageError
 
 
@@ -26,3 +28,7 @@ def test_wrong_words_start_no_process(
     monkeypatch.setattr(current, "_warm_launcher", start_a_process)
     with pytest.raises(UsageError, match=sentence):
         current.start(**asked)
+
+
+def test_the_option_of_the_view_knows_all_views() -> None:
+    assert NBDist.view.values == list(VIEWS)

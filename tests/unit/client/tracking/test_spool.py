@@ -7,7 +7,14 @@ import pytest
 
 from nbdist.client.tracking.folder import make_private_folder
 from nbdist.client.tracking.series import Point
-from nbdist.client.tracking.spool import Begin, SpooledRun, SpoolState, SpoolWriter, spooled_runs
+from nbdist.client.tracking.spool import (
+    Begin,
+    SpooledRun,
+    SpoolState,
+    SpoolWriter,
+    forget_old,
+    spooled_runs,
+)
 
 BEGIN = Begin(
     key="00000000000000000001-1-3", uri="sqlite:///x", experiment="nb", name="a", time_ms=5
@@ -39,6 +46,24 @@ def test_what_is_written_is_read_in_order(spool: Path) -> None:
     last = run.read(third.offset)
     assert last.end == {"op": "end", "status": "FINISHED", "time_ms": 9}
     assert last.offset == run.ops.stat().st_size
+
+
+def test_a_board_is_kept_for_its_owner_alone_and_goes_with_its_run(spool: Path) -> None:
+    writer = SpoolWriter(spool, BEGIN)
+    run = SpooledRun(spool / BEGIN.key)
+    assert run.board() is None
+    writer.board(b"drawn from this")
+    writer.end("FINISHED", 9)
+    writer.close()
+    run.drop_content()
+    assert run.board() == b"drawn from this"
+    [board] = [path for path in run.folder.iterdir() if "board" in path.name]
+    assert stat.S_IMODE(board.stat().st_mode) == 0o600
+    run.save(SpoolState(is_done=True))
+    for number in range(2, 502):
+        (spool / f"{number:020d}-1-3").mkdir()
+    forget_old(spool.parent)
+    assert not run.folder.exists()
 
 
 def test_a_chunk_holds_no_more_points_than_mlflow_takes(spool: Path) -> None:

@@ -1,0 +1,77 @@
+"""Which run a word means, and why a run has no board."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbdist.client.tracking.boards import find_run, kept_board
+from nbdist.client.tracking.spool import spool_of
+from nbdist.errors import TrackingError, UsageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three runs of the notebook "nb": "careful" twice, a sweep and its run; one of another."""
+    add(tmp_path, 1, "careful", board=b"old")
+    add(tmp_path, 2, "careful", board=b"new")
+    add(tmp_path, 3, "lr", kind="study")
+    add(tmp_path, 4, "lr=0.1", study="00000000000000000003-1-1", steps=0)
+    add(tmp_path, 5, "other", experiment="another")
+    return tmp_path
+
+
+def add(folder: Path, number: int, name: str, board: bytes | None = None, **more: Any) -> None:
+    run = spool_of(folder) / f"{number:020d}-1-1"
+    run.mkdir(parents=True)
+    summary = {
+        "name": name, "experiment": "nb", "uri": "sqlite:///x", "status": "finished", "cell": 1,
+        "started_ms": 0, "updated_ms": 1, "world_size": 2, "layout": "", "steps": 5, "values": {},
+        "params": {}, "user_keys": [],
+    } | more  # fmt: skip
+    (run / "summary.json").write_text(json.dumps(summary))
+    if board is not None:
+        (run / "board.json.gz").write_bytes(board)
+
+
+def test_a_name_means_the_newest_run_so_called_and_a_number_any(folder: Path) -> None:
+    assert kept_board(folder, "nb", find_run(folder, "nb", "careful")) == b"new"
+    assert kept_board(folder, "nb", find_run(folder, "nb", "4")) == b"old"
+
+
+def test_a_name_that_is_a_number_comes_first(folder: Path) -> None:
+    add(folder, 6, "4", board=b"four")
+    assert kept_board(folder, "nb", find_run(folder, "nb", "4")) == b"four"
+
+
+def test_an_unknown_word_is_one_line_that_names_the_newest_runs(folder: Path) -> None:
+    with pytest.raises(UsageError) as unknown:
+        find_run(folder, "nb", "carefull", ["overview", "step"])
+    assert str(unknown.value) == (
+        "No run or view is called 'carefull'; did you mean careful? "
+        "The newest runs: lr, lr=0.1, careful."
+    )
+    with pytest.raises(UsageError, match=r"called 'stp'; did you mean step\?"):
+        find_run(folder, "nb", "stp", ["overview", "step"])
+    with pytest.raises(UsageError, match=r"No run is called '7'\. The newest runs: lr"):
+        find_run(folder, "nb", "7")
+    with pytest.raises(UsageError, match=r"No run is called 'x'\. No runs yet\."):
+        find_run(folder, "a new notebook", "x")
+
+
+def test_a_run_without_a_board_says_why(folder: Path) -> None:
+    add(folder, 6, "old")
+    add(folder, 7, "dead", status="running")  # and nobody holds its lock
+    why = {
+        "old": "it was made before boards were kept",
+        "dead": "its kernel ended before its cell did",
+        "lr=0.1": "its cell made no step and logged nothing",
+        "lr": "it is a sweep",
+    }
+    for name, reason in why.items():
+        with pytest.raises(TrackingError, match=f"Run {name} has no board") as missing:
+            kept_board(folder, "nb", find_run(folder, "nb", name))
+        assert reason in missing.value.why
+        assert missing.value.do
+    assert missing.value.do == "name one of them: lr=0.1"
