@@ -147,7 +147,7 @@ $(user): $(made) $(pins) pyproject.toml
 	$(call pip_install,notebooks)
 
 $(developer): $(made) $(pins) pyproject.toml
-	$(call pip_install,notebooks$(comma)test$(comma)dev)
+	$(call pip_install,notebooks$(comma)interactive$(comma)test$(comma)dev)
 	@touch $(user)
 
 $(writer): $(made) $(pins) pyproject.toml

@@ -108,7 +108,7 @@ def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
 def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     notebook: OpenNotebook, reopen: Reopen
 ) -> None:
-    notebook.run("%dist board step").wait()
+    notebook.run('%config NBDist.view = "step"').wait()
     (notebook.path.parent / "enough").unlink(missing_ok=True)
     cell = notebook.run(TRAIN)
     cell.output.locator(".widget-image").wait_for()
@@ -151,7 +151,7 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
 
 def test_buttons_that_nobody_uses_go_by_themselves(notebook: OpenNotebook) -> None:
     notebook.run("from nbdist.client.board import controls\ncontrols.IDLE_S = 2").wait()
-    board = notebook.run("%dist board overview").wait()
+    board = notebook.run('%config NBDist.view = "overview"\n%dist board').wait()
     board.output.locator(".widget-toggle-buttons button").first.wait_for()
 
     board.output.locator(".widget-toggle-buttons").wait_for(state="detached")

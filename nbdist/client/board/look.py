@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nbdist.client.board import devices
+from nbdist.client.board.part_history import parts_over_steps
 from nbdist.client.board.scales import Floats
 from nbdist.client.board.scene import ALL, Curve, Epoch, Panel, Row, Scene
 from nbdist.client.board.views import VIEWS
@@ -67,6 +68,7 @@ def look(
             ),
             "",
         ),
+        history=parts_over_steps(telemetry.series) if name is None else (),
     )
 
 

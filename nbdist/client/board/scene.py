@@ -112,7 +112,9 @@ class Scene:
     `recent` is what each rank's recent steps were like; `paces` the time of each step, by rank;
     `analysis` what is known of steps and collectives; `norm` that of the whole gradient, one line;
     `devices` what processes and devices do over the seconds, and `gpu_unknown` says what of GPUs is
-    not known. `outcome` is how the cell ended, finished, failed or interrupted; None while it runs.
+    not known. `history` is what steps were made of over the whole run, a panel a part (see
+    part_history.py), only once the cell has ended. `outcome` is how the cell ended, finished,
+    failed or interrupted; None while it runs.
     """
 
     panels: tuple[Panel, ...]
@@ -124,6 +126,7 @@ class Scene:
     norm: Panel | None = None
     devices: tuple[Panel, ...] = ()
     gpu_unknown: str = ""
+    history: tuple[Panel, ...] = ()
     outcome: str | None = None
 
     def panel(self, key: str) -> Panel:

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from nbdist.client.board.lanes import telling_lanes
 from nbdist.client.board.scales import Floats
 from nbdist.client.board.scene import Curve, Panel, Scene
-from nbdist.client.metrics.analysis.values import RECENT
+from nbdist.client.metrics.analysis.values import RECENT, TimeLine, TimelineLane
 from nbdist.client.metrics.telemetry import thin
 from nbdist.packed import numbers_of, text_of
 
@@ -70,7 +71,7 @@ def _panels(scene: Scene) -> list[Panel]:
 
 
 def _thinned(scene: Scene, most: int) -> Scene:
-    """Return a scene whose histories have at most `most` points a line."""
+    """Return a scene whose lines have at most `most` points; what no view shows is left out."""
     recent = {
         rank: replace(steps, times_ms=steps.times_ms[-RECENT:])
         for rank, steps in scene.recent.items()
@@ -78,10 +79,21 @@ def _thinned(scene: Scene, most: int) -> Scene:
     return replace(
         scene,
         recent=recent,
+        analysis=replace(scene.analysis, line=_seen(scene)),
         panels=tuple(_thin(panel, most) for panel in scene.panels),
         paces=scene.paces and _thin(scene.paces, most),
         norm=scene.norm and _thin(scene.norm, most),
     )
+
+
+def _seen(scene: Scene) -> TimeLine | None:
+    """Return the time line with the lanes that are shown; the others only count."""
+    line = scene.analysis.line
+    if line is None:
+        return None
+    seen = {lane.rank for lane in telling_lanes(scene)}
+    lanes = (lane if lane.rank in seen else TimelineLane(lane.rank, (), ()) for lane in line.lanes)
+    return replace(line, lanes=tuple(lanes))
 
 
 def _thin(panel: Panel, most: int) -> Panel:

@@ -140,12 +140,18 @@ def _add_board(board: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="VIEW",
         help="; ".join(f"{name}: {view.HELP}" for name, view in VIEWS.items())
-        + '; by default what %%config NBDist.view says: with = "step" new boards open on step',
+        + "; by default the one that new boards open on: %%config NBDist.view sets it",
     )
     board.add_argument(
         "--run",
         metavar="RUN",
         help="the same as RUN: one word that is a view's name means the view, and this a run",
+    )
+    board.add_argument(
+        "--interactive",
+        action="store_true",
+        help="hover over values, zoom, choose a log scale and hide ranks: in loss, step and "
+        "collectives (all three without VIEW); needs plotly, the extra `interactive`",
     )
 
 

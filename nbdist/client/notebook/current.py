@@ -99,7 +99,9 @@ def runs() -> "RunsTable":
     return runs_table(tracker.folder, tracker.experiment)
 
 
-def show_board(view: str | None, run: str | None, theme: str, opens_on: str) -> None:
+def show_board(
+    view: str | None, run: str | None, theme: str, opens_on: str, *, interactive: bool = False
+) -> None:
     """Display a board: of this kernel's session, or without one of a run of another day.
 
     Args:
@@ -107,6 +109,7 @@ def show_board(view: str | None, run: str | None, theme: str, opens_on: str) -> 
         run: A run's name or number; None is the last training of this kernel.
         theme: Without a session: the board's background.
         opens_on: Without a session: the view that boards open on.
+        interactive: Show what can be hovered over.
 
     Raises:
         ClusterError: No cell has trained yet.
@@ -114,9 +117,10 @@ def show_board(view: str | None, run: str | None, theme: str, opens_on: str) -> 
         UsageError: There is no such run.
     """
     if _current is not None:
-        _current.show_board(view, run=run)
+        _current.show_board(view, run=run, interactive=interactive)
     else:
-        Showing(project_folder(current_folder()), None, theme, opens_on).show_board(view, run)
+        showing = Showing(project_folder(current_folder()), None, theme, opens_on)
+        showing.show_board(view, run, interactive=interactive)
 
 
 def compare(words: Sequence[str]) -> "Comparison":

@@ -243,7 +243,7 @@ class NBDist(Magics):
     def _board(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import show_board
 
-        show_board(asked.view, asked.run, self.theme, self.view)
+        show_board(asked.view, asked.run, self.theme, self.view, interactive=asked.interactive)
 
     def _runs(self, asked: Any, names: dict[str, Any]) -> Any:
         from nbdist.client.notebook.current import compare, runs, sync

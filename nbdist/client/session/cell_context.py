@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.client.board import VIEWS
 from nbdist.client.board.cell_board import Board
 from nbdist.client.board.controls import show_past
+from nbdist.client.board.interactive import show_interactive
 from nbdist.client.board.live_controls import CellActions
 from nbdist.client.board.palette import theme_named
 from nbdist.client.board.past import Past, caption
@@ -102,13 +103,16 @@ class Showing:
         """What goes wrong in the training of the newest cell."""
         return () if self.checks is None else self.checks.found
 
-    def show_board(self, view: str | None = None, run: str | None = None) -> None:
+    def show_board(
+        self, view: str | None = None, run: str | None = None, *, interactive: bool = False
+    ) -> None:
         """Display a board; with buttons where they can work.
 
         Args:
             view: Which of the board's views; None shows the one that boards open on.
             run: A run of this notebook, by name or number. None is the training that runs, else
                 the last one of this kernel.
+            interactive: Show what can be hovered over, where plotly is installed.
 
         Raises:
             ClusterError: No cell has trained yet.
@@ -116,7 +120,10 @@ class Showing:
             UsageError: There is no such run.
         """
         past = self.board(view) if run is None else self._board_of(run, view)
-        show_past(past, view or self.view)
+        if interactive:
+            show_interactive(past, view, self.view)
+        else:
+            show_past(past, view or self.view)
 
     def board(self, view: str | None = None) -> Past:
         """Return the board of the running or last training; any thread.

@@ -358,13 +358,17 @@ class Session:
             self._chaos.stop()
         return self._chaos
 
-    def show_board(self, view: str | None = None, *, run: str | None = None) -> None:
+    def show_board(
+        self, view: str | None = None, *, run: str | None = None, interactive: bool = False
+    ) -> None:
         """Display the board of the last cell that trained, or of a run.
 
         Args:
             view: Which of its views: overview, loss, step, collectives, ranks or verdicts. None
                 shows the one that boards open on.
             run: A run of this notebook, of any day: its name, or its number in `%dist runs`.
+            interactive: Show what can be hovered over, zoomed and hidden: the view, or without one
+                loss, step and collectives. Needs plotly (the extra `interactive`).
 
         Raises:
             ClusterError: No cell has trained yet.
@@ -372,7 +376,7 @@ class Session:
         """
         if view is not None:
             require_view(view)
-        self._showing.show_board(view, run)
+        self._showing.show_board(view, run, interactive=interactive)
 
     def board(self) -> Past:
         """Return the board of the cell that trains, or has trained last. Any thread.
