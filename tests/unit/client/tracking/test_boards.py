@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from nbdist.client.metrics.telemetry import CellInfo, Telemetry
+from nbdist.client.tracking.begin import RunPlace
 from nbdist.client.tracking.boards import find_run, kept_board
 from nbdist.client.tracking.spool import spool_of
+from nbdist.client.tracking.writing import RunEnd, RunWriter
 from nbdist.errors import TrackingError, UsageError
 
 
@@ -75,3 +78,19 @@ def test_a_run_without_a_board_says_why(folder: Path) -> None:
         assert reason in missing.value.why
         assert missing.value.do
     assert missing.value.do == "name one of them: lr=0.1"
+
+
+def test_a_board_that_cannot_be_kept_costs_the_run_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = RunPlace(tmp_path / ".nbdist", "sqlite:///x", "nb")
+    info = CellInfo(5, "train()", (0,), 1, "gloo", ("cpu",), run_name="one")
+    writer = RunWriter(place, info, [info], Telemetry(), 10**9)
+    folder = spool_of(place.folder) / writer.begin.key
+    (folder / "board.json.gz").mkdir()  # nothing can be put in its place
+
+    writer.end(RunEnd("finished", None, None, 2 * 10**9, board=b"board"))
+    writer.close()
+
+    assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+    assert "board of run one was not kept" in caplog.text
