@@ -67,7 +67,7 @@ def from_bytes(data: bytes) -> Scene:
 
 def _panels(scene: Scene) -> list[Panel]:
     more = [panel for panel in (scene.paces, scene.norm) if panel is not None]
-    return [*scene.panels, *more]
+    return [*scene.panels, *scene.devices, *more]
 
 
 def _thinned(scene: Scene, most: int) -> Scene:
@@ -83,6 +83,7 @@ def _thinned(scene: Scene, most: int) -> Scene:
         panels=tuple(_thin(panel, most) for panel in scene.panels),
         paces=scene.paces and _thin(scene.paces, most),
         norm=scene.norm and _thin(scene.norm, most),
+        devices=tuple(_thin(panel, most) for panel in scene.devices),
     )
 
 

@@ -126,7 +126,7 @@ def test_no_button_sends_the_figure_away() -> None:
 
 def test_an_output_has_the_figure_and_its_picture_and_words_stand_below() -> None:
     pytest.importorskip("plotly", reason="the extra 'interactive' is not installed")
-    past = Past(finished(2, 60), THEME, "careful")
+    past = Past(finished(2, 60), THEME, run="careful")
 
     _, picture, caption, words = displays(past, ("loss",))
 
