@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from nbdist.client.board import palette
+from nbdist.client.board import palette, verdict_block
 from nbdist.client.board.live import LiveBoard
 from nbdist.client.board.live_controls import CellActions
 from nbdist.client.board.past import SHARP, WIDTH, Past, caption, halved, picture
@@ -99,8 +99,8 @@ class Board:
         """End the live board and return what stays, [] without records: picture and caption.
 
         Their text is the same live and static, and the same for every run of the same cell. Below
-        them stand the verdicts, where there are any, a terminal's too; not in static mode, for they
-        hold numbers: there the picture alone has them.
+        them stand the verdicts with what to do, where there are any, a terminal's too; not in
+        static mode, for they hold numbers: there the picture's head names the ranks.
         """
         self._is_finished = True
         if not self._telemetry.first_record.is_set():
@@ -117,9 +117,9 @@ class Board:
         displays = [caption(sentence)]
         if has_stopped and self._pictures and (png := self._drawn(self._name)):
             displays.insert(0, picture(png, sentence))
-        if not self._is_static and self.past is not None:
-            said = [verdict.sentence for verdict in self.past.scene.analysis.verdicts]
-            displays += [caption(sentence) for sentence in said]
+        verdicts = self.past.scene.analysis.verdicts if self.past is not None else ()
+        if verdicts and not self._is_static:
+            displays.append(verdict_block.display(verdicts))
         if self._live is not None:
             try:
                 self._live.close(displays)

@@ -14,10 +14,9 @@ from nbdist.client.board.page import Page, Pixels, Plot
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import length
+from nbdist.client.board.verdict_block import headline
 from nbdist.client.board.views import VIEWS
 from nbdist.formatting import figure
-
-MOST_VERDICTS = 2  # in a picture's head
 
 
 class Painter:
@@ -78,7 +77,7 @@ class Painter:
         return png(self._page.pixels, self.theme, small=self.final)
 
     def _head(self, scene: Scene) -> tuple[str, ...]:
-        """Return what stands over a picture: how long, how fast, and who makes others slow."""
+        """Return what stands over a picture: how long, how fast, and in short who slows others."""
         parts = [length(scene)]
         if scene.steps_per_s:
             parts.append(f"{figure(scene.steps_per_s)} steps/s")
@@ -86,8 +85,6 @@ class Painter:
         for key in sorted({key for row in scene.rows for key in row.own} - plotted)[:2]:
             values = [row.own[key] for row in scene.rows if key in row.own]
             parts.append(f"{key} {figure(sum(values) / len(values))}")
-        lines = ["   ·   ".join(parts)]
-        if not self._view.TELLS_VERDICTS:
-            for verdict in scene.analysis.verdicts[:MOST_VERDICTS]:
-                lines += wrapped(verdict.sentence, self.width)
-        return tuple(lines)
+        if found := headline(scene.analysis.verdicts):
+            parts.append(found)
+        return tuple(wrapped("   ·   ".join(parts), self.width))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbdist.background import CoreWaits, lower_thread, pause_s
-from nbdist.client.board import kept, sentences, text
+from nbdist.client.board import kept, sentences, text, verdict_block
 from nbdist.client.board.live_controls import CellActions, LiveControls
 from nbdist.client.board.tables import to_html
 from nbdist.client.board.views import VIEWS
@@ -225,9 +225,10 @@ class LiveBoard:
             self._table_at = now
             table = self._view.table(scene)
             self._widgets["table"].value = to_html(table) if table.rows else ""
-            said = sentences.verdicts(scene)
-            is_told = scene.analysis.verdicts or self._view.TELLS_VERDICTS
-            self._widgets["verdicts"].value = text.plain(" ".join(said)) if is_told else ""
+            block = verdict_block.to_html(scene.analysis.verdicts)
+            if not block and self._view.TELLS_VERDICTS:
+                block = text.plain(" ".join(sentences.verdicts(scene)))
+            self._widgets["verdicts"].value = block
         if now - self._spoke_at >= SPEAK_S:
             self._spoke_at = now
             self._widgets["status"].value = text.spoken(self._spoken(scene))

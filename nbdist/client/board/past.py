@@ -8,7 +8,7 @@ import base64
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nbdist.client.board import sentences, text
+from nbdist.client.board import sentences, text, verdict_block
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.tables import to_html, to_text
 from nbdist.client.board.views import VIEWS
@@ -59,10 +59,12 @@ class Past:
     def plain(self, name: str) -> str:
         """Return the view called `name` as text: a sentence, and its table where it has rows."""
         view, of = VIEWS[name], f"Run {self.run}: " if self.run else ""
+        verdicts = self.scene.analysis.verdicts
+        block = [verdict_block.to_text(verdicts)] if verdicts else []
         if view.TELLS_VERDICTS:  # which its table would repeat
-            return of + "\n".join(sentences.verdicts(self._seen))
+            return of + "\n".join(block or sentences.verdicts(self._seen))
         said, table = of + view.sentence(self._seen), view.table(self._seen)
-        return f"{said}\n\n{to_text(table)}" if table.rows else said
+        return "\n\n".join([*block, said, *([to_text(table)] if table.rows else [])])
 
     @property
     def _seen(self) -> "Scene":
@@ -72,15 +74,17 @@ class Past:
     def told(self, name: str) -> str:
         """Return all that the board says, as text: progress or caption, verdicts, the view."""
         elapsed_s = self.elapsed_s
-        said = [self.caption(name) if elapsed_s is None else text.progress(self.scene, elapsed_s)]
-        if not VIEWS[name].TELLS_VERDICTS:
-            said += [verdict.sentence for verdict in self.scene.analysis.verdicts]
-        return "\n".join([*said, self.plain(name)])
+        said = self.caption(name) if elapsed_s is None else text.progress(self.scene, elapsed_s)
+        return f"{said}\n{self.plain(name)}"
 
     def words(self, name: str) -> Display:
         """Return the view called `name` as HTML: a sentence that is spoken when it changes."""
-        said, table = VIEWS[name].sentence(self._seen), VIEWS[name].table(self._seen)
-        html = text.spoken(said, is_seen=True) + (to_html(table) if table.rows else "")
+        view, verdicts = VIEWS[name], self.scene.analysis.verdicts
+        table = view.table(self._seen)
+        html = verdict_block.to_html(verdicts)
+        if not (verdicts and view.TELLS_VERDICTS):
+            html += text.spoken(view.sentence(self._seen), is_seen=True)
+        html += to_html(table) if table.rows else ""
         return Display({"text/html": html, "text/plain": self.plain(name)})
 
 

@@ -27,7 +27,7 @@ class View(Protocol):
             "own" numbers of the user; or over time: "devices". A live board reads no others, for
             they are the dear part.
         HAS_SMOOTHING: Whether it draws a running mean, whose window people choose.
-        TELLS_VERDICTS: Whether it says the verdicts itself, or why there is none.
+        TELLS_VERDICTS: Whether it is about verdicts, and says why there is none.
     """
 
     NAME: str

@@ -1,4 +1,4 @@
-"""Who makes the others slow: the sentences, and each rank's own work beside its peers'.
+"""Who makes the others slow: each rank's own work beside its peers', or why nobody stands out.
 
 Where a link is what is slow, links are shown instead.
 """
@@ -6,7 +6,7 @@ Where a link is what is slow, links are shown instead.
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import sentences
-from nbdist.client.board.measures import MARGIN_PX, TITLE_PT, wrapped
+from nbdist.client.board.measures import MARGIN_PX, TITLE_PT
 from nbdist.client.board.tables import ViewTable
 from nbdist.client.board.text import slower
 
@@ -25,25 +25,28 @@ LINKS_LEFT_PX = 72
 
 
 def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
-    """Return the ranks, and the sentences of a picture that stays; live ones are HTML above it."""
+    """Return the ranks, and what a picture that stays says itself."""
     stack = scene.stack
     ranks = () if stack is None else stack.ranks
-    return (ranks, scene.is_timed, *_shown(scene), *(sentences.verdicts(scene) if final else ()))
+    return (ranks, scene.is_timed, *_shown(scene), *_lines(scene, final))
 
 
 def height(scene: "Scene", final: bool) -> int:
     """Return the height of the page."""
-    lines = len(_lines(scene, 960)) if final else 0
-    return LINE_PX * lines + 8 + (ABOVE_PX + PLOT_PX + BELOW_PX) * len(_shown(scene))
+    return (
+        LINE_PX * len(_lines(scene, final))
+        + 8
+        + (ABOVE_PX + PLOT_PX + BELOW_PX) * len(_shown(scene))
+    )
 
 
 def compose(page: "Page", scene: "Scene") -> "list[Plot]":
-    """Write the sentences; below them a bar for each rank, for each link, or both."""
+    """Put a bar for each rank, for each link, or both; above them why there is no verdict."""
     from nbdist.client.board.artists import nothing_yet
     from nbdist.client.board.plots.links import LinkBars
     from nbdist.client.board.plots.own_work import OwnWork
 
-    lines = _lines(scene, page.width) if page.is_final else []
+    lines = _lines(scene, page.is_final)
     for place, line in enumerate(lines):
         page.write(MARGIN_PX, page.top + LINE_PX * (place + 0.6), line, size=TITLE_PT)
     top = LINE_PX * len(lines) + 8 + ABOVE_PX
@@ -69,10 +72,10 @@ def sentence(scene: "Scene") -> str:
 
 
 def table(scene: "Scene") -> ViewTable:
-    """Return the verdicts with their causes."""
-    head = ("rank", "slower by", "cause", "since step", "verdict")
+    """Return the verdicts' numbers; their sentences stand above."""
+    head = ("rank", "slower by", "cause", "since step")
     rows = tuple(
-        (str(v.rank), slower(v.share), v.cause, f"{v.since_step:,}", v.sentence)
+        (str(v.rank), slower(v.share), v.cause, f"{v.since_step:,}")
         for v in scene.analysis.verdicts
     )
     return ViewTable("Ranks that slow the others down", head, rows)
@@ -88,6 +91,6 @@ def _shown(scene: "Scene") -> tuple[str, ...]:
     return ("links",) if causes == {"link"} else ("work", "links")
 
 
-def _lines(scene: "Scene", width: int) -> list[str]:
-    told = sentences.verdicts(scene)
-    return [line for sentence in told for line in wrapped(sentence, width)]
+def _lines(scene: "Scene", final: bool) -> list[str]:
+    """Return why there is no verdict; one has its block, and live words are HTML."""
+    return sentences.verdicts(scene) if final and not scene.analysis.verdicts else []

@@ -92,7 +92,7 @@ def test_a_button_changes_picture_and_table(shown: tuple[Places, Events, Control
     assert len(picture.shown) == len(words.shown) == 2
     assert picture.shown[0] != picture.shown[1]
     assert "all_reduce" in words.shown[1].data["text/html"]
-    assert words.shown[1].data["text/plain"].startswith("3 collectives per step")
+    assert "\n3 collectives per step" in words.shown[1].data["text/plain"]
 
 
 def test_a_button_shows_that_the_picture_is_being_drawn_until_it_is_there(
