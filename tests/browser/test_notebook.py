@@ -10,6 +10,16 @@ from tests.browser.lab import OpenNotebook
 pytestmark = pytest.mark.browser
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+PICTURE = '.nbdist-auto img[width="960"]'  # of a board that has ended, in a wide window
+
+# The height of small letters in the picture, how many pictures are seen, and whether they scroll.
+_LETTERS = """([output]) => {
+  const frame = output.querySelector('.nbdist-auto');
+  const seen = [...frame.querySelectorAll('img')].filter(image => image.clientWidth > 0);
+  const composed = seen[0].getAttribute("width") === "960" ? 960 : 520;
+  const letters = 8 / 72 * 100 * seen[0].clientWidth / composed;
+  return [letters, seen.length, frame.scrollWidth > frame.clientWidth];
+}"""
 
 # Trains until the file "enough" is there: a test decides when it has seen enough.
 TRAIN = """%%distributed --no-track
@@ -86,18 +96,24 @@ def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
     frames = {s["frame"] for s in cell.states if s["is_running"] and s["frame"]}
     assert len(frames) >= 3
     sentence = r"Loss and communication time on 2 ranks over \d+ steps\."
-    cell.output.locator(".jp-RenderedImage img").wait_for()
-    assert cell.output.locator("img").count() == 1
+    cell.output.locator(PICTURE).wait_for()
+    assert cell.output.locator(PICTURE).count() == 1
     assert cell.output.locator(".widget-image, .jp-OutputArea-output.jupyter-widgets").count() == 0
     cell.output.get_by_text(re.compile(sentence)).wait_for()
     picture, caption = cell.saved_outputs()
-    assert picture.data.keys() == {"image/png", "text/plain"}
+    assert picture.data.keys() == {"text/html", "image/png", "text/plain"}
     assert re.fullmatch(sentence, caption.data["text/plain"])
     cell.picture("board-static")
+    for width in (600, 960, 1400, 2000):
+        notebook.page.set_viewport_size({"width": width, "height": 1000})
+        letters_px, is_seen, scrolls = cell.output.evaluate_all(_LETTERS)
+        assert (letters_px >= 9.9, is_seen, scrolls) == (True, 1, False), width
+    notebook.page.set_viewport_size({"width": 1280, "height": 1000})
+    assert cell.output.get_by_alt_text(re.compile(sentence)).count() == 1
 
     later = reopen(notebook)
     again = later.cell(cell.index)
-    again.output.locator(".jp-RenderedImage img").wait_for()
+    again.output.locator(PICTURE).wait_for()
     assert again.output.locator("img").evaluate("image => image.naturalWidth") > 900
     again.output.get_by_text(re.compile(sentence)).wait_for()
     assert "Error displaying widget" not in later.page.locator(".jp-Notebook").inner_text()
@@ -124,12 +140,12 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
 
     board = notebook.run("%dist board").wait()
     board.output.locator(".widget-toggle-buttons button").first.wait_for()
-    before = board.output.locator(".jp-RenderedImage img").get_attribute("src")
+    before = board.output.locator(PICTURE).get_attribute("src")
     button = board.output.get_by_role("button", name="Collectives")
     button.focus()
     notebook.page.keyboard.press("Enter")
     board.output.get_by_role("table").get_by_text("all_reduce").first.wait_for()
-    assert board.output.locator(".jp-RenderedImage img").get_attribute("src") != before
+    assert board.output.locator(PICTURE).get_attribute("src") != before
     assert board.output.get_by_role("columnheader", name="busbw").count() == 1
     board.picture("view-collectives")
     bar, _, words = board.saved_outputs()  # as JupyterLab saves it by itself meanwhile
@@ -142,7 +158,7 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     assert not any(WIDGET in o.get("data", {}) for o in board.saved_outputs())
     later = reopen(notebook)
     again = later.cell(board.index)
-    again.output.locator(".jp-RenderedImage img").wait_for()
+    again.output.locator(PICTURE).wait_for()
     again.output.get_by_role("table").wait_for()
     assert "Error displaying widget" not in later.page.locator(".jp-Notebook").inner_text()
     again.picture("view-reopened")
@@ -173,8 +189,8 @@ def test_interrupting_a_training_cell_ends_it_and_leaves_the_picture(
 
     assert "KeyboardInterrupt" in cell.text
     cell.output.get_by_text("interrupted after").wait_for()
-    cell.output.locator(".jp-RenderedImage img").wait_for()
-    assert cell.output.locator("img").count() == 1
+    cell.output.locator(PICTURE).wait_for()
+    assert cell.output.locator(PICTURE).count() == 1
     assert not any(WIDGET in o.get("data", {}) for o in cell.saved_outputs())
     cell.picture("interrupted")
     after = notebook.run("%%distributed\nt = torch.ones(1); dist.all_reduce(t); t.item()").wait()

@@ -58,7 +58,9 @@ def part_patch(name: str, theme: Theme, ranks: int) -> Patch:
     color, hatch = palette.PARTS[name]
     over = theme.background or "#ffffff"
     hatch = hatch if ranks <= 2 * palette.MANY else ""
-    return Patch(facecolor=color, edgecolor=over, linewidth=0, label=name, hatch=hatch)
+    return Patch(
+        facecolor=color, edgecolor=over, linewidth=0, label=palette.part_label(name), hatch=hatch
+    )
 
 
 def area(x: Floats, low: Floats, high: Floats, color: str, alpha: float) -> PathPatch:
@@ -129,17 +131,16 @@ def path(
 
 def rank_samples(ranks: tuple[int, ...], theme: Theme) -> list[Artist]:
     """Return what the legend says of the lines."""
+    labels = palette.rank_labels(ranks)
     if len(ranks) <= palette.MANY:
-        return [
-            sample(f"rank {rank}", *palette.line_style(place)) for place, rank in enumerate(ranks)
-        ]
+        return [sample(label, *palette.line_style(place)) for place, label in enumerate(labels)]
     all_of_them, most = BAND_ALPHAS
     return [
-        Patch(facecolor=theme.text, alpha=all_of_them, label=f"all {len(ranks)} ranks"),
-        Patch(facecolor=theme.text, alpha=min(1.0, all_of_them + most), label="80 % of them"),
-        sample("median", theme.text, (), 1.6),
-        sample("highest", *palette.line_style(0)),
-        sample("lowest", *palette.line_style(1)),
+        Patch(facecolor=theme.text, alpha=all_of_them, label=labels[0]),
+        Patch(facecolor=theme.text, alpha=min(1.0, all_of_them + most), label=labels[1]),
+        sample(labels[2], theme.text, (), 1.6),
+        sample(labels[3], *palette.line_style(0)),
+        sample(labels[4], *palette.line_style(1)),
     ]
 
 

@@ -6,16 +6,20 @@ the first record has come, by the drawing thread where there is one.
 Threads: all but `so_far` belongs to the main thread; live.py has the drawing thread.
 """
 
+import base64
 import logging
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from nbdist.client.board import palette, verdict_block
 from nbdist.client.board.live import LiveBoard
 from nbdist.client.board.live_controls import CellActions
-from nbdist.client.board.past import SHARP, WIDTH, Past, caption, halved, picture
+from nbdist.client.board.measures import WIDE
+from nbdist.client.board.past import SHARP, Past, caption
+from nbdist.client.board.picture import halved
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from nbdist.client.metrics.telemetry import Telemetry
 
 Outcome = Literal["finished", "failed", "interrupted"]
+Drawn = TypeVar("Drawn")
 
 _log = logging.getLogger("nbdist.board")
 
@@ -67,7 +72,7 @@ class Board:
         self._live: LiveBoard | None = None
         self._began = time.monotonic()
         self._is_open = self._is_finished = False
-        self._pngs: dict[str, bytes] = {}  # lasting pictures, by their views
+        self._left: Display | None = None  # the picture that stays
 
     @property
     def wants_to_open(self) -> bool:
@@ -115,8 +120,8 @@ class Board:
         if self.past is not None:
             sentence = self.past.caption(self._name)
         displays = [caption(sentence)]
-        if has_stopped and self._pictures and (png := self._drawn(self._name)):
-            displays.insert(0, picture(png, sentence))
+        if has_stopped and self._pictures and (picture := self._drawn()):
+            displays.insert(0, picture)
         verdicts = self.past.scene.analysis.verdicts if self.past is not None else ()
         if verdicts and not self._is_static:
             displays.append(verdict_block.display(verdicts))
@@ -143,16 +148,18 @@ class Board:
         Always the overview, so that runs compare, whichever view the cell has shown. Drawn once, in
         0.1 to 0.5 s; to be called after `finish`.
         """
-        png = self._drawn("overview")
-        return None if png is None else halved(png)
+        if self._left is not None and self._name == "overview":
+            return base64.b64decode(self._left.data["image/png"])
+        past = self._drawable()
+        return _tried(lambda: halved(past.png("overview"), past.theme)) if past else None
 
-    def _drawn(self, name: str) -> bytes | None:
-        if name not in self._pngs and self.past is not None and self.past.scene.panels:
-            try:
-                self._pngs[name] = self.past.png(name)
-            except Exception as error:
-                _log.error("The board's picture could not be drawn", exc_info=error)
-        return self._pngs.get(name)
+    def _drawn(self) -> Display | None:
+        past = self._drawable()
+        self._left = _tried(lambda: past.picture(self._name)) if past else None
+        return self._left
+
+    def _drawable(self) -> Past | None:
+        return self.past if self.past is not None and self.past.scene.panels else None
 
     def _look_back(self, outcome: str) -> Past | None:
         from nbdist.client.board.look import look
@@ -170,7 +177,7 @@ def render_png(
     telemetry: "Telemetry",
     info: CellInfo,
     *,
-    width: int = WIDTH,
+    width: int = WIDE,
     background: str | None = None,
     scale: float = SHARP,
 ) -> bytes:
@@ -188,6 +195,14 @@ def render_png(
 
     painter = Painter(palette.theme_on(background), width, scale, final=True)
     return painter.frame(look(telemetry, info))
+
+
+def _tried(draw: Callable[[], Drawn]) -> Drawn | None:
+    try:
+        return draw()
+    except Exception as error:
+        _log.error("The board's picture could not be drawn", exc_info=error)
+        return None
 
 
 def _in_a_kernel() -> bool:

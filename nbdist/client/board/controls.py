@@ -148,8 +148,7 @@ class Controls:
                 self._at_work.value = ""
 
     def _drawn(self) -> Display:
-        png = self._past.png(self._name, self._smoothing, beside_words=True)
-        return past_module.picture(png, self._past.caption(self._name))
+        return self._past.picture(self._name, self._smoothing, beside_words=True)
 
     def _started_timer(self) -> threading.Timer:
         timer = threading.Timer(self._idle_s, self._put_away)

@@ -9,7 +9,7 @@ matplotlib's `Figure` and Agg canvas, never pyplot: its global state is not for 
 """
 
 from nbdist.client.board.colors import png
-from nbdist.client.board.measures import wrapped
+from nbdist.client.board.measures import WIDE, wrapped
 from nbdist.client.board.page import Page, Pixels, Plot
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scene import Scene
@@ -34,7 +34,7 @@ class Painter:
     def __init__(
         self,
         theme: Theme,
-        width: int = 960,
+        width: int = WIDE,
         scale: float = 1.0,
         *,
         name: str = "overview",
@@ -61,7 +61,7 @@ class Painter:
         head = self._head(scene) if self.final else ()
         plan = (*self._view.plan(scene, self.final), *head)
         if plan != self._plan or self._page is None:
-            height = self._view.height(scene, self.final)
+            height = self._view.height(scene, self.final, self.width)
             self._page = Page(self.theme, self.width, height, self.scale, head)
             self._page.smoothing = self._smoothing
             self._plots = self._view.compose(self._page, scene)

@@ -13,6 +13,9 @@ import base64
 import html
 from typing import Any
 
+from nbdist.client.board.measures import WIDE
+from nbdist.client.board.palette import Theme
+from nbdist.client.board.picture import live
 from nbdist.client.board.text import STYLE
 from nbdist.client.output.result import Display
 
@@ -30,13 +33,13 @@ _HIDES_LOST = (
 WAITING = "This cell trains. If nothing moves here, run %dist board in the next cell."
 
 
-def kept(said: str, png: bytes, width: int, at: str) -> Display:
+def kept(said: str, png: bytes, theme: Theme, at: str) -> Display:
     """Return what to show where the live board is lost.
 
     Args:
         said: What the board says at this moment, in lines.
         png: Its picture.
-        width: Of the picture, in CSS pixels.
+        theme: Its colours.
         at: The time of day.
     """
     since = (
@@ -49,11 +52,8 @@ def kept(said: str, png: bytes, width: int, at: str) -> Display:
     metadata: dict[str, Any] = {}
     if len(png) <= MOST_BYTES:
         encoded = base64.b64encode(png).decode("ascii")
-        shown += (
-            f'<img alt="{html.escape(said)}" width="{width}" style="max-width: 100%" '
-            f'src="data:image/png;base64,{encoded}">'
-        )
+        shown += live(png, said, theme)
         data["image/png"] = encoded
-        metadata["image/png"] = {"width": width, "alt": said}
+        metadata["image/png"] = {"width": WIDE, "alt": said}
     data["text/html"] = f'{_HIDES_LOST}<div class="{_CLASS}" style="{STYLE}">{shown}</div>'
     return Display(data, metadata)

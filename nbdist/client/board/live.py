@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from nbdist.background import CoreWaits, lower_thread, pause_s
 from nbdist.client.board import kept, sentences, text, verdict_block
 from nbdist.client.board.live_controls import CellActions, LiveControls
+from nbdist.client.board.measures import WIDE
+from nbdist.client.board.picture import AUTO_CLASS, LIVE_WIDTH, ON_PAGES
 from nbdist.client.board.tables import to_html
 from nbdist.client.board.views import VIEWS
 from nbdist.client.metrics import usage
@@ -102,7 +104,7 @@ class LiveBoard:
             self._slot = slots.open(Display({"text/plain": _aside(self.failure)}))
             return
         scene, png = self._first
-        self._widgets = _make_widgets(png, self._painter.width)
+        self._widgets = _make_widgets(png, self._theme)
         self._show_words(scene)
         if self._actions is not None:
             self._controls = LiveControls(
@@ -212,7 +214,7 @@ class LiveBoard:
     def _to_keep(self, scene: "Scene", png: bytes) -> Display:
         progress = text.progress(scene, time.monotonic() - self._began)
         said = f"{progress}\n{self._spoken(scene)}"
-        return kept.kept(said, png, self._painter.width, time.strftime("%H:%M:%S"))
+        return kept.kept(said, png, self._theme, time.strftime("%H:%M:%S"))
 
     def _show_words(self, scene: "Scene") -> None:
         now = time.monotonic()
@@ -255,19 +257,19 @@ def _aside(error: Exception | None) -> str:
     return f"The board stopped ({type(error).__name__}: {error}); training continues."
 
 
-def _make_widgets(png: bytes, width: int) -> dict[str, Any]:
+def _make_widgets(png: bytes, theme: "Theme") -> dict[str, Any]:
     """Return the board's widgets by name; "box" holds the others."""
     import ipywidgets
 
-    image = ipywidgets.Image(value=png, format="png", width=width)
-    image.layout.max_width = "100%"
+    image = ipywidgets.Image(value=png, format="png", width=WIDE)
+    image.layout.width, image.layout.max_width = LIVE_WIDTH, "none"
     image.layout.object_fit = "contain"
     image.layout.height = "auto"
     bar = ipywidgets.IntProgress(value=0, min=0, max=1)
     bar.layout.width = "240px"
     progress, verdicts = ipywidgets.HTML(), ipywidgets.HTML()
     table, status = ipywidgets.HTML(), ipywidgets.HTML()
-    hides = ipywidgets.HTML(kept.HIDES_KEPT)
+    hides = ipywidgets.HTML(kept.HIDES_KEPT + ON_PAGES)
     hides.layout.display = "none"
     # Heard, not seen: it is told seldom, and would seem to contradict the table above it.
     status.layout.height = status.layout.margin = "0"
@@ -276,6 +278,8 @@ def _make_widgets(png: bytes, width: int) -> dict[str, Any]:
     row.layout.align_items = "center"
     box = ipywidgets.VBox([row, verdicts, image, table, status, hides])
     box.add_class(kept.LIVE_CLASS)
+    if theme.background is None:
+        box.add_class(AUTO_CLASS)
     return {
         "box": box,
         "row": row,

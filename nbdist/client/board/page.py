@@ -15,7 +15,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from nbdist.client.board.measures import HEAD_PX, LINE_PX, MARGIN_PX, RIGHT_PX, TEXT_PT, TITLE_PT
+from nbdist.client.board.measures import (
+    HEAD_PX,
+    LINE_PX,
+    MARGIN_PX,
+    RIGHT_PX,
+    TEXT_PT,
+    TITLE_PT,
+    legend_columns,
+    legend_rows,
+)
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scene import Scene
 from nbdist.client.board.text import tick
@@ -115,15 +124,18 @@ class Page:
         return axes
 
     def legend(
-        self, handles: Sequence[Artist], side: Literal["left", "right"], middle: float = 13
+        self, handles: Sequence[Artist], side: Literal["left", "right"], below: float = 0
     ) -> None:
-        """Write a line of samples whose middle is this far below the head."""
+        """Write samples, in as many lines as they need, this far below the head."""
+        labels = [str(handle.get_label()) for handle in handles]
+        rows = legend_rows(labels, self.width)
+        middle = below + 13 + LINE_PX * (rows - 1) / 2
         x = MARGIN_PX / self.width if side == "left" else 1 - RIGHT_PX / self.width
         legend = self.figure.legend(
             handles=handles,
             loc="center left" if side == "left" else "center right",
             bbox_to_anchor=(x, 1 - (self.top + middle) / self.height),
-            ncols=len(handles),
+            ncols=legend_columns(labels, self.width),
             frameon=False,
             fontsize=TEXT_PT,
             handlelength=2.2 if side == "left" else 1.1,

@@ -34,11 +34,18 @@ PARTS: dict[str, tuple[str, str]] = {
     "other": ("#858282", "||||"),
 }
 
+# What a legend says of a part whose name alone does not explain it.
+PART_LABELS = {"hidden": "communication hidden behind compute"}
+
 MANY = 8  # more ranks than this are shown as a band, not as one line each
 
 # The grey with the same contrast (4.3) on white and on #111: all that can be done for text
 # when the kernel cannot know the theme.
 MID_GREY = "#797979"
+
+# What such a picture's colours are multiplied with where the page tells its theme: text gets a
+# contrast of 6 on white and on #111.
+BRIGHTNESS = {"light": 0.8, "dark": 1.2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,18 @@ def contrast(one: str, other: str) -> float:
 def line_style(index: int) -> tuple[str, tuple[float, ...]]:
     """Return (colour, on-off dash lengths in line widths, empty for solid) of the i-th rank."""
     return LINE_COLORS[index % len(LINE_COLORS)], LINE_DASHES[index % len(LINE_DASHES)]
+
+
+def part_label(part: str) -> str:
+    """Return what a legend says of a part of steps."""
+    return PART_LABELS.get(part, part)
+
+
+def rank_labels(ranks: tuple[int, ...]) -> list[str]:
+    """Return what a legend says of the lines."""
+    if len(ranks) <= MANY:
+        return [f"rank {rank}" for rank in ranks]
+    return [f"all {len(ranks)} ranks", "80 % of them", "median", "highest", "lowest"]
 
 
 def row_color(row: int) -> str:

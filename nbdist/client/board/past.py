@@ -4,12 +4,13 @@ It holds what was seen last and nothing of the records, so it costs what its lin
 loads matplotlib, words do not. May be asked on any thread.
 """
 
-import base64
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import sentences, text, verdict_block
+from nbdist.client.board.measures import NARROW, WIDE
 from nbdist.client.board.palette import Theme
+from nbdist.client.board.picture import lasting
 from nbdist.client.board.tables import to_html, to_text
 from nbdist.client.board.views import VIEWS
 from nbdist.client.output.result import Display
@@ -17,8 +18,7 @@ from nbdist.client.output.result import Display
 if TYPE_CHECKING:  # for its type alone: the scene loads numpy
     from nbdist.client.board.scene import Scene
 
-WIDTH = 960  # CSS pixels
-SHARP = 2.0  # pixels of the lasting picture for one CSS pixel
+SHARP, NARROW_SHARP = 2.0, 1.5  # pixels of a lasting picture for one CSS pixel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,20 +34,43 @@ class Past:
     elapsed_s: float | None = None
     run: str = ""
 
-    def png(self, name: str, smoothing: int | None = None, *, beside_words: bool = False) -> bytes:
+    def picture(
+        self, name: str, smoothing: int | None = None, *, beside_words: bool = False
+    ) -> Display:
+        """Return the view called `name` as an output, for wide and for narrow windows.
+
+        Its arguments are those of `png`.
+        """
+        wide, narrow = (
+            self.png(name, smoothing, beside_words=beside_words, width=width, scale=scale)
+            for width, scale in ((WIDE, SHARP), (NARROW, NARROW_SHARP))
+        )
+        return lasting(wide, narrow, self.caption(name), self.theme)
+
+    def png(
+        self,
+        name: str,
+        smoothing: int | None = None,
+        *,
+        beside_words: bool = False,
+        width: int = WIDE,
+        scale: float = SHARP,
+    ) -> bytes:
         """Draw the view called `name`.
 
         Args:
             name: One of `board.VIEWS`.
             smoothing: The window of a loss' running mean; None chooses.
             beside_words: `words` are shown with it: it does without what stands there, its table.
+            width: In CSS pixels.
+            scale: Pixels for one CSS pixel.
         """
         from nbdist.client.board.figure import Painter
 
         scene = self.scene
         if beside_words:
             scene = replace(scene, analysis=replace(scene.analysis, table=()))
-        painter = Painter(self.theme, WIDTH, SHARP, name=name, final=True, smoothing=smoothing)
+        painter = Painter(self.theme, width, scale, name=name, final=True, smoothing=smoothing)
         return painter.frame(scene)
 
     def caption(self, name: str) -> str:
@@ -86,24 +109,6 @@ class Past:
             html += text.spoken(view.sentence(self._seen), is_seen=True)
         html += to_html(table) if table.rows else ""
         return Display({"text/html": html, "text/plain": self.plain(name)})
-
-
-def halved(png: bytes) -> bytes:
-    """Return a picture with a pixel for each CSS pixel: half of `SHARP` ones."""
-    import io
-
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGBA").reduce(2).save(out, "png")
-    return out.getvalue()
-
-
-def picture(png: bytes, sentence: str) -> Display:
-    """Return a picture with what it shows in words."""
-    data = {"image/png": base64.b64encode(png).decode("ascii"), "text/plain": sentence}
-    # "width" makes a sharp screen show it sharp; no front end reads "alt" yet, some day one may.
-    return Display(data, {"image/png": {"width": WIDTH, "alt": sentence}})
 
 
 def caption(sentence: str) -> Display:

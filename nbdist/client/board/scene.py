@@ -15,6 +15,9 @@ from nbdist.client.metrics.recent import RecentSteps, comm_pct, divided
 
 BOTH = "compute and communication"  # a part of steps whose communication was not measured
 ALL = -1  # the rank of a line that is of all of them
+# From which share of the longest step a part counts: half a pixel where a picture stays. Live ones
+# must not come and go, for each time the page is composed anew.
+SEEN, SEEN_LIVE = 4e-3, 1e-4
 REPORT_S = 0.25  # a rank's report may be late by so much on a busy machine
 
 
@@ -89,6 +92,11 @@ class Stack:
         """Return the length of a step, by rank."""
         whole: Floats = np.sum(list(self.parts.values()), axis=0)
         return whole
+
+    def seen(self, final: bool) -> tuple[str, ...]:
+        """Return the parts that occur; of a picture that stays, those that are wide enough."""
+        least = (SEEN if final else SEEN_LIVE) * float(self.whole_ms.max(initial=0.0))
+        return tuple(name for name, part in self.parts.items() if part.max(initial=0.0) > least)
 
 
 @dataclass(frozen=True, slots=True)

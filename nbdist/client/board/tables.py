@@ -11,7 +11,9 @@ from nbdist.client.board.text import STYLE
 from nbdist.formatting import aligned, figure
 
 NONE = "–"
-CELL = 'style="padding: 1px 10px; text-align: {}; white-space: nowrap"'
+HEAD = 'style="padding: 1px 8px; text-align: {}; vertical-align: bottom; white-space: normal"'
+# Words break where a window is too narrow for them, numbers with their units do not.
+CELL = 'style="padding: 1px 8px; text-align: {}; white-space: {}; max-width: 24em"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ def to_html(table: ViewTable) -> str:
     """Return `table` with headers that screen readers tell with each cell; scrolls when long."""
     sides = ["right" if right else "left" for right in table.to_the_right]
     head = "".join(
-        f'<th scope="col" {CELL.format(side)}>{html.escape(cell)}</th>'
+        f'<th scope="col" {HEAD.format(side)}>{html.escape(cell)}</th>'
         for cell, side in zip(table.head, sides, strict=True)
     )
     body = "".join(f"<tr>{_html_row(row, sides)}</tr>" for row in table.rows)
@@ -62,5 +64,6 @@ def _html_row(row: Sequence[str], sides: Sequence[str]) -> str:
     cells = []
     for place, (cell, side) in enumerate(zip(row, sides, strict=True)):
         tag, scope = ("th", ' scope="row"') if place == 0 else ("td", "")
-        cells.append(f"<{tag}{scope} {CELL.format(side)}>{html.escape(cell)}</{tag}>")
+        style = CELL.format(side, "nowrap" if side == "right" else "normal")
+        cells.append(f"<{tag}{scope} {style}>{html.escape(cell)}</{tag}>")
     return "".join(cells)

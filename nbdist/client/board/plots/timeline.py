@@ -183,15 +183,16 @@ def _outline(words: str) -> Path:
     return Path(np.asarray(drawn.vertices) - middle, drawn.codes)
 
 
-def legend(theme: Theme) -> list[Artist]:
-    """Return what the shades mean."""
+def legend(theme: Theme, labels: tuple[str, str, str, str]) -> list[Artist]:
+    """Return what the shades mean, in this order."""
+    queueing, waiting, transferring, blocked = labels
     color = palette.LINE_COLORS[0]
     return [
-        Patch(facecolor="none", edgecolor=color, linewidth=OUTLINE, label="queueing"),
+        Patch(facecolor="none", edgecolor=color, linewidth=OUTLINE, label=queueing),
         Patch(facecolor=(*_rgb(color), ALPHAS["waiting"]), edgecolor=color, hatch="/////",
-              linewidth=0, label="waiting for the last rank"),
-        Patch(facecolor=color, label="transferring"),
-        Line2D([], [], color=theme.text, linewidth=2.6, label="main thread blocked"),
+              linewidth=0, label=waiting),
+        Patch(facecolor=color, label=transferring),
+        Line2D([], [], color=theme.text, linewidth=2.6, label=blocked),
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ numpy, matplotlib nor ipywidgets: `compose` imports what it draws with.
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol
 
+from nbdist.client.board.measures import WIDE
 from nbdist.client.board.tables import ViewTable
 from nbdist.client.board.views import collectives, loss, overview, ranks, step, stragglers
 from nbdist.errors import UsageError
@@ -40,8 +41,8 @@ class View(Protocol):
     def plan(self, scene: "Scene", final: bool) -> tuple[object, ...]:
         """Return what the page is composed for: it is composed anew when that changes."""
 
-    def height(self, scene: "Scene", final: bool) -> int:
-        """Return the height of the page in CSS pixels, without its head."""
+    def height(self, scene: "Scene", final: bool, width: int = WIDE) -> int:
+        """Return the height in CSS pixels of a page so wide, without its head."""
 
     def compose(self, page: "Page", scene: "Scene") -> "list[Plot]":
         """Put axes, titles and legends on the page; return the plots that draw upon them."""

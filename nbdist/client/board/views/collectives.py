@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from nbdist.client.board import palette
 from nbdist.client.board.lanes import telling_lanes
-from nbdist.client.board.measures import MARGIN_PX, TEXT_PT
+from nbdist.client.board.measures import (
+    LEGEND_PX,
+    LINE_PX,
+    MARGIN_PX,
+    TEXT_PT,
+    WIDE,
+    is_narrow,
+    legend_rows,
+    wrapped,
+)
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
 from nbdist.client.board.text import count
 from nbdist.client.metrics.analysis.values import CollectiveRow
@@ -24,16 +33,18 @@ HELP = "a table of them, and a time line of the last steps"
 HISTORIES: tuple[str, ...] = ()
 HAS_SMOOTHING, TELLS_VERDICTS = False, False
 
-LEGEND_PX, ABOVE_PX, BELOW_PX, NOTE_PX = 28, 46, 26, 18
+ABOVE_PX, BELOW_PX, NOTE_PX = 46, 26, 18
 LANE_PX, FEW_LANES_PX = 42, 60
 NAMES_PX, RIGHT_PX = 56, 16
 MOST_ROWS, ROW_PX, HEADS_PX = 8, 18, 36
 LETTER_PX, COLUMN_PX = 5.7, 10
+SHADES = "queueing", "waiting for the last rank", "transferring", "main thread blocked"
 # Two lines each, so that eleven columns fit into the width.
 HEADS = (
     "kind", "group", "line", "a\nstep", "bytes", "skew\nms", "came last", "waiting\nms",
     "queueing\nms", "transfer\nms", "algbw", "busbw",
 )  # fmt: skip
+IN_A_NARROW_ONE = 0, 3, 4, 6, 7, 9, 11  # of the columns: what there is room for
 LONGEST = 22, 18, 15, 12  # characters of a cell: the first that fits
 
 
@@ -42,10 +53,13 @@ def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
     return (tuple(lane.rank for lane in telling_lanes(scene)),)
 
 
-def height(scene: "Scene", final: bool) -> int:
+def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
     """Return the height of the page."""
     lanes = len(telling_lanes(scene))
-    line = LEGEND_PX + ABOVE_PX + _lane_px(lanes) * lanes + BELOW_PX + NOTE_PX if lanes else 90
+    line = 90
+    if lanes:
+        notes = NOTE_PX * len(_notes(scene, lanes, width))
+        line = _legend_px(width) + ABOVE_PX + _lane_px(lanes) * lanes + BELOW_PX + notes
     rows = len(scene.analysis.table) if final else 0
     table = HEADS_PX + ROW_PX * (min(rows, MOST_ROWS) + (rows > MOST_ROWS)) + 8 if rows else 0
     return line + table
@@ -64,14 +78,17 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
         if page.is_final and scene.analysis.table:
             _write_table(page, scene, page.top + 90)
         return []
-    page.legend(timeline.legend(page.theme), "left")
+    page.legend(timeline.legend(page.theme, SHADES), "left")
     width = page.width - NAMES_PX - RIGHT_PX
     tall = _lane_px(lanes) * lanes
-    axes = page.axes(NAMES_PX, LEGEND_PX + ABOVE_PX, width, tall)
-    below = page.top + LEGEND_PX + ABOVE_PX + tall + BELOW_PX
-    page.write(MARGIN_PX, below + NOTE_PX / 2, _note(scene, lanes))
+    above = _legend_px(page.width) + ABOVE_PX
+    axes = page.axes(NAMES_PX, above, width, tall)
+    below = page.top + above + tall + BELOW_PX
+    for said in _notes(scene, lanes, page.width):
+        page.write(MARGIN_PX, below + NOTE_PX / 2, said)
+        below += NOTE_PX
     if page.is_final and scene.analysis.table:
-        _write_table(page, scene, below + NOTE_PX)
+        _write_table(page, scene, below)
     return [timeline.TimeLinePlot(axes, page.theme, scene, width, page.is_final)]
 
 
@@ -159,7 +176,7 @@ def collective_cells(row: CollectiveRow, group: str) -> tuple[str, ...]:
     )
 
 
-def _note(scene: "Scene", lanes: int) -> str:
+def _notes(scene: "Scene", lanes: int, width: int) -> list[str]:
     line = scene.analysis.line
     assert line is not None  # there are lanes
     parts = []
@@ -169,19 +186,21 @@ def _note(scene: "Scene", lanes: int) -> str:
     if scene.analysis.clock_error_ms:
         parts.append(f"Clocks differ by at most {scene.analysis.clock_error_ms:.2g} ms.")
     parts.append("Numbers in the bars are those of the table.")
-    return " ".join(parts)
+    return wrapped(" ".join(parts), width)
 
 
 def _write_table(page: "Page", scene: "Scene", top: float) -> None:
     table = scene.analysis.table
     named = list(zip(table, group_names(table), strict=True))[:MOST_ROWS]
+    shown = IN_A_NARROW_ONE if is_narrow(page.width) else tuple(range(len(HEADS)))
+    heads = [HEADS[at] for at in shown]
     cells = [collective_cells(row, group) for row, group in named]
     for longest in LONGEST:
-        rows = [tuple(_short(cell, longest) for cell in row) for row in cells]
-        lefts, gap = _columns([HEADS, *rows], page.width)
+        rows = [tuple(_short(row[at], longest) for at in shown) for row in cells]
+        lefts, gap = _columns([heads, *rows], page.width)
         if gap >= COLUMN_PX:
             break
-    for left, head in zip(lefts, HEADS, strict=True):
+    for left, head in zip(lefts, heads, strict=True):
         page.write(left, top + HEADS_PX / 2, head)
     middle = top + HEADS_PX + ROW_PX / 2
     for number, row in enumerate(rows, start=1):
@@ -213,6 +232,10 @@ def _columns(lines: Sequence[Sequence[str]], width: int) -> tuple[list[float], f
 
 def _short(cell: str, longest: int) -> str:
     return cell if len(cell) <= longest else cell[: longest - 1] + "…"
+
+
+def _legend_px(width: int) -> int:
+    return LEGEND_PX + LINE_PX * (legend_rows(SHADES, width) - 1)
 
 
 def _lane_px(lanes: int) -> int:

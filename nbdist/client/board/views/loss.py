@@ -4,7 +4,15 @@ import math
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import palette
-from nbdist.client.board.measures import LEFT_PX, RIGHT_PX
+from nbdist.client.board.measures import (
+    LEFT_PX,
+    LEGEND_PX,
+    LINE_PX,
+    RIGHT_PX,
+    WIDE,
+    is_narrow,
+    legend_rows,
+)
 from nbdist.client.board.tables import ViewTable, or_dash
 from nbdist.formatting import figure
 from nbdist.ranks import name_ranks
@@ -19,8 +27,9 @@ HELP = "of each rank, and their mean"
 HISTORIES: tuple[str, ...] = ("loss", "own", "norm")
 HAS_SMOOTHING, TELLS_VERDICTS = True, False
 
-LEGEND_PX, LOSS_PX, OWN_PX = 30, 330, 200
+LOSS_PX, OWN_PX = 330, 200
 ABOVE_PX, BELOW_PX, GAP_PX = 24, 38, 48
+MEAN = "mean of all"
 
 
 def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
@@ -28,9 +37,11 @@ def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
     return tuple(_keys(scene)), scene.ranks
 
 
-def height(scene: "Scene", final: bool) -> int:
+def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
     """Return the height of the page."""
-    return LEGEND_PX + LOSS_PX + (OWN_PX if len(_keys(scene)) > 1 else 0)
+    own = len(_keys(scene)) - 1
+    rows = own if is_narrow(width) else min(own, 1)
+    return _legend_px(scene, width) + LOSS_PX + OWN_PX * max(0, rows)
 
 
 def compose(page: "Page", scene: "Scene") -> "list[Plot]":
@@ -40,27 +51,30 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
 
     keys = _keys(scene)
     whole = page.width - LEFT_PX - RIGHT_PX
-    axes = page.axes(LEFT_PX, LEGEND_PX + ABOVE_PX, whole, LOSS_PX - ABOVE_PX - BELOW_PX)
+    legend_px = _legend_px(scene, page.width)
+    axes = page.axes(LEFT_PX, legend_px + ABOVE_PX, whole, LOSS_PX - ABOVE_PX - BELOW_PX)
     if not keys:
         nothing_yet(axes, "No loss has been recorded yet.", page.theme)
         return []
     own = keys[1:]
     width_px = int(whole * page.scale)
-    has_mean = 1 < len(scene.ranks) <= palette.MANY  # many have a median already
     plots: list[Plot] = [
         LinePlot(
             axes, scene.panel(keys[0]), scene.ranks, page.theme, width_px, page.is_final,
-            with_mean=has_mean, smoothing=page.smoothing,
+            with_mean=_has_mean(scene), smoothing=page.smoothing,
         )
     ]  # fmt: skip
-    width = (whole - GAP_PX * (len(own) - 1)) / max(1, len(own))
-    for column, key in enumerate(own):
+    columns = 1 if is_narrow(page.width) else max(1, len(own))
+    width = (whole - GAP_PX * (columns - 1)) / columns
+    for place, key in enumerate(own):
+        row, column = divmod(place, columns)
         left = LEFT_PX + column * (width + GAP_PX)
-        axes = page.axes(left, LEGEND_PX + LOSS_PX + 18, width, OWN_PX - 18 - BELOW_PX)
+        top = legend_px + LOSS_PX + OWN_PX * row + 18
+        axes = page.axes(left, top, width, OWN_PX - 18 - BELOW_PX)
         width_px = int(width * page.scale)
         panel = scene.panel(key)
         plots.append(LinePlot(axes, panel, scene.ranks, page.theme, width_px, page.is_final))
-    mean = [sample("mean of all", page.theme.text, (), 2.4)] if has_mean else []
+    mean = [sample(MEAN, page.theme.text, (), 2.4)] if _has_mean(scene) else []
     page.legend([*rank_samples(scene.ranks, page.theme), *mean], "left")
     return plots
 
@@ -99,6 +113,15 @@ def table(scene: "Scene") -> ViewTable:
         )
     head = ("rank", "step", "loss", "mean of last 50", "lowest", "not finite")
     return ViewTable("Loss by rank", head, tuple(rows))
+
+
+def _has_mean(scene: "Scene") -> bool:
+    return 1 < len(scene.ranks) <= palette.MANY  # many have a median already
+
+
+def _legend_px(scene: "Scene", width: int) -> int:
+    labels = [*palette.rank_labels(scene.ranks), *([MEAN] if _has_mean(scene) else [])]
+    return LEGEND_PX + LINE_PX * (legend_rows(labels, width) - 1)
 
 
 def _keys(scene: "Scene") -> list[str]:

@@ -3,7 +3,17 @@
 import math
 from typing import TYPE_CHECKING
 
-from nbdist.client.board.measures import LEFT_PX, LINE_PX, RIGHT_PX
+from nbdist.client.board import palette
+from nbdist.client.board.measures import (
+    LEFT_PX,
+    LEGEND_PX,
+    LINE_PX,
+    RIGHT_PX,
+    WIDE,
+    fit_beside,
+    is_narrow,
+    legend_rows,
+)
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
 from nbdist.formatting import figure
 from nbdist.ranks import name_ranks
@@ -18,40 +28,40 @@ HELP = "loss, communication, and what a step is made of"
 HISTORIES: tuple[str, ...] = ("loss", "comm_s", "own")
 HAS_SMOOTHING, TELLS_VERDICTS = False, False
 
-LEGEND_PX, ROW_PX = 30, 236  # a strip at the top; one row of plots
+ROW_PX = 236  # one row of plots
 ABOVE_PX, BELOW_PX = 24, 38  # of a plot: its title; ticks and label
 GAP_PX = 48
 PER_ROW = 3
-MOST_BESIDE = 3  # ranks in the legend with the parts of a step beside them
 
 
 def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
     """Return which plots there are."""
     stack = scene.stack
-    parts = () if stack is None else tuple(stack.parts)
+    parts = () if stack is None else (*stack.parts, *stack.seen(final))
     return tuple(panel.key for panel in scene.panels), parts, scene.ranks
 
 
-def height(scene: "Scene", final: bool) -> int:
+def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
     """Return the height of the page."""
-    rows, _ = _grid(scene)
-    return _legend_px(scene) + rows * ROW_PX
+    rows, _ = _grid(scene, width)
+    return _legends_px(scene, final, width)[1] + rows * ROW_PX
 
 
 def compose(page: "Page", scene: "Scene") -> "list[Plot]":
-    """Put lines and bars side by side, at most three in a row."""
+    """Put lines and bars side by side, at most three in a row, or below each other."""
     from nbdist.client.board.artists import part_patch, rank_samples
     from nbdist.client.board.plots.lines import LinePlot
     from nbdist.client.board.plots.split import SplitPlot
 
-    _, columns = _grid(scene)
+    _, columns = _grid(scene, page.width)
+    parts_px, legends_px = _legends_px(scene, page.is_final, page.width)
     stack = scene.stack
     width = (page.width - LEFT_PX - RIGHT_PX - GAP_PX * (columns - 1)) / columns
     plots: list[Plot] = []
     for index, key in enumerate(_order(scene)):
         row, column = divmod(index, columns)
         left = LEFT_PX + column * (width + GAP_PX)
-        top = _legend_px(scene) + row * ROW_PX + ABOVE_PX
+        top = legends_px + row * ROW_PX + ABOVE_PX
         axes = page.axes(left, top, width, ROW_PX - ABOVE_PX - BELOW_PX)
         if key is None:
             assert stack is not None  # `_order` has looked
@@ -63,8 +73,10 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     if scene.panels:
         page.legend(rank_samples(scene.ranks, page.theme), "left")
     if stack is not None:
-        parts = [part_patch(name, page.theme, len(scene.rows)) for name in stack.parts]
-        page.legend(parts, "right", middle=_legend_px(scene) - LEGEND_PX + 13)
+        parts = [
+            part_patch(name, page.theme, len(scene.rows)) for name in stack.seen(page.is_final)
+        ]
+        page.legend(parts, "left" if is_narrow(page.width) else "right", parts_px)
     return plots
 
 
@@ -115,15 +127,22 @@ def _whole(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _legend_px(scene: "Scene") -> int:
-    """Return how high the legend is: parts stand below the ranks where both do not fit."""
-    is_narrow = len(scene.ranks) > MOST_BESIDE and scene.panels and scene.stack is not None
-    return LEGEND_PX + (LINE_PX if is_narrow else 0)
+def _legends_px(scene: "Scene", final: bool, width: int) -> tuple[int, int]:
+    """Return where the parts' legend begins, below the ranks' where both do not fit, and ends."""
+    ranks = palette.rank_labels(scene.ranks) if scene.panels else []
+    seen = () if scene.stack is None else scene.stack.seen(final)
+    parts = [palette.part_label(name) for name in seen]
+    if fit_beside(ranks, parts, width):
+        return 0, LEGEND_PX
+    begin = LINE_PX * (legend_rows(ranks, width) if ranks else 0)
+    return begin, LEGEND_PX + begin + LINE_PX * (legend_rows(parts, width) - 1)
 
 
-def _grid(scene: "Scene") -> tuple[int, int]:
+def _grid(scene: "Scene", width: int) -> tuple[int, int]:
     """Return rows and columns of plots."""
     count = max(1, len(scene.panels) + (scene.stack is not None))
+    if is_narrow(width):
+        return count, 1
     columns = min(count, PER_ROW) if count != 4 else 2
     return math.ceil(count / columns), columns
 

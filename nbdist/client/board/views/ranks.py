@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import palette
-from nbdist.client.board.measures import MARGIN_PX, TITLE_PT
+from nbdist.client.board.measures import MARGIN_PX, TITLE_PT, WIDE, is_narrow
 from nbdist.client.board.tables import NONE, ViewTable, or_dash
 from nbdist.formatting import counted, figure, name_bytes
 from nbdist.ranks import name_ranks
@@ -62,17 +62,17 @@ def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
     return scene.ranks, _names(scene) if len(scene.ranks) > MOST_CARDS else (), lanes
 
 
-def height(scene: "Scene", final: bool) -> int:
+def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
     """Return the height of the page."""
-    rows = math.ceil(len(scene.devices) / LANES_A_ROW)
-    return _height_now(scene) + rows * _lanes_px(scene)
+    rows = math.ceil(len(scene.devices) / _lanes_a_row(width))
+    return _height_now(scene, width) + rows * _lanes_px(scene)
 
 
-def _height_now(scene: "Scene") -> int:
+def _height_now(scene: "Scene", width: int) -> int:
     """Return the height of what is above the lanes."""
     if len(scene.ranks) > MOST_CARDS:
         return ABOVE_PX + STRIP_PX * max(1, len(_names(scene))) + BELOW_PX
-    rows = math.ceil(len(scene.ranks) / _columns(scene))
+    rows = math.ceil(len(scene.ranks) / _columns(scene, width))
     return TITLE_PX + CARD_PX * rows
 
 
@@ -86,7 +86,7 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
 def _cards(page: "Page", scene: "Scene") -> "list[Plot]":
     from nbdist.client.board.plots.cards import PLOT_PX, Card, SharedLimits
 
-    columns = _columns(scene)
+    columns = _columns(scene, page.width)
     width = (page.width - LEFT_PX - MARGIN_PX - (GAP_PX + LEFT_PX) * (columns - 1)) / columns
     shared = SharedLimits()
     page.write(MARGIN_PX, page.top + TITLE_PX / 2, "step time, ms, over the steps", size=TITLE_PT)
@@ -103,8 +103,8 @@ def _cards(page: "Page", scene: "Scene") -> "list[Plot]":
 def _lanes(page: "Page", scene: "Scene") -> "list[Plot]":
     from nbdist.client.board.plots.lanes_over_time import LanesOverTime
 
-    columns = min(LANES_A_ROW, len(scene.devices))
-    above, height = _height_now(scene), _lanes_px(scene)
+    columns = min(_lanes_a_row(page.width), len(scene.devices))
+    above, height = _height_now(scene, page.width), _lanes_px(scene)
     plots: list[Plot] = []
     for index, panel in enumerate(scene.devices):
         row, column = divmod(index, columns)
@@ -116,6 +116,10 @@ def _lanes(page: "Page", scene: "Scene") -> "list[Plot]":
         )
         plots.append(LanesOverTime(axes, panel.key, scene.ranks, page.theme, size, page.is_final))
     return plots
+
+
+def _lanes_a_row(width: int) -> int:
+    return 1 if is_narrow(width) else LANES_A_ROW
 
 
 def _lanes_px(scene: "Scene") -> int:
@@ -232,5 +236,5 @@ def _column(scene: "Scene", get: Get) -> "Floats":
     return np.array([math.nan if value is None else value for value in values])
 
 
-def _columns(scene: "Scene") -> int:
-    return min(4, len(scene.ranks))
+def _columns(scene: "Scene", width: int) -> int:
+    return min(2 if is_narrow(width) else 4, len(scene.ranks))

@@ -6,6 +6,7 @@ More ranks than `MOST_BARS` are strips, one a part, with the extremes named.
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import palette
+from nbdist.client.board.measures import LEGEND_PX, LINE_PX, WIDE, legend_rows
 from nbdist.client.board.sentences import NOT_TIMED
 from nbdist.client.board.tables import NONE, ViewTable
 from nbdist.formatting import figure, milliseconds
@@ -20,7 +21,7 @@ HISTORIES: tuple[str, ...] = ()
 HAS_SMOOTHING, TELLS_VERDICTS = False, False
 
 MOST_BARS = 16
-LEGEND_PX, ABOVE_PX, BELOW_PX = 30, 26, 36
+ABOVE_PX, BELOW_PX = 26, 36
 BAR_PX, STRIP_PX = 26, 34  # thick bars for few ranks, so that hatches are seen
 NAMES_PX, WORDS_PX = 70, 226  # left and right of the bars
 STRIP_NAMES_PX, STRIP_WORDS_PX = 76, 258
@@ -29,17 +30,20 @@ STRIP_NAMES_PX, STRIP_WORDS_PX = 76, 258
 def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
     """Return the ranks and the parts."""
     stack = scene.stack
-    return () if stack is None else (stack.ranks, tuple(stack.parts), bool(stack.waits_for))
+    if stack is None:
+        return ()
+    return stack.ranks, tuple(stack.parts), stack.seen(final), bool(stack.waits_for)
 
 
-def height(scene: "Scene", final: bool) -> int:
+def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
     """Return the height of the page."""
     stack = scene.stack
     if stack is None:
         return 120
     if len(stack.ranks) > MOST_BARS:
         return ABOVE_PX + STRIP_PX * (len(stack.parts) + 1) + BELOW_PX
-    return LEGEND_PX + ABOVE_PX + _bar_px(len(stack.ranks)) * len(stack.ranks) + BELOW_PX
+    bars = _bar_px(len(stack.ranks)) * len(stack.ranks)
+    return _legend_px(stack, final, width) + ABOVE_PX + bars + BELOW_PX
 
 
 def compose(page: "Page", scene: "Scene") -> "list[Plot]":
@@ -57,8 +61,9 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     words_px = WORDS_PX if stack.waits_for else 76
     width = page.width - NAMES_PX - words_px
     tall = _bar_px(len(stack.ranks)) * len(stack.ranks)
-    axes = page.axes(NAMES_PX, LEGEND_PX + ABOVE_PX, width, tall)
-    handles = [part_patch(name, page.theme, len(stack.ranks)) for name in stack.parts]
+    above = _legend_px(stack, page.is_final, page.width) + ABOVE_PX
+    axes = page.axes(NAMES_PX, above, width, tall)
+    handles = [part_patch(name, page.theme, len(stack.ranks)) for name in stack.seen(page.is_final)]
     page.legend(handles, "left")
     return [LyingBars(axes, page.theme, stack, page.is_final)]
 
@@ -72,7 +77,11 @@ def sentence(scene: "Scene") -> str:
     if not whole:
         return "No step time was measured."
     shares = {name: 100 * float(part.mean()) / whole for name, part in stack.parts.items()}
-    told = [f"{share:.0f} % {name}" for name, share in shares.items() if share >= 0.5]
+    told = [
+        f"{share:.0f} % {palette.part_label(name)}"
+        for name, share in shares.items()
+        if share >= 0.5
+    ]
     text = f"A step takes {figure(whole)} ms: {', '.join(told)}."
     return f"{text} {NOT_TIMED}" if not scene.is_timed else f"{text}{_longest_wait(stack)}"
 
@@ -126,6 +135,11 @@ def _strips(page: "Page", stack: "Stack") -> "Plot":
 
 def _write(value: float) -> str:
     return f"{figure(value)} ms"
+
+
+def _legend_px(stack: "Stack", final: bool, width: int) -> int:
+    labels = [palette.part_label(name) for name in stack.seen(final)]
+    return LEGEND_PX + LINE_PX * (legend_rows(labels, width) - 1)
 
 
 def _bar_px(ranks: int) -> int:

@@ -6,7 +6,7 @@ Where a link is what is slow, links are shown instead.
 from typing import TYPE_CHECKING
 
 from nbdist.client.board import sentences
-from nbdist.client.board.measures import MARGIN_PX, TITLE_PT
+from nbdist.client.board.measures import MARGIN_PX, TITLE_PT, WIDE, wrapped
 from nbdist.client.board.tables import ViewTable
 from nbdist.client.board.text import slower
 
@@ -28,13 +28,13 @@ def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
     """Return the ranks, and what a picture that stays says itself."""
     stack = scene.stack
     ranks = () if stack is None else stack.ranks
-    return (ranks, scene.is_timed, *_shown(scene), *_lines(scene, final))
+    return (ranks, scene.is_timed, *_shown(scene), *_lines(scene, final, WIDE))
 
 
-def height(scene: "Scene", final: bool) -> int:
+def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
     """Return the height of the page."""
     return (
-        LINE_PX * len(_lines(scene, final))
+        LINE_PX * len(_lines(scene, final, width))
         + 8
         + (ABOVE_PX + PLOT_PX + BELOW_PX) * len(_shown(scene))
     )
@@ -46,7 +46,7 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
     from nbdist.client.board.plots.links import LinkBars
     from nbdist.client.board.plots.own_work import OwnWork
 
-    lines = _lines(scene, page.is_final)
+    lines = _lines(scene, page.is_final, page.width)
     for place, line in enumerate(lines):
         page.write(MARGIN_PX, page.top + LINE_PX * (place + 0.6), line, size=TITLE_PT)
     top = LINE_PX * len(lines) + 8 + ABOVE_PX
@@ -91,6 +91,8 @@ def _shown(scene: "Scene") -> tuple[str, ...]:
     return ("links",) if causes == {"link"} else ("work", "links")
 
 
-def _lines(scene: "Scene", final: bool) -> list[str]:
+def _lines(scene: "Scene", final: bool, width: int) -> list[str]:
     """Return why there is no verdict; one has its block, and live words are HTML."""
-    return sentences.verdicts(scene) if final and not scene.analysis.verdicts else []
+    if not final or scene.analysis.verdicts:
+        return []
+    return [line for said in sentences.verdicts(scene) for line in wrapped(said, width)]

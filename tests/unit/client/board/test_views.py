@@ -262,7 +262,8 @@ def test_the_overview_stacks_the_parts_of_the_step_view_up_to_the_whole_step(
     (legend,) = [
         found for found in page.figure.legends if found.get_texts()[0].get_text() == "compute"
     ]
-    assert [words.get_text() for words in legend.get_texts()] == list(view.stack.parts)
+    labels = [palette.part_label(name) for name in view.stack.seen(final=True)]
+    assert [words.get_text() for words in legend.get_texts()] == labels
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 64])

@@ -1,0 +1,105 @@
+"""A picture that stays follows the window, says what it shows, and does not bloat the file."""
+
+import base64
+import io
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nbdist.client.board import VIEWS, palette
+from nbdist.client.board.look import look
+from nbdist.client.board.measures import NARROW, WIDE
+from nbdist.client.board.past import NARROW_SHARP, SHARP, Past
+from nbdist.client.board.picture import AUTO_CLASS, NARROW_PX, SWITCH_PX
+from tests.unit.client.board.board_data import analysis_of, cell_info, training
+
+LETTERS_PX = 8 / 72 * 100  # of TEXT_PT, where a picture is as wide as it was composed
+
+
+def past(theme: str = "auto", ranks: int = 4) -> Past:
+    scene = look(training(ranks, 60), cell_info(ranks), analysis_of(ranks, slow=1))
+    return Past(replace(scene, outcome="finished"), palette.theme_named(theme))
+
+
+def images(html: str) -> list[Image.Image]:
+    """Return the pictures that a page holds."""
+    sources = re.findall(r'src="data:image/\w+;base64,([^"]+)"', html)
+    return [Image.open(io.BytesIO(base64.b64decode(source))) for source in sources]
+
+
+def shown_px(html: str, width: int) -> list[float]:
+    """Return how wide each picture is in an output of `width`, by CSS's rules for clamp()."""
+
+    def clamp(low: float, value: float, high: float) -> float:
+        return max(low, min(value, high))
+
+    found = []
+    for style, most in re.findall(r" width: (clamp[^;]+); max-width: (\w+)", html):
+        plain = style.replace("100%", str(width)).replace("px", "")
+        most_px = math.inf if most == "none" else float(most.removesuffix("px"))
+        found.append(min(most_px, eval(plain, {"clamp": clamp})))
+    return found
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_view_is_composed_for_a_wide_and_for_a_narrow_window(name: str) -> None:
+    wide, narrow = images(past().picture(name).data["text/html"])
+
+    assert (wide.width, narrow.width) == (SHARP * WIDE, NARROW_SHARP * NARROW)
+    assert np.asarray(narrow)[..., 3].any()
+
+
+@pytest.mark.parametrize("width", [400, 484, 700, 780, SWITCH_PX - 1, SWITCH_PX, 1220, 1820])
+def test_letters_are_ten_pixels_or_more_in_any_window(width: int) -> None:
+    wide_px, narrow_px = shown_px(past().picture("overview").data["text/html"], width)
+
+    assert sorted([wide_px > 0, narrow_px > 0]) == [False, True], "one of them is shown"
+    letters_px = LETTERS_PX * max(wide_px / WIDE, narrow_px / NARROW)
+    assert 9.9 <= letters_px <= 18
+    assert max(wide_px, narrow_px) <= max(width, NARROW_PX[0])
+
+
+def test_a_screen_reader_hears_once_what_is_seen() -> None:
+    known = past()
+    html = known.picture("step").data["text/html"]
+
+    first, second = re.findall(r"<img ([^>]*?) width", html)
+    assert first == f'alt="{known.caption("step")}"'
+    assert second == 'alt="" aria-hidden="true"'
+
+
+def test_where_css_is_dropped_only_the_wide_one_has_a_width() -> None:
+    html = past().picture("overview").data["text/html"]
+
+    assert re.findall(r'width="(\d+)"', html) == [str(WIDE), "0"]
+
+
+def test_what_shows_no_html_gets_a_png_with_a_pixel_for_each_css_pixel() -> None:
+    display = past("light").picture("overview")
+    png = Image.open(io.BytesIO(base64.b64decode(display.data["image/png"])))
+
+    assert png.format == "PNG"
+    assert png.width == display.metadata["image/png"]["width"] == WIDE
+    parts = {tuple(bytes.fromhex(palette.PARTS[p][0][1:])) for p in ("compute", "waiting")}
+    pixels = np.asarray(png.convert("RGB")).reshape(-1, 3)
+    assert parts <= {tuple(int(c) for c in color) for color in np.unique(pixels, axis=0)}
+
+
+@pytest.mark.parametrize("name", ["overview", "collectives"])
+def test_all_forms_together_take_less_than_twice_of_one_png(name: str) -> None:
+    known = past(ranks=8)
+    display = known.picture(name)
+
+    held = sum(len(display.data[kind]) for kind in ("text/html", "image/png"))
+    assert held < 2 * len(base64.b64encode(known.png(name)))
+
+
+@pytest.mark.parametrize(("theme", "follows"), [("auto", True), ("light", False), ("dark", False)])
+def test_only_a_picture_without_a_background_follows_the_pages_theme(
+    theme: str, follows: bool
+) -> None:
+    assert (f'class="{AUTO_CLASS}"' in past(theme).picture("loss").data["text/html"]) == follows
