@@ -16,7 +16,7 @@ PICTURE = '.nbdist-auto img[width="960"]'  # of a board that has ended, in a wid
 _LETTERS = """([output]) => {
   const frame = output.querySelector('.nbdist-auto');
   const seen = [...frame.querySelectorAll('img')].filter(image => image.clientWidth > 0);
-  const composed = seen[0].getAttribute("width") === "960" ? 960 : 520;
+  const composed = seen[0].getAttribute("width") === "960" ? 960 : 500;
   const letters = 8 / 72 * 100 * seen[0].clientWidth / composed;
   return [letters, seen.length, frame.scrollWidth > frame.clientWidth];
 }"""

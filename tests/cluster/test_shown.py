@@ -106,6 +106,29 @@ def test_clear_output_clears_what_the_rank_said(notebook: Kernel) -> None:
     assert notebook.cell(code).text == "ranks 0-1 │ here"
 
 
+def test_a_cell_that_is_silent_shows_that_it_runs_and_leaves_nothing_of_it(
+    notebook: Kernel,
+) -> None:
+    gate = notebook.folder / "seen-running"
+    code = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.05)"
+
+    ran = notebook.cell(code, interrupt_after=["Running on ranks 0-1."], then=gate.touch)
+
+    assert ran.error is None, ran.error
+    assert ran.outputs == []
+
+
+def test_below_what_a_plain_cell_printed_nothing_passes(notebook: Kernel) -> None:
+    ran = notebook.run(
+        "import nbdist\nprint('mine')\n"
+        "_ = nbdist.current().run('import time; time.sleep(1)', show=True)"
+    )
+
+    assert ran.error is None, ran.error
+    assert ran.text.strip() == "mine"
+    assert not any("Running on" in str(message) for _, message in ran.messages)
+
+
 def test_tqdms_notebook_bar_leaves_no_dead_widget(notebook: Kernel) -> None:
     code = """
 from tqdm.notebook import tqdm

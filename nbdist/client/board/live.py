@@ -38,6 +38,7 @@ PERIOD_S = 0.3
 SHARE = 0.05  # most of one core that drawing may take
 TABLE_S = 0.6
 WORDS_S = 1.0  # between words at most, however seldom a frame is
+STALE_S = 2.0  # from this age on words say of which step the picture is
 KEEP_S = 10.0  # between pictures that a saved file may hold: the page sends and saves each
 SPEAK_S = 5.0  # a screen reader that is told more often never falls silent
 STOP_S = 10.0  # the first use of matplotlib on a machine builds its font cache: seconds
@@ -80,6 +81,7 @@ class LiveBoard:
         self._wake = threading.Event()  # set with `_stop`, and when a view was chosen
         self._began = time.monotonic()
         self._first: tuple[Scene, bytes] | None = None
+        self._pictured = 0, 0.0  # the step of the picture that is seen, and since when
         self._widgets: dict[str, Any] = {}
         self._slot: Slot | None = None
         self._kept: Slot | None = None
@@ -104,6 +106,7 @@ class LiveBoard:
             self._slot = slots.open(Display({"text/plain": _aside(self.failure)}))
             return
         scene, png = self._first
+        self._pictured = scene.first_step, time.monotonic()
         self._widgets = _make_widgets(png, self._theme)
         self._show_words(scene)
         if self._actions is not None:
@@ -204,16 +207,17 @@ class LiveBoard:
 
     def _draw(self) -> None:
         scene = self._look()
+        self._show_words(scene)  # first: where the cores are full, a frame takes seconds
         png = self._painter.frame(scene)
         self._widgets["image"].value = png
-        self._show_words(scene)
+        self._pictured = scene.first_step, time.monotonic()
+        self._widgets["progress"].value = text.plain(self._progress(scene))
         if self._kept is not None and time.monotonic() - self._kept_at >= KEEP_S:
             self._kept.update(self._to_keep(scene, png))
             self._kept_at = time.monotonic()
 
     def _to_keep(self, scene: "Scene", png: bytes) -> Display:
-        progress = text.progress(scene, time.monotonic() - self._began)
-        said = f"{progress}\n{self._spoken(scene)}"
+        said = f"{self._progress(scene)}\n{self._spoken(scene)}"
         return kept.kept(said, png, self._theme, time.strftime("%H:%M:%S"))
 
     def _show_words(self, scene: "Scene") -> None:
@@ -222,7 +226,7 @@ class LiveBoard:
         if scene.epoch is not None:
             bar.max, bar.value = scene.epoch.steps, scene.epoch.done
         bar.layout.display = "" if scene.epoch is not None else "none"
-        self._widgets["progress"].value = text.plain(text.progress(scene, now - self._began))
+        self._widgets["progress"].value = text.plain(self._progress(scene))
         if now - self._table_at >= TABLE_S:
             self._table_at = now
             table = self._view.table(scene)
@@ -234,6 +238,11 @@ class LiveBoard:
         if now - self._spoke_at >= SPEAK_S:
             self._spoke_at = now
             self._widgets["status"].value = text.spoken(self._spoken(scene))
+
+    def _progress(self, scene: "Scene") -> str:
+        now = time.monotonic()
+        step, since = self._pictured
+        return text.progress(scene, now - self._began, step if now - since > STALE_S else None)
 
     def _spoken(self, scene: "Scene") -> str:
         said = [self._view.sentence(scene)]

@@ -4,7 +4,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-WIDE, NARROW = 960, 520  # widths that a picture is composed for; live ones are wide
+WIDE, NARROW = 960, 500  # widths that a picture is composed for; live ones are wide
 LEFT_PX, RIGHT_PX, MARGIN_PX = 44, 14, 12
 HEAD_PX, LINE_PX, LEGEND_PX = 26, 17, 30
 LETTER_PX = 7.2  # of a head's text; few sentences have wider letters

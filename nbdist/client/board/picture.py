@@ -4,8 +4,8 @@ Front ends give an image/png no alternative text, whatever its metadata say, and
 letters. JupyterLab, Notebook 7, VS Code, GitHub and nbconvert's HTML all prefer text/html where an
 output has both. So the HTML holds the picture with its `alt`, composed twice: wide, and narrow with
 plots below each other. Inline CSS, which also stays in a notebook that is not trusted, shows the
-one that fits the output's width. WebP takes half of PNG's bytes: all together takes 1.2 to 1.9 times
-what one PNG did.
+one that fits the output's width. WebP takes half of PNG's bytes: all together takes 1.2 to 1.9
+times what one PNG did.
 
 image/png, with one pixel for each CSS pixel, is for what shows no HTML: PDF, diffs of notebooks. A
 viewer that removes data URIs from HTML, as GitHub did from 2021 to 2024, shows the words alone.
@@ -24,7 +24,7 @@ from nbdist.client.output.result import Display
 
 SWITCH_PX = 860  # output's width from which the wide picture's letters have ten pixels or more
 MOST_PX, MOST_LIVE_PX = 1440, 1200  # a live one has fewer pixels
-NARROW_PX = 470, 680  # of the narrow one; a window with less scrolls
+NARROW_PX = 452, 680  # of the narrow one; a window with less scrolls
 AUTO_CLASS = "nbdist-auto"  # of what holds a picture without a background
 
 _PAGES = {

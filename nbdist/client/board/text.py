@@ -67,8 +67,10 @@ def markdown(text: str) -> str:
     return "  \n".join(_LISTED.sub(r"\1\\\2", line) for line in lines)
 
 
-def progress(scene: "Scene", elapsed_s: float) -> str:
+def progress(scene: "Scene", elapsed_s: float, pictured: int | None = None) -> str:
     """Return the progress: 812 [00:24, 34.1 steps/s] · 12/100 of this epoch, 00:03 left in it.
+
+    `pictured` is the step of a picture that is old: where it is another, that is said.
 
     A loader knows the end of its pass alone, so nothing is said of the end of the loop.
     """
@@ -84,6 +86,8 @@ def progress(scene: "Scene", elapsed_s: float) -> str:
     if scene.is_behind:
         last = next(row.rank for row in scene.reporting if row.step == scene.first_step)
         text += f" · ranks at {scene.first_step:,}–{scene.last_step:,}, rank {last} is last"
+    if pictured is not None and pictured != done:
+        text += f" · picture of step {pictured:,}"
     return text
 
 

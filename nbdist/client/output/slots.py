@@ -29,6 +29,15 @@ def kernel_shell() -> Any | None:
     return shell if hasattr(shell, "kernel") else None
 
 
+def owns_cell() -> bool:
+    """Return whether the notebook's cell that runs is a `%%distributed`: all it shows is ours.
+
+    A cell of Python may have printed before it came to `Session.run`. Main thread.
+    """
+    parent: dict[str, Any] = getattr(kernel_shell(), "get_parent", dict)() or {}
+    return str(parent.get("content", {}).get("code", "")).lstrip().startswith("%%distributed")
+
+
 class Slot:
     """One output that changes while the cell runs. Made by `Slots.open`."""
 
@@ -59,6 +68,7 @@ class Slots:
         self._tells = tells
         self._lock = threading.Lock()
         self._open: list[Slot] = []
+        self._passing: str | None = None  # the display id of what stands until anything else does
         self._settled = False
         # Which cell an output belongs to, ipykernel keeps in context variables. A thread without
         # them would take the newest message's: after a click, that of a subshell, whose outputs
@@ -76,11 +86,27 @@ class Slots:
         with self._lock:
             if self.live and not self._settled:
                 if isinstance(shown, Display):
-                    self._cell.run(_publish, shown, slot.display_id, update=False)
+                    place, self._passing = self._passing, None
+                    slot.display_id = place or slot.display_id
+                    self._cell.run(_publish, shown, slot.display_id, update=place is not None)
                 else:
+                    # Not an update: some front ends do not show a widget that comes in one.
+                    self._clear_passing(wait=True)
                     self._cell.run(_publish_object, shown, slot.display_id, beside or {})
                 self._open.append(slot)
         return slot
+
+    def show_passing(self, display: Display) -> None:
+        """Show something until anything else is shown or the cell ends; it leaves no trace.
+
+        Only for a cell of the notebook that shows nothing but these slots: where a widget or
+        nothing follows, its output is cleared. Does nothing where anything is shown already.
+        """
+        with self._lock:
+            is_empty = not (self._open or self._above or self._passing or self._settled)
+            if self.live and is_empty:
+                self._passing = uuid.uuid4().hex
+                self._cell.run(_publish, display, self._passing, update=False)
 
     def _update(self, slot: Slot, display: Display) -> None:
         with self._lock:
@@ -102,7 +128,11 @@ class Slots:
             if self._settled:
                 return
             self._settled = True
+            if not self._open and not finals:
+                self._clear_passing(wait=False)
             places = self._open
+            if self._passing is not None:
+                places = [Slot(self, self._passing)]
             if len(places) > len(finals):
                 # A slot can be given new content but not taken away: begin anew. `wait` avoids
                 # a flicker, and must not be asked for when nothing follows to end the wait.
@@ -114,6 +144,14 @@ class Slots:
                     _publish(display, places[index].display_id, update=True)
                 else:
                     _publish(display, None, update=False)
+
+    def _clear_passing(self, *, wait: bool) -> None:
+        """Take away what is to pass, with the output that holds nothing else."""
+        if self._passing is not None:
+            self._passing = None
+            self._cell.run(_clear, wait=wait)
+            for display in self._above:
+                self._cell.run(_publish, display, None, update=False)
 
 
 def _shell() -> Any:

@@ -8,7 +8,9 @@ cell's own outcome comes first.
 import atexit
 import html
 import logging
+import math
 import os
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,10 +38,11 @@ from nbdist.client.metrics.profile.words import HOW_TO_OPEN
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.output import merge
 from nbdist.client.output.result import Display
-from nbdist.client.output.slots import Slots
+from nbdist.client.output.slots import Slots, owns_cell
 from nbdist.client.session.cost_meter import CostMeter
 from nbdist.client.session.status import Stacks
 from nbdist.errors import ClusterError, TrackingError
+from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:
     from nbdist.client.tracking.run import TrackedRun, Tracker
@@ -50,6 +53,7 @@ log = logging.getLogger(__name__)
 _CLOSE_TIMEOUT_S = 2.0
 _EXPLAIN_TIMEOUT_S = 2.0
 _MOST_CELLS = 500
+_SIGN_OF_LIFE_S = 0.35  # ticks are 0.1 s apart: it is seen within 0.5 s
 
 
 class Showing:
@@ -345,6 +349,7 @@ class ShownCell:
             look: The board's theme and view.
             actions: What the board's buttons do.
         """
+        self._sign_at = time.monotonic() + _SIGN_OF_LIFE_S if show and owns_cell() else math.inf
         self.telemetry = telemetry
         self.insight = insight
         self.left = list(above)  # all that stays in the notebook's cell
@@ -371,6 +376,12 @@ class ShownCell:
         """Open the board once the cell trains. Called a few times a second."""
         if self._board.wants_to_open:
             self._board.open()
+        if time.monotonic() >= self._sign_at:
+            self._sign_at = math.inf
+            where = name_ranks(self._ranks)
+            self.slots.show_passing(
+                _text(f"Running on {where}. A board opens at the first training step.")
+            )
         if self.telemetry.first_record.is_set():
             self._showing.meter_cost(self.telemetry)
         for line in self._checks.lines():

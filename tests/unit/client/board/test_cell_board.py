@@ -240,6 +240,7 @@ def test_while_the_cores_are_full_words_go_on_between_pictures(
 
     monkeypatch.setattr(live_module, "pause_s", pause_s)
     monkeypatch.setattr(live_module, "WORDS_S", 0.01)
+    monkeypatch.setattr(live_module, "STALE_S", 0.0)
     monkeypatch.setattr(CoreWaits, "share", lambda self: 0.9)
     slots, telemetry = Shelf(), training(2, 30)
     board = Board(cell_info(2), telemetry, slots, pictures=True)
@@ -254,7 +255,7 @@ def test_while_the_cores_are_full_words_go_on_between_pictures(
     picture = image.value
 
     def hear(change: dict[str, str]) -> None:
-        if "32" in change["new"]:
+        if "32 [" in change["new"] and "picture of step 30" in change["new"]:
             told.set()
 
     row.children[1].observe(hear, "value")

@@ -63,6 +63,36 @@ slots.settle([text("final")])
 slot.update(text("too late"))
 _ = slots.open(text("too late"))
 """,
+    "what passes, where nothing follows": """
+slots = Slots()
+slots.show_passing(text("running"))
+slots.settle([])
+""",
+    "what passes, where text follows": """
+slots = Slots()
+slots.show_passing(text("running"))
+slots.open(text("live")).update(text("still live"))
+slots.settle([text("final")])
+""",
+    "what passes, where a widget follows": """
+import ipywidgets
+slots = Slots()
+slots.show_passing(text("running"))
+slots.open(ipywidgets.IntProgress())
+slots.settle([figure("CCCC")])
+""",
+    "what passes, where the end follows": """
+slots = Slots()
+slots.show_passing(text("running"))
+slots.settle([text("one"), text("two")])
+""",
+    "what would pass, where something stands": """
+slots = Slots()
+slots.open(text("live"))
+slots.show_passing(text("running"))
+slots.settle([text("final")])
+slots.show_passing(text("too late"))
+""",
 }
 
 
@@ -92,7 +122,7 @@ def test_live_and_static_leave_the_same_outputs(both, index: int) -> None:  # ty
     live, static = both
     assert live[index] == static[index]
     assert all(output["output_type"] == "display_data" for output in static[index])
-    assert len(static[index]) == [1, 3, 2, 1, 0, 1][index]
+    assert len(static[index]) == [1, 3, 2, 1, 0, 1, 0, 1, 1, 2, 1][index]
 
 
 def test_the_finals_stand_in_the_file_in_their_order(both) -> None:  # type: ignore[no-untyped-def]
