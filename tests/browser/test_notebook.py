@@ -114,7 +114,7 @@ def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
     later = reopen(notebook)
     again = later.cell(cell.index)
     again.output.locator(PICTURE).wait_for()
-    assert again.output.locator("img").evaluate("image => image.naturalWidth") > 900
+    assert again.output.locator(PICTURE).evaluate("image => image.naturalWidth") > 900
     again.output.get_by_text(re.compile(sentence)).wait_for()
     assert "Error displaying widget" not in later.page.locator(".jp-Notebook").inner_text()
     again.picture("board-reopened")

@@ -113,7 +113,7 @@ def test_runs_are_compared_by_the_name_of_their_study_with_a_picture(notebook: K
     notebook.cell(TRAIN, "--run again -p lr=[1e-3,0.1]")
     ran = notebook.run("%dist runs again")
     assert "lr0.001" in ran.text
-    assert ["image/png", "text/plain"] in ran.mimes
+    assert ["image/png", "text/html", "text/plain"] in ran.mimes
     plain = notebook.run("%dist runs lr0.1 lr0.001 --plain")
     assert plain.text.splitlines()[0].split()[:2] == ["run", "lr"]
     assert not plain.mimes

@@ -58,12 +58,19 @@ def lasting(wide: bytes, narrow: bytes, alt: str, theme: Theme) -> Display:
     """
     # Without CSS, the narrow one has no width. It says nothing, for the wide one always does.
     shown = _img(_webp(wide), alt, WIDE, _WIDE) + _img(_webp(narrow), "", 0, _NARROW)
-    data = {
-        "text/html": framed(shown, theme),
-        "image/png": base64.b64encode(halved(wide, theme)).decode("ascii"),
-        "text/plain": alt,
-    }
-    return Display(data, {"image/png": {"width": WIDE, "alt": alt}})
+    return _display(framed(shown, theme), wide, alt, theme)
+
+
+def single(png: bytes, alt: str, theme: Theme) -> Display:
+    """Return a picture that stays and has no narrow form: below its width it scrolls.
+
+    Args:
+        png: A PNG of `2 * WIDE` pixels.
+        alt: What it shows, in a sentence.
+        theme: Its colours.
+    """
+    shown = _img(_webp(png), alt, WIDE, f"{LIVE_WIDTH}; max-width: none")
+    return _display(framed(shown, theme), png, alt, theme)
 
 
 def live(png: bytes, alt: str, theme: Theme) -> str:
@@ -89,6 +96,12 @@ def halved(png: bytes, theme: Theme) -> bytes:
 
     with Image.open(io.BytesIO(png)) as image:
         return colors.png(np.asarray(image.convert("RGBA").reduce(2)), theme, small=True)
+
+
+def _display(page: str, png: bytes, alt: str, theme: Theme) -> Display:
+    encoded = base64.b64encode(halved(png, theme)).decode("ascii")
+    data = {"text/html": page, "image/png": encoded, "text/plain": alt}
+    return Display(data, {"image/png": {"width": WIDE, "alt": alt}})
 
 
 def _img(source: str, alt: str, width: int, css_width: str) -> str:

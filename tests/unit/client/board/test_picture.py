@@ -6,15 +6,18 @@ import math
 import re
 from dataclasses import replace
 
+import nbformat
 import numpy as np
 import pytest
+from nbconvert import HTMLExporter
 from PIL import Image
 
-from nbdist.client.board import VIEWS, palette
+from nbdist.client.board import VIEWS, compare_plot, palette
 from nbdist.client.board.look import look
 from nbdist.client.board.measures import NARROW, WIDE
 from nbdist.client.board.past import NARROW_SHARP, SHARP, Past
-from nbdist.client.board.picture import AUTO_CLASS, NARROW_PX, SWITCH_PX
+from nbdist.client.board.picture import AUTO_CLASS, NARROW_PX, SWITCH_PX, single
+from nbdist.client.tracking.compare import Entry
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
 LETTERS_PX = 8 / 72 * 100  # of TEXT_PT, where a picture is as wide as it was composed
@@ -103,3 +106,31 @@ def test_only_a_picture_without_a_background_follows_the_pages_theme(
     theme: str, follows: bool
 ) -> None:
     assert (f'class="{AUTO_CLASS}"' in past(theme).picture("loss").data["text/html"]) == follows
+
+
+def test_what_nbconvert_writes_has_the_alt_text_and_lacks_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known = past()
+    display = known.picture("step")
+    output = nbformat.v4.new_output("display_data", display.data, metadata=display.metadata)
+    cell = nbformat.v4.new_code_cell("train()", outputs=[output])
+
+    page, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
+
+    assert f'alt="{known.caption("step")}"' in page
+    assert "Alternative text is missing" not in caplog.text
+    assert "No description has been provided" not in page
+
+
+def test_a_comparison_of_runs_has_its_alt_text_and_the_colours_of_its_runs() -> None:
+    curve = [(1, 2.0, 1.9, 2.1), (9, 1.0, 0.9, 1.1)]
+    entry = Entry("careful", "finished", 9, {}, loss=None, throughput=None, curve=curve)
+    theme = palette.theme_named("light")
+    display = single(compare_plot.picture([entry], theme), "1 run <compared>.", theme)
+
+    assert 'alt="1 run &lt;compared&gt;."' in display.data["text/html"]
+    (image,) = images(display.data["text/html"])
+    color, _ = palette.line_style(0)
+    pixels = np.asarray(image.convert("RGB"))
+    assert (pixels == list(bytes.fromhex(color[1:]))).all(axis=2).any()
