@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from nbdist.client.board import palette
 from nbdist.client.board.text import STYLE
-from nbdist.client.metrics.analysis.advice import ADVICE
+from nbdist.client.metrics.analysis.advice import advice_for
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.output.result import Display
 from nbdist.ranks import name_ranks
@@ -27,7 +27,7 @@ def headline(verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return ""
     who = name_ranks(sorted({verdict.rank for verdict in verdicts}))
-    causes = dict.fromkeys(ADVICE[verdict.cause].cause for verdict in verdicts)
+    causes = dict.fromkeys(advice_for(verdict).cause for verdict in verdicts)
     verb = "slows" if len({verdict.rank for verdict in verdicts}) == 1 else "slow"
     return f"{who} {verb} the others down: {', '.join(causes)}"
 
@@ -36,7 +36,7 @@ def to_html(verdicts: Sequence[Verdict]) -> str:
     """Return the block, "" without a verdict; its colours are those of the page."""
     return "".join(
         f'<div role="note" {_BLOCK}><div>{_with_bold_rank(verdict.sentence)}</div>'
-        f"<div>What to do: {html.escape(ADVICE[verdict.cause].do)} "
+        f"<div>What to do: {html.escape(advice_for(verdict).do)} "
         f"Seen in <code>{_command(verdict)}</code>.</div></div>"
         for verdict in verdicts
     )
@@ -45,7 +45,7 @@ def to_html(verdicts: Sequence[Verdict]) -> str:
 def to_text(verdicts: Sequence[Verdict]) -> str:
     """Return the block as lines, "" without a verdict."""
     return "\n".join(
-        f"{verdict.sentence}\nDo:  {ADVICE[verdict.cause].do} Seen in {_command(verdict)}."
+        f"{verdict.sentence}\nDo:  {advice_for(verdict).do} Seen in {_command(verdict)}."
         for verdict in verdicts
     )
 
@@ -56,7 +56,7 @@ def display(verdicts: Sequence[Verdict]) -> Display:
 
 
 def _command(verdict: Verdict) -> str:
-    return f"%dist board {ADVICE[verdict.cause].view}"
+    return f"%dist board {advice_for(verdict).view}"
 
 
 def _with_bold_rank(sentence: str) -> str:

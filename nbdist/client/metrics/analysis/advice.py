@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nbdist.client.metrics.analysis.values import Cause
+from nbdist.client.metrics.analysis.values import Cause, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ _LESS_WORK = (
     "nbdist.loader(..., weights=)."
 )
 
-ADVICE: Mapping[Cause, Advice] = {
+_ADVICE: Mapping[Cause, Advice] = {
     "data": Advice(
         "data loading", "give its DataLoader more workers, or its data faster storage.", "step"
     ),
@@ -63,3 +63,8 @@ ADVICE: Mapping[Cause, Advice] = {
         "verdicts",
     ),
 }
+
+
+def advice_for(verdict: Verdict) -> Advice:
+    """Return what to do about what a rank does, or else about the part in which it does so."""
+    return _ADVICE[verdict.within or verdict.cause]

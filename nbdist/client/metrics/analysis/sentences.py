@@ -1,6 +1,7 @@
 """Word a verdict, with the numbers behind it. Pure."""
 
 from nbdist.client.metrics.analysis.links import SlowLink
+from nbdist.client.metrics.analysis.values import Cause
 from nbdist.client.metrics.analysis.work import MOST_OF, Slow, bigger_batch
 from nbdist.formatting import name_rate
 
@@ -36,13 +37,25 @@ def of_work(slow: Slow) -> str:
     # Without a loader nothing tells where forward begins.
     is_seen = slow.cause == "backward" or slow.parts["samples"][0] == slow.parts["samples"][0]
     part = slow.cause if is_seen else "forward, with what precedes it in the loop,"
-    idle_ms = slow.within("idle")
-    if idle_ms >= MOST_OF * (mine - theirs):
+    if within(slow) == "idle":
         return (
             f"{slower}: its {part} takes {against}, and in it the rank is idle for "
-            f"{_ms(idle_ms)} longer {_IDLE}."
+            f"{_ms(slow.within('idle'))} longer {_IDLE}."
         )
     return f"{slower}: it computes longer, {part} takes {against}{_why(slow)}."
+
+
+def within(slow: Slow) -> Cause | None:
+    """Return what a rank does in its slow forward or backward instead of computing."""
+    if slow.cause not in ("forward", "backward"):
+        return None
+    mine, theirs = slow.parts[slow.cause]
+    if slow.within("idle") >= MOST_OF * (mine - theirs):
+        return "idle"
+    samples, _ = slow.parts["samples"]
+    if samples != samples and _is_of_processor_time(slow):
+        return None
+    return "starved" if slow.within("starved") >= slow.late_ms / 4 else None
 
 
 def _by_how_much(share: float) -> str:
@@ -72,9 +85,8 @@ def _why(slow: Slow) -> str:
     samples, samples_of_others = slow.parts["samples"]
     if samples != samples and _is_of_processor_time(slow):
         return ", as it has more to do or a slower core"
-    starved_ms = slow.within("starved")
-    if starved_ms >= slow.late_ms / 4:
-        return f", and in it the rank waits {_ms(starved_ms)} longer for a core"
+    if within(slow) == "starved":
+        return f", and in it the rank waits {_ms(slow.within('starved'))} longer for a core"
     same = ", with as much to do" if samples == samples_of_others else ""
     return f"{same} (a slower or hotter core?)"
 

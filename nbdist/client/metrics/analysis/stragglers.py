@@ -114,7 +114,7 @@ class Judge:
     def _of_work(self, slow: work.Slow) -> Verdict | None:
         since = self._since.get((slow.rank, slow.cause), slow.since_step)
         sentence = sentences.of_work(slow)
-        return Verdict(slow.rank, slow.cause, slow.share, sentence, since)
+        return Verdict(slow.rank, slow.cause, slow.share, sentence, since, sentences.within(slow))
 
     def _of_link(self, window: work.StepWindow) -> Verdict | None:
         slow = self._links.find()

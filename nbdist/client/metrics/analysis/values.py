@@ -119,7 +119,8 @@ class Verdict:
     """A rank that makes the others slow, and why.
 
     `share` is how much slower than its peers it is, 0.38 for 38 %; `sentence` says all of it, with
-    the numbers behind it.
+    the numbers behind it. `within` is what the rank does in the part that is its cause, where that
+    is known: nothing ("idle"), or it waits for a core ("starved").
     """
 
     rank: int
@@ -127,6 +128,7 @@ class Verdict:
     share: float
     sentence: str
     since_step: int
+    within: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)

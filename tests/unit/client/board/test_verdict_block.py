@@ -10,7 +10,7 @@ from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
 from nbdist.client.board.past import Past
 from nbdist.client.board.verdict_block import headline, to_html, to_text
-from nbdist.client.metrics.analysis.advice import ADVICE
+from nbdist.client.metrics.analysis.advice import advice_for
 from nbdist.client.metrics.analysis.values import Cause, Verdict
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
@@ -22,7 +22,7 @@ LINK = Verdict(2, "link", 0.5, "The link of rank 2 is slow: 8 MB/s.", 20)
 
 @pytest.mark.parametrize("cause", get_args(Cause))
 def test_each_cause_has_something_to_do_and_a_view_that_shows_it(cause: Cause) -> None:
-    advice = ADVICE[cause]
+    advice = advice_for(replace(SLOW, cause=cause))
 
     assert advice.do.endswith(".")
     assert advice.view in VIEWS
@@ -54,6 +54,14 @@ def test_the_link_of_a_rank_has_that_rank_in_bold() -> None:
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])
 def test_the_accent_is_seen_on_light_and_on_dark(background: str) -> None:
     assert palette.contrast(verdict_block.ACCENT, background) >= 3
+
+
+def test_a_forward_in_which_the_rank_sleeps_is_no_matter_of_its_processor() -> None:
+    slow = replace(SLOW, cause="forward")
+
+    assert "temperature" in to_text([slow])
+    assert "%dist stacks" in to_text([replace(slow, within="idle")])
+    assert headline([replace(slow, within="idle")]).endswith(": idle time")
 
 
 def test_without_a_verdict_there_is_no_block() -> None:

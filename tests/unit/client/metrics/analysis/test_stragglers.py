@@ -326,6 +326,7 @@ def test_who_is_idle_elsewhere_too_is_said_to_be_so_in_the_part_no_longer_than_i
         "step, 6.0 ms on the others, and in it the rank is idle for 20 ms longer (it sleeps, or "
         "waits for something that is not communication)."
     )
+    assert machine.verdict().within == "idle"
     # A rank that computes less besides is idle longer than its part is.
     machine = Machine(2)
     machine.steps(100, {1: {"forward_s": 0.020, "idle_s": 0.033}}, noise=0.0)
@@ -356,6 +357,7 @@ def test_a_bigger_batch_that_no_loader_tells_of_is_more_to_do_and_no_lack_of_a_c
     verdict = machine.verdict()
     assert (verdict.rank, verdict.cause) == (1, "backward")
     assert "it computes longer, backward takes 168 ms per step" in verdict.sentence
+    assert verdict.within is None
     assert verdict.sentence.endswith(", as it has more to do or a slower core.")
 
 
