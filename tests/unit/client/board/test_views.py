@@ -5,6 +5,7 @@ import math
 import pkgutil
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 from nbdist.client.board import VIEWS, palette, sentences, tables, text, views
 from nbdist.client.board.figure import Painter
 from nbdist.client.board.look import look
+from nbdist.client.board.measures import NARROW, WIDE
 from nbdist.client.board.page import Page
 from nbdist.client.board.plots import lines
 from nbdist.client.board.plots.split import SplitPlot
@@ -483,3 +485,31 @@ def test_of_many_ranks_that_are_alike_none_is_the_highest() -> None:
     assert lines._extremes(alike) == []
     above = Curve(7, steps, np.full(5, 2.0))
     assert [line.rank for line in lines._extremes((*alike[:7], above, *alike[8:]))] == [7, 0]
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("ranks", [2, 8, 16, 64])
+@pytest.mark.parametrize("name", VIEWS)
+def test_words_and_legends_are_whole_and_do_not_lie_over_each_other(
+    name: str, ranks: int, width: int
+) -> None:
+    view = replace(seen(ranks, slow=1), outcome="finished")
+    head = ("200 steps   ·   75.3 steps/s",)
+    height = VIEWS[name].height(view, True, width)
+    page = Page(palette.theme_named("light"), width, height, 1.0, head)
+    for plot in VIEWS[name].compose(page, view):
+        plot.fit(view)
+    page.canvas.draw()  # type: ignore[no-untyped-call]
+    renderer = page.canvas.get_renderer()
+
+    boxes = [found.get_window_extent(renderer) for found in page.figure.legends]
+    boxes += [words.get_window_extent(renderer) for words in page.figure.texts]
+    titles = [axes._left_title.get_window_extent(renderer) for axes in page.figure.axes]  # type: ignore[attr-defined]
+    for box in [*boxes, *(title for title in titles if title.width > 1)]:
+        assert box.x0 >= 0
+        assert box.x1 <= width
+        assert 0 <= box.y0 < box.y1 <= page.height
+    for one, other in combinations([*boxes, *(t for t in titles if t.width > 1)], 2):
+        across = min(one.x1, other.x1) - max(one.x0, other.x0)
+        along = min(one.y1, other.y1) - max(one.y0, other.y0)
+        assert min(across, along) < 2.0, "pixels, in which nothing is written"
