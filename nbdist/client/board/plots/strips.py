@@ -15,6 +15,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import PathPatch
 
 from nbdist.client.board.artists import draw, note, rectangles
+from nbdist.client.board.measures import LETTER_PX
 from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats
 from nbdist.client.board.scene import Scene
@@ -48,7 +49,9 @@ class StripsPlot:
     ) -> None:
         self.axes, self._theme, self._ranks, self._read = axes, theme, tuple(ranks), read
         self._artists: list[Artist] = []
-        every = 1 << max(0, int(np.ceil(np.log2(len(ranks) / 16))))
+        width_px = axes.bbox.width / axes.figure.dpi * 100
+        most = min(16.0, width_px / (LETTER_PX * len(str(ranks[-1])) + 8))
+        every = 1 << max(0, int(np.ceil(np.log2(len(ranks) / most))))
         shown = range(0, len(ranks), every)
         axes.set_xticks(list(shown), [str(ranks[i]) for i in shown])
         axes.set_xlim(-0.5, len(ranks) - 0.5)

@@ -21,10 +21,11 @@ HISTORIES: tuple[str, ...] = ()
 HAS_SMOOTHING, TELLS_VERDICTS = False, False
 
 MOST_BARS = 16
+HEADS = {"hidden": "hidden communication"}  # of the table
 ABOVE_PX, BELOW_PX = 26, 36
 BAR_PX, STRIP_PX = 26, 34  # thick bars for few ranks, so that hatches are seen
 NAMES_PX, WORDS_PX = 70, 226  # left and right of the bars
-STRIP_NAMES_PX, STRIP_WORDS_PX = 76, 258
+STRIP_NAMES_PX, STRIP_WORDS_PX, STRIPS_ABOVE_PX = 76, 258, 44
 
 
 def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
@@ -41,7 +42,7 @@ def height(scene: "Scene", final: bool, width: int = WIDE) -> int:
     if stack is None:
         return 120
     if len(stack.ranks) > MOST_BARS:
-        return ABOVE_PX + STRIP_PX * (len(stack.parts) + 1) + BELOW_PX
+        return STRIPS_ABOVE_PX + STRIP_PX * (len(stack.seen(final)) + 1) + BELOW_PX
     bars = _bar_px(len(stack.ranks)) * len(stack.ranks)
     return _legend_px(stack, final, width) + ABOVE_PX + bars + BELOW_PX
 
@@ -110,7 +111,8 @@ def table(scene: "Scene") -> ViewTable:
                 NONE if waits is None else f"rank {waits[0]}, {figure(waits[1])} ms",
             )
         )
-    head = ("rank", "step", *stack.parts, "waits for")
+    parts = (HEADS.get(name, name) for name in stack.parts)
+    head = ("rank", "step", *parts, "waits for")
     return ViewTable("Step time by rank, ms, mean of the last 50", head, tuple(rows))
 
 
@@ -118,18 +120,23 @@ def _strips(page: "Page", stack: "Stack") -> "Plot":
     from nbdist.client.board.artists import title
     from nbdist.client.board.plots.strips import Strip, StripsPlot
 
+    seen = stack.seen(page.is_final)
+
     def read(scene: "Scene") -> list[Strip]:
         now = scene.stack
         assert now is not None  # it is why there is this plot
         whole = Strip("step", page.theme.text, now.whole_ms, _write)
         return [whole] + [
-            Strip(name, palette.PARTS[name][0], part, _write) for name, part in now.parts.items()
+            Strip(name, palette.PARTS[name][0], now.parts[name], _write) for name in seen
         ]
 
-    names = ["step", *stack.parts]
+    names = ["step", *seen]
     width = page.width - STRIP_NAMES_PX - STRIP_WORDS_PX
-    axes = page.axes(STRIP_NAMES_PX, ABOVE_PX, width, STRIP_PX * len(names))
-    title(axes, "step time by part, shaded from 0 to its most", page.theme)
+    axes = page.axes(STRIP_NAMES_PX, STRIPS_ABOVE_PX, width, STRIP_PX * len(names))
+    words = "step time by part, shaded from 0 to its most"
+    if "hidden" in seen:
+        words += f"\nhidden: {palette.part_label('hidden')}"
+    title(axes, words, page.theme, pad=4)
     return StripsPlot(axes, page.theme, stack.ranks, names, read)
 
 

@@ -5,6 +5,7 @@ import io
 import math
 import re
 from dataclasses import replace
+from functools import cache
 
 import nbformat
 import numpy as np
@@ -17,6 +18,7 @@ from nbdist.client.board.look import look
 from nbdist.client.board.measures import NARROW, WIDE
 from nbdist.client.board.past import NARROW_SHARP, SHARP, Past
 from nbdist.client.board.picture import AUTO_CLASS, NARROW_PX, SWITCH_PX, single
+from nbdist.client.output.result import Display
 from nbdist.client.tracking.compare import Entry
 from tests.unit.client.board.board_data import analysis_of, cell_info, training
 
@@ -26,6 +28,12 @@ LETTERS_PX = 8 / 72 * 100  # of TEXT_PT, where a picture is as wide as it was co
 def past(theme: str = "auto", ranks: int = 4) -> Past:
     scene = look(training(ranks, 60), cell_info(ranks), analysis_of(ranks, slow=1))
     return Past(replace(scene, outcome="finished"), palette.theme_named(theme))
+
+
+@cache
+def picture(name: str, theme: str = "auto") -> Display:
+    """Return a picture that stays; drawing one takes some tenths of a second."""
+    return past(theme).picture(name)
 
 
 def images(html: str) -> list[Image.Image]:
@@ -50,7 +58,7 @@ def shown_px(html: str, width: int) -> list[float]:
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_every_view_is_composed_for_a_wide_and_for_a_narrow_window(name: str) -> None:
-    wide, narrow = images(past().picture(name).data["text/html"])
+    wide, narrow = images(picture(name).data["text/html"])
 
     assert (wide.width, narrow.width) == (SHARP * WIDE, NARROW_SHARP * NARROW)
     assert np.asarray(narrow)[..., 3].any()
@@ -58,7 +66,7 @@ def test_every_view_is_composed_for_a_wide_and_for_a_narrow_window(name: str) ->
 
 @pytest.mark.parametrize("width", [400, 484, 700, 780, SWITCH_PX - 1, SWITCH_PX, 1220, 1820])
 def test_letters_are_ten_pixels_or_more_in_any_window(width: int) -> None:
-    wide_px, narrow_px = shown_px(past().picture("overview").data["text/html"], width)
+    wide_px, narrow_px = shown_px(picture("overview").data["text/html"], width)
 
     assert sorted([wide_px > 0, narrow_px > 0]) == [False, True], "one of them is shown"
     letters_px = LETTERS_PX * max(wide_px / WIDE, narrow_px / NARROW)
@@ -68,7 +76,7 @@ def test_letters_are_ten_pixels_or_more_in_any_window(width: int) -> None:
 
 def test_a_screen_reader_hears_once_what_is_seen() -> None:
     known = past()
-    html = known.picture("step").data["text/html"]
+    html = picture("step").data["text/html"]
 
     first, second = re.findall(r"<img ([^>]*?) width", html)
     assert first == f'alt="{known.caption("step")}"'
@@ -76,13 +84,13 @@ def test_a_screen_reader_hears_once_what_is_seen() -> None:
 
 
 def test_where_css_is_dropped_only_the_wide_one_has_a_width() -> None:
-    html = past().picture("overview").data["text/html"]
+    html = picture("overview").data["text/html"]
 
     assert re.findall(r'width="(\d+)"', html) == [str(WIDE), "0"]
 
 
 def test_what_shows_no_html_gets_a_png_with_a_pixel_for_each_css_pixel() -> None:
-    display = past("light").picture("overview")
+    display = picture("overview", "light")
     png = Image.open(io.BytesIO(base64.b64decode(display.data["image/png"])))
 
     assert png.format == "PNG"
@@ -94,25 +102,23 @@ def test_what_shows_no_html_gets_a_png_with_a_pixel_for_each_css_pixel() -> None
 
 @pytest.mark.parametrize("name", ["overview", "collectives"])
 def test_all_forms_together_take_less_than_twice_of_one_png(name: str) -> None:
-    known = past(ranks=8)
-    display = known.picture(name)
+    held = sum(len(picture(name).data[kind]) for kind in ("text/html", "image/png"))
 
-    held = sum(len(display.data[kind]) for kind in ("text/html", "image/png"))
-    assert held < 2 * len(base64.b64encode(known.png(name)))
+    assert held < 2 * len(base64.b64encode(past().png(name)))
 
 
 @pytest.mark.parametrize(("theme", "follows"), [("auto", True), ("light", False), ("dark", False)])
 def test_only_a_picture_without_a_background_follows_the_pages_theme(
     theme: str, follows: bool
 ) -> None:
-    assert (f'class="{AUTO_CLASS}"' in past(theme).picture("loss").data["text/html"]) == follows
+    assert (f'class="{AUTO_CLASS}"' in picture("overview", theme).data["text/html"]) == follows
 
 
 def test_what_nbconvert_writes_has_the_alt_text_and_lacks_none(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     known = past()
-    display = known.picture("step")
+    display = picture("step")
     output = nbformat.v4.new_output("display_data", display.data, metadata=display.metadata)
     cell = nbformat.v4.new_code_cell("train()", outputs=[output])
 

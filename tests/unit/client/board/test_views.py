@@ -5,7 +5,7 @@ import math
 import pkgutil
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -499,11 +499,20 @@ def test_words_and_legends_are_whole_and_do_not_lie_over_each_other(
     page = Page(palette.theme_named("light"), width, height, 1.0, head)
     for plot in VIEWS[name].compose(page, view):
         plot.fit(view)
-    page.canvas.draw()  # type: ignore[no-untyped-call]
+    page.canvas.draw()
     renderer = page.canvas.get_renderer()
 
     boxes = [found.get_window_extent(renderer) for found in page.figure.legends]
     boxes += [words.get_window_extent(renderer) for words in page.figure.texts]
+    ticks = [
+        sorted(
+            (t.get_window_extent(renderer) for t in axes.get_xticklabels() if t.get_text()),
+            key=lambda b: b.x0,
+        )
+        for axes in page.figure.axes
+    ]
+    for row in ticks:
+        assert all(one.x1 < other.x0 for one, other in pairwise(row)), "numbers below an axis"
     titles = [axes._left_title.get_window_extent(renderer) for axes in page.figure.axes]  # type: ignore[attr-defined]
     for box in [*boxes, *(title for title in titles if title.width > 1)]:
         assert box.x0 >= 0
