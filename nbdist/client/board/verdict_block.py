@@ -37,7 +37,7 @@ def to_html(verdicts: Sequence[Verdict]) -> str:
     return "".join(
         f'<div role="note" {_BLOCK}><div>{_with_bold_rank(verdict.sentence)}</div>'
         f"<div>What to do: {html.escape(advice_for(verdict).do)} "
-        f"Seen in <code>{_command(verdict)}</code>.</div></div>"
+        f"<code>{_command(verdict)}</code> shows it.</div></div>"
         for verdict in verdicts
     )
 
@@ -45,7 +45,7 @@ def to_html(verdicts: Sequence[Verdict]) -> str:
 def to_text(verdicts: Sequence[Verdict]) -> str:
     """Return the block as lines, "" without a verdict."""
     return "\n".join(
-        f"{verdict.sentence}\nDo:  {advice_for(verdict).do} Seen in {_command(verdict)}."
+        f"{verdict.sentence}\nDo:  {advice_for(verdict).do} {_command(verdict)} shows it."
         for verdict in verdicts
     )
 

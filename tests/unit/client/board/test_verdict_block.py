@@ -43,7 +43,7 @@ def test_a_terminal_reads_the_same_in_two_lines() -> None:
     assert sentence == SLOW.sentence
     assert do == (
         "Do:  give its DataLoader more workers, or its data faster storage. "
-        "Seen in %dist board step."
+        "%dist board step shows it."
     )
 
 

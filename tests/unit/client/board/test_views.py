@@ -3,6 +3,7 @@
 import io
 import math
 import pkgutil
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import combinations, pairwise
@@ -348,6 +349,15 @@ def test_a_rank_that_says_nothing_and_one_that_falls_behind_are_told_apart() -> 
     rows = VIEWS["ranks"].table(look(telemetry, cell_info(3))).rows
 
     assert [row[2] for row in rows] == ["trains", "behind", "silent"]
+
+
+def test_a_table_breaks_its_words_and_not_its_numbers() -> None:
+    table = tables.ViewTable("Ranks", ("rank", "device"), (("0", "a long device <name>"),))
+
+    html = tables.to_html(table)
+
+    assert re.search(r"white-space: nowrap[^>]*>0<", html)
+    assert re.search(r"white-space: normal[^>]*>a long device &lt;name&gt;<", html)
 
 
 def test_verdicts_are_told_as_they_are() -> None:
