@@ -9,12 +9,14 @@ plotly's extension shows the picture until the mouse enters it, at one CSS pixel
 its metadata say: it is drawn that wide, and the figure is as high.
 """
 
+import base64
 import struct
 from importlib.metadata import PackageNotFoundError, version
 
-from nbdist.client.board import past as past_module
 from nbdist.client.board.controls import show_past
-from nbdist.client.board.past import Past, halved
+from nbdist.client.board.measures import WIDE
+from nbdist.client.board.past import Past, caption
+from nbdist.client.board.picture import halved
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots, is_live
 
@@ -69,13 +71,14 @@ def displays(past: Past, names: tuple[str, ...]) -> list[Display]:
 
     shown: list[Display] = []
     for name in names:
-        png, sentence = halved(past.png(name, beside_words=True)), past.caption(name)
-        figure = figure_of(name, past.scene, past.theme, _height(png))
+        png = halved(past.png(name, beside_words=True), past.theme)
+        figure, sentence = figure_of(name, past.scene, past.theme, _height(png)), past.caption(name)
         if figure is not None:
-            picture = past_module.picture(png, sentence)
-            shown.append(Display({MIME: figure, **picture.data}, picture.metadata))
-            shown += [past_module.caption(sentence), past.words(name)]
-    return [past_module.caption(HINT), *shown] if shown else []
+            encoded = base64.b64encode(png).decode("ascii")
+            data = {MIME: figure, "image/png": encoded, "text/plain": sentence}
+            shown.append(Display(data, {"image/png": {"width": WIDE, "alt": sentence}}))
+            shown += [caption(sentence), past.words(name)]
+    return [caption(HINT), *shown] if shown else []
 
 
 def _height(png: bytes) -> int:
