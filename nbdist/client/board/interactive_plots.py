@@ -154,7 +154,7 @@ def timeline_figure(scene: Scene, theme: Theme) -> Any:
         fixedrange=True, showgrid=False,
     )  # fmt: skip
     figure.update_xaxes(range=[0, line.length_ms])
-    figure.update_layout(barmode="overlay", dragmode="pan", margin_t=84)
+    figure.update_layout(barmode="overlay", dragmode="pan")
     return figure
 
 
@@ -174,7 +174,8 @@ def _figure(theme: Theme, title: str, below: str) -> Any:
     return go.Figure(
         layout={
             "template": "none",
-            "margin": {"l": 64, "r": 16, "t": 64, "b": 48},
+            # On top the buttons, left of plotly's own; the legend below.
+            "margin": {"l": 64, "r": 16, "t": 52, "b": 84},
             "font": {"color": theme.text, "size": 12},
             "paper_bgcolor": ground,
             "plot_bgcolor": ground,
@@ -182,8 +183,8 @@ def _figure(theme: Theme, title: str, below: str) -> Any:
             "legend": {
                 "orientation": "h",
                 "yref": "container",
-                "y": 0.99,
-                "yanchor": "top",
+                "y": 0,
+                "yanchor": "bottom",
                 "x": 0,
             },
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": theme.text},
@@ -220,7 +221,7 @@ def _add_scales(figure: Any, values: list[Floats], floor: float | None) -> None:
         {"label": "linear", "method": "relayout", "args": [linear]},
         {"label": "log", "method": "relayout", "args": [log]},
     ]
-    _add_menu(figure, {"type": "buttons", "direction": "right", "x": 1, "buttons": buttons})
+    _add_menu(figure, {"type": "buttons", "direction": "right", "buttons": buttons})
 
 
 def _add_choice(figure: Any, shown: list[int | None], parts: int) -> None:
@@ -230,12 +231,12 @@ def _add_choice(figure: Any, shown: list[int | None], parts: int) -> None:
         seen = [place == number // parts for number in range(parts * len(shown))]
         label = "mean of all ranks" if rank is None else f"rank {rank}"
         buttons.append({"label": label, "method": "restyle", "args": [{"visible": seen}]})
-    _add_menu(figure, {"direction": "down", "x": 0.82, "buttons": buttons})
+    _add_menu(figure, {"direction": "down", "pad": {"l": 128}, "buttons": buttons})
 
 
 def _add_menu(figure: Any, menu: dict[str, Any]) -> None:
     look = {"bgcolor": _PAPER, "font": {"color": _INK, "size": 11}, "bordercolor": "#999999"}
-    place = {"xanchor": "right", "y": 1.02, "yanchor": "bottom", "pad": {"t": 0, "b": 0}}
+    place = {"x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
     figure.update_layout(updatemenus=[*figure.layout.updatemenus, look | place | menu])
 
 
