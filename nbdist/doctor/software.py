@@ -177,11 +177,12 @@ def judge_torch(torch: Torch | str, *, has_gpu: bool) -> list[Finding]:
 
 
 def look_at_client() -> list[str]:
-    """Return the private parts of ipyparallel's client that are not there."""
+    """Return the private parts of ipyparallel's client and of ipykernel that are not there."""
     try:
         from nbdist.client.cluster import connection
+        from nbdist.client.output import pages
 
-        return connection.check()
+        return [*connection.check(), *pages.check()]
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
 

@@ -171,6 +171,7 @@ class OpenNotebook:
             }
             name = lab.write(empty)
         self.path = lab.root / name
+        self._lab, self._browser = lab, browser
         # As sharp as a good screen, for the people who look at the pictures.
         self._context = browser.new_context(
             viewport={"width": 1280, "height": 1000}, device_scale_factor=2
@@ -181,6 +182,19 @@ class OpenNotebook:
         self.page.goto(f"{lab.url}/lab/workspaces/{workspace}/tree/{name}?token={lab.token}")
         self.page.wait_for_function(_CONNECTED)
         self.page.evaluate("() => {window.jupyterapp.shell.collapseLeft()}")
+
+    def opened_again(self) -> "OpenNotebook":
+        """Close the page, and open the file of now in another one, with the same kernel."""
+        self._context.close()
+        return OpenNotebook(self._lab, self._browser, self.path.name)
+
+    def restart_kernel(self) -> None:
+        """Restart it as the button does, without its question."""
+        self.page.evaluate(
+            "async () => {await window.jupyterapp.shell.currentWidget.sessionContext"
+            ".session.kernel.restart()}"
+        )
+        self.page.wait_for_function(_CONNECTED)
 
     def run(self, source: str) -> "Cell":
         """Type `source` into a new cell at the end and run it; returns at once."""

@@ -10,7 +10,7 @@ import base64
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -100,12 +100,13 @@ class Board:
         except Exception as error:
             _log.error("The board could not be shown; training continues", exc_info=error)
 
-    def finish(self, outcome: Outcome) -> list[Display]:
+    def finish(self, outcome: Outcome, *, is_seen_again: bool = False) -> list[Display]:
         """End the live board and return what stays, [] without records: picture and caption.
 
         Their text is the same live and static, and the same for every run of the same cell. Below
         them stand the verdicts with what to do, where there are any, a terminal's too; not in
         static mode, for they hold numbers: there the picture's head names the ranks.
+        `is_seen_again`: `show_again` will follow.
         """
         self._is_finished = True
         if not self._telemetry.first_record.is_set():
@@ -127,10 +128,18 @@ class Board:
             displays.append(verdict_block.display(verdicts))
         if self._live is not None:
             try:
-                self._live.close(displays)
+                self._live.close(displays, is_seen_again=is_seen_again)
             except Exception as error:
                 _log.error("The live board could not be closed", exc_info=error)
         return displays
+
+    def show_again(self, left: Sequence[Display]) -> None:
+        """Show what the cell has left in pages that were opened while it ran. Never raises."""
+        try:
+            if self._live is not None:
+                self._live.show_again(left)
+        except Exception as error:
+            _log.error("A page that was opened again could not be told", exc_info=error)
 
     def so_far(self) -> Past | None:
         """Return the board of the cell that runs; None before its first record. Any thread."""

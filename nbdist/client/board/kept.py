@@ -23,8 +23,18 @@ LIVE_CLASS = "nbdist-live"  # of the live board's outermost widget
 MOST_BYTES = 200_000  # of the picture; a larger one is left out, for the file holds it twice
 _CLASS = "nbdist-kept"
 _OUTPUT = ".jp-OutputArea-child"
-HIDES_KEPT = (
-    f"<style>{_OUTPUT}:has(.{LIVE_CLASS}) ~ {_OUTPUT}:has(.{_CLASS}) {{display: none}}</style>"
+_ENDED = "The kernel was restarted or has ended while this cell ran; this is its last frame."
+# Of widgets without a kernel ipywidgets shows broken links, one each and no word.
+_CUT_OFF = "jupyter-widgets-disconnected"
+LIVE_STYLE = (
+    f"<style>{_OUTPUT}:has(.{LIVE_CLASS}) ~ {_OUTPUT}:has(.{_CLASS}) {{display: none}} "
+    f".{LIVE_CLASS} .{_CUT_OFF}::before {{content: none}} "
+    f'.{LIVE_CLASS}.{_CUT_OFF}::before {{content: "{_ENDED}"; {STYLE}; font-weight: bold; '
+    "color: inherit}</style>"
+)
+HIDES_OTHERS = (
+    f"<style>.jp-OutputArea:has(> {_OUTPUT} .{LIVE_CLASS}) > {_OUTPUT}:not(:has(.{LIVE_CLASS})) "
+    "{display: none}</style>"
 )
 _HIDES_LOST = (
     f"<style>{_OUTPUT}:has(.jupyter-widgets):not(:has(.{LIVE_CLASS})):has(~ {_OUTPUT} .{_CLASS}) "

@@ -85,6 +85,7 @@ class LiveBoard:
         self._widgets: dict[str, Any] = {}
         self._slot: Slot | None = None
         self._kept: Slot | None = None
+        self._left: Any = None  # the widget that shows what a cell has left
         self._kept_at = 0.0
         self._table_at = self._spoke_at = -SPEAK_S
         self._thread = threading.Thread(target=self._run, name="nbdist-board", daemon=True)
@@ -128,12 +129,19 @@ class LiveBoard:
         self._thread.join(STOP_S)
         return not self._thread.is_alive()
 
-    def close(self, finals: Sequence[Display]) -> None:
-        """Show `finals` in the board's places, then let go of the widgets. Main thread."""
+    def close(self, finals: Sequence[Display], *, is_seen_again: bool = False) -> None:
+        """Show `finals` in the board's places, then let go of the widgets. Main thread.
+
+        Where `is_seen_again` the outermost stays: `show_again` fills it, in pages that were opened
+        meanwhile and hear nothing of the places.
+        """
         # First, so that the output does not collapse in between.
         for slot, final in zip((self._slot, self._kept), finals, strict=False):
             if slot is not None:
                 slot.update(final)
+        if is_seen_again and self._widgets:
+            self._left = self._widgets.pop("box")
+            self._left.children = ()
         for widget in self._widgets.values():
             # A widget's layout and style are widgets too, which nobody else closes.
             for part in (getattr(widget, "style", None), widget.layout, widget):
@@ -142,6 +150,19 @@ class LiveBoard:
         self._widgets = {}
         if self._controls is not None:
             self._controls.close()
+
+    def show_again(self, left: Sequence[Display]) -> None:
+        """Show all that the cell has left in the widget that `close` has spared. Main thread."""
+        if self._left is not None:
+            import ipywidgets  # type: ignore[import-untyped]
+
+            outputs = [
+                {"output_type": "display_data", "data": d.data, "metadata": d.metadata}
+                for d in left
+            ]
+            hides = ipywidgets.HTML(kept.HIDES_OTHERS)
+            hides.layout.display = "none"
+            self._left.children = [ipywidgets.Output(outputs=tuple(outputs)), hides]
 
     @usage.counts
     def _run(self) -> None:
@@ -191,7 +212,7 @@ class LiveBoard:
         self._table_at = self._spoke_at = -SPEAK_S
 
     def _load(self) -> None:
-        import ipywidgets  # type: ignore[import-untyped]  # noqa: F401  # so that `show` is quick
+        import ipywidgets  # noqa: F401  # so that `show` is quick
 
         from nbdist.client.board.figure import Painter
         from nbdist.client.board.look import look
@@ -278,7 +299,7 @@ def _make_widgets(png: bytes, theme: "Theme") -> dict[str, Any]:
     bar.layout.width = "240px"
     progress, verdicts = ipywidgets.HTML(), ipywidgets.HTML()
     table, status = ipywidgets.HTML(), ipywidgets.HTML()
-    hides = ipywidgets.HTML(kept.HIDES_KEPT + ON_PAGES)
+    hides = ipywidgets.HTML(kept.LIVE_STYLE + ON_PAGES)
     hides.layout.display = "none"
     # Heard, not seen: it is told seldom, and would seem to contradict the table above it.
     status.layout.height = status.layout.margin = "0"

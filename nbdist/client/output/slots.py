@@ -71,8 +71,8 @@ class Slots:
         self._passing: str | None = None  # the display id of what stands until anything else does
         self._settled = False
         # Which cell an output belongs to, ipykernel keeps in context variables. A thread without
-        # them would take the newest message's: after a click, that of a subshell, whose outputs
-        # front ends drop.
+        # them would take the newest message's: of a click, or of a page that is opened, in a
+        # subshell, whose outputs front ends drop.
         self._cell = contextvars.copy_context()
 
     def open(self, shown: Any, beside: Mapping[str, Any] | None = None) -> Slot:
@@ -88,11 +88,11 @@ class Slots:
                 if isinstance(shown, Display):
                     place, self._passing = self._passing, None
                     slot.display_id = place or slot.display_id
-                    self._cell.run(_publish, shown, slot.display_id, update=place is not None)
+                    self._publish(shown, slot.display_id, update=place is not None)
                 else:
                     # Not an update: some front ends do not show a widget that comes in one.
                     self._clear_passing(wait=True)
-                    self._cell.run(_publish_object, shown, slot.display_id, beside or {})
+                    self._publish(_as_display(shown, beside or {}), slot.display_id, update=False)
                 self._open.append(slot)
         return slot
 
@@ -106,18 +106,18 @@ class Slots:
             is_empty = not (self._open or self._above or self._passing or self._settled)
             if self.live and is_empty:
                 self._passing = uuid.uuid4().hex
-                self._cell.run(_publish, display, self._passing, update=False)
+                self._publish(display, self._passing, update=False)
 
     def _update(self, slot: Slot, display: Display) -> None:
         with self._lock:
             if self.live and not self._settled:
-                self._cell.run(_publish, display, slot.display_id, update=True)
+                self._publish(display, slot.display_id, update=True)
 
     def tell(self, display: Display) -> None:
         """Show what cannot wait for the end, where nothing is live; any thread."""
         with self._lock:
             if self._tells and not self.live and not self._settled:
-                self._cell.run(_publish, display, None, update=False)
+                self._publish(display, None, update=False)
 
     def settle(self, finals: Sequence[Display]) -> None:
         """Put `finals` into the open slots in order, and display those that remain.
@@ -141,17 +141,20 @@ class Slots:
                 places = []
             for index, display in enumerate(finals):
                 if index < len(places):
-                    _publish(display, places[index].display_id, update=True)
+                    self._publish(display, places[index].display_id, update=True)
                 else:
-                    _publish(display, None, update=False)
+                    self._publish(display, None, update=False)
+
+    def _publish(self, display: Display, display_id: str | None, *, update: bool) -> None:
+        self._cell.copy().run(_publish, display, display_id, update=update)
 
     def _clear_passing(self, *, wait: bool) -> None:
         """Take away what is to pass, with the output that holds nothing else."""
         if self._passing is not None:
             self._passing = None
-            self._cell.run(_clear, wait=wait)
+            self._cell.copy().run(_clear, wait=wait)
             for display in self._above:
-                self._cell.run(_publish, display, None, update=False)
+                self._publish(display, None, update=False)
 
 
 def _shell() -> Any:
@@ -171,9 +174,9 @@ def _publish(display: Display, display_id: str | None, *, update: bool) -> None:
     )
 
 
-def _publish_object(shown: object, display_id: str, beside: Mapping[str, Any]) -> None:
+def _as_display(shown: object, beside: Mapping[str, Any]) -> Display:
     data, metadata = _shell().display_formatter.format(shown)
-    _publish(Display({**data, **beside}, metadata), display_id, update=False)
+    return Display({**data, **beside}, metadata)
 
 
 def _clear(*, wait: bool) -> None:

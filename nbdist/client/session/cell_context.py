@@ -37,6 +37,7 @@ from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.metrics.profile.words import HOW_TO_OPEN
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.output import merge
+from nbdist.client.output.pages import before_next_cell, pages
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots, owns_cell
 from nbdist.client.session.cost_meter import CostMeter
@@ -363,6 +364,9 @@ class ShownCell:
         self._show = show
         static = os.environ.get("NBDIST_STATIC") == "1" or not show
         theme, view = look
+        self._pages = pages() if self.slots.live else None
+        if self._pages is not None:
+            self._pages.begin()
         shown = info, telemetry, self.slots, static, theme
         self._board = Board(*shown, name=view, insight=insight, actions=actions)
         showing.follow_board(self._board, run)
@@ -398,8 +402,9 @@ class ShownCell:
         self.insight.finish(_EXPLAIN_TIMEOUT_S)  # board and run end with what it has found
         self._showing.remember_records(outcome)
         self._showing.cost_meter.end(self.telemetry)
+        was_reopened = self._pages is not None and self._pages.opened
         try:
-            board = self._board.finish(outcome.word)
+            board = self._board.finish(outcome.word, is_seen_again=was_reopened)
             self._showing.remember_board(self._board.past)
             self._checks.lines(is_last=True)
             if self._show:
@@ -413,6 +418,26 @@ class ShownCell:
             log.exception("The cell's output could not be shown whole")
         finally:
             self._end_run(outcome, profiled)
+            if self._pages is not None:
+                self._pages.end()
+            if was_reopened:
+                self._show_again(outcome)
+
+    def _show_again(self, outcome: Outcome) -> None:
+        """Show what is left to pages that were opened meanwhile, and to the file, in the next cell.
+
+        Jupyter drops the outputs of a cell that another page has sent.
+        """
+        if should_go_on(outcome.error):
+            return
+        error = outcome.error
+        left = [*self.left, *([_text(f"{type(error).__name__}: {error}")] if error else [])]
+        self._board.show_again(left)
+        since = (
+            "The page was opened again while the last %%distributed cell ran. "
+            "If its output is not above, this is it:"
+        )
+        before_next_cell(lambda: Slots(live=False).settle([caption(since), *left]))
 
     def _texts(self, outcome: Outcome) -> list[Display]:
         collectors = outcome.collectors

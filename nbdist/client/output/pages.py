@@ -1,0 +1,128 @@
+"""Answer pages that are opened while a cell runs, so that the widgets there live on.
+
+A page that connects asks what the kernel is and for the state of all widgets, on the shell channel.
+There it waits for the cell, and gives up: its live board would be lost. ipykernel 7 reads that
+channel on a thread of its own, and has subshells to answer beside a cell; a page names one only
+when it knows them, which is after these questions. So here they are handed to a subshell of ours.
+Where ipykernel differs the page waits, as everywhere in Jupyter.
+
+Threads: `begin`, `end` and `opened` on the main one, `_hear` on ipykernel's shell channel thread.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nbdist.client.output.slots import kernel_shell
+
+CONTROL = "jupyter.widget.control"  # what ipywidgets 8 asks for the state of all widgets
+_QUESTIONS = frozenset({"kernel_info_request", "comm_info_request"})
+_COMM = frozenset({"comm_open", "comm_msg", "comm_close"})
+
+_log = logging.getLogger(__name__)
+
+
+class Pages:
+    """The pages of one kernel, from its first cell on all ranks.
+
+    Args:
+        kernel: ipykernel's, with a shell channel thread.
+
+    Attributes:
+        opened: Whether a page with widgets was opened since `begin`.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.opened = False
+        self._kernel, self._thread = kernel, kernel.shell_channel_thread
+        self._is_waiting = False  # whether the kernel's main thread has no time for questions
+        self._subshell: str | None = None
+        self._comm: str | None = None  # of the page that asks for widgets
+        self._thread.io_loop.add_callback(self._listen)
+
+    def begin(self) -> None:
+        """Answer beside the main thread from now on: a cell begins."""
+        self.opened, self._is_waiting = False, True
+
+    def end(self) -> None:
+        """Leave all questions to the main thread again."""
+        self._is_waiting = False
+
+    def _listen(self) -> None:
+        self._thread.shell_stream.on_recv(self._hear, copy=False)
+
+    async def _hear(self, frames: Sequence[Any]) -> None:
+        try:
+            if self._is_waiting and self._answer(frames):
+                return
+        except Exception as error:
+            _log.warning("A page could not be answered beside the cell: %r", error)
+        await self._kernel.shell_channel_thread_main(frames)
+
+    def _answer(self, frames: Sequence[Any]) -> bool:
+        """Hand a page's first questions to the subshell; return whether this was one."""
+        session, manager = self._kernel.session, self._thread.manager
+        names, parts = session.feed_identities(frames, copy=False)
+        # Without content: a signature that is checked with it counts as a replay the next time.
+        message = session.deserialize(parts, content=False, copy=False)
+        header, content = message["header"], session.unpack(message["content"])
+        if header.get("subshell_id") is not None or not self._is_question(header, content):
+            return False
+        if self._subshell is None:
+            self._subshell = manager._create_subshell()
+        header["subshell_id"] = self._subshell
+        asked = session.serialize({**message, "content": content}, names)
+        socket = manager.get_shell_channel_to_subshell_socket(self._subshell)
+        socket.send_multipart([*asked, *message["buffers"]], copy=False)
+        return True
+
+    def _is_question(self, header: dict[str, Any], content: dict[str, Any]) -> bool:
+        kind = header["msg_type"]
+        if kind == "comm_open" and content.get("target_name") == CONTROL:
+            self._comm, self.opened = content["comm_id"], True
+        return kind in _QUESTIONS or (kind in _COMM and content.get("comm_id") == self._comm)
+
+
+_pages: Pages | None = None
+
+
+def pages() -> Pages | None:
+    """Return this kernel's; None where pages cannot be answered while a cell runs."""
+    global _pages
+    shell = kernel_shell()
+    if shell is None or getattr(shell.kernel, "shell_channel_thread", None) is None:
+        return None
+    if _pages is None:
+        _pages = Pages(shell.kernel)
+    return _pages
+
+
+def before_next_cell(call: Callable[[], None]) -> None:
+    """Call once, when the next cell begins; what it displays is in that cell's output."""
+    shell = kernel_shell()
+    if shell is None:
+        return
+
+    def begins(info: object = None) -> None:
+        shell.events.unregister("pre_run_cell", begins)
+        call()
+
+    shell.events.register("pre_run_cell", begins)
+
+
+def check() -> list[str]:
+    """Return what no longer fits the installed ipykernel; empty when all is well."""
+    from ipykernel._version import __version__
+    from ipykernel.ipkernel import IPythonKernel
+    from ipykernel.subshell_manager import SubshellManager
+
+    used = {
+        IPythonKernel: ("shell_channel_thread_main", "shell_channel_thread"),
+        SubshellManager: ("_create_subshell", "get_shell_channel_to_subshell_socket"),
+    }
+    return [
+        f"ipykernel {__version__}: {owner.__name__}.{name} is gone"
+        for owner, names in used.items()
+        for name in names
+        if not hasattr(owner, name)
+    ]
