@@ -1,5 +1,6 @@
 """`%dist ui`: MLflow's UI on loopback, and the page it opens with."""
 
+import io
 import os
 import shutil
 import urllib.request
@@ -8,16 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from PIL import Image
 
-from nbdist.client.metrics.analysis.values import ExplainedStep
+from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep, RankStep, Verdict
 from nbdist.client.tracking.run import RunLink, Tracker
 from nbdist.client.tracking.ui import start_ui
 from nbdist.client.tracking.view import MOST_CHARACTERS, encode, view_state
+from nbdist.client.tracking.view import page as view_page
 from tests.tracking.conftest import Ranks, cell
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+VERDICT = "Rank 3 takes 1.5 times as long per step as its peers: it computes longer."
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -45,16 +49,38 @@ def ui(make_home: Callable[[], Path]) -> Iterator[tuple[Path, str, str]]:
 
 def train(tracker: Tracker, **info: Any) -> RunLink:
     """Track a run of 100 steps, in which all ranks wait for the last one."""
-    ranks = Ranks(4, {"layout": "ddp"})
-    run = tracker.follow(cell(ranks=4, **info), ranks.telemetry)
+    ranks = Ranks(4, {"layout": "ddp", "proof": "equal within round-off over 3 steps"})
+    run = tracker.follow(cell(ranks=4, **info), ranks.telemetry, Known())  # type: ignore[arg-type]
     for step in range(1, 101):
         ranks.step()
         waiting = {rank: 3.0 - rank for rank in range(4)}
         run.explained([ExplainedStep(step, waiting, dict.fromkeys(range(4), 0.5), 3.0, 3)])
     ranks.log(accuracy=0.9)
-    link = run.finish("finished")
+    link = run.finish("finished", picture=picture())
     assert link is not None
     return link
+
+
+class Known:
+    """Stands where a cell's analysis stands: what is known of these steps in the end."""
+
+    def subscribe(self, hear: object) -> None:
+        """Tell nothing of each step."""
+
+    def now(self) -> Analysis:
+        """Return who waited, and for whom."""
+        parts = {rank: {"waiting": 3.0 - rank} for rank in range(4)}
+        return Analysis(
+            ranks=tuple(RankStep(rank, 10.0, parts[rank]) for rank in range(4)),
+            verdicts=(Verdict(3, "forward", 0.5, VERDICT, 1),),
+        )
+
+
+def picture() -> bytes:
+    """Return a PNG as large as a board."""
+    out = io.BytesIO()
+    Image.new("RGB", (960, 296), "#176f65").save(out, "png")
+    return out.getvalue()
 
 
 def test_the_address_opens_the_experiments_charts(ui: tuple[Path, str, str]) -> None:
@@ -138,6 +164,24 @@ def test_the_runs_of_a_study_are_in_the_charts_and_nested_by_date(
     page.get_by_role("link", name="lr2", exact=True).first.wait_for(state="detached")
     page.get_by_role("link", name="lr-sweep", exact=True).first.wait_for()
     keep(page, tmp_path, "mlflow_study_nested.png")
+
+
+@pytest.mark.browser
+def test_a_runs_page_says_who_made_others_wait_and_shows_the_board(
+    page: "Page", ui: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    _, url, run_id = ui
+    page.goto(f"{url.partition('/#')[0]}/#/experiments/1/runs/{run_id}")
+    for said in (VERDICT, "Layout:", "ddp on 4 ranks", "equal within round-off over 3 steps"):
+        page.get_by_text(said).first.wait_for(timeout=30_000)
+    board = page.locator('img[src*="board.png"]')  # MLflow drops its alternative text
+    board.wait_for(timeout=30_000)
+    page.wait_for_function(
+        "board => board.naturalWidth === 960", arg=board.element_handle(), timeout=30_000
+    )
+    keep(page, tmp_path, "mlflow_run.png")
+    back = page.get_by_role("link", name="Charts of all runs")
+    assert back.get_attribute("href") == view_page("1").lstrip("/")
 
 
 def test_ranks_that_stand_beside_the_first_one_get_no_chart_of_their_own() -> None:
