@@ -67,6 +67,15 @@ _RUN = """index => {
   return performance.now();
 }"""
 
+_EDIT = """async index => {
+  const notebook = window.jupyterapp.shell.currentWidget.content;
+  notebook.activeCellIndex = index;
+  notebook.deselectAll();
+  notebook.mode = 'edit';
+  await notebook.widgets[index].ready;
+  notebook.widgets[index].editor.focus();
+}"""
+
 _ENDED = """index => {
   const notebook = window.jupyterapp.shell.currentWidget.content;
   return /\\d/.test(notebook.widgets[index].node.querySelector('.jp-InputPrompt').innerText);
@@ -199,6 +208,12 @@ class OpenNotebook:
     def run(self, source: str) -> "Cell":
         """Type `source` into a new cell at the end and run it; returns at once."""
         return self.cell(self.page.evaluate(_ADD, source)).start()
+
+    def edit(self, source: str) -> None:
+        """Type `source` into a new cell at the end, and leave the cursor behind it."""
+        index = self.page.evaluate(_ADD, source)
+        self.page.evaluate(_EDIT, index)
+        self.page.keyboard.press("Control+End")
 
     def cell(self, index: int) -> "Cell":
         """Return the cell at this place."""
