@@ -84,6 +84,19 @@ def widgets_of(page: BlockingKernelClient) -> list[dict[str, Any]]:
     return [widget["state"] for widget in answer["content"]["data"]["states"].values()]
 
 
+def said_beside(page: BlockingKernelClient, code: str) -> tuple[str, str]:
+    """Run a cell in a subshell, as a console does; return its message's id and what it showed."""
+    page.control_channel.send(page.session.msg("create_subshell_request", {}))
+    made = page.get_control_msg(timeout=30)["content"]
+    content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}}
+    request = page.session.msg("execute_request", {**content, "allow_stdin": False})
+    request["header"]["subshell_id"] = made["subshell_id"]
+    page.shell_channel.send(request)
+    asked: str = request["header"]["msg_id"]
+    shown = [m for m in hear_until(page, ends(asked)) if m["parent_header"].get("msg_id") == asked]
+    return asked, "\n".join(m["content"].get("data", {}).get("text/plain", "") for m in shown)
+
+
 def test_a_training_goes_on_in_a_page_that_is_opened_meanwhile_and_its_end_is_shown_next(
     notebook: Notebook, tmp_path: Path
 ) -> None:
@@ -95,12 +108,15 @@ def test_a_training_goes_on_in_a_page_that_is_opened_meanwhile_and_its_end_is_sh
     info = page.get_shell_msg(timeout=30)["content"]
     assert info["status"] == "ok"
     assert "kernel subshells" in info["supported_features"]
+    console, said = said_beside(page, "%dist board")
+    assert "Step " in said
     boxes = [state["_dom_classes"] for state in widgets_of(page) if "_dom_classes" in state]
     assert ("nbdist-live",) in map(tuple, boxes)
 
     (tmp_path / "enough").touch()
     heard += hear_until(notebook.client, ends(cell))
-    assert_updates_find_their_place(heard, cell)
+    of_others = [m for m in heard if m["parent_header"].get("msg_id") != console]
+    assert_updates_find_their_place(of_others, cell)
     [box] = [state for state in widgets_of(page) if "nbdist-live" in state.get("_dom_classes", ())]
     assert len(box["children"]) == 2, "what the cell has left, and a style"
     left = next(state for state in widgets_of(page) if state["_model_name"] == "OutputModel")
