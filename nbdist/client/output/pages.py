@@ -27,26 +27,46 @@ class Pages:
 
     Args:
         kernel: ipykernel's, with a shell channel thread.
+        events: IPython's.
 
     Attributes:
-        opened: Whether a page with widgets was opened since `begin`.
+        opened: Whether a page with widgets was opened since `begin`, or in a part before it.
     """
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, events: Any) -> None:
         self.opened = False
+        self._events = events
         self._kernel, self._thread = kernel, kernel.shell_channel_thread
         self._is_waiting = False  # whether the kernel's main thread has no time for questions
         self._subshell: str | None = None
         self._comm: str | None = None  # of the page that asks for widgets
+        self._goes_on = False
+        self._left: Callable[[], None] | None = None
         self._thread.io_loop.add_callback(self._listen)
 
-    def begin(self) -> None:
-        """Answer beside the main thread from now on: a cell begins."""
-        self.opened, self._is_waiting = False, True
+    def begin(self, *, goes_on: bool) -> None:
+        """Answer beside the main thread from now on: a cell begins, or one that `goes_on`."""
+        self.opened = self.opened and (goes_on or self._goes_on)
+        self._is_waiting = True
 
-    def end(self) -> None:
-        """Leave all questions to the main thread again."""
-        self._is_waiting = False
+    def end(self, *, goes_on: bool) -> None:
+        """Leave all questions to the main thread again; a cell that `goes_on` has more parts."""
+        self._is_waiting, self._goes_on = False, goes_on
+
+    def show_next(self, show: Callable[[], None]) -> None:
+        """Call `show` once, when the next cell begins: what it displays is in that cell's output.
+
+        It takes the place of what was to be called then.
+        """
+        if self._left is None:
+            self._events.register("pre_run_cell", self._next_begins)
+        self._left = show
+
+    def _next_begins(self, info: object = None) -> None:
+        self._events.unregister("pre_run_cell", self._next_begins)
+        show, self._left, self.opened = self._left, None, False
+        if show is not None:
+            show()
 
     def _listen(self) -> None:
         self._thread.shell_stream.on_recv(self._hear, copy=False)
@@ -93,21 +113,8 @@ def pages() -> Pages | None:
     if shell is None or getattr(shell.kernel, "shell_channel_thread", None) is None:
         return None
     if _pages is None:
-        _pages = Pages(shell.kernel)
+        _pages = Pages(shell.kernel, shell.events)
     return _pages
-
-
-def before_next_cell(call: Callable[[], None]) -> None:
-    """Call once, when the next cell begins; what it displays is in that cell's output."""
-    shell = kernel_shell()
-    if shell is None:
-        return
-
-    def begins(info: object = None) -> None:
-        shell.events.unregister("pre_run_cell", begins)
-        call()
-
-    shell.events.register("pre_run_cell", begins)
 
 
 def check() -> list[str]:

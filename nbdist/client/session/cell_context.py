@@ -37,7 +37,7 @@ from nbdist.client.metrics.profile.gather import Profiled
 from nbdist.client.metrics.profile.words import HOW_TO_OPEN
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.output import merge
-from nbdist.client.output.pages import before_next_cell, pages
+from nbdist.client.output.pages import Pages, pages
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slots, owns_cell
 from nbdist.client.session.cost_meter import CostMeter
@@ -366,7 +366,7 @@ class ShownCell:
         theme, view = look
         self._pages = pages() if self.slots.live else None
         if self._pages is not None:
-            self._pages.begin()
+            self._pages.begin(goes_on=bool(above))
         shown = info, telemetry, self.slots, static, theme
         self._board = Board(*shown, name=view, insight=insight, actions=actions)
         showing.follow_board(self._board, run)
@@ -419,25 +419,23 @@ class ShownCell:
         finally:
             self._end_run(outcome, profiled)
             if self._pages is not None:
-                self._pages.end()
-            if was_reopened:
-                self._show_again(outcome)
+                goes_on = should_go_on(outcome.error)
+                self._pages.end(goes_on=goes_on)
+                if was_reopened and not goes_on:
+                    self._show_again(self._pages, outcome.error)
 
-    def _show_again(self, outcome: Outcome) -> None:
+    def _show_again(self, of_kernel: Pages, error: BaseException | None) -> None:
         """Show what is left to pages that were opened meanwhile, and to the file, in the next cell.
 
         Jupyter drops the outputs of a cell that another page has sent.
         """
-        if should_go_on(outcome.error):
-            return
-        error = outcome.error
         left = [*self.left, *([_text(f"{type(error).__name__}: {error}")] if error else [])]
         self._board.show_again(left)
         since = (
             "The page was opened again while the last %%distributed cell ran. "
             "If its output is not above, this is it:"
         )
-        before_next_cell(lambda: Slots(live=False).settle([caption(since), *left]))
+        of_kernel.show_next(lambda: Slots(live=False).settle([caption(since), *left]))
 
     def _texts(self, outcome: Outcome) -> list[Display]:
         collectors = outcome.collectors
