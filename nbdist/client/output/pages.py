@@ -110,9 +110,10 @@ def pages() -> Pages | None:
     """Return this kernel's; None where pages cannot be answered while a cell runs."""
     global _pages
     shell = kernel_shell()
-    if shell is None or getattr(shell.kernel, "shell_channel_thread", None) is None:
+    thread = getattr(shell.kernel, "shell_channel_thread", None) if shell is not None else None
+    if shell is None or getattr(thread, "shell_stream", None) is None:
         return None
-    if _pages is None:
+    if _pages is None and not check():
         _pages = Pages(shell.kernel, shell.events)
     return _pages
 
