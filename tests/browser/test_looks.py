@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.board.measures import TEXT_PT
+from nbdist.client.board.measures import NARROW, TEXT_PT, WIDE
 from nbdist.client.board.palette import LINE_COLORS, PARTS, contrast
+from nbdist.client.board.past import SHARP
 from tests.browser.lab import Cell, OpenNotebook
 from tests.browser.test_notebook import TRAIN
 
@@ -16,7 +17,7 @@ TRAIN_30 = TRAIN.replace("itertools.count()", "range(30)").replace('"enough"', '
 WIDTHS = 600, 1000, 1800
 THEMES = "JupyterLab Light", "JupyterLab Dark"
 LEAST_PX = 9.0  # of a letter's size on the screen
-SHARP = 2.0  # a lasting picture's pixels for one CSS pixel that it was drawn for
+PICTURE = "img:visible"  # of the wide and the narrow one that which fits
 LEGEND_SHARE = 0.25  # of a picture's height, from its top
 
 # All colours of the top of a picture that are seen without any transparency, with their counts.
@@ -53,7 +54,7 @@ def trained(notebook: OpenNotebook) -> Iterator[Cell]:
     """The overview of a short training, as a picture with its table."""
     notebook.run(TRAIN_30).wait()
     board = notebook.run("%dist board overview").wait()
-    board.output.locator(".jp-RenderedImage img").wait_for()
+    board.output.locator(PICTURE).wait_for()
     yield board
     notebook.page.set_viewport_size({"width": 1280, "height": 1000})
     notebook.use_theme(THEMES[0])
@@ -69,20 +70,21 @@ def colors_at_the_top(cell: Cell, which: str) -> dict[str, int]:
 
 def letters_px(cell: Cell) -> float:
     """Return the size of the smallest letters of a cell's lasting picture on the screen."""
-    seen: dict[str, Any] = cell.output.locator(".jp-RenderedImage img").evaluate(
+    seen: dict[str, Any] = cell.output.locator(PICTURE).evaluate(
         "image => ({natural: image.naturalWidth, shown: image.getBoundingClientRect().width})"
     )
     drawn_px = TEXT_PT * 100 / 72  # matplotlib's figures have 100 dots per inch
-    return drawn_px * float(seen["shown"]) / (float(seen["natural"]) / SHARP)
+    drawn_for = WIDE if seen["natural"] == WIDE * SHARP else NARROW
+    return drawn_px * float(seen["shown"]) / drawn_for
 
 
 def test_the_legends_colours_are_those_of_the_lines_and_of_no_other_thing(
     trained: Cell,
 ) -> None:
-    seen = colors_at_the_top(trained, ".jp-RenderedImage img")
+    seen = colors_at_the_top(trained, PICTURE)
 
     swatches = {"rank 0": LINE_COLORS[0], "rank 1": LINE_COLORS[1]}
-    swatches |= {part: PARTS[part][0] for part in ("compute", "transfer", "waiting", "data")}
+    swatches |= {part: PARTS[part][0] for part in ("compute", "transfer", "waiting")}
     missing = {name: color for name, color in swatches.items() if seen.get(color, 0) < 10}
     assert not missing, seen
     assert len(set(swatches.values())) == len(swatches)
@@ -105,15 +107,12 @@ def test_words_and_pictures_are_readable_on_both_themes(
 
 def max_grey(cell: Cell) -> str:
     """Return the grey that most pixels at the top of a picture have: that of its letters."""
-    seen = colors_at_the_top(cell, ".jp-RenderedImage img")
+    seen = colors_at_the_top(cell, PICTURE)
     greys = {c: n for c, n in seen.items() if c[1:3] == c[3:5] == c[5:7]}
     return max(greys, key=lambda c: greys[c])
 
 
-NARROW = pytest.mark.xfail(reason="the board is made for 960 px: letters shrink, tables scroll")
-
-
-@pytest.mark.parametrize("width", [pytest.param(WIDTHS[0], marks=NARROW), *WIDTHS[1:]])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_letters_are_large_enough_and_no_table_is_cut(
     notebook: OpenNotebook, trained: Cell, width: int
 ) -> None:

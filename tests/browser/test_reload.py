@@ -53,7 +53,7 @@ def test_a_page_that_is_opened_again_shows_the_training_go_on_and_how_it_ended(
     # The page could not be told; so the file gets it with the next cell, once.
     following = again.run("1 + 1").wait()
     following.output.get_by_text("The page was opened again").wait_for()
-    following.output.locator(".jp-RenderedImage img").wait_for()
+    following.output.locator("img:visible").wait_for()
     outputs = following.saved_outputs()
     assert sum("image/png" in output.data for output in outputs) == 1
     assert any("│ step 50" in output.data.get("text/plain", "") for output in outputs)
