@@ -45,7 +45,7 @@ def test_a_page_that_is_opened_again_shows_the_training_go_on_and_how_it_ended(
     (own.path.parent / "enough").touch()
 
     live.get_by_text("Loss and communication time on 2 ranks").wait_for()
-    assert live.locator("img").count() == 1
+    assert live.locator("img:visible").count() == 1
     shown = cell.output.first.inner_text()
     assert shown.count("step 0") == 1, "what was printed before, and again in the end"
     cell.picture("reload-ended")
