@@ -52,6 +52,10 @@ def is_measured(values: Mapping[str, float]) -> bool:
 RUN_KINDS = frozenset({"step", "log"})
 
 
+# Those that a rank makes once in a while, whatever its cell does, or if it hangs.
+KINDS_OF_ITSELF = frozenset({"device", "links"})
+
+
 # Not frozen: that would treble what making one costs a step. Nobody changes one.
 @dataclass(slots=True)
 class Record:

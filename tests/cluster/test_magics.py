@@ -71,7 +71,7 @@ for _ in range(1500):
 def test_what_watching_costs_is_told_part_by_part_and_short_steps_are_sampled(
     notebook: Kernel,
 ) -> None:
-    assert "Nothing has been trained yet" in notebook.run("%dist status --cost").text
+    assert "No cost is known yet" in notebook.run("%dist status --cost").text
     assert notebook.cell(SHORT_STEPS).error is None
     table = notebook.run("%dist status --cost").text
     assert table.startswith("Watching costs each rank ")

@@ -10,6 +10,7 @@ its metadata say: it is drawn that wide, and the figure is as high.
 """
 
 import base64
+import importlib.util
 import struct
 from importlib.metadata import PackageNotFoundError, version
 
@@ -56,8 +57,9 @@ def show_interactive(past: Past, name: str | None, otherwise: str) -> None:
 def has_plotly() -> bool:
     """Return whether figures can be made here: older versions write arrays in another form."""
     try:
-        return int(version("plotly").partition(".")[0]) >= 6
-    except PackageNotFoundError:
+        is_new = int(version("plotly").partition(".")[0]) >= 6
+        return is_new and importlib.util.find_spec("plotly") is not None
+    except (PackageNotFoundError, ValueError):  # ValueError: a program has blocked its import
         return False
 
 

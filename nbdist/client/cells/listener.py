@@ -34,7 +34,7 @@ class CellFailure:
 class Collector:
     """One rank's part of one cell. `failure` and `death` say what went wrong, if anything.
 
-    `heard_at` is `time.monotonic()` of the rank's last message.
+    `heard_at` is `time.monotonic()` of the rank's last message that comes of what the cell does.
     """
 
     def __init__(
@@ -72,13 +72,14 @@ class Collector:
     def on_message(self, message: "Message") -> None:
         """Take one message that answers the cell."""
         content = message.content
+        if message.kind == wire.RECORDS:
+            self._on_batch(wire.Batch.from_wire(content))
+            return
         self.heard_at = time.monotonic()
         if message.reply:
             self._on_reply(content)
         elif message.kind == wire.OUTPUT:
             self._text.receive(self.rank, content)
-        elif message.kind == wire.RECORDS:
-            self._on_records(wire.Batch.from_wire(content))
         elif message.kind in ("display_data", "execute_result"):
             self._text.show(
                 self.rank,
@@ -93,6 +94,11 @@ class Collector:
             self._text.clear(self.rank, wait=content.get("wait", False))
         elif message.kind == "status" and content["execution_state"] == "idle":
             self.idle.set()
+
+    def _on_batch(self, batch: wire.Batch) -> None:
+        if any(record.kind not in wire.KINDS_OF_ITSELF for record in batch.records):
+            self.heard_at = time.monotonic()
+        self._on_records(batch)
 
     def died(self, cause: str) -> None:
         """Note that the rank's process has ended."""

@@ -4,6 +4,7 @@ Processor time a step. It counts on the rank, the notebook, the controller and t
 ships runs to MLflow: work that is moved elsewhere is not saved.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -65,12 +66,19 @@ class Cost:
 
     def __str__(self) -> str:
         if not self.steps:
-            return "Nothing has been trained yet: there is no step to watch."
+            return (
+                "No cost is known yet: no cell has trained since the ranks started, or the last "
+                "that did made fewer than two steps."
+            )
         said = (
             f"Watching costs each rank {figure(self.us('rank'))} us a step, "
             f"{self._per_cent(self.us('rank'))} of {figure(self.step_us / 1e3)} ms, "
-            f"and the notebook {figure(self.us('notebook'))} us for all ranks together."
         )
+        if any(line.where == "notebook" for line in self.lines):
+            spent = self.us("notebook")
+            said += f"and the notebook {figure(spent)} us, {self._per_cent(spent)}, for all ranks."
+        else:
+            said += "and the cell was too short to tell what the notebook did."
         rows = [("part", "where", "us a step", "of a step", "what it does")]
         rows += [
             (line.part, line.where, figure(line.us), self._per_cent(line.us), DOES[line.part])
@@ -87,13 +95,14 @@ class Cost:
         if self.measured_share > 0.999:
             return []
         share = (
-            f"Steps are short: {100 * self.measured_share:.2g} % of them are measured part by "
-            "part. Losses, times, bytes and counts are of all."
+            f"To keep that low, {100 * self.measured_share:.2g} % of the steps are measured part "
+            "by part. Losses, times, bytes and counts are of all."
         )
         return [share]
 
     def _per_cent(self, us: float) -> str:
-        return f"{100 * us / self.step_us:.2g} %" if self.step_us else ""
+        share = 100 * us / self.step_us if self.step_us else math.nan
+        return f"{share:.0f} %" if share >= 10 else f"{share:.2g} %" if share >= 0 else ""
 
 
 def cost_of(ranks: Sequence[RankCost], elsewhere_s: Mapping[str, float], steps: int) -> Cost:

@@ -129,11 +129,12 @@ def compare(words: Sequence[str]) -> "Comparison":
     Raises:
         UsageError: A word names no run.
     """
-    from nbdist.client.tracking.runs import compare, runs, select
+    from nbdist.client.tracking.runs import compare, older_runs, runs, select
 
     tracker = _tracker()
     rows = runs(tracker.folder, tracker.experiment)
-    return compare(tracker.folder, select(rows, words))
+    older = older_runs(tracker.folder, tracker.experiment, rows)
+    return compare(tracker.folder, select(rows, words, older))
 
 
 def sync() -> str:

@@ -26,6 +26,7 @@ class CostMeter:
 
     def __init__(self) -> None:
         self._telemetry: Telemetry | None = None
+        self._newest: Telemetry | None = None  # of the last cell that trained, however short
         self._ranks: set[int] = set()
         self._began: _Moment | None = None
         self._ended: _Moment | None = None
@@ -39,7 +40,8 @@ class CostMeter:
         """
         if telemetry is self._telemetry:
             return
-        self._telemetry, self._ranks, self._ended = telemetry, pids, None
+        self._telemetry = self._newest = telemetry
+        self._ranks, self._ended = pids, None
         self._began = self._now(telemetry)
 
     def end(self, telemetry: Telemetry) -> None:
@@ -48,11 +50,14 @@ class CostMeter:
             self._ended = self._now(telemetry)
         elif telemetry.first_record.is_set():  # too short to be counted beside the ranks
             self._telemetry = self._began = self._ended = None
+            self._newest = telemetry
 
     def cost(self, cluster: Cluster) -> Cost:
         """Return what watching costs now, or has cost in the last cell that trained."""
         requests = cluster.requests
-        told = answers({r: requests.ask(r, "control.cost", busy=True) for r in cluster.living()})
+        # A rank that was not in that cell would tell of an earlier one.
+        asked = [r for r in cluster.living() if self._newest is None or r in self._newest.latest]
+        told = answers({rank: requests.ask(rank, "control.cost", busy=True) for rank in asked})
         ranks = [RankCost(**said) for said in told.values() if said]
         if self._telemetry is None or self._began is None:
             return cost_of(ranks, {}, 0)

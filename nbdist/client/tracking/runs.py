@@ -57,9 +57,13 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class RunsTable:
-    """Runs, newest first; prints as a text table and shows as an HTML one."""
+    """Runs, newest first; prints as a text table and shows as an HTML one.
+
+    `older` is how many more there are.
+    """
 
     rows: tuple[RunRow, ...]
+    older: int = 0
 
     def __str__(self) -> str:
         """Return a table of plain text; it begins with its header."""
@@ -77,6 +81,9 @@ class RunsTable:
 
     def _notes(self) -> list[str]:
         notes = []
+        if self.older:
+            many = "is 1 older run" if self.older == 1 else f"are {self.older} older runs"
+            notes.append(f"There {many}; %dist runs NAME, %dist board NAME and %dist ui show them.")
         if any("step_ms" in row.values for row in self.rows):
             notes.append(WHAT_RECENT_IS)
         kept = [row for row in self.rows if not row.is_sent and row.state != "running"]
@@ -120,11 +127,14 @@ def runs(folder: Path, experiment: str | None = None, limit: int = 20) -> tuple[
     return _nested(rows)
 
 
-def select(rows: Sequence[RunRow], words: Sequence[str]) -> tuple[RunRow, ...]:
+def select(
+    rows: Sequence[RunRow], words: Sequence[str], older: Sequence[RunRow] = ()
+) -> tuple[RunRow, ...]:
     """Return the runs that these words name, each once, in their order.
 
     Args:
         rows: As `runs` returns them.
+        older: More of them, which have names and no numbers.
         words: A row's number from 1, or a name: of a study all its runs, else the newest so called.
 
     Raises:
@@ -132,11 +142,12 @@ def select(rows: Sequence[RunRow], words: Sequence[str]) -> tuple[RunRow, ...]:
     """
     chosen: dict[str, RunRow] = {}
     for word in words:
-        named = [row for row in rows if row.name == word]
+        named = [row for row in (*rows, *older) if row.name == word]
         if not named and word.isdecimal() and 1 <= int(word) <= len(rows):
             named = [rows[int(word) - 1]]
         if not named:
-            close = get_close_matches(word, dict.fromkeys(row.name for row in rows), n=1)
+            names = dict.fromkeys(row.name for row in (*rows, *older))
+            close = get_close_matches(word, names, n=1)
             hint = (
                 f"did you mean {close[0]}?"
                 if close
@@ -144,7 +155,7 @@ def select(rows: Sequence[RunRow], words: Sequence[str]) -> tuple[RunRow, ...]:
             )
             raise UsageError(f"There is no run {word!r}; {hint}")
         first = named[0]
-        of_study = [row for row in rows if row.study == first.key]
+        of_study = [row for row in (*rows, *older) if row.study == first.key]
         chosen |= {row.key: row for row in (of_study if first.kind == "study" else [first])}
     return tuple(chosen.values())
 
@@ -200,7 +211,15 @@ def _nested(rows: Sequence[RunRow]) -> tuple[RunRow, ...]:
 
 def runs_table(folder: Path, experiment: str | None = None, limit: int = 20) -> RunsTable:
     """Return `runs` as a table for people."""
-    return RunsTable(runs(folder, experiment, limit))
+    rows = runs(folder, experiment, limit)
+    return RunsTable(rows, len(older_runs(folder, experiment, rows)))
+
+
+def older_runs(folder: Path, experiment: str | None, rows: Sequence[RunRow]) -> tuple[RunRow, ...]:
+    """Return the runs that are not among `rows`, the newest ones."""
+    shown = {row.key for row in rows}
+    found = runs(folder, experiment, limit=_MOST_SEARCHED)
+    return tuple(row for row in found if row.key not in shown)
 
 
 def _row(run: SpooledRun, summary: dict[str, Any]) -> RunRow:

@@ -42,7 +42,12 @@ class NotFinite:
         if not self._since:
             return ""
         first, value = min(self._since.values(), key=lambda since: since[0])
-        ranks = sorted(self._since)
         word = "NaN" if math.isnan(value) else "infinite"
-        on = "all ranks" if len(ranks) == len(self._ranks) > 1 else name_ranks(ranks)
-        return f"The loss is {word} on {on} since step {first}."
+        begun = [rank for rank, (step, _) in self._since.items() if step == first]
+        on = "all ranks" if len(begun) == len(self._ranks) > 1 else name_ranks(sorted(begun))
+        said = f"The loss is {word} on {on} since step {first}"
+        # It has come from those where it began, with the gradients.
+        later = {rank: step for rank, (step, _) in self._since.items() if step > first}
+        if later:
+            said += f", and on {name_ranks(sorted(later))} since step {min(later.values())}"
+        return f"{said}."

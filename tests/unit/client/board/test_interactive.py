@@ -2,6 +2,7 @@
 
 import base64
 import json
+import sys
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from nbdist.client.board import interactive, palette
-from nbdist.client.board.interactive import MIME, VIEWS, displays, show_interactive
+from nbdist.client.board.interactive import MIME, VIEWS, displays, has_plotly, show_interactive
 from nbdist.client.board.look import look
 from nbdist.client.board.past import Past
 from nbdist.client.board.scene import Scene
@@ -161,3 +162,8 @@ def test_a_view_without_an_interactive_form_says_which_have_one(
     shown = capsys.readouterr().out
     assert "ranks has no interactive form: loss, step, collectives have one" in shown
     assert "2 ranks at step 60" in shown
+
+
+def test_plotly_that_a_program_has_blocked_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert not has_plotly()

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from nbdist import wire
 from nbdist.client.cells.listener import Collector
 from nbdist.client.cluster.connection import Message
@@ -89,3 +91,14 @@ def test_records_are_passed_on() -> None:
     batch = wire.Batch(0, (wire.Record(0, 5, "log", 1, 2, {"x": 1.0}),))
     heard.take(wire.RECORDS, batch.to_wire())
     assert heard.batches == [batch]
+
+
+@pytest.mark.parametrize("kind", ["device", "links"])
+def test_what_a_rank_tells_of_itself_each_second_is_no_sign_of_progress(kind: str) -> None:
+    heard = Heard()
+    before = heard.collector.heard_at
+    batch = wire.Batch(0, (wire.Record(0, 5, kind, 1, 2, {"x": 1.0}),))
+    heard.take(wire.RECORDS, batch.to_wire())
+    assert heard.collector.heard_at == before
+    heard.take(wire.RECORDS, wire.Batch(0, (wire.Record(0, 6, "step", 1, 2, {}),)).to_wire())
+    assert heard.collector.heard_at > before

@@ -8,7 +8,7 @@ from nbdist.client.metrics.cost import Cost, RankCost, cost_of
 
 
 def test_without_training_there_is_nothing_to_tell() -> None:
-    assert str(Cost()) == "Nothing has been trained yet: there is no step to watch."
+    assert str(Cost()).startswith("No cost is known yet: no cell has trained since the ranks")
     assert cost_of([], {"board": 1.0}, 5) == Cost()
 
 
@@ -19,7 +19,7 @@ def test_the_table_names_every_part_where_it_is_and_its_share_of_a_step() -> Non
     assert cost.us("notebook") == 40.0
     lines = str(cost).splitlines()
     assert lines[0].startswith("Watching costs each rank 40.0 us a step, 4 % of 1.00 ms, and the")
-    assert "25 % of them are measured" in lines[1]
+    assert "25 % of the steps are measured" in lines[1]
     assert [line.split()[:2] for line in lines[3:]] == [
         ["tap", "rank"],
         ["hooks", "rank"],

@@ -9,6 +9,7 @@ import pytest
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.tracking.begin import RunPlace
 from nbdist.client.tracking.boards import find_run, kept_board
+from nbdist.client.tracking.runs import older_runs, runs_table, select
 from nbdist.client.tracking.spool import spool_of
 from nbdist.client.tracking.writing import RunEnd, RunWriter
 from nbdist.errors import TrackingError, UsageError
@@ -94,3 +95,15 @@ def test_a_board_that_cannot_be_kept_costs_the_run_nothing(
 
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
     assert "board of run one was not kept" in caplog.text
+
+
+def test_runs_that_the_table_has_no_room_for_are_counted_and_known_by_name(tmp_path: Path) -> None:
+    for number in range(1, 26):
+        add(tmp_path, number, f"run{number}")
+    table = runs_table(tmp_path, "nb")
+    assert (len(table.rows), table.older) == (20, 5)
+    assert "There are 5 older runs; %dist runs NAME" in str(table)
+    older = older_runs(tmp_path, "nb", table.rows)
+    assert [row.name for row in select(table.rows, ["run3", "1"], older)] == ["run3", "run25"]
+    with pytest.raises(UsageError, match=r"There is no run '21'"):
+        select(table.rows, ["21"], older)

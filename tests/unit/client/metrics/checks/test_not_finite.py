@@ -58,3 +58,10 @@ def test_ranks_of_a_pipeline_that_have_no_loss_are_heard_by_their_steps() -> Non
     cell.receive(steps(0, 1, None, None, None))
     cell.receive(steps(1, 1, 2.0, NAN, NAN))
     assert cell.lines() == ["The loss is NaN on rank 1 since step 2."]
+
+
+def test_those_where_it_began_are_named_first_and_then_those_that_it_reached() -> None:
+    cell = checks(2)
+    cell.receive(steps(0, 1, 2.0, 2.0, NAN))
+    cell.receive(steps(1, 1, 2.0, NAN, NAN))
+    assert cell.lines() == ["The loss is NaN on rank 1 since step 2, and on rank 0 since step 3."]
