@@ -25,7 +25,7 @@ def test_a_run_of_yesterday_shows_the_same_board_in_a_kernel_without_ranks(
         assert later.complete("%dist board yesterday col") == ["collectives"]
         shown = later.run("%dist board yesterday step")
         assert shown.error is None
-        pictures = [["image/png", "text/plain"]]
+        pictures = [["image/png", "text/html", "text/plain"]]
         assert [mimes for mimes in shown.mimes if "image/png" in mimes] == pictures
         assert "Run yesterday: Step-time breakdown on 2 ranks over 60 steps." in shown.text
         assert "A step takes" in shown.text
@@ -67,3 +67,10 @@ def test_the_run_that_runs_is_shown_by_its_name(notebook: Kernel) -> None:
     )
     notebook.cell(TRAIN + "\nimport time; time.sleep(2)", "--run going-on")
     assert notebook.run("thread.join(); seen").text == "['running']"
+
+
+def test_a_run_that_went_on_says_of_which_of_its_steps_its_board_is(notebook: Kernel) -> None:
+    notebook.cell(TRAIN, "--run longer")
+    notebook.cell(TRAIN.replace("range(60)", "range(10)"), "--run longer --resume")
+    shown = notebook.run("%dist board longer").text
+    assert "Run longer (its newest cell, 10 of 70 steps): Loss and communication" in shown

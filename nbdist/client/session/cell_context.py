@@ -157,7 +157,7 @@ class Showing:
             return so_far
         kept = kept_board(tracker.folder, tracker.experiment, row)
         try:
-            return Past(from_bytes(kept), theme_named(self._theme), run=row.name)
+            scene = from_bytes(kept)
         except ValueError as error:
             log.warning("the board of run %s cannot be read: %s", row.name, error)
             raise TrackingError(
@@ -165,6 +165,10 @@ class Showing:
                 why="its file is damaged, or another version of nbdist wrote it",
                 do="%dist ui shows what was recorded",
             ) from None
+        # Each cell that goes on with a run leaves a board of its own steps.
+        is_all = scene.last_step >= row.steps
+        of = "" if is_all else f" (its newest cell, {scene.last_step:,} of {row.steps:,} steps)"
+        return Past(scene, theme_named(self._theme), run=row.name + of)
 
     def _run_key(self) -> str | None:
         """Return the key of the run that is being written; None without one."""
