@@ -77,6 +77,7 @@ def test_a_terminal_asks_and_stops_a_cluster_while_a_cell_runs(
         assert f"in {tmp_path}." in said, said
         reply = notebook.client._recv_reply(running, timeout=60)
         assert reply["content"]["ename"] == "KeyboardInterrupt", reply["content"]
+        assert "(nbdist stop), and what they held is gone" in reply["content"]["evalue"]
         ranks = [line for line in family.living() if "nbdist.host.parent" in line]
         assert len(ranks) == 1, ranks  # it stays for the next start
         assert not path.exists()

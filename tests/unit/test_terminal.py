@@ -317,14 +317,14 @@ def test_a_path_too_long_for_a_socket_leaves_it_to_the_next_folder(
     assert path == place / "4321.sock"
 
 
-def test_an_interrupt_from_outside_counts_on_every_thread_while_one_is_counting() -> None:
-    from nbdist.client.cells.interrupts import interrupt_from_outside
+def test_an_interrupt_to_stop_counts_on_every_thread_while_one_is_counting() -> None:
+    from nbdist.client.cells.interrupts import interrupt_to_stop
 
     counted = []
 
     def count() -> None:
         with Interrupts() as interrupts:
-            interrupt_from_outside()
+            interrupt_to_stop()
             counted.append(interrupts.count)
 
     thread = threading.Thread(target=count)
@@ -332,7 +332,7 @@ def test_an_interrupt_from_outside_counts_on_every_thread_while_one_is_counting(
     thread.join(10)
     with Interrupts() as interrupts:
         pass
-    interrupt_from_outside()
+    interrupt_to_stop()
     assert (counted, interrupts.count) == ([1], 0)
 
 

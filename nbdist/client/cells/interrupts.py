@@ -13,27 +13,30 @@ from typing import Any
 _counting: list["Interrupts"] = []  # those entered and not left, of all threads
 
 
-def interrupt_from_outside() -> None:
-    """Interrupt whatever counts interrupts now, as the person's ■ does. Any thread."""
+def interrupt_to_stop() -> None:
+    """Interrupt whatever counts interrupts now, for the ranks will be stopped. Any thread."""
     for interrupts in list(_counting):
+        interrupts.is_to_stop = True
         interrupts.count += 1
 
 
 class Interrupts:
     """A context manager; `count` tells how often the person has interrupted since.
 
-    On any other thread than the main one only `ask` and `interrupt_from_outside` count: Python
+    On any other thread than the main one only `ask` and `interrupt_to_stop` count: Python
     delivers signals to the main one.
 
     Attributes:
         count: How often all that runs was interrupted.
         ranks: Ranks of a cell that are to be interrupted alone.
+        is_to_stop: The ranks will be stopped, so that none of them goes on.
     """
 
     def __init__(self) -> None:
         """Begin at zero."""
         self.count = 0
         self.ranks: set[int] = set()
+        self.is_to_stop = False
         self._before: Any = None
         self._is_main = threading.current_thread() is threading.main_thread()
 

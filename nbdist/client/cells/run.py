@@ -251,6 +251,8 @@ class CellRun:
                 do="raise --timeout, or drop it."
                 + (f" {rank_errors.LOOPS_GO_ON}" if loops else ""),
             )
+        if self._interrupts.is_to_stop:
+            return Interrupted(rank_errors.STOPPED)
         if self._faults.interrupted or self._interrupts.count:
             return Interrupted(
                 rank_errors.interrupted(

@@ -83,6 +83,10 @@ LOOPS_GO_ON_UNCHANGED: Final = (
     "%dist retry runs the cell again, and its loops continue where they stopped, unless it creates "
     "its optimizer again; run by hand, they start over, and batches are skipped or repeated."
 )
+STOPPED: Final = (
+    "The ranks were stopped while this cell ran (nbdist stop), and what they held is gone. "
+    "%dist start begins anew."
+)
 MAKE_AGAIN: Final = (
     "run the cells that create what is lost again (if a cell checks that a name exists, `del` it "
     "first, on all ranks)"

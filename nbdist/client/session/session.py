@@ -15,7 +15,7 @@ from typing import Any
 
 from nbdist.client.board.past import Past
 from nbdist.client.board.views import require_view
-from nbdist.client.cells.interrupts import Interrupts, interrupt_from_outside
+from nbdist.client.cells.interrupts import Interrupts, interrupt_to_stop
 from nbdist.client.cells.request import CellRequest, check_syntax
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.recovery import restart
@@ -464,7 +464,7 @@ class Session:
                     why=f"it was interrupted {interrupts} times.",
                     do="restart the notebook's kernel: its ranks end with it.",
                 )
-            interrupt_from_outside()
+            interrupt_to_stop()
             interrupts += 1
         try:
             self.stop()
