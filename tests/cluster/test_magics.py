@@ -75,7 +75,7 @@ def test_what_watching_costs_is_told_part_by_part_and_short_steps_are_sampled(
     assert notebook.cell(SHORT_STEPS).error is None
     table = notebook.run("%dist status --cost").text
     assert table.startswith("Watching costs each rank ")
-    assert "of them are measured part by part" in table
+    assert "of the steps are measured part by part" in table
     for part in ("tap", "hooks", "boundary", "checks", "records", "board", "messages"):
         assert f"\n{part} " in table
     share = notebook.run("import nbdist; print(nbdist.current().cost.measured_share < 0.5)")

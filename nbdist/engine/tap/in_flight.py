@@ -113,7 +113,9 @@ class TapState:
         self.stride = Stride()
         self.templates = Templates()
         self.is_telling = True  # the step that runs is told
-        self.computed_ns = 0  # at the end of backward, when all that it launched was over
+        # At the end of backward, when all that it launched was over, in the newest told steps. The
+        # least counts: for lack of a core it may have lasted longer in one of them.
+        self.computed_ns: deque[int] = deque(maxlen=8)
         self.ended: deque[Launch] = deque()  # since the last take
         self.rows: list[Launch] = []  # ended before the last take, and not told yet
         self.waits: deque[tuple[int, int]] = deque(maxlen=MAX_ROWS)
@@ -350,14 +352,15 @@ def backward_ended(*, is_measured: bool = True) -> None:
         return
     end_ns, start_ns = perf_counter_ns(), backward.last_launch_ns
     counted_ns = state.exposed_ns - backward.exposed_ns
-    if not state.is_telling:  # ends are not looked for: as in the newest backward that was told
-        state.exposed_ns += max(0, end_ns - start_ns - counted_ns - state.computed_ns)
+    if not state.is_telling:  # ends are not looked for: as in those backwards that were told
+        computed_ns = min(state.computed_ns, default=0)
+        state.exposed_ns += max(0, end_ns - start_ns - counted_ns - computed_ns)
         return
     sweep()
     seen = [(launch.start_ns, launch.end_ns) for launch in tuple(state.ended)]
     waited = intervals.merged(seen, since=start_ns, until=end_ns)
     waited_ns = sum(end - start for start, end in waited)
-    state.computed_ns = max(0, end_ns - start_ns - waited_ns)
+    state.computed_ns.append(max(0, end_ns - start_ns - waited_ns))
     # Waits that were seen one by one after the last launch are counted already.
     state.exposed_ns += max(0, waited_ns - counted_ns)
     state.waits += intervals.without(waited, [w for w in state.waits if w[1] > start_ns])
