@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+import torch.distributed as dist
 
 from tests.group.engines import RankFailed, cluster
 from tests.group.harness import try_ranks
@@ -17,6 +18,11 @@ def _die_on_rank_1(signum: int) -> int:
     return 7
 
 
+def _meet_and_die_on_rank_1(signum: int) -> int:
+    dist.barrier()  # else rank 0 may be connecting still
+    return _die_on_rank_1(signum)
+
+
 def _hang_on_rank_1() -> int:
     if os.environ["RANK"] == "1":
         threading.Event().wait()
@@ -25,7 +31,7 @@ def _hang_on_rank_1() -> int:
 
 @pytest.mark.parametrize("name", ["SIGABRT", "SIGKILL"])
 def test_a_rank_that_dies_is_told_with_its_signal_and_last_words(name: str) -> None:
-    lives, dead = try_ranks(2, _die_on_rank_1, int(signal.Signals[name]))
+    lives, dead = try_ranks(2, _meet_and_die_on_rank_1, int(signal.Signals[name]))
     assert (lives.value, lives.error) == (7, None)
     assert dead.error is not None
     assert f"was killed by {name}" in dead.error
