@@ -23,7 +23,8 @@ from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.collectives import Heard
 from nbdist.client.metrics.profile.gather import Profiled, folder_of, gather
 from nbdist.client.output.result import CellResult
-from nbdist.client.session.cell_context import Showing, ShownCell
+from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.shown_cell import ShownCell
 from nbdist.errors import ClusterError, Interrupted, RankError
 from nbdist.ranks import begin_with_ranks
 

@@ -1,0 +1,258 @@
+"""Show one cell: live text, board, tracked run, and what stays in the notebook.
+
+Board and tracker are made with each cell and stay silent until its first record; a cell that
+does not train leaves no trace of either. Whatever fails here is logged and steps aside: the
+cell's own outcome comes first.
+"""
+
+import html
+import logging
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbdist.client.board.cell_board import Board
+from nbdist.client.board.live_controls import CellActions
+from nbdist.client.board.past import Past, caption
+from nbdist.client.cells.run import Outcome
+from nbdist.client.faults.rank_errors import should_go_on
+from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
+from nbdist.client.metrics.analysis.clocks import Clocks
+from nbdist.client.metrics.checks.checks import CellChecks
+from nbdist.client.metrics.profile.gather import Profiled
+from nbdist.client.metrics.profile.words import HOW_TO_OPEN
+from nbdist.client.metrics.telemetry import CellInfo, Telemetry
+from nbdist.client.output import merge
+from nbdist.client.output.pages import Pages, pages
+from nbdist.client.output.result import Display
+from nbdist.client.output.slots import Slots, owns_cell
+from nbdist.ranks import name_ranks
+
+if TYPE_CHECKING:
+    from nbdist.client.session.cell_context import Showing
+    from nbdist.client.tracking.run import TrackedRun
+
+log = logging.getLogger(__name__)
+
+_EXPLAIN_TIMEOUT_S = 2.0
+_SIGN_OF_LIFE_S = 0.35  # ticks are 0.1 s apart: it is seen within 0.5 s
+
+
+class ShownCell:
+    """One cell's slots, telemetry, insight, board and run. Main thread only."""
+
+    def __init__(
+        self,
+        showing: "Showing",
+        info: CellInfo,
+        telemetry: Telemetry,
+        insight: CellAnalysis,
+        clocks: Clocks,
+        checks: CellChecks,
+        run: "TrackedRun | None",
+        above: Sequence[Display],
+        *,
+        show: bool,
+        look: tuple[str, str],
+        actions: CellActions,
+    ) -> None:
+        """Make all of it; nothing is visible yet.
+
+        Args:
+            showing: What it shares with the session's other cells.
+            info: The cell.
+            telemetry: Gets its records.
+            insight: Explains them.
+            clocks: Of the ranks.
+            checks: Notice what goes wrong in its training.
+            run: Its run, which begins with the first record; None when it is not tracked.
+            above: What the notebook's cell shows already.
+            show: Whether to show anything; a script reads the result instead.
+            look: The board's theme and view.
+            actions: What the board's buttons do.
+        """
+        self._sign_at = time.monotonic() + _SIGN_OF_LIFE_S if show and owns_cell() else math.inf
+        self.telemetry = telemetry
+        self.insight = insight
+        self.left = list(above)  # all that stays in the notebook's cell
+        self.run_key: str | None = None
+        self.slots = Slots(None if show else False, self.left, tells=show)
+        self._showing = showing
+        self._ranks = info.ranks
+        self._clocks = clocks
+        self._checks = checks
+        self._run = run
+        self._show = show
+        static = os.environ.get("NBDIST_STATIC") == "1" or not show
+        theme, view = look
+        self._pages = pages() if self.slots.live else None
+        if self._pages is not None:
+            self._pages.begin(goes_on=bool(above))
+        shown = info, telemetry, self.slots, static, theme
+        self._board = Board(*shown, name=view, insight=insight, actions=actions)
+        showing.follow_board(self._board, run)
+
+    def say(self, notice: str) -> None:
+        """Show a line that stays, before the cell itself shows anything; an empty one is none."""
+        if notice and self._show:
+            self._leave([Display({"text/plain": notice})])
+
+    def tick(self) -> None:
+        """Open the board once the cell trains. Called a few times a second."""
+        if self._board.wants_to_open:
+            self._board.open()
+        if time.monotonic() >= self._sign_at:
+            self._sign_at = math.inf
+            where = name_ranks(self._ranks)
+            self.slots.show_passing(
+                _text(f"Running on {where}. A board opens at the first training step.")
+            )
+        if self.telemetry.first_record.is_set():
+            self._showing.meter_cost(self.telemetry)
+        for line in self._checks.lines():
+            self.slots.open(_text(line))
+
+    def clocks_after_all(self) -> Clocks:
+        """Return the ranks' clocks as they are known when all records have been explained."""
+        self.insight.finish(_EXPLAIN_TIMEOUT_S)  # its thread reads them until then
+        self._clocks.refresh(self._ranks)
+        return self._clocks
+
+    def end(self, outcome: Outcome, profiled: Profiled | None = None) -> None:
+        """Put what stays into the cell's output: board, text, profile, a line about the run."""
+        self.insight.finish(_EXPLAIN_TIMEOUT_S)  # board and run end with what it has found
+        self._showing.remember_records(outcome)
+        self._showing.cost_meter.end(self.telemetry)
+        was_reopened = self._pages is not None and self._pages.opened
+        try:
+            board = self._board.finish(outcome.word, is_seen_again=was_reopened)
+            self._showing.remember_board(self._board.past)
+            self._checks.lines(is_last=True)
+            if self._show:
+                said = [*map(_text, self._checks.found), *_notices(outcome)]
+                finals = [*board, *self._texts(outcome), *said, *_shown(profiled)]
+                if should_go_on(outcome.error):
+                    finals = []  # it is run once more, and shows the same again
+                self.slots.settle(finals)
+                self.left += finals
+        except Exception:
+            log.exception("The cell's output could not be shown whole")
+        finally:
+            self._end_run(outcome, profiled)
+            if self._pages is not None:
+                goes_on = should_go_on(outcome.error)
+                self._pages.end(goes_on=goes_on)
+                if was_reopened and not goes_on:
+                    self._show_again(self._pages, outcome.error)
+
+    def _show_again(self, of_kernel: Pages, error: BaseException | None) -> None:
+        """Show what is left to pages that were opened meanwhile, and to the file, in the next cell.
+
+        Jupyter drops the outputs of a cell that another page has sent.
+        """
+        left = [*self.left, *([_text(f"{type(error).__name__}: {error}")] if error else [])]
+        self._board.show_again(left)
+        since = (
+            "The page was opened again while the last %%distributed cell ran. "
+            "If its output is not above, this is it:"
+        )
+        of_kernel.show_next(lambda: Slots(live=False).settle([caption(since), *left]))
+
+    def _texts(self, outcome: Outcome) -> list[Display]:
+        collectors = outcome.collectors
+        failed = {rank for rank, c in collectors.items() if c.failure or c.death}
+        whole = sorted(
+            {c.summary.output_file for c in collectors.values() if c.summary.output_file}
+        )
+        places = ", ".join(_short_path(path) for path in whole)
+        if any(c.summary.cut_bytes and not c.summary.output_file for c in collectors.values()):
+            places = "nowhere, because the disk of the logs is full"
+        return merge.render(
+            outcome.text.items(),
+            failed=failed,
+            show="nbdist.current().last[{rank}].show()",
+            whole=places,
+        )
+
+    def _end_run(self, outcome: Outcome, profiled: Profiled | None) -> None:
+        if self._run is None:
+            return
+        has_trained = self.telemetry.first_record.is_set()
+        link = self._run.finish(
+            outcome.word,
+            error=str(outcome.error) if outcome.error is not None else None,
+            picture=self._board.picture() if has_trained else None,
+            files=profiled.artifacts if profiled is not None else {},
+            board=_to_keep(self._board.past),
+        )
+        if link is None:
+            return
+        self.run_key = link.folder.name
+        if self._show:
+            self._leave([caption(link.text)])
+
+    def _leave(self, displays: list[Display]) -> None:
+        Slots(live=False).settle(displays)
+        self.left += displays
+
+
+def _to_keep(past: Past | None) -> bytes | None:
+    """Return what a board is drawn from on another day; None where there is nothing to keep."""
+    if past is None:
+        return None
+    from nbdist.client.board.scene_file import to_bytes
+
+    try:
+        return to_bytes(past.scene)
+    except Exception:
+        log.exception("The board could not be kept")
+        return None
+
+
+def _notices(outcome: Outcome) -> list[Display]:
+    """Return what there is to say beside the output.
+
+    What ranks say, once, for they say the same in other numbers; and what was repaired after a
+    cell that went well: an error tells it itself.
+    """
+    said = next(filter(None, (c.summary.notices for c in outcome.collectors.values())), ())
+    repaired = outcome.repaired.lines if outcome.error is None else ()
+    return [_text(line) for line in (*said, *repaired)]
+
+
+def _text(line: str) -> Display:
+    return Display({"text/plain": line})
+
+
+def _shown(profiled: Profiled | None) -> list[Display]:
+    """Return what stays of a profile: where the trace lies; its numbers only where all is live."""
+    if profiled is None:
+        return []
+    if profiled.trace is None:
+        return [Display({"text/plain": profiled.said})]
+    if os.environ.get("NBDIST_STATIC") == "1":
+        # The folder's name holds the time of the start, and the table times.
+        said = f"{profiled.said} The trace is {_in_any_run(profiled.trace)}: {HOW_TO_OPEN}."
+        said += " nbdist.current().profile.trace is its path, .text the table of where time went."
+        return [Display({"text/plain": said})]
+    said = f"{profiled.said} The trace is {_short_path(str(profiled.trace))}: {HOW_TO_OPEN}."
+    if profiled.left_out:
+        said += f" The {profiled.left_out:,} shortest slices are omitted."
+    page = f"<p>{html.escape(said)}</p>{profiled.html}"
+    return [Display({"text/plain": f"{said}\n\n{profiled.text}", "text/html": page})]
+
+
+def _in_any_run(trace: Path) -> str:
+    """Return a trace's path as it is in every run: without the folders of start and cell."""
+    return _short_path(str(trace.parents[2] / "*" / "*" / trace.name))
+
+
+def _short_path(path: str) -> str:
+    """Return a path relative to the notebook's folder where it lies below it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):  # elsewhere, or the notebook's folder is gone
+        return path
