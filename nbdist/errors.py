@@ -8,6 +8,7 @@
     ├── CellSyntaxError     a cell that does not compile
     ├── LayoutError         a layout that does not fit the model or the ranks
     ├── MismatchError       ranks that call collectives which cannot meet
+    ├── CheckpointError     a checkpoint that could not be written or restored
     ├── TransferError       push or pull of something that cannot travel
     ├── TrackingError       runs that cannot be kept or shown
     └── RankError           code failed on one or more ranks
@@ -96,6 +97,10 @@ class MismatchError(NBDistError):
 
     `what` is the same on every rank that finds out.
     """
+
+
+class CheckpointError(NBDistError):
+    """A checkpoint could not be written, or not be restored; nothing was restored by halves."""
 
 
 class TransferError(NBDistError):

@@ -1,0 +1,351 @@
+"""Where checkpoints lie, and which of them counts.
+
+    NAME/                       `.nbdist/checkpoints/NOTEBOOK`, a path, or any URL of fsspec
+      latest, best              the name of a folder below; written last, in one piece
+      step-00000100/
+        __0_0.distcp ...        tensors, a file a rank; .metadata says which is where
+        training.pt             what is small: options, schedulers, loaders
+        checkpoint.json         the commit: every file with its size and checksum
+        writing.json            who writes; gone with the commit
+
+A folder without `checkpoint.json` is no checkpoint: its save was interrupted. None is ever written
+into twice. Any thread; no torch.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from nbdist.errors import CheckpointError
+from nbdist.formatting import name_bytes
+
+FORMAT = 1
+COMMIT, WRITING, TRAINING = "checkpoint.json", "writing.json", "training.pt"
+_STEP = re.compile(r"step-(\d{8,})(?:-(\d+))?")
+_CHUNK = 8 << 20
+# A server that does not answer is told of in seconds; by themselves these libraries take minutes.
+_PATIENCE = {
+    "s3": {
+        "config_kwargs": {
+            "connect_timeout": 5,
+            "read_timeout": 60,
+            "retries": {"max_attempts": 2, "mode": "standard"},
+        }
+    }
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What `checkpoint.json` says.
+
+    Attributes:
+        step: Steps of the training's optimizer.
+        saved_at: Seconds since 1970.
+        world_size: Ranks that saved it.
+        layouts: Of each model, by name.
+        files: Size and CRC-32 of each file, by name.
+        metric: What it was saved with, lower being better; None where nothing was given.
+        nbdist: The version that wrote it.
+        torch: The version of torch that wrote it.
+        format: Of the folder.
+    """
+
+    step: int
+    saved_at: float
+    world_size: int
+    layouts: Mapping[str, str]
+    files: Mapping[str, tuple[int, int]]
+    metric: float | None = None
+    nbdist: str = ""
+    torch: str = ""
+    format: int = FORMAT
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(size for size, _ in self.files.values())
+
+    def to_json(self) -> str:
+        """Return the text of the file."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        files = {name: list(facts) for name, facts in self.files.items()}
+        return json.dumps({**fields, "files": files}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Commit":
+        """Return what `to_json` wrote.
+
+        Raises:
+            ValueError, KeyError, TypeError: It is not such a text.
+        """
+        told = json.loads(text)
+        if told["format"] != FORMAT:  # of a newer one nothing else is known
+            return cls(0, 0.0, 0, {}, {}, None, str(told.get("nbdist", "")), "", told["format"])
+        files = {name: (int(size), int(crc)) for name, (size, crc) in told["files"].items()}
+        return cls(**{**told, "files": files})
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What is wrong with a checkpoint's files, in words."""
+
+    found: tuple[str, ...] = field(default=())
+
+
+def order(name: str) -> tuple[int, int] | None:
+    """Return (step, how often it had been saved before) of a folder's name; None: not one."""
+    match = _STEP.fullmatch(name)
+    return (int(match[1]), int(match[2] or 1)) if match else None
+
+
+def name_of(step: int, taken: Iterable[str]) -> str:
+    """Return the name of the folder of a step, which none of those has that are there."""
+    base = f"step-{step:08d}"
+    names, count = set(taken), 2
+    if base not in names:
+        return base
+    while f"{base}-{count}" in names:
+        count += 1
+    return f"{base}-{count}"
+
+
+def to_delete(
+    committed: Mapping[str, Commit], keep: int | None, best: str | None, newest: str
+) -> list[str]:
+    """Return the checkpoints that are one too many.
+
+    Args:
+        committed: Those of this place, by name.
+        keep: How many of the newest stay; None keeps all.
+        best: One that stays, too.
+        newest: One that stays, whatever its step: training may have gone back.
+    """
+    if keep is None:
+        return []
+    by_age = sorted(committed, key=lambda name: (committed[name].saved_at, order(name)))
+    stay = {*by_age[-max(1, keep) :], newest, best}
+    return [name for name in by_age if name not in stay]
+
+
+def best_of(committed: Mapping[str, Commit]) -> str | None:
+    """Return the checkpoint with the lowest metric, the newest of several; None without any."""
+    rated = [(c.metric, -c.saved_at, name) for name, c in committed.items() if c.metric is not None]
+    return min(rated)[2] if rated else None
+
+
+class Place:
+    """The checkpoints of one name.
+
+    Args:
+        url: A path, or a URL such as `s3://bucket/run`.
+        options: For the library behind the URL, as fsspec takes them.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        protocol = urlsplit(url).scheme if "://" in url else "file"
+        self.is_local = protocol in ("file", "local")
+        self.url = os.path.abspath(_path_of(url)) if self.is_local else url.rstrip("/")
+        self.options = {**_PATIENCE.get(protocol, {}), **(options or {})}
+        self._fs, self._root = _open(self.url, self.options)
+
+    def folder(self, name: str) -> str:
+        """Return the URL of one checkpoint."""
+        return f"{self.url}/{name}"
+
+    def names(self) -> list[str]:
+        """Return the folders there, complete or not, in the order of their steps."""
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return []
+        names = (str(path).rstrip("/").rsplit("/", 1)[-1] for path in found)
+        return sorted((n for n in names if order(n)), key=lambda name: order(name) or (0, 0))
+
+    def committed(self) -> dict[str, Commit]:
+        """Return the checkpoints that count, in the order of their steps."""
+        found = {name: self.commit_of(name) for name in self.names()}
+        return {name: commit for name, commit in found.items() if commit is not None}
+
+    def commit_of(self, name: str) -> Commit | None:
+        """Return what a checkpoint says of itself; None: it is not complete."""
+        try:
+            return Commit.from_json(self._fs.cat_file(self._path(name, COMMIT)))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):  # half of it: it was not written by us
+            return None
+
+    def pointer(self, which: str) -> str | None:
+        """Return the name that `latest` or `best` holds, if that checkpoint is there."""
+        try:
+            name = bytes(self._fs.cat_file(self._path(which))).decode().strip()
+        except FileNotFoundError:
+            return None
+        return name if order(name) and self.commit_of(name) else None
+
+    # -- writing
+
+    def begin(self, name: str, nbytes: int) -> None:
+        """Make a folder for a checkpoint of this size.
+
+        Raises:
+            CheckpointError: There is no room for it.
+            OSError: It cannot be made.
+        """
+        if self.is_local:
+            os.makedirs(self.folder(name), mode=0o700)
+            free = shutil.disk_usage(self.url).free
+            if nbytes > free:
+                os.rmdir(self.folder(name))
+                raise CheckpointError(
+                    f"A checkpoint takes {name_bytes(nbytes)}, and {self.url} has "
+                    f"{name_bytes(free)} left.",
+                    do="make room, or give nbdist.save another folder",
+                )
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "since": _started(os.getpid())}
+        self.write(name, WRITING, json.dumps(who).encode())
+
+    def write(self, name: str, file: str, content: bytes) -> tuple[int, int]:
+        """Write a small file in one piece; returns its size and checksum."""
+        self._put(self._path(name, file), content)
+        return len(content), zlib.crc32(content)
+
+    def commit(self, name: str, commit: Commit) -> None:
+        """Have a checkpoint count, and be the newest."""
+        self.write(name, COMMIT, commit.to_json().encode())
+        self._put(self._path("latest"), name.encode())
+        self._fs.rm_file(self._path(name, WRITING))
+
+    def point_to_best(self, name: str) -> None:
+        """Have `best` hold a checkpoint's name."""
+        if self.pointer("best") != name:
+            self._put(self._path("best"), name.encode())
+
+    def delete(self, name: str) -> None:
+        """Delete a checkpoint; its commit first, so that it never looks complete when it is not."""
+        for first in (COMMIT, ""):
+            try:
+                self._fs.rm(self._path(name, first).rstrip("/"), recursive=not first)
+            except FileNotFoundError:
+                continue
+
+    def delete_interrupted(self, running: str) -> list[str]:
+        """Delete what saves have left behind whose process is gone, on this host; return names."""
+        gone = []
+        for name in self.names():
+            if name != running and self.commit_of(name) is None and self._is_left(name):
+                self.delete(name)
+                gone.append(name)
+        return gone
+
+    def _is_left(self, name: str) -> bool:
+        try:
+            who = json.loads(self._fs.cat_file(self._path(name, WRITING)))
+        except (FileNotFoundError, ValueError):
+            return False  # nobody knows whose it is
+        is_here = who.get("host") == socket.gethostname()
+        return is_here and _started(int(who["pid"])) != who["since"]
+
+    # -- reading
+
+    def read(self, name: str, file: str) -> bytes:
+        """Return a small file."""
+        return bytes(self._fs.cat_file(self._path(name, file)))
+
+    def damage(self, name: str, commit: Commit, files: Iterable[str]) -> Damage:
+        """Read files whole, and return what is wrong with them."""
+        return Damage(tuple(w for f in files if (w := self._wrong(name, f, *commit.files[f]))))
+
+    def _wrong(self, name: str, file: str, size: int, crc: int) -> str:
+        found_size = found_crc = 0
+        try:
+            with self._fs.open(self._path(name, file), "rb") as stream:
+                while chunk := stream.read(_CHUNK):
+                    found_size += len(chunk)
+                    found_crc = zlib.crc32(chunk, found_crc)
+        except FileNotFoundError:
+            return f"{file} is missing"
+        if found_size != size:
+            return f"{file} has {found_size:,} of {size:,} bytes"
+        return "" if found_crc == crc else f"{file} has another checksum than when it was written"
+
+    # -- files
+
+    def _path(self, *names: str) -> str:
+        return "/".join([self._root.rstrip("/"), *names])
+
+    def _put(self, path: str, content: bytes) -> None:
+        """Write a file so that it is there whole or not at all."""
+        if not self.is_local:
+            self._fs.pipe_file(path, content)
+            return
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(f"{path}.tmp", "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(f"{path}.tmp", path)
+        parent = os.open(os.path.dirname(path), os.O_RDONLY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+
+
+def reason(error: BaseException, url: str) -> CheckpointError:
+    """Return an error of files in words that tell what to do."""
+    if isinstance(error, CheckpointError):
+        return error
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return CheckpointError(
+            f"The disk is full: {url} could not be written.",
+            do="make room, or give nbdist.save another folder",
+        )
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return CheckpointError(
+            f"{url} may not be written or read: {error.strerror}.",  # type: ignore[attr-defined]
+            do="give a folder of your own, or change its rights",
+        )
+    first = str(error).strip().splitlines()[:1]
+    return CheckpointError(
+        f"{url} could not be reached or used.",
+        why=f"{type(error).__name__}: {first[0] if first else 'without a text'}",
+    )
+
+
+def _open(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    import fsspec  # type: ignore[import-untyped]
+
+    try:
+        return fsspec.core.url_to_fs(url, **options)  # type: ignore[no-any-return]
+    except (ImportError, ValueError) as error:
+        raise CheckpointError(
+            f"{url} cannot be opened.",
+            why=str(error),
+            do="install fsspec's package for it (s3fs, gcsfs, adlfs) where the ranks run",
+        ) from error
+
+
+def _path_of(url: str) -> str:
+    return os.path.expanduser(url.partition("://")[2] if "://" in url else url)
+
+
+def _started(pid: int) -> float:
+    """Return when a process was started; 0 where there is none."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return 0.0

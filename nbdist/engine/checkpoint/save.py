@@ -1,0 +1,198 @@
+"""`nbdist.save`: the whole training to a folder, a path or a URL, while training goes on.
+
+Threads: cells call it on the main thread of all ranks; each save has one thread of its own a rank.
+"""
+
+import hashlib
+import io
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbdist.engine.checkpoint import training_state
+from nbdist.engine.checkpoint.agreement import together
+from nbdist.engine.checkpoint.folder import Place
+from nbdist.engine.checkpoint.saving import Facts, Request, Saving
+from nbdist.engine.checkpoint.training_state import Training
+from nbdist.engine.steps import step_state
+from nbdist.engine.steps.optimizer_wrapper import Wrapper
+from nbdist.errors import UsageError
+from nbdist.formatting import counted, figure, name_bytes
+
+AT_CELL_END_S = 60.0  # that a cell's end waits for what is still being written
+
+_default = ".nbdist/checkpoints/notebook"
+_newest: Saving | None = None
+_written: list[Saving] = []  # of this cell
+
+
+def save(
+    name: str | None = None,
+    *,
+    metric: float | None = None,
+    higher_is_better: bool = False,
+    keep: int | None = 3,
+    wait: bool = False,
+    storage_options: dict[str, Any] | None = None,
+) -> Saving:
+    """Save the whole training; the next `nbdist.restore()` goes on from it. On all ranks together.
+
+        for x, y in loader:
+            ...
+            opt.step(); scheduler.step(); opt.zero_grad()
+            if step % 100 == 0:
+                nbdist.save()
+
+    Saved is what is found: models with a layout (or DDP, `fully_shard`), their optimizers,
+    schedulers, scalers, loaders, what `nbdist.keep` names, and each rank's random numbers. Each
+    checkpoint has a folder of its own, which counts when it is complete; none is overwritten.
+
+    Training stands still while this rank's part is copied; a thread writes it. A save that begins
+    while another is being written waits for it. A cell ends when its checkpoints are written.
+
+    Args:
+        name: A word for checkpoints beside the notebook's own, a folder, or a URL that fsspec
+            opens (`s3://bucket/run`). By itself `.nbdist/checkpoints` and the notebook's name.
+        metric: A number, such as the loss of a validation: the checkpoint with the best stays.
+        higher_is_better: Whether that is the highest.
+        keep: How many of the newest stay, from 1; None keeps all.
+        wait: Return only when it counts.
+        storage_options: For the library behind a URL, as fsspec takes them.
+
+    Returns:
+        The save: `folder`, `step`, `blocked_s`, and `wait()`.
+
+    Raises:
+        CheckpointError: It cannot be saved there, or `wait` is set and writing failed; the same on
+            all ranks, and the checkpoint before it still counts. What fails later the cell's last
+            lines say.
+        UsageError: `keep` is no number of checkpoints.
+    """
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+        raise UsageError(f"nbdist.save keeps 1 checkpoint or more, not {keep!r}; None keeps all.")
+    training = training_state.find()
+    rated = None if metric is None else float(metric) * (-1 if higher_is_better else 1)
+    saving = begin(training, name, rated, keep, storage_options)
+    saving.go(lambda: facts_of(training))
+    return saving.wait() if wait else saving
+
+
+def begin(
+    training: Training,
+    name: str | None,
+    metric: float | None,
+    keep: int | None,
+    storage_options: dict[str, Any] | None = None,
+) -> Saving:
+    """Copy a training's tensors, for a save whose facts are told later; arguments as of `save`."""
+    global _newest
+    if _newest is not None:
+        _newest.settle()
+    places = together(lambda: Place(place_of(name), storage_options))
+    place = places[dist.get_rank()]
+    tensors = training_state.tree(training, dist.get_rank())
+    request = Request(place, training.step, training_state.layouts(training), metric, keep)
+    saving = Saving(request, tensors)
+    _newest = saving
+    _written.append(saving)
+    return saving
+
+
+def facts_of(training: Training, *, mark: step_state.StepState | None = None) -> Facts:
+    """Return what of a training is no tensor, on this rank.
+
+    Args:
+        training: Which.
+        mark: Random numbers of an earlier moment; by itself those of now.
+    """
+    counts = step_state.here().steps
+    random_numbers = mark or step_state.here().random_numbers()
+    wrappers = {
+        str(i): training_state.wrapper_values(o)
+        for i, o in enumerate(training.optimizers)
+        if isinstance(o, Wrapper)
+    }
+    kept = {name: _frozen(value.state_dict()) for name, value in training.kept.items()}
+    return {
+        "optimizers": training_state.options(training),
+        "steps": [counts[o].whole if o in counts else 0 for o in training.optimizers],
+        "states": training_state.states(training)[1],
+        "wrappers": wrappers,
+        "aliases": {model.name: model.aliases for model in training.models},
+        "apart": [model.name for model in training.models if model.is_apart],
+        "schedulers": [_frozen(s.state_dict()) for s in training.schedulers],
+        "scalers": [_frozen(s.state_dict()) for s in training.scalers],
+        "loaders": [loader.state_dict() for loader in training.loaders],
+        "kept": {name: (hashlib.sha256(state).hexdigest(), state) for name, state in kept.items()},
+        "random": tuple(random_numbers._replace(others=())),
+    }
+
+
+def _frozen(state: Any) -> bytes:
+    """Return a state as it is now, for what it holds may change before it is written."""
+    content = io.BytesIO()
+    torch.save(state, content)
+    return content.getvalue()
+
+
+def place_of(name: str | None) -> str:
+    """Return the folder or URL that a name stands for."""
+    if name is None:
+        return _default
+    if not name or name != name.strip():
+        raise UsageError(f"nbdist.save takes a name, a folder or a URL, not {name!r}.")
+    if "://" in name or os.sep in name or name.startswith(("~", ".")):
+        return name
+    return os.path.join(os.path.dirname(_default), name)
+
+
+def save_beside(default: str) -> None:
+    """Save to this folder where no name is given, and beside it for a word."""
+    global _default
+    _default = default
+
+
+def begin_cell() -> None:
+    """A cell begins: what an earlier one has saved is told."""
+    _written.clear()
+
+
+def end_cell() -> tuple[str, ...]:
+    """Wait until what the cell has saved is written, and return what is to be said of it."""
+    if not _written:
+        return ()
+    if _newest is not None:
+        _newest.settle(AT_CELL_END_S)
+    return (*_failures(), *_successes())
+
+
+def _failures() -> list[str]:
+    said = []
+    for one in _written:
+        if one.error is not None:
+            said.append(f"The checkpoint of step {one.step} was not written. {one.error.what}")
+        elif not one.is_done:
+            said.append(f"The checkpoint of step {one.step} is still being written.")
+    return said
+
+
+def _successes() -> list[str]:
+    done = [one for one in _written if one.is_done and one.error is None]
+    if not done:
+        return []
+    blocked = sum(one.blocked_s for one in done)
+    newest = done[-1]
+    said = (
+        f"{counted(len(done), 'checkpoint')} saved, the newest of step {newest.step} in "
+        f"{newest.folder} ({name_bytes(newest.nbytes)} a rank); training stood still for "
+        f"{figure(blocked)} s."
+    )
+    return [said]
+
+
+def give_up(why: str) -> None:
+    """End the save that is being written: a rank that has a part of it is gone."""
+    if _newest is not None and not _newest.is_done:
+        _newest.give_up(why)

@@ -1,0 +1,284 @@
+"""One checkpoint on its way to the disk: planned by all ranks together, written beside training.
+
+    main thread, all ranks            a thread on each rank        rank 0's
+    plan ─▶ copy this rank's part ─▶  write its file ─ store ─▶    training.pt, .metadata, commit
+
+The thread runs no collective, for a group that two threads share crashes: ranks tell rank 0 through
+the store that they are done, and it commits, or deletes what there is where one failed. A rank that
+dies ends the save; the checkpoint before it still counts.
+"""
+
+import io
+import logging
+import pickle
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import nbdist
+from nbdist.engine.checkpoint import folder
+from nbdist.engine.checkpoint.agreement import from_rank_0, one_error, together
+from nbdist.engine.checkpoint.folder import Commit, Place
+from nbdist.engine.compat.torch_checkpoint import WritePlan, WritePlanner, Writer, Written
+from nbdist.engine.group import state
+from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
+from nbdist.errors import CheckpointError, NBDistError
+
+_LIMIT = timedelta(hours=6)  # for the slowest rank's file; a rank that dies ends the wait at once
+
+_log = logging.getLogger("nbdist.checkpoint")
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be saved beside the tensors, and what becomes of older checkpoints."""
+
+    place: Place
+    step: int
+    layouts: Mapping[str, str]
+    metric: float | None = None
+    keep: int | None = 3
+
+
+@dataclass
+class _Remembered:
+    """What the save before has left for the next: its plan, and room on the CPU."""
+
+    local: bytes = b""
+    plan: WritePlan | None = None
+    buffers: dict[Any, torch.Tensor] = field(default_factory=dict)
+
+
+_remembered = _Remembered()
+
+
+class Saving:
+    """A checkpoint that is being written. Made on all ranks together.
+
+    Attributes:
+        step: Steps of the training's optimizer.
+        folder: Where it lies.
+        nbytes: Of this rank's tensors.
+        blocked_s: How long training stood still for it on this rank.
+        seconds: From its begin to its commit; 0 before.
+    """
+
+    def __init__(self, request: Request, tensors: dict[str, Any]) -> None:
+        """Plan the save and copy this rank's part. Collective, main thread.
+
+        Args:
+            request: Where to, of which step.
+            tensors: As `training_state.tree` returned them.
+
+        Raises:
+            CheckpointError: It cannot be written there; the same on all ranks.
+        """
+        self._began = time.monotonic()
+        place = request.place
+        rank = dist.get_rank()
+        planner = WritePlanner(tensors, rank)
+        plan = _agree(planner, place)
+        self._name, self._id = from_rank_0(lambda: _begin(request, plan.total_bytes), place.url)
+        self.step, self.nbytes, self.seconds = request.step, plan.nbytes, 0.0
+        self.folder = place.folder(self._name)
+        self._request, self._plan, self._rank = request, plan, rank
+        self._ranks = dist.get_world_size()
+        self._store = PatientStore(state.member().client)
+        self._is_done = threading.Event()
+        self._error: NBDistError | None = None
+        self._thread: threading.Thread | None = None
+        self._staged = planner.stage(plan, _remembered.buffers)
+        self.blocked_s = time.monotonic() - self._began
+
+    def __repr__(self) -> str:
+        if not self._is_done.is_set():
+            return f"<checkpoint of step {self.step}, being written to {self.folder}>"
+        if self._error is not None:
+            return f"<checkpoint of step {self.step}, not written: {self._error.what}>"
+        return f"<checkpoint of step {self.step} in {self.folder}>"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is written, or has failed."""
+        return self._is_done.is_set()
+
+    @property
+    def error(self) -> NBDistError | None:
+        """Why it was not written; None while it is, and when it is."""
+        return self._error
+
+    def go(self, facts: Callable[[], Facts]) -> None:
+        """Write from here on in a thread. Main thread, each rank; once.
+
+        Args:
+            facts: What this rank tells beside tensors; called at once.
+        """
+        try:
+            told = facts()
+        except BaseException as error:  # the others wait for this rank's word
+            self._tell(error)
+            self._finish(error)
+            raise
+        self._thread = threading.Thread(
+            target=self._run, args=(told,), name="nbdist-save", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> "Saving":
+        """Return when the checkpoint counts, or has `timeout` seconds later not been written.
+
+        Raises:
+            CheckpointError: It was not written.
+        """
+        began = time.monotonic()
+        self._is_done.wait(timeout)
+        self.blocked_s += time.monotonic() - began
+        if self._error is not None:
+            error = self._error
+            raise type(error)(error.what, why=error.why, do=error.do)
+        return self
+
+    def settle(self, timeout: float | None = None) -> None:
+        """Return when it is over, however, or `timeout` seconds later."""
+        self._is_done.wait(timeout)
+
+    def give_up(self, why: str) -> None:
+        """End it: a rank that has a part of it is gone. Any thread."""
+        self._store.release(why)
+
+    # -- the thread
+
+    def _run(self, facts: Facts) -> None:
+        try:
+            place = self._request.place
+            writer = Writer(self.folder, is_local=place.is_local)
+            written = writer.write(self._plan, self._staged)
+            self._tell(None, (written, facts))
+            if self._rank == 0:
+                self._commit(writer)
+            else:
+                self._hear()
+            self._finish(None)
+        except BaseException as error:
+            self._tell(error)
+            self._finish(error)
+
+    def _key(self, what: object) -> str:
+        return f"nbdist/save/{self._id}/{what}"
+
+    def _tell(self, error: BaseException | None, told: Any = None) -> None:
+        """Tell rank 0 how it went here."""
+        try:
+            failed = None if error is None else folder.reason(error, self.folder)
+            self._store.set(self._key(self._rank), pickle.dumps((failed, told)))
+        except Exception:
+            _log.exception("The others were not told of the checkpoint of step %d", self.step)
+
+    def _commit(self, writer: Writer) -> None:
+        """Wait for all ranks' files and have the checkpoint count. On rank 0."""
+        place = self._request.place
+        try:
+            keys = [self._key(rank) for rank in range(self._ranks)]
+            self._store.wait(keys, _LIMIT)
+            every = [pickle.loads(told) for told in self._store.multi_get(keys)]
+            failed = {rank: error for rank, (error, _) in enumerate(every) if error is not None}
+            if failed:
+                raise one_error(failed)
+            written = [told[0] for _, told in every]
+            self._write_rest(writer, written, [told[1] for _, told in every])
+        except BaseException as error:
+            told = folder.reason(error, self.folder)
+            _delete(place, self._name)
+            self._store.set(self._key("done"), pickle.dumps(told))
+            raise told from error
+        self._store.set(self._key("done"), pickle.dumps(None))
+
+    def _write_rest(self, writer: Writer, written: list[Written], facts: list[Facts]) -> None:
+        place, request = self._request.place, self._request
+        files = {n: (f.size, f.crc) for one in written for n, f in one.files.items()}
+        content = io.BytesIO()
+        torch.save(facts, content)
+        files[folder.TRAINING] = place.write(self._name, folder.TRAINING, content.getvalue())
+        metadata = writer.finish(self._plan.metadata, written)
+        files[".metadata"] = (metadata.size, metadata.crc)
+        commit = Commit(
+            request.step,
+            time.time(),
+            self._ranks,
+            dict(request.layouts),
+            files,
+            request.metric,
+            nbdist.__version__,
+            torch.__version__,
+        )
+        place.commit(self._name, commit)
+        _tidy(place, self._name, request.keep)
+
+    def _hear(self) -> None:
+        """Wait for rank 0's word."""
+        self._store.wait([self._key("done")], _LIMIT)
+        error = pickle.loads(self._store.get(self._key("done")))
+        if error is not None:
+            raise error
+
+    def _finish(self, error: BaseException | None) -> None:
+        if isinstance(error, ReleasedError):
+            error = CheckpointError(
+                f"The checkpoint of step {self.step} was not written to the end: {error}.",
+            )
+        if error is not None:
+            self._error = folder.reason(error, self.folder)
+            _log.warning("%s", self._error)
+        self.seconds = time.monotonic() - self._began
+        self._is_done.set()
+
+
+# ---- Its parts ----------------------------------------------------------------------------------
+
+
+def _agree(planner: WritePlanner, place: Place) -> WritePlan:
+    """Return what this rank writes; by the plan of the save before where nothing has changed."""
+    known = _remembered.plan
+    if known is not None and all(together(lambda: planner.local == _remembered.local)):
+        return known
+    every = together(lambda: planner.local)
+    plan = planner.agree(every, Writer(place.url, is_local=place.is_local))
+    _remembered.local, _remembered.plan = planner.local, plan
+    return plan
+
+
+def _begin(request: Request, nbytes: int) -> tuple[str, str]:
+    """Make the folder, on rank 0; returns its name and what the save is known by in the store."""
+    name = folder.name_of(request.step, request.place.names())
+    request.place.begin(name, nbytes)
+    return name, uuid.uuid4().hex
+
+
+def _delete(place: Place, name: str) -> None:
+    try:
+        place.delete(name)
+    except Exception:
+        _log.exception("%s could not be deleted", place.folder(name))
+
+
+def _tidy(place: Place, newest: str, keep: int | None) -> None:
+    """Delete what is one too many; that this fails is no reason to say that nothing was saved."""
+    try:
+        committed = place.committed()
+        best = folder.best_of(committed)
+        if best is not None:
+            place.point_to_best(best)
+        for name in folder.to_delete(committed, keep, best, newest):
+            place.delete(name)
+        place.delete_interrupted(newest)
+    except Exception:
+        _log.exception("Older checkpoints in %s were not deleted", place.url)
