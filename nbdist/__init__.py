@@ -36,6 +36,8 @@ _PLACES = {
     "log": "nbdist.engine.training.training",
     "scale_lr": "nbdist.engine.data.lr_scaling",
     "keep": "nbdist.engine.steps.keep",
+    "save": "nbdist.engine.checkpoint.save",
+    "restore": "nbdist.engine.checkpoint.restore",
     "emulate_link": "nbdist.engine.group.throttle",
     "received_bytes": "nbdist.engine.group.link_stats",
     # on both sides
@@ -46,6 +48,7 @@ _PLACES = {
     "CellSyntaxError": "nbdist.errors",
     "LayoutError": "nbdist.errors",
     "MismatchError": "nbdist.errors",
+    "CheckpointError": "nbdist.errors",
     "TransferError": "nbdist.errors",
     "RankError": "nbdist.errors",
 }

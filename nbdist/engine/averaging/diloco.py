@@ -84,6 +84,15 @@ class DiLoCo(InRounds):
                 mine.copy_(its)
 
     @torch.no_grad()
+    def begin_anew(self) -> None:
+        """Begin from the weights as they are."""
+        for anchor, momentum, parameter in zip(
+            self._anchors, self._momenta, self.parameters(), strict=True
+        ):
+            anchor.copy_(parameter)
+            momentum.zero_()
+
+    @torch.no_grad()
     def _meet(self) -> None:
         """Make the outer step, and go on from where it leads."""
         parameters = [p.detach() for p in self.parameters()]

@@ -40,6 +40,13 @@ def together(action: Callable[[], T], url: str = "") -> list[T]:
     return [value for value, _ in every]
 
 
+def each(action: Callable[[], T], url: str = "") -> T:
+    """Do something on every rank, and return what it gave on this one; else as `together`."""
+    mine: list[T] = []
+    together(lambda: mine.append(action()), url)
+    return mine[0]
+
+
 def from_rank_0(action: Callable[[], T], url: str = "") -> T:
     """Do something on rank 0 alone, and return what it gave, on every rank; else as `together`."""
     return together(lambda: action() if dist.get_rank() == 0 else None, url)[0]  # type: ignore[return-value]

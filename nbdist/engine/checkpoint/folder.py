@@ -255,8 +255,8 @@ class Place:
             who = json.loads(self._fs.cat_file(self._path(name, WRITING)))
         except (FileNotFoundError, ValueError):
             return False  # nobody knows whose it is
-        is_here = who.get("host") == socket.gethostname()
-        return is_here and _started(int(who["pid"])) != who["since"]
+        is_here = bool(who["host"] == socket.gethostname())
+        return is_here and _started(int(who["pid"])) != float(who["since"])
 
     # -- reading
 

@@ -3,21 +3,16 @@
 Threads: cells call it on the main thread of all ranks; each save has one thread of its own a rank.
 """
 
-import hashlib
-import io
 import os
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from nbdist.engine.checkpoint import training_state
-from nbdist.engine.checkpoint.agreement import together
+from nbdist.engine.checkpoint import rest, training_state
+from nbdist.engine.checkpoint.agreement import each
 from nbdist.engine.checkpoint.folder import Place
-from nbdist.engine.checkpoint.saving import Facts, Request, Saving
+from nbdist.engine.checkpoint.saving import Request, Saving
 from nbdist.engine.checkpoint.training_state import Training
-from nbdist.engine.steps import step_state
-from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import UsageError
 from nbdist.formatting import counted, figure, name_bytes
 
@@ -75,7 +70,7 @@ def save(
     training = training_state.find()
     rated = None if metric is None else float(metric) * (-1 if higher_is_better else 1)
     saving = begin(training, name, rated, keep, storage_options)
-    saving.go(lambda: facts_of(training))
+    saving.go(lambda: rest.facts_of(training, rest.moment(training)))
     return saving.wait() if wait else saving
 
 
@@ -88,53 +83,14 @@ def begin(
 ) -> Saving:
     """Copy a training's tensors, for a save whose facts are told later; arguments as of `save`."""
     global _newest
-    if _newest is not None:
-        _newest.settle()
-    places = together(lambda: Place(place_of(name), storage_options))
-    place = places[dist.get_rank()]
+    settle()
+    place = each(lambda: Place(place_of(name), storage_options))
     tensors = training_state.tree(training, dist.get_rank())
     request = Request(place, training.step, training_state.layouts(training), metric, keep)
     saving = Saving(request, tensors)
     _newest = saving
     _written.append(saving)
     return saving
-
-
-def facts_of(training: Training, *, mark: step_state.StepState | None = None) -> Facts:
-    """Return what of a training is no tensor, on this rank.
-
-    Args:
-        training: Which.
-        mark: Random numbers of an earlier moment; by itself those of now.
-    """
-    counts = step_state.here().steps
-    random_numbers = mark or step_state.here().random_numbers()
-    wrappers = {
-        str(i): training_state.wrapper_values(o)
-        for i, o in enumerate(training.optimizers)
-        if isinstance(o, Wrapper)
-    }
-    kept = {name: _frozen(value.state_dict()) for name, value in training.kept.items()}
-    return {
-        "optimizers": training_state.options(training),
-        "steps": [counts[o].whole if o in counts else 0 for o in training.optimizers],
-        "states": training_state.states(training)[1],
-        "wrappers": wrappers,
-        "aliases": {model.name: model.aliases for model in training.models},
-        "apart": [model.name for model in training.models if model.is_apart],
-        "schedulers": [_frozen(s.state_dict()) for s in training.schedulers],
-        "scalers": [_frozen(s.state_dict()) for s in training.scalers],
-        "loaders": [loader.state_dict() for loader in training.loaders],
-        "kept": {name: (hashlib.sha256(state).hexdigest(), state) for name, state in kept.items()},
-        "random": tuple(random_numbers._replace(others=())),
-    }
-
-
-def _frozen(state: Any) -> bytes:
-    """Return a state as it is now, for what it holds may change before it is written."""
-    content = io.BytesIO()
-    torch.save(state, content)
-    return content.getvalue()
 
 
 def place_of(name: str | None) -> str:
@@ -152,6 +108,12 @@ def save_beside(default: str) -> None:
     """Save to this folder where no name is given, and beside it for a word."""
     global _default
     _default = default
+
+
+def settle() -> None:
+    """Wait until the newest save is over."""
+    if _newest is not None:
+        _newest.settle()
 
 
 def begin_cell() -> None:

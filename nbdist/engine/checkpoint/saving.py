@@ -160,7 +160,7 @@ class Saving:
     def _run(self, facts: Facts) -> None:
         try:
             place = self._request.place
-            writer = Writer(self.folder, is_local=place.is_local)
+            writer = _writer(place, self.folder)
             written = writer.write(self._plan, self._staged)
             self._tell(None, (written, facts))
             if self._rank == 0:
@@ -251,9 +251,14 @@ def _agree(planner: WritePlanner, place: Place) -> WritePlan:
     if known is not None and all(together(lambda: planner.local == _remembered.local)):
         return known
     every = together(lambda: planner.local)
-    plan = planner.agree(every, Writer(place.url, is_local=place.is_local))
+    plan = planner.agree(every, _writer(place, place.url))
     _remembered.local, _remembered.plan = planner.local, plan
     return plan
+
+
+def _writer(place: Place, url: str) -> Writer:
+    options = {} if place.is_local else place.options
+    return Writer(url, is_local=place.is_local, options=options)
 
 
 def _begin(request: Request, nbytes: int) -> tuple[str, str]:

@@ -44,6 +44,8 @@ class Model:
         is_apart: Whether this rank trains one of its own.
         tensors: Parameters and saved buffers, each once, by name; without other stages'.
         aliases: Other names of tied tensors, and the name in `tensors` or of another stage.
+        elsewhere: Names of buffers that another rank saves: where each has its own (batch norm
+            under DDP), those of the first rank count.
     """
 
     name: str
@@ -52,6 +54,12 @@ class Model:
     is_apart: bool
     tensors: dict[str, torch.Tensor]
     aliases: dict[str, str]
+    elsewhere: frozenset[str] = frozenset()
+
+    @property
+    def saved(self) -> dict[str, torch.Tensor]:
+        """What this rank has saved."""
+        return {n: t.detach() for n, t in self.tensors.items() if n not in self.elsewhere}
 
     @property
     def spread_as(self) -> str:
@@ -132,7 +140,7 @@ def _find() -> Training:
         [s for s in _schedulers() if id(getattr(s, "optimizer", None)) in inner],
         [s for s in torch_live.live(torch.amp.GradScaler) if s.is_enabled()],
         {n: v for n, v in keep.kept().items() if not isinstance(v, nn.Module | Optimizer)},
-        position.live(),
+        position.in_order(),
         names,
     )
 
@@ -190,7 +198,18 @@ def _model(name: str, module: nn.Module, optimizers: Iterable[Optimizer]) -> Mod
             tensors[tidy] = tensor
     if layout is not None and layout.skeleton is not None:
         aliases = {**_ties(layout.skeleton), **aliases}
-    return Model(name, module, layout, _is_apart(module, layout, optimizers), tensors, aliases)
+    is_apart = _is_apart(module, layout, optimizers)
+    buffers = {clean(key) for key, _ in module.named_buffers()} & tensors.keys()
+    elsewhere = frozenset() if is_apart or _is_first(layout) else frozenset(buffers)
+    return Model(name, module, layout, is_apart, tensors, aliases, elsewhere)
+
+
+def _is_first(layout: Layout | None) -> bool:
+    """Return whether this rank is the first of those that have the same part of the model."""
+    if layout is None:
+        return dist.get_rank() == 0
+    axes, places = layout.mesh.mesh_dim_names, layout.mesh.get_coordinate()
+    return all(axis == "pp" or not i for axis, i in zip(axes or (), places or (), strict=True))
 
 
 def _ties(plain: nn.Module) -> dict[str, str]:
@@ -339,13 +358,13 @@ def tree(training: Training, rank: int) -> dict[str, Any]:
     own: dict[str, Any] = {"model": {}, "optim": {}}
     for model in training.models:
         place = own if model.is_apart else shared
-        place["model"][model.name] = {n: t.detach() for n, t in model.tensors.items()}
-    for number, of_one in states(training)[0].items():
+        place["model"][model.name] = model.saved
+    for optimizer, of_one in states(training)[0].items():
         for name, state in of_one.items():
             place = own if name.partition(".")[0] in apart else shared
-            place["optim"].setdefault(number, {})[name] = state
-    for number, optimizer in enumerate(training.optimizers):
-        if isinstance(optimizer, Wrapper) and (kept := wrapper_tensors(optimizer)):
+            place["optim"].setdefault(optimizer, {})[name] = state
+    for number, one in enumerate(training.optimizers):
+        if isinstance(one, Wrapper) and (kept := wrapper_tensors(one)):
             own.setdefault("wrapper", {})[str(number)] = kept
     if apart or "wrapper" in own:
         shared["apart"] = {str(rank): own}

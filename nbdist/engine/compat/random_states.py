@@ -47,6 +47,18 @@ def put_back(states: States) -> None:
         sys.modules["numpy"].random.set_state(states.numpy)
 
 
+def told(states: States) -> States:
+    """Return what `take` returned as both modules themselves tell it: good in any process."""
+    return States(_python.told(states.python), states.numpy)
+
+
+def put_back_told(states: States) -> None:
+    """Go back to what `told` returned."""
+    random.setstate(states.python)
+    if states.numpy is not None and (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.set_state(states.numpy)
+
+
 class _Python:
     """The generator behind `random.random()` and its like."""
 
@@ -73,7 +85,11 @@ class _Python:
 
     def put_back(self, state: Any) -> None:
         """Go back to what `take` has returned."""
-        self._generator.setstate(state if self._memory is None else _as_told(*state))
+        self._generator.setstate(self.told(state))
+
+    def told(self, state: Any) -> Any:
+        """Return what `take` has returned as `getstate` tells it."""
+        return state if self._memory is None else _as_told(*state)
 
     def _agrees(self) -> bool:
         return bool(_as_told(*self.take()) == self._generator.getstate())

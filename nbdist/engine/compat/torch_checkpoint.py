@@ -14,7 +14,8 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import IO, Any
 
 import torch
@@ -153,14 +154,20 @@ class Writer:
     Args:
         url: The folder, a path or any URL that fsspec opens.
         is_local: Whether it is a path: files are then synced to the disk.
+        options: For the library behind a URL.
         before_write: Called before each write, and may raise to end it.
     """
 
     def __init__(
-        self, url: str, *, is_local: bool, before_write: Callable[[], None] = lambda: None
+        self,
+        url: str,
+        *,
+        is_local: bool,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        before_write: Callable[[], None] = lambda: None,
     ) -> None:
         kind: Any = FileSystemWriter if is_local else _fsspec.FsspecWriter
-        self.torchs: Any = kind(url, sync_files=is_local)
+        self.torchs: Any = kind(url, sync_files=is_local, **options)
         self._files: dict[str, FileFacts] = {}
         self._before_write = before_write
         self._is_local = is_local
@@ -255,10 +262,13 @@ class Part:
 
 
 class Reader:
-    """The tensors of one checkpoint folder; `url` and `is_local` as in `Writer`."""
+    """The tensors of one checkpoint folder; arguments as of `Writer`."""
 
-    def __init__(self, url: str, *, is_local: bool) -> None:
-        self._torchs: Any = (FileSystemReader if is_local else _fsspec.FsspecReader)(url)
+    def __init__(
+        self, url: str, *, is_local: bool, options: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        kind: Any = FileSystemReader if is_local else _fsspec.FsspecReader
+        self._torchs: Any = kind(url, **options)
         self._metadata: Metadata = self._torchs.read_metadata()
         self._torchs.set_up_storage_reader(self._metadata, is_coordinator=False)
 
@@ -270,15 +280,13 @@ class Reader:
             if isinstance(found, TensorStorageMetadata)
         }
 
-    def read(self, wanted: Mapping[str, Part]) -> None:
+    def read(self, wanted: Mapping[str, Sequence[Part]]) -> None:
         """Fill the room of each part, by key. No collective."""
         items = []
-        for key, part in wanted.items():
-            if not part.room.numel():
-                continue
-            chunk = ChunkStorageMetadata(torch.Size(part.offsets), part.room.shape)
+        for key, parts in wanted.items():
+            chunks = [ChunkStorageMetadata(torch.Size(p.offsets), p.room.shape) for p in parts]
             saved = self._metadata.state_dict_metadata[key]
-            items += _planning.create_read_items_for_chunk_list(key, saved, [chunk])
+            items += _planning.create_read_items_for_chunk_list(key, saved, chunks)
         self._torchs.read_data(LoadPlan(items), _IntoRoom(wanted)).wait()
 
 
@@ -286,17 +294,16 @@ class Reader:
 class _IntoRoom:
     """Tells torch's reader where the parts it has read belong."""
 
-    wanted: Mapping[str, Part]
-    filled: int = field(default=0)
+    wanted: Mapping[str, Sequence[Part]]
 
     def resolve_tensor(self, item: Any) -> torch.Tensor:
-        target = self.wanted[item.dest_index.fqn].room
+        target: torch.Tensor = self.wanted[item.dest_index.fqn][item.dest_index.index].room
         for dim, (start, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
             target = target.narrow(dim, start, length)
         return target
 
     def commit_tensor(self, _item: object, _tensor: torch.Tensor) -> None:
-        self.filled += 1
+        """Nothing more is to be done: the room has been filled."""
 
     def load_bytes(self, _item: object, _value: io.BytesIO) -> None:
         raise AssertionError("only tensors are asked for")

@@ -5,6 +5,7 @@ Workers fetch ahead, so the position counts what a loop was given, not what was 
 Threads: the loop's. The position is kept by the iterator that the loop drives.
 """
 
+import itertools
 import logging
 import weakref
 from collections import deque
@@ -33,6 +34,7 @@ class Standing:
             cell: The number of the cell that makes the loader.
         """
         self.batches = batches
+        self.number = next(_numbers)  # in the order of making
         self.consumed = 0  # samples of this epoch that the loop was given, over all ranks
         self.newest = range(0)  # the positions of the newest batch, over all ranks
         self.heed = Heed()
@@ -43,6 +45,7 @@ class Standing:
         self._is_resumed = False
         self.trail = Trail(self._position(), cell)
         _note(self)
+        _take_pending(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -166,6 +169,16 @@ class Standing:
             self._tell_left_out()
             self._next_epoch()
 
+    def resume(self, state: dict[str, int], random_numbers: Any = None) -> None:
+        """Stand where `state` was taken, and ask for the next batch with those random numbers.
+
+        Raises:
+            UsageError: As `load_state_dict`.
+        """
+        self.load_state_dict(state)
+        if self._is_resumed and self.consumed and random_numbers is not None:
+            self._to_draw = Draws(random_numbers)
+
     def _position(self) -> Position:
         return Position(self.batches.epoch, self.consumed)
 
@@ -197,6 +210,31 @@ def live() -> list[Standing]:
     return list(_live) if _were_made else []
 
 
+def in_order() -> list[Standing]:
+    """Return `live` in the order of making."""
+    return sorted(live(), key=lambda one: one.number)
+
+
+def resume_later(state: dict[str, int], random_numbers: Any = None) -> None:
+    """Have the next loader over as many samples `resume` so, if it is made in this cell."""
+    _pending.append((state, random_numbers))
+
+
+def take_pending() -> list[dict[str, int]]:
+    """Return the positions that no loader of the cell has taken, and forget them."""
+    left = [state for state, _ in _pending]
+    _pending.clear()
+    return left
+
+
+def _take_pending(new: Standing) -> None:
+    for pending in _pending:
+        if pending[0]["samples"] == new.batches.samples:
+            _pending.remove(pending)
+            new.resume(*pending)
+            return
+
+
 def newest() -> Standing | None:
     """Return that of the loader which gave the newest batch of this cell."""
     return None if _newest is None else _newest()
@@ -208,6 +246,8 @@ def forget_newest() -> None:
     _newest = None
 
 
+_numbers = itertools.count()
+_pending: list[tuple[dict[str, int], Any]] = []
 _live: "weakref.WeakSet[Standing]" = weakref.WeakSet()
 _were_made = False  # each step asks, and a weak set takes microseconds to say that it is empty
 _newest: "weakref.ref[Standing] | None" = None

@@ -192,6 +192,11 @@ def forget_kinds() -> None:
             del _series[optimizer]
 
 
+def forget() -> None:
+    """Drop every snapshot: the training has been brought to where none of them was taken."""
+    _series.clear()
+
+
 def status() -> dict[str, Any] | None:
     """Return the newest snapshot's `step`, `age_s` and `bytes`, or why it is `refused`. Any thread.
 

@@ -6,7 +6,7 @@ Main thread of every rank, at the same time, when the group has been re-created 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,8 @@ from nbdist.errors import ClusterError, LostStateError
 
 TIMEOUT_S = 20.0  # for the ranks to hear of each other
 
-_stopped: "WeakSet[torch.optim.Optimizer]" = WeakSet()  # which cannot step any more
+# Which cannot step any more, and what takes that back.
+_stopped: "WeakKeyDictionary[torch.optim.Optimizer, Any]" = WeakKeyDictionary()
 _left_alone: "WeakSet[torch.nn.Module]" = WeakSet()  # what some ranks do not hold; it was said
 
 
@@ -158,17 +159,25 @@ def _refuse(unit: wrapped_models.Unit, decision: Decision) -> None:
         why=decision.line,
         do="build it again, or load a checkpoint into it on every rank",
     )
-    handles = _stop(unit.optimizers, error)
+    optimizers = [ref(optimizer) for optimizer in _stop(unit.optimizers, error)]
 
     def allow(module: torch.nn.Module, _keys: object) -> None:
-        disabled.allow(module)
-        for handle in handles:
-            handle.remove()
-        _stopped.difference_update(unit.optimizers)
+        allow_again([module], [o for told in optimizers if (o := told()) is not None])
 
     for module in unit.modules:
         disabled.refuse(module, error)
         module.register_load_state_dict_post_hook(allow)
+
+
+def allow_again(
+    modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+) -> None:
+    """Take refusals back, for the state is whole again; harmless where there are none."""
+    for module in modules:
+        disabled.allow(module)
+    for optimizer in optimizers:
+        if (handle := _stopped.pop(optimizer, None)) is not None:
+            handle.remove()
 
 
 def _forbid(unit: wrapped_models.Unit, decision: Decision) -> None:
@@ -187,10 +196,14 @@ def _forbid(unit: wrapped_models.Unit, decision: Decision) -> None:
     _stop(strange, error)
 
 
-def _stop(optimizers: Iterable[torch.optim.Optimizer], error: ClusterError) -> list[Any]:
+def _stop(
+    optimizers: Iterable[torch.optim.Optimizer], error: ClusterError
+) -> list[torch.optim.Optimizer]:
     stopped = list(optimizers)
-    _stopped.update(stopped)
-    return [_refuse_steps(optimizer, error) for optimizer in stopped]
+    for optimizer in stopped:
+        if optimizer not in _stopped:
+            _stopped[optimizer] = _refuse_steps(optimizer, error)
+    return stopped
 
 
 def _refuse_steps(optimizer: torch.optim.Optimizer, error: ClusterError) -> Any:

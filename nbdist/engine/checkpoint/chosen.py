@@ -1,0 +1,100 @@
+"""Which checkpoint is restored, and whether its files are what was written.
+
+Any thread; files alone, no torch.
+"""
+
+from dataclasses import dataclass
+
+from nbdist.engine.checkpoint.folder import FORMAT, Commit, Place, order
+from nbdist.errors import CheckpointError, UsageError
+from nbdist.formatting import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A checkpoint to be restored; `before` is the step of the last good one before it."""
+
+    name: str
+    commit: Commit
+    before: int | None = None
+
+
+def choose(place: Place, which: str | int) -> Chosen | None:
+    """Return the checkpoint that is asked for; None: there is none at all.
+
+    Args:
+        place: Where they lie.
+        which: "latest", "best" or a step.
+
+    Raises:
+        CheckpointError: That one is not there, or this version cannot read it.
+        UsageError: `which` makes no sense.
+    """
+    if which not in ("latest", "best") and (isinstance(which, bool) or not isinstance(which, int)):
+        raise UsageError(f'nbdist.restore takes "latest", "best" or a step, not {which!r}.')
+    found = place.committed()
+    if not found:
+        return None
+    name = _name(place, found, which)
+    commit = found[name]
+    if commit.format != FORMAT:
+        raise CheckpointError(
+            f"{place.folder(name)} was written by nbdist {commit.nbdist or 'of a later time'}, in "
+            "a format that this version cannot read.",
+            do="update nbdist where the ranks run",
+        )
+    older = [c.step for c in found.values() if c.step < commit.step and c.format == FORMAT]
+    return Chosen(name, commit, max(older, default=None))
+
+
+def _name(place: Place, found: dict[str, Commit], which: str | int) -> str:
+    by_age = sorted(found, key=lambda name: (found[name].saved_at, order(name)))
+    if isinstance(which, int):
+        of_step = [name for name in by_age if found[name].step == which]
+        if of_step:
+            return of_step[-1]
+        steps = ", ".join(str(step) for step in sorted({c.step for c in found.values()}))
+        raise CheckpointError(
+            f"{place.url} has no checkpoint of step {which}.", do=f"it has those of step {steps}"
+        )
+    pointed = place.pointer(which)
+    if pointed is not None:
+        return pointed
+    if which == "best":
+        raise CheckpointError(
+            f"No checkpoint in {place.url} was saved with a metric, so none is the best.",
+            do="save with one: nbdist.save(metric=loss)",
+        )
+    return by_age[-1]
+
+
+def missing(place: Place) -> CheckpointError:
+    """Return what is said where there is no checkpoint at all."""
+    begun = len(place.names())
+    return CheckpointError(
+        f"There is no checkpoint in {place.url}.",
+        why=f"{counted(begun, 'save')} there did not come to an end" if begun else "",
+        do="save one with nbdist.save(), or name another folder: nbdist.restore(folder)",
+    )
+
+
+def verify(place: Place, chosen: Chosen, part: int, parts: int) -> None:
+    """Read every `parts`-th file whole, from the `part`-th on, and compare the checksums.
+
+    Raises:
+        CheckpointError: One is missing, cut short, or not what was written.
+    """
+    mine = sorted(chosen.commit.files)[part::parts]
+    found = place.damage(place_name := chosen.name, chosen.commit, mine).found
+    if found:
+        raise damaged(place.folder(place_name), "; ".join(found), chosen.before)
+
+
+def damaged(folder: str, what: str, before: int | None) -> CheckpointError:
+    """Return what is said of a checkpoint that cannot be read whole."""
+    return CheckpointError(
+        f"{folder} is damaged, and nothing was restored from it: {what}.",
+        do="there is no older checkpoint beside it"
+        if before is None
+        else f"restore the last good one before it: nbdist.restore(which={before})",
+    )

@@ -1,0 +1,315 @@
+"""How a checkpoint's tensors fit the training that is here: what each rank reads, and to where.
+
+Tensors have the names of the plain model, so any layout finds its parts. All that can be refused is
+found here, before anything is changed. Each rank by itself; no collective.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from nbdist.engine.checkpoint import training_state
+from nbdist.engine.checkpoint.training_state import Model, Optimizer, Training
+from nbdist.engine.compat import torch_hooks
+from nbdist.engine.compat.torch_checkpoint import Part, SavedTensor, part_of
+from nbdist.engine.steps.optimizer_wrapper import Wrapper
+
+_SHOWN = 3
+
+States = dict[str, dict[str, Any]]
+
+
+@dataclass
+class Fit:
+    """What one rank reads.
+
+    Attributes:
+        parts: By the key of a saved tensor; several tensors here may be the same one there.
+        puts: What is done with them when all have been read.
+        used: Names of tensors of models that this rank holds.
+        complaints: Why it does not fit, in sentences.
+        notes: What is otherwise than it was saved, in sentences.
+    """
+
+    parts: dict[str, list[Part]] = field(default_factory=dict)
+    puts: list[Callable[[], None]] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    complaints: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def want(self, key: str, offsets: Sequence[int], room: torch.Tensor) -> None:
+        """Have a part of a saved tensor read."""
+        self.parts.setdefault(key, []).append(Part(tuple(offsets), room))
+
+
+class Saved:
+    """What lies in a checkpoint.
+
+    Args:
+        tensors: By key.
+        facts: Of every rank that saved it.
+    """
+
+    def __init__(self, tensors: Mapping[str, SavedTensor], facts: Sequence[dict[str, Any]]) -> None:
+        self.tensors = tensors
+        self.facts = facts
+        self.aliases: dict[str, dict[str, str]] = {}
+        for told in facts:
+            for model, aliases in told["aliases"].items():
+                self.aliases.setdefault(model, {}).update(aliases)
+        self.apart = frozenset(name for told in facts for name in told["apart"])
+        self.models = sorted(self.aliases)
+        self.optimizers = max(len(told["optimizers"]) for told in facts)
+
+    def prefix(self, model: str, rank: int) -> str:
+        """Return where the tensors lie that a rank reads of a model."""
+        return f"apart.{rank % len(self.facts)}." if model in self.apart else ""
+
+    def keys(self, start: str) -> dict[str, SavedTensor]:
+        """Return the tensors below a name, without that name."""
+        size = len(start)
+        return {key[size:]: t for key, t in self.tensors.items() if key.startswith(start)}
+
+
+def fit(training: Training, saved: Saved, rank: int, *, only_model: bool) -> Fit:
+    """Return how the checkpoint fits this rank's training."""
+    found = Fit()
+    names = _matched(training.models, saved, found)
+    if found.complaints:
+        return found
+    for model in training.models:
+        _fit_model(model, names[model.name], saved, rank, found)
+    if only_model:
+        return found
+    if len(training.optimizers) != saved.optimizers:
+        found.complaints.append(
+            f"it has {saved.optimizers} optimizers, the training here {len(training.optimizers)}"
+        )
+        return found
+    for number in range(len(training.optimizers)):
+        _fit_optimizer(training, number, names, saved, rank, found)
+    return found
+
+
+def unexpected(saved: Saved, used: Iterable[set[str]]) -> list[str]:
+    """Return the names of saved tensors that no rank has a place for."""
+    known = set().union(*used)
+    found = []
+    for model in saved.models:
+        prefix = saved.prefix(model, 0)
+        aliases = saved.aliases[model]
+        tied = {name for name, first in aliases.items() if f"{model}.{first}" in known}
+        names = saved.keys(f"{prefix}model.{model}.")
+        found += [n for n in names if f"{model}.{n}" not in known and n not in tied]
+    return found
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return a few names, and how many more there are."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+# ---- Models -------------------------------------------------------------------------------------
+
+
+def _matched(models: Sequence[Model], saved: Saved, found: Fit) -> dict[str, str]:
+    """Return the saved model's name of each model here: the same, or the only one there is."""
+    mine = [model.name for model in models]
+    if len(mine) == len(saved.models) == 1:
+        return {mine[0]: saved.models[0]}
+    if sorted(mine) != saved.models:
+        found.complaints.append(
+            f"it has {', '.join(saved.models)}; the training here {', '.join(mine)}"
+        )
+    return {name: name for name in mine}
+
+
+def _fit_model(model: Model, name: str, saved: Saved, rank: int, found: Fit) -> None:
+    start = f"{saved.prefix(name, rank)}model.{name}."
+    there = saved.keys(start)
+    missing, other = [], []
+    for own, tensor in model.tensors.items():
+        key = _saved_name(own, model, there, saved.aliases[name])
+        if key is None:
+            missing.append(own)
+            continue
+        found.used |= {f"{name}.{key}", f"{name}.{own}"}
+        if there[key].shape != tensor.shape:
+            other.append(f"{own} is {tuple(there[key].shape)} there, {tuple(tensor.shape)} here")
+            continue
+        offsets, shape = part_of(tensor)
+        local = torch_hooks.local_part(tensor.detach())
+        room = torch.empty(shape, dtype=tensor.dtype)
+        found.want(start + key, offsets, room)
+        found.puts.append(_copy(local, room))
+    if missing:
+        found.complaints.append(f"it lacks {some_of(missing)} of {model.name}")
+    if other:
+        found.complaints.append(some_of(other))
+
+
+def _saved_name(
+    own: str, model: Model, there: Mapping[str, Any], aliases: Mapping[str, str]
+) -> str | None:
+    """Return the name under which a tensor was saved: its own, or another of a tied one."""
+    mine = {own, *(alias for alias, first in model.aliases.items() if first == own)}
+    if own in model.aliases:
+        mine.add(model.aliases[own])
+    candidates = [own, *sorted(mine), *(aliases[n] for n in sorted(mine) if n in aliases)]
+    return next((name for name in candidates if name in there), None)
+
+
+def _copy(target: torch.Tensor, room: torch.Tensor) -> Callable[[], None]:
+    def put() -> None:
+        with torch.no_grad():
+            target.copy_(room.reshape(target.shape))
+
+    return put
+
+
+# ---- Optimizers ---------------------------------------------------------------------------------
+
+
+def _fit_optimizer(
+    training: Training,
+    number: int,
+    names: Mapping[str, str],
+    saved: Saved,
+    rank: int,
+    found: Fit,
+) -> None:
+    optimizer = training.optimizers[number]
+    there = saved.facts[rank % len(saved.facts)]["optimizers"][number]["class"]
+    here = type(training_state.real(optimizer)).__name__
+    if there != here:
+        found.complaints.append(f"it was trained by {there}, and is to be by {here}")
+        return
+    others: States = {}
+    for told in saved.facts:
+        others.update(told["states"].get(str(number), {}))
+    models = {model.name: model for model in training.models}
+    by_parameter = {name: _states_of(saved, name, number, rank) for name in saved.models}
+    real = training_state.real(optimizer)
+    states: dict[torch.Tensor, dict[str, Any]] = {}
+    for group in real.param_groups:
+        for parameter in group["params"]:
+            own = training.names.get(id(parameter))
+            if own is None:
+                continue
+            model, _, name = own.partition(".")
+            saved_model = names[model]
+            key = _saved_name(
+                name, models[model], by_parameter[saved_model], saved.aliases[saved_model]
+            )
+            tensors = {} if key is None else by_parameter[saved_model][key]
+            state = dict(others.get(f"{saved_model}.{key or name}", {}))
+            for what, (where, facts) in tensors.items():
+                made = _room(parameter, facts, own, what, found)
+                if made is not None:
+                    offsets, room = made
+                    found.want(where, offsets, room)
+                    state[what] = _as_state(room, parameter, facts, group)
+            if state:
+                states[parameter] = state
+    found.puts.append(_replace(real, states))
+    if isinstance(optimizer, Wrapper):
+        _fit_wrapper(optimizer, number, saved, rank, found)
+
+
+def _states_of(
+    saved: Saved, model: str, number: int, rank: int
+) -> dict[str, dict[str, tuple[str, SavedTensor]]]:
+    """Return a model's saved states: by parameter and what it is, with its key."""
+    start = f"{saved.prefix(model, rank)}optim.{number}.{model}."
+    found: dict[str, dict[str, tuple[str, SavedTensor]]] = {}
+    for rest, facts in saved.keys(start).items():
+        parameter, _, what = rest.rpartition(".")
+        found.setdefault(parameter, {})[what] = start + rest, facts
+    return found
+
+
+def _room(
+    parameter: torch.Tensor, facts: SavedTensor, own: str, what: str, found: Fit
+) -> tuple[tuple[int, ...], torch.Tensor] | None:
+    """Return what this rank needs of a state, and room for it."""
+    if facts.shape == parameter.shape:
+        offsets, shape = part_of(parameter)
+        return offsets, torch.empty(shape, dtype=facts.dtype)
+    if facts.shape.numel() > 1 and isinstance(parameter, DTensor):
+        found.complaints.append(
+            f"{own}'s {what} is {tuple(facts.shape)}, and cannot be cut as its parameter is"
+        )
+        return None
+    return (0,) * len(facts.shape), torch.empty(facts.shape, dtype=facts.dtype)
+
+
+def _as_state(
+    room: torch.Tensor, parameter: torch.Tensor, facts: SavedTensor, group: Mapping[str, Any]
+) -> torch.Tensor:
+    """Return the room as an optimizer keeps it; counts of steps stay on the CPU where it does."""
+    is_like = facts.shape == parameter.shape
+    is_on_device = is_like or facts.shape.numel() > 1
+    if is_on_device or group.get("capturable") or group.get("fused"):
+        device = torch_hooks.local_part(parameter).device
+        if device.type != "cpu":
+            return _Later(room, parameter if is_like else None, device)  # type: ignore[return-value]
+    if is_like and isinstance(parameter, DTensor):
+        return training_state.like(room, parameter)
+    return room
+
+
+@dataclass
+class _Later:
+    """A state that goes to its device when it has been read."""
+
+    room: torch.Tensor
+    parameter: torch.Tensor | None
+    device: torch.device
+
+    def there(self) -> torch.Tensor:
+        moved = self.room.to(self.device)
+        is_cut = isinstance(self.parameter, DTensor)
+        return training_state.like(moved, self.parameter) if is_cut else moved  # type: ignore[arg-type]
+
+
+def _replace(
+    optimizer: Optimizer, states: dict[torch.Tensor, dict[str, Any]]
+) -> Callable[[], None]:
+    def put() -> None:
+        optimizer.state.clear()
+        for parameter, state in states.items():
+            optimizer.state[parameter] = {
+                what: value.there() if isinstance(value, _Later) else value
+                for what, value in state.items()
+            }
+
+    return put
+
+
+def _fit_wrapper(wrapper: Wrapper, number: int, saved: Saved, rank: int, found: Fit) -> None:
+    place = rank % len(saved.facts)
+    values = saved.facts[place]["wrappers"].get(str(number))
+    if values is None:
+        found.puts.append(wrapper.begin_anew)
+        return
+    state = dict(values)
+    for what, live in training_state.wrapper_tensors(wrapper).items():
+        start = f"apart.{place}.wrapper.{number}.{what}."
+        there = saved.keys(start)
+        if there.keys() != live.keys() or any(there[i].shape != live[i].shape for i in live):
+            found.complaints.append(f"{wrapper.name} keeps other {what} there")
+            return
+        rooms = [torch.empty(live[i].shape, dtype=live[i].dtype) for i in live]
+        for i, room in zip(live, rooms, strict=True):
+            found.want(start + i, (0,) * room.ndim, room)
+        state[what] = rooms
+    found.puts.append(lambda: _load(wrapper, state))
+
+
+@torch.no_grad()
+def _load(wrapper: Wrapper, state: dict[str, Any]) -> None:
+    wrapper.load_own_state(state)

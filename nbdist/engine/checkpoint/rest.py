@@ -1,0 +1,220 @@
+"""What of a training is no tensor: told by every rank that saves, put back by those that restore.
+
+Schedulers, scalers and what is kept step after the optimizer, and are read when it next steps;
+random numbers and loaders are of the moment itself. Main thread.
+"""
+
+import hashlib
+import io
+import random
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbdist.engine.checkpoint import training_state
+from nbdist.engine.checkpoint.agreement import together
+from nbdist.engine.checkpoint.fit import Fit
+from nbdist.engine.checkpoint.training_state import Training
+from nbdist.engine.compat import random_states
+from nbdist.engine.data import position
+from nbdist.engine.data.batches import mix
+from nbdist.engine.steps import step_state
+from nbdist.engine.steps.optimizer_wrapper import Wrapper
+from nbdist.engine.steps.step_state import StepState
+from nbdist.formatting import counted
+
+Facts = dict[str, Any]
+
+# How an optimizer computes, which follows from where it runs and not from what it has learned.
+_OF_THE_DEVICE = frozenset({"foreach", "fused", "capturable", "differentiable"})
+
+
+# ---- Saved --------------------------------------------------------------------------------------
+
+
+def moment(training: Training) -> Facts:
+    """Return what the next batch moves: this rank's random numbers, and where loaders stand."""
+    newest = position.newest()
+    mark = step_state.here().random_numbers()
+    return {
+        "random": (mark.rng, mark.cuda_rng, tuple(random_states.told(mark.plain_rng))),
+        "loaders": [loader.state_dict() for loader in training.loaders],
+        "newest": next((i for i, one in enumerate(training.loaders) if one is newest), None),
+    }
+
+
+def facts_of(training: Training, of_moment: Facts) -> Facts:
+    """Return all that is no tensor; `of_moment` was noted when the tensors were copied."""
+    counts = step_state.here().steps
+    kept = {name: frozen(value.state_dict()) for name, value in training.kept.items()}
+    return {
+        **of_moment,
+        "optimizers": training_state.options(training),
+        "states": training_state.states(training)[1],
+        "wrappers": {
+            str(i): training_state.wrapper_values(o)
+            for i, o in enumerate(training.optimizers)
+            if isinstance(o, Wrapper)
+        },
+        "aliases": {model.name: model.aliases for model in training.models},
+        "apart": [model.name for model in training.models if model.is_apart],
+        "schedulers": [_named(one) for one in training.schedulers],
+        "scalers": [_named(one) for one in training.scalers],
+        "kept": {name: (hashlib.sha256(state).hexdigest(), state) for name, state in kept.items()},
+        "steps": [counts[o].whole if o in counts else 0 for o in training.optimizers],
+    }
+
+
+def frozen(state: Any) -> bytes:
+    """Return a state as it is now, for what it holds may change before it is written."""
+    content = io.BytesIO()
+    torch.save(state, content)
+    return content.getvalue()
+
+
+def thawed(state: bytes) -> Any:
+    """Return what was `frozen`."""
+    return torch.load(io.BytesIO(state), map_location="cpu", weights_only=False)
+
+
+def _named(one: Any) -> tuple[str, bytes]:
+    return type(one).__name__, frozen(one.state_dict())
+
+
+# ---- Restored -----------------------------------------------------------------------------------
+
+
+def fit(training: Training, facts: Sequence[Facts], rank: int, found: Fit) -> None:
+    """Add to `found` what is put back beside tensors, or why it cannot be. Changes nothing."""
+    mine = facts[rank % len(facts)]
+    for what, objects in (("schedulers", training.schedulers), ("scalers", training.scalers)):
+        there, here = [name for name, _ in mine[what]], [type(one).__name__ for one in objects]
+        if there != here:
+            found.complaints.append(
+                f"it has the {what} {_words(there)}, the training {_words(here)}"
+            )
+            continue
+        for one, (_, state) in zip(objects, mine[what], strict=True):
+            found.puts.append(_load(one, state))
+    _fit_kept(training, facts, rank, found)
+    found.puts.append(lambda: _put_options(training, facts))
+    found.puts.append(lambda: _put_counts(training, mine["steps"]))
+
+
+def _words(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _load(one: Any, state: bytes) -> Callable[[], None]:
+    return lambda: one.load_state_dict(thawed(state))
+
+
+def _fit_kept(training: Training, facts: Sequence[Facts], rank: int, found: Fit) -> None:
+    is_own = len(facts) == dist.get_world_size()
+    mine = facts[rank % len(facts)]["kept"]
+    for name in sorted(training.kept.keys() - mine.keys()):
+        found.notes.append(f"{name} is kept here and not there: it stays as it is")
+    for name in sorted(mine.keys() - training.kept.keys()):
+        found.notes.append(f"{name} was saved, and nothing here is kept by that name")
+    for name in sorted(mine.keys() & training.kept.keys()):
+        digest, state = mine[name]
+        if is_own or all(told["kept"][name][0] == digest for told in facts):
+            found.puts.append(_load(training.kept[name], state))
+        else:
+            found.notes.append(f"{name} differed between {counted(len(facts), 'rank')}: it stays")
+
+
+def _put_options(training: Training, facts: Sequence[Facts]) -> None:
+    """Give every group the options of the group that has had its parameters."""
+    for number, optimizer in enumerate(training.optimizers):
+        told = {
+            name: group["options"]
+            for rank in facts
+            for group in rank["optimizers"][number]["groups"]
+            for name in group["names"]
+        }
+        only = {name.partition(".")[2]: options for name, options in told.items()}
+        for group in optimizer.param_groups:
+            names = [training.names.get(id(p), "") for p in group["params"]]
+            known = (told.get(n) or only.get(n.partition(".")[2]) for n in names)
+            for what, value in (next((o for o in known if o is not None), {})).items():
+                if what not in _OF_THE_DEVICE:
+                    _put_option(group, what, value)
+
+
+def _put_option(group: dict[str, Any], what: str, value: Any) -> None:
+    live = group.get(what)
+    if isinstance(live, torch.Tensor):  # a compiled step holds it
+        live.fill_(value)
+    else:
+        group[what] = value
+
+
+def _put_counts(training: Training, steps: Sequence[int]) -> None:
+    counts = step_state.here().steps
+    for optimizer, whole in zip(training.optimizers, steps, strict=False):
+        counts.setdefault(optimizer, step_state.OptimizerSteps()).settle(whole)
+
+
+def put_moment(training: Training, facts: Sequence[Facts], *, is_alike: bool) -> list[str]:
+    """Have random numbers and loaders go on. Collective; returns what is otherwise, in sentences.
+
+    Args:
+        training: Of this rank.
+        facts: Of every rank that saved it.
+        is_alike: Whether it is spread over as many ranks, in the same layouts.
+    """
+    rank = dist.get_rank()
+    mine = facts[rank % len(facts)]
+    notes = []
+    if is_alike:
+        _put_random(mine["random"])
+    else:
+        _derive_random(facts[0]["random"])
+        notes.append("random numbers are derived from the first rank's, for ranks differ")
+    _put_loaders(training, facts[0])
+    return notes
+
+
+def _put_random(told: tuple[Any, ...]) -> None:
+    cpu, cuda, plain = told
+    torch.default_generator.set_state(cpu)
+    random_states.put_back_told(random_states.States(*plain))
+    if cuda is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(cuda)
+
+
+def _derive_random(first: tuple[Any, ...]) -> None:
+    """Draw on as the first rank did, or what follows from it; ranks that drew alike still do."""
+    mine = torch.default_generator.get_state().numpy().tobytes()
+    every = together(lambda: zlib.crc32(mine))
+    number = list(dict.fromkeys(every)).index(every[dist.get_rank()])
+    if not number:
+        _put_random(first)
+        return
+    seed = mix(zlib.crc32(first[0].numpy().tobytes()), number)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def _put_loaders(training: Training, told: Mapping[str, Any]) -> None:
+    """Have each loader go on where the newest one over as many samples stood.
+
+    One that the cell has yet to make goes on as well.
+    """
+    here = step_state.here().random_numbers()
+    free = list(training.loaders)
+    for number, state in reversed(list(enumerate(told["loaders"]))):
+        mark: StepState | None = here if number == told["newest"] else None
+        fitting = [one for one in free if one.batches.samples == state["samples"]]
+        if fitting:
+            free.remove(fitting[-1])
+            fitting[-1].resume(state, mark)
+        else:
+            position.resume_later(state, mark)

@@ -1,0 +1,199 @@
+"""`nbdist.restore`: a training goes on from a checkpoint, on any ranks and in any layout.
+
+    choose, verify ─▶ fit: what each rank reads ─▶ read into room of its own ─▶ put in place
+
+Until all ranks have read all of it nothing is changed. Main thread, all ranks together.
+"""
+
+import io
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbdist.engine.checkpoint import chosen, fit, rest, save, training_state
+from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
+from nbdist.engine.checkpoint.chosen import Chosen
+from nbdist.engine.checkpoint.fit import Fit, Saved
+from nbdist.engine.checkpoint.folder import TRAINING, Place
+from nbdist.engine.checkpoint.training_state import Training
+from nbdist.engine.compat.torch_checkpoint import Reader
+from nbdist.engine.recovery import snapshot, sync_state
+from nbdist.engine.steps import step_state
+from nbdist.errors import CheckpointError, UsageError
+from nbdist.formatting import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that was restored.
+
+    Attributes:
+        folder: Where it lies.
+        step: Steps of its optimizer.
+        world_size: Ranks that saved it.
+        layouts: Of each model on them, by name.
+        saved_at: Seconds since 1970.
+        metric: What it was saved with, lower being better; None without.
+        notes: What goes on otherwise than it was saved, in sentences.
+    """
+
+    folder: str
+    step: int
+    world_size: int
+    layouts: Mapping[str, str]
+    saved_at: float
+    metric: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        spread = ", ".join(sorted(set(self.layouts.values())))
+        said = (
+            f"Restored step {self.step} from {self.folder}, saved "
+            f"{_ago(time.time() - self.saved_at)} ago on {counted(self.world_size, 'rank')} "
+            f"({spread})."
+        )
+        notes = (f"{note[0].upper()}{note[1:]}." for note in self.notes)
+        return " ".join([said, *notes])
+
+
+def restore(
+    name: str | None = None,
+    *,
+    which: str | int = "latest",
+    only: str | None = None,
+    missing_ok: bool = False,
+    storage_options: dict[str, Any] | None = None,
+) -> Checkpoint | None:
+    """Go on from a checkpoint, on any number of ranks and in any layout. On all ranks together.
+
+        model = nbdist.parallelize(GPT(), "fsdp=2"); opt = torch.optim.AdamW(model.parameters())
+        loader = nbdist.loader(data, 32)
+        nbdist.restore()
+        for epoch in range(loader.epoch, 3):
+            for x, y in loader: ...
+
+    Build model, optimizer, scheduler and loader as always, then restore: all that `nbdist.save`
+    saves is put back, each rank reading its own parts. Every file's checksum is compared first.
+    On the same ranks and layout training goes on bit for bit. `.metadata` and `training.pt` are
+    pickles: restore from folders that you trust.
+
+    Args:
+        name: As of `nbdist.save`.
+        which: "latest", "best" (by the metric), or a step.
+        only: "model" leaves optimizers, loaders and random numbers as they are.
+        missing_ok: Return None where there is no checkpoint at all.
+        storage_options: For the library behind a URL, as fsspec takes them.
+
+    Returns:
+        What was restored.
+
+    Raises:
+        CheckpointError: There is none, it is of another model, its files are damaged, or they
+            cannot be reached; the same on all ranks, and nothing was changed.
+        UsageError: An argument makes no sense.
+    """
+    if only not in (None, "model"):
+        raise UsageError(f'nbdist.restore takes only="model", not only={only!r}.')
+    save.settle()
+    url = save.place_of(name)
+    place = each(lambda: Place(url, storage_options), url)
+    found = from_rank_0(lambda: chosen.choose(place, which), url)
+    if found is None:
+        if missing_ok:
+            return None
+        raise from_rank_0(lambda: chosen.missing(place), url)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    training = training_state.find()
+    folder = place.folder(found.name)
+    together(lambda: chosen.verify(place, found, rank, ranks), folder)
+    facts, fitted = _read(training, place, found, only_model=only == "model")
+    each(lambda: _put(training, fitted), folder)
+    is_alike = len(facts) == ranks and training_state.layouts(training) == dict(
+        found.commit.layouts
+    )
+    notes = list(fitted.notes)
+    if only is None:
+        notes += rest.put_moment(training, facts, is_alike=is_alike)
+    restored = _told(folder, found, notes)
+    if rank == 0:
+        print(restored)
+    return restored
+
+
+def _read(
+    training: Training, place: Place, found: Chosen, *, only_model: bool
+) -> tuple[list[dict[str, Any]], Fit]:
+    """Read this rank's parts beside what is there. Collective."""
+    folder, rank = place.folder(found.name), dist.get_rank()
+
+    def fit_all() -> tuple[list[dict[str, Any]], Reader, Saved, Fit]:
+        try:
+            facts = torch.load(
+                io.BytesIO(place.read(found.name, TRAINING)), "cpu", weights_only=False
+            )
+            options = {} if place.is_local else place.options
+            reader = Reader(folder, is_local=place.is_local, options=options)
+        except Exception as error:  # unpickling raises anything; the files are as they were written
+            raise CheckpointError(
+                f"{folder} cannot be read here.",
+                why=f"{type(error).__name__}: {error}",
+                do=f"it was written with torch {found.commit.torch}; this is {torch.__version__}",
+            ) from error
+        saved = Saved(reader.tensors(), facts)
+        fitted = fit.fit(training, saved, rank, only_model=only_model)
+        if not only_model and not fitted.complaints:
+            rest.fit(training, facts, rank, fitted)
+        if fitted.complaints:
+            raise _other(folder, fitted.complaints)
+        return facts, reader, saved, fitted
+
+    facts, reader, saved, fitted = each(fit_all, folder)
+    used = together(lambda: fitted.used)
+    more = fit.unexpected(saved, used)
+    if more:
+        raise _other(folder, [f"it has {fit.some_of(more)}, which the model here has not"])
+    together(lambda: reader.read(fitted.parts), folder)
+    return facts, fitted
+
+
+def _other(folder: str, complaints: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} does not fit the training here, and nothing was restored from it: "
+        f"{'; '.join(complaints)}.",
+        do='build what was saved, or take the weights alone: nbdist.restore(only="model")',
+    )
+
+
+def _put(training: Training, fitted: Fit) -> None:
+    """Have this rank's training be what was read."""
+    for put in fitted.puts:
+        put()
+    sync_state.allow_again([model.module for model in training.models], training.optimizers)
+    snapshot.forget()
+    boundary = step_state.here()
+    boundary.last = boundary.take()
+
+
+def _told(folder: str, found: Chosen, notes: list[str]) -> Checkpoint:
+    commit = found.commit
+    return Checkpoint(
+        folder,
+        commit.step,
+        commit.world_size,
+        commit.layouts,
+        commit.saved_at,
+        commit.metric,
+        tuple(notes),
+    )
+
+
+def _ago(seconds: float) -> str:
+    """Return how long ago, in its largest unit."""
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            return counted(int(seconds // size), unit)
+    return counted(max(1, int(seconds)), "second")

@@ -1,0 +1,192 @@
+"""What the ranks run in test_checkpoint: a training that is saved here and goes on there."""
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import nbdist
+from nbdist.engine.compat import torch_live
+from nbdist.engine.data.make import loader as make_loader
+from nbdist.engine.layout.layout import Layout
+from nbdist.engine.layout.parallelize import parallelize
+from nbdist.engine.recovery import recovery
+from nbdist.engine.steps import keep
+from tests.group import models, parity_cases
+from tests.group.layout_ranks import whole
+from tests.group.parity_cases import Case
+from tests.group.parity_ranks import GPT
+from tests.group.tensor_parallel_ranks import T, V, loss_of
+
+SAMPLES, BATCH = 96, 16
+State = dict[str, Tensor]
+
+
+class Dropping(GPT):
+    """The model of test_parity, with dropout before its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x_BT: Tensor) -> Tensor:
+        x_BTD = self.token(x_BT) + self.position.weight
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return self.head(self.drop(self.norm(x_BTD)))
+
+
+class Average:
+    """An average of a weight's sum, which is a rank's own: something to keep."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gpt": GPT,
+    "dropping": Dropping,
+    "conv": models.ConvNet,
+    "tied": models.GPT,
+}
+
+
+class Training:
+    """One training as a cell has it."""
+
+    def __init__(self, case: Case, name: str = "", seed: int | None = None) -> None:
+        recovery.install()
+        kind = name or case.model
+        torch.manual_seed(dist.get_rank() if seed is None else seed)
+        self.case, self.kind = case, kind
+        self.layout: Layout = parallelize(
+            MODELS[kind](), case.layout, *parity_cases.policies_of(case)
+        )
+        self.opt = self.layout.optimizer(torch.optim.AdamW, lr=1e-2)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.opt, 2, 0.5)
+        self.loader = make_loader(_dataset(kind), global_batch=BATCH, seed=3)
+        self.average = Average()
+        nbdist.keep(average=self.average)
+
+    def train(self, steps: int, at: int | None = None, do: Callable[[], Any] | None = None) -> None:
+        """Make steps; after the `at`-th of them, `do` something in the midst of the loop."""
+        made = 0
+        while made < steps:
+            for x, y in self.loader:
+                self._step(x, y)
+                made += 1
+                if made == at and do is not None:
+                    do()
+                if made == steps:
+                    break
+
+    def _step(self, x: Tensor, y: Tensor) -> None:
+        def loss_fn(out: Tensor, y: Tensor) -> Tensor:
+            return loss_of(out, y) if self.kind != "conv" else models.loss_of("conv", out, y)
+
+        if self.case.microbatches > 1:
+            self.layout.step(x, y, loss_fn)
+        else:
+            loss_fn(self.layout.model(x), y).backward()
+        self.opt.step()
+        self.scheduler.step()
+        self.opt.zero_grad()
+        self.average.value = 0.9 * self.average.value + dist.get_rank() + 1
+
+    def state(self) -> dict[str, Any]:
+        """Return the weights of all ranks, and what else tells whether training went on."""
+        mine = {n: whole(p) for n, p in self.layout.model.named_parameters()}
+        mine |= {n: b.clone() for n, b in self.layout.model.named_buffers()}
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, mine)
+        weights = {n: t for theirs in reversed(every) for n, t in theirs.items()}
+        return {
+            "weights": weights,
+            "lr": self.opt.param_groups[0]["lr"],
+            "average": self.average.value,
+            "loader": self.loader.state_dict(),
+            "draw": float(torch.rand(())),
+        }
+
+    def end(self) -> None:
+        """Let nothing of it be found any more."""
+        nbdist.keep(average=None)
+        for kind in (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler):
+            for living in torch_live.live(kind):
+                torch_live.forget(living)
+
+
+def _dataset(kind: str) -> TensorDataset:
+    random = torch.Generator().manual_seed(7)
+    if kind == "conv":
+        x, y = models.batch("conv", 0, SAMPLES, torch.float32)
+        return TensorDataset(x, y)
+    vocabulary, length = (models.V, models.T) if kind == "tied" else (V, T)
+    x_BT = torch.randint(vocabulary, (SAMPLES, length), generator=random)
+    return TensorDataset(x_BT, (x_BT * 7 + 3) % vocabulary)
+
+
+def save_and_go_on(folder: str, case: Case, steps: int, more: int) -> dict[str, Any]:
+    """Train, save in the midst of a loop, and go on; returns the state at the end."""
+    training = Training(case)
+    training.train(steps + more, steps, lambda: nbdist.save(folder))
+    wait_for_saves()
+    found = training.state()
+    training.end()
+    return found
+
+
+def restore_and_go_on(folder: str, case: Case, more: int, **how: Any) -> dict[str, Any]:
+    """Build the training anew, restore it, and make the steps that were made after the save."""
+    training = Training(case, seed=100 + dist.get_rank())
+    restored = nbdist.restore(folder, **how)
+    training.train(more)
+    found = training.state() | {"notes": restored.notes, "step": restored.step}
+    training.end()
+    return found
+
+
+def save_many(folder: str, case: Case, at: list[int], **how: Any) -> list[str]:
+    """Save at these steps, and return the folders there are afterwards."""
+    training = Training(case)
+    for step, before in zip(at, [0, *at], strict=False):
+        training.train(step - before)
+        nbdist.save(folder, wait=True, **how)
+    training.end()
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def wait_for_saves() -> None:
+    """Wait until what was saved is written, and raise what went wrong."""
+    from nbdist.engine.checkpoint import save
+
+    save.settle()
+    if save._newest is not None and save._newest.error is not None:
+        raise save._newest.error
+
+
+def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Return what a call raises, as text."""
+    try:
+        call(*args, **kwargs)
+    except nbdist.NBDistError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def forget_all() -> None:
+    """Have no training on this rank."""
+    for name in keep.kept():
+        nbdist.keep(**{name: None})
+    gc.collect()

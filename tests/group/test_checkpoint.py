@@ -1,0 +1,45 @@
+"""Checkpoints: saved in one layout, and gone on from in the same and in others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.group import checkpoint_ranks
+from tests.group.engines import Cluster, cluster
+from tests.group.parity_cases import PIPELINE, Case
+
+
+def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Return whether two trainings are the same to the bit."""
+    same = all(bool((a["weights"][n] == b["weights"][n]).all()) for n in a["weights"])
+    return same and all(a[what] == b[what] for what in ("lr", "average", "loader", "draw"))
+
+
+def apart(a: dict[str, Any], b: dict[str, Any]) -> float:
+    """Return the largest difference of two trainings' weights."""
+    names = a["weights"].keys() & b["weights"].keys()
+    assert names
+    return max(float((a["weights"][n] - b["weights"][n]).abs().max()) for n in names)
+
+
+SAME = [
+    Case(2, "ddp", model="dropping"),
+    Case(2, "ddp", model="conv"),
+    Case(2, "zero1", model="dropping"),
+    Case(2, "zero3", model="dropping"),
+    Case(2, "tp=2", model="dropping"),
+    Case(2, "pp=2", (PIPELINE,), model="dropping"),
+    Case(2, "zero3", model="tied"),
+]
+
+
+@pytest.mark.parametrize("case", SAME, ids=[f"{c.layout} {c.model}" for c in SAME])
+def test_a_restored_training_goes_on_bit_for_bit(tmp_path: Path, case: Case) -> None:
+    with cluster(case.ranks) as ranks:
+        unbroken = ranks.run(checkpoint_ranks.save_and_go_on, str(tmp_path), case, 8, 3)
+    with cluster(case.ranks) as ranks:
+        resumed = ranks.run(checkpoint_ranks.restore_and_go_on, str(tmp_path), case, 3)
+    for before, after in zip(unbroken, resumed, strict=True):
+        assert after["step"] == 8
+        assert equal(before, after), (apart(before, after), before["loader"], after)
