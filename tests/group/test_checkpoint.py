@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.group import checkpoint_ranks
-from tests.group.engines import Cluster, cluster
+from tests.group.engines import cluster
 from tests.group.parity_cases import PIPELINE, Case
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ class CellRequest:
         study: The key under which its run is nested; of a sweep, as what follows.
         heading: A line above it.
         above: What the notebook's cell shows already.
+        checkpoints: The folder of checkpoints that a cell gives no name.
+        every: Steps between checkpoints that ranks save by themselves; 0 for none.
+        asked_at: When, in seconds since 1970: older checkpoints are not this cell's.
     """
 
     code: str
@@ -49,6 +53,9 @@ class CellRequest:
     study: str | None = None
     heading: str = ""
     above: tuple[Display, ...] = ()
+    checkpoints: str = ""
+    every: int = 0
+    asked_at: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,10 @@ class CellAttempt:
             "retry": self.is_retry,
             "goes_on": self.goes_on,
             "profile": self.profile,
+            "checkpoints": self.request.checkpoints,
+            "checkpoint": {"every": self.request.every, "since": self.request.asked_at}
+            if self.request.every
+            else None,
             "call": self.request.call,
             "arguments": dict(self.request.arguments),
         }

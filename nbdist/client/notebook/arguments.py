@@ -216,6 +216,14 @@ def distributed_parser() -> argparse.ArgumentParser:
         help="when it fails, run it again from where it stopped, at most N times",
     )
     parser.add_argument(
+        "--checkpoint",
+        type=_every,
+        default=0,
+        metavar="every=STEPS",
+        help="save the training every so many steps; with --retry the cell goes on from the newest "
+        "checkpoint when what it trained is lost",
+    )
+    parser.add_argument(
         "--go-on",
         action="store_true",
         help="this is the last failed cell, fixed: its loops continue where they stopped",
@@ -328,6 +336,13 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"takes a number of seconds above 0, not {text!r}")
     return seconds
+
+
+def _every(text: str) -> int:
+    name, is_given, steps = text.partition("=")
+    if name != "every" or not is_given or not steps.isdecimal() or not int(steps):
+        raise argparse.ArgumentTypeError(f"takes every=STEPS, such as every=100, not {text!r}")
+    return int(steps)
 
 
 def _times(text: str) -> int:

@@ -119,8 +119,16 @@ class NBDist(Magics):
             "profile": asked.profile,
         }
         if not lists:
-            options |= {"resume": asked.resume, "go_on": asked.go_on}
+            options |= {
+                "resume": asked.resume,
+                "go_on": asked.go_on,
+                "checkpoint": asked.checkpoint,
+            }
             current().run(code, asked.ranks, **options)
+        elif asked.checkpoint:
+            raise UsageError(
+                "%%distributed --checkpoint is for one training, and a list in -p makes several."
+            )
         elif asked.go_on:
             raise UsageError(
                 "%%distributed --go-on continues one cell, and a list in -p makes several."

@@ -83,6 +83,13 @@ class Showing:
         self._cells: deque[CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
 
     @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints lie that a cell gives no name: the notebook's own folder."""
+        from nbdist.client.tracking.provenance import notebook_name
+
+        return self.folder.absolute() / "checkpoints" / notebook_name()
+
+    @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """Who stands out in the newest cell that makes steps; any thread."""
         for insight in (self.insight, self._trained):

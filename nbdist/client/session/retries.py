@@ -124,7 +124,9 @@ class Attempts:
             self._has_failed(request, done, before)
             if not isinstance(error, RankError) or retries == 0:
                 raise error
-            error.why = _why_not_again(done, before if attempt > 1 else None, attempt, retries)
+            earlier = before if attempt > 1 else None
+            can_restore = request.every > 0
+            error.why = _why_not_again(done, earlier, attempt, retries, can_restore=can_restore)
             if error.why:
                 raise error
             notice = announcement(attempt + 1, retries + 1, error, done.outcome.repaired.lines)
@@ -271,16 +273,22 @@ def announcement(attempt: int, of: int, error: RankError, repaired: tuple[str, .
     return " ".join([f"Attempt {attempt} of {of}, after: {causes}.", *repaired])
 
 
-def _why_not_again(done: _Before, before: _Before | None, attempt: int, retries: int) -> str:
-    """Return why a cell that failed is not run again, or an empty text."""
+def _why_not_again(
+    done: _Before, before: _Before | None, attempt: int, retries: int, *, can_restore: bool
+) -> str:
+    """Return why a cell that failed is not run again, or an empty text.
+
+    With `can_restore`, state that was lost with a rank may come back from a checkpoint.
+    """
     if attempt > retries:
         return f"this was the last of {retries + 1} attempts."
     if not done.outcome.repaired.is_cloned:
         return "the state of the ranks could not be restored, so the cell was not run again."
     error = done.outcome.error
-    if isinstance(error, RankError) and any(
+    is_lost = isinstance(error, RankError) and any(
         uses_what_is_lost(ename) for ename, _ in error.failures.values()
-    ):
+    )
+    if is_lost and not can_restore:
         return "it uses state that was lost with a rank, and another attempt cannot restore it."
     if before is not None and isinstance(error, RankError):
         earlier = before.outcome.error

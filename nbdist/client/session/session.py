@@ -143,6 +143,7 @@ class Session:
         show: bool = False,
         prompt: int | None = None,
         retry: int = 0,
+        checkpoint: int = 0,
         profile: str | int | None = None,
         go_on: bool = False,
     ) -> CellResult:
@@ -161,6 +162,8 @@ class Session:
                 default the number of cells this session has run.
             retry: Run the cell again after a RankError, so many times at most. Nothing is tried
                 again that failed like the time before without a step.
+            checkpoint: Save the training every so many steps, as `nbdist.save()` does. Run again
+                after a fault that took what was trained, the cell goes on from the newest.
             profile: Steps to record with torch.profiler on these ranks: a count, taken after two
                 steps to warm up, or a range such as `10-14`. `Session.profile` is what came of it.
             go_on: This is the cell that failed last, fixed: its loops over loaders go on where
@@ -188,6 +191,7 @@ class Session:
             track=track,
             show=show,
             prompt=prompt,
+            every=checkpoint,
         )
         if resume and track and run_name is not None:
             self._showing.require_run(run_name)
@@ -269,7 +273,15 @@ class Session:
                 do="%%distributed --run NAME --resume",
             )
         steps = None if profile is None else parse_steps(str(profile))
-        return CellRequest(code, chosen, params=params or {}, profile=steps, **more)
+        if more.get("every") and len(chosen) < self.world_size:
+            raise UsageError(
+                "--checkpoint saves what all ranks train together, and this cell runs on some.",
+                do="leave out -r, or leave out --checkpoint",
+            )
+        folder = str(self._showing.checkpoints)
+        return CellRequest(
+            code, chosen, params=params or {}, profile=steps, checkpoints=folder, **more
+        )
 
     def retry(self) -> CellResult:
         """Run the cell again that failed or was interrupted last, as it was asked for.

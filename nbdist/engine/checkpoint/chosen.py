@@ -47,6 +47,15 @@ def choose(place: Place, which: str | int) -> Chosen | None:
     return Chosen(name, commit, max(older, default=None))
 
 
+def newest_since(place: Place, since: float) -> Chosen | None:
+    """Return the newest checkpoint that was saved at this time or later; None: there is none."""
+    found = {n: c for n, c in place.committed().items() if c.saved_at >= since}
+    if not found:
+        return None
+    name = max(found, key=lambda name: (found[name].saved_at, order(name)))
+    return Chosen(name, found[name])
+
+
 def _name(place: Place, found: dict[str, Commit], which: str | int) -> str:
     by_age = sorted(found, key=lambda name: (found[name].saved_at, order(name)))
     if isinstance(which, int):

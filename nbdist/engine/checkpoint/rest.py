@@ -22,6 +22,7 @@ from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat import random_states
 from nbdist.engine.data import position
 from nbdist.engine.data.batches import mix
+from nbdist.engine.data.passes import Position
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.engine.steps.step_state import StepState
@@ -43,6 +44,7 @@ def moment(training: Training) -> Facts:
     return {
         "random": (mark.rng, mark.cuda_rng, tuple(random_states.told(mark.plain_rng))),
         "loaders": [loader.state_dict() for loader in training.loaders],
+        "plans": [[p and tuple(p) for p in one.trail.plan()] for one in training.loaders],
         "newest": next((i for i, one in enumerate(training.loaders) if one is newest), None),
     }
 
@@ -160,13 +162,16 @@ def _put_counts(training: Training, steps: Sequence[int]) -> None:
         counts.setdefault(optimizer, step_state.OptimizerSteps()).settle(whole)
 
 
-def put_moment(training: Training, facts: Sequence[Facts], *, is_alike: bool) -> list[str]:
+def put_moment(
+    training: Training, facts: Sequence[Facts], *, is_alike: bool, repeats: bool
+) -> list[str]:
     """Have random numbers and loaders go on. Collective; returns what is otherwise, in sentences.
 
     Args:
         training: Of this rank.
         facts: Of every rank that saved it.
         is_alike: Whether it is spread over as many ranks, in the same layouts.
+        repeats: Whether the cell that saved is run again: passes that were done get nothing.
     """
     rank = dist.get_rank()
     mine = facts[rank % len(facts)]
@@ -176,7 +181,7 @@ def put_moment(training: Training, facts: Sequence[Facts], *, is_alike: bool) ->
     else:
         _derive_random(facts[0]["random"])
         notes.append("random numbers are derived from the first rank's, for ranks differ")
-    _put_loaders(training, facts[0])
+    _put_loaders(training, facts[0], repeats=repeats)
     return notes
 
 
@@ -203,7 +208,7 @@ def _derive_random(first: tuple[Any, ...]) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def _put_loaders(training: Training, told: Mapping[str, Any]) -> None:
+def _put_loaders(training: Training, told: Mapping[str, Any], *, repeats: bool) -> None:
     """Have each loader go on where the newest one over as many samples stood.
 
     One that the cell has yet to make goes on as well.
@@ -212,9 +217,10 @@ def _put_loaders(training: Training, told: Mapping[str, Any]) -> None:
     free = list(training.loaders)
     for number, state in reversed(list(enumerate(told["loaders"]))):
         mark: StepState | None = here if number == told["newest"] else None
+        plan = [p and Position(*p) for p in told["plans"][number]] if repeats else []
         fitting = [one for one in free if one.batches.samples == state["samples"]]
         if fitting:
             free.remove(fitting[-1])
-            fitting[-1].resume(state, mark)
+            fitting[-1].resume(state, mark, plan)
         else:
-            position.resume_later(state, mark)
+            position.resume_later(state, mark, plan)

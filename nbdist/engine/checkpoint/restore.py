@@ -106,18 +106,34 @@ def restore(
         if missing_ok:
             return None
         raise from_rank_0(lambda: chosen.missing(place), url)
+    return go_on_from(place, found, only_model=only == "model")
+
+
+def go_on_from(
+    place: Place, found: Chosen, *, only_model: bool = False, repeats: bool = False
+) -> Checkpoint:
+    """Go on from one checkpoint, and say so. Collective.
+
+    Args:
+        place: Where it lies.
+        found: Which.
+        only_model: As of `restore`.
+        repeats: As of `rest.put_moment`.
+
+    Raises:
+        CheckpointError: As `restore`.
+    """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    training = training_state.find()
     folder = place.folder(found.name)
+    training = each(training_state.find)
     together(lambda: chosen.verify(place, found, rank, ranks), folder)
-    facts, fitted = _read(training, place, found, only_model=only == "model")
+    facts, fitted = _read(training, place, found, only_model=only_model)
     each(lambda: _put(training, fitted), folder)
-    is_alike = len(facts) == ranks and training_state.layouts(training) == dict(
-        found.commit.layouts
-    )
     notes = list(fitted.notes)
-    if only is None:
-        notes += rest.put_moment(training, facts, is_alike=is_alike)
+    if not only_model:
+        here = len(facts), training_state.layouts(training)
+        is_alike = here == (ranks, dict(found.commit.layouts))
+        notes += rest.put_moment(training, facts, is_alike=is_alike, repeats=repeats)
     restored = _told(folder, found, notes)
     if rank == 0:
         print(restored)

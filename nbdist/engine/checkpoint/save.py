@@ -67,7 +67,7 @@ def save(
     """
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise UsageError(f"nbdist.save keeps 1 checkpoint or more, not {keep!r}; None keeps all.")
-    training = training_state.find()
+    training = each(training_state.find)
     rated = None if metric is None else float(metric) * (-1 if higher_is_better else 1)
     saving = begin(training, name, rated, keep, storage_options)
     saving.go(lambda: rest.facts_of(training, rest.moment(training)))
@@ -104,20 +104,20 @@ def place_of(name: str | None) -> str:
     return os.path.join(os.path.dirname(_default), name)
 
 
-def save_beside(default: str) -> None:
-    """Save to this folder where no name is given, and beside it for a word."""
-    global _default
-    _default = default
-
-
 def settle() -> None:
     """Wait until the newest save is over."""
     if _newest is not None:
         _newest.settle()
 
 
-def begin_cell() -> None:
-    """A cell begins: what an earlier one has saved is told."""
+def begin_cell(beside: str | None) -> None:
+    """Begin a cell: what an earlier one has saved is told.
+
+    Args:
+        beside: The folder of checkpoints without a name; None leaves it as it is.
+    """
+    global _default
+    _default = beside or _default
     _written.clear()
 
 
@@ -128,6 +128,11 @@ def end_cell() -> tuple[str, ...]:
     if _newest is not None:
         _newest.settle(AT_CELL_END_S)
     return (*_failures(), *_successes())
+
+
+def blocked() -> tuple[int, float]:
+    """Return how many checkpoints the cell has begun, and for how many seconds it stood still."""
+    return len(_written), sum(one.blocked_s for one in _written)
 
 
 def _failures() -> list[str]:

@@ -90,6 +90,7 @@ class Saving:
         self._name, self._id = from_rank_0(lambda: _begin(request, plan.total_bytes), place.url)
         self.step, self.nbytes, self.seconds = request.step, plan.nbytes, 0.0
         self.folder = place.folder(self._name)
+        self.facts: Callable[[], Facts] = dict  # to be told by whoever calls `go` later
         self._request, self._plan, self._rank = request, plan, rank
         self._ranks = dist.get_world_size()
         self._store = PatientStore(state.member().client)

@@ -66,6 +66,7 @@ class Standing:
 
     def next_pass(self) -> bool:
         """Stand where the next pass begins; return False if it is done and gets nothing."""
+        _before_pass()
         if self.plan:
             planned = self.plan.popleft()
             self._to_draw = self.draws if not self.plan else None
@@ -169,14 +170,23 @@ class Standing:
             self._tell_left_out()
             self._next_epoch()
 
-    def resume(self, state: dict[str, int], random_numbers: Any = None) -> None:
+    def resume(
+        self,
+        state: dict[str, int],
+        random_numbers: Any = None,
+        plan: Iterable[Position | None] = (),
+    ) -> None:
         """Stand where `state` was taken, and ask for the next batch with those random numbers.
+
+        With a plan, of a cell that is run again, its passes go on as it says.
 
         Raises:
             UsageError: As `load_state_dict`.
         """
         self.load_state_dict(state)
-        if self._is_resumed and self.consumed and random_numbers is not None:
+        if planned := list(plan):
+            self.go_on(planned, Draws(random_numbers))
+        elif self._is_resumed and self.consumed and random_numbers is not None:
             self._to_draw = Draws(random_numbers)
 
     def _position(self) -> Position:
@@ -215,14 +225,16 @@ def in_order() -> list[Standing]:
     return sorted(live(), key=lambda one: one.number)
 
 
-def resume_later(state: dict[str, int], random_numbers: Any = None) -> None:
+def resume_later(
+    state: dict[str, int], random_numbers: Any = None, plan: Iterable[Position | None] = ()
+) -> None:
     """Have the next loader over as many samples `resume` so, if it is made in this cell."""
-    _pending.append((state, random_numbers))
+    _pending.append((state, random_numbers, list(plan)))
 
 
 def take_pending() -> list[dict[str, int]]:
     """Return the positions that no loader of the cell has taken, and forget them."""
-    left = [state for state, _ in _pending]
+    left = [state for state, *_ in _pending]
     _pending.clear()
     return left
 
@@ -233,6 +245,16 @@ def _take_pending(new: Standing) -> None:
             _pending.remove(pending)
             new.resume(*pending)
             return
+
+
+def before_passes(call: Callable[[], None]) -> None:
+    """Have `call` called before each pass of a loop over a loader."""
+    global _before_pass
+    _before_pass = call
+
+
+def _do_nothing() -> None:
+    """Stand for what comes before a pass."""
 
 
 def newest() -> Standing | None:
@@ -246,8 +268,9 @@ def forget_newest() -> None:
     _newest = None
 
 
+_before_pass: Callable[[], None] = _do_nothing
 _numbers = itertools.count()
-_pending: list[tuple[dict[str, int], Any]] = []
+_pending: list[tuple[dict[str, int], Any, list[Position | None]]] = []
 _live: "weakref.WeakSet[Standing]" = weakref.WeakSet()
 _were_made = False  # each step asks, and a weak set takes microseconds to say that it is empty
 _newest: "weakref.ref[Standing] | None" = None

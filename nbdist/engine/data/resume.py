@@ -14,6 +14,7 @@ Main thread.
 
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -159,6 +160,20 @@ def _prepare(again: _Again) -> str | None:
 def _place(one: Standing) -> _Place:
     trail = one.trail
     return _Place(trail.plan(), trail.committed.draws, one.stood(), trail.began)
+
+
+def goes_on_with(optimizers: Iterable[Optimizer]) -> bool:
+    """Return whether the cell is run again with optimizers that have stepped in it before."""
+    again = _cell.repeats
+    if again is None or again.goes_on:
+        return again is not None
+    known = [made() for made in again.optimizers]
+    return any(one is made for one in optimizers for made in known)
+
+
+def forget_repeated() -> None:
+    """Let the cell that is run again be a cell like others: it goes on from a checkpoint."""
+    _cell.repeats = None
 
 
 def _begin_steps(optimizer: Optimizer) -> None:

@@ -85,6 +85,7 @@ class Program:
 
     def cell_began(self, options: dict[str, Any]) -> None:
         """Prepare for a cell: its number, and the parameters of `-p`."""
+        from nbdist.engine.checkpoint import automatic, save
         from nbdist.engine.checks import model_facts
         from nbdist.engine.data import resume
         from nbdist.engine.recovery import snapshot
@@ -115,6 +116,8 @@ class Program:
         )
         step_state.begin_cell()
         snapshot.forget_kinds()
+        save.begin_cell(options.get("checkpoints"))
+        automatic.begin_cell(options.get("checkpoint"), is_retry=bool(options.get("retry")))
         chaos.begin_cell()
         location.running = options["cell"]
         if line and self.rank == 0:
@@ -124,6 +127,7 @@ class Program:
     def cell_ended(self, result: Any) -> dict[str, Any]:
         """Flush what the cell made, put the environment back, and sum the cell up."""
         from nbdist.engine.averaging import async_sgd
+        from nbdist.engine.checkpoint import automatic, save
         from nbdist.engine.data import resume, weighting
         from nbdist.engine.group import group_record
         from nbdist.engine.recovery import name_record, snapshot
@@ -145,6 +149,7 @@ class Program:
             self.devices.end_cell()
         async_sgd.cell_ended()
         step_state.end_cell(is_failed=not has_succeeded)
+        saved = (*automatic.end_cell(), *save.end_cell())
         if self.joined:
             source = str(result.info.raw_cell) if result is not None else ""
             group_record.write(self.kernel.shell.user_ns, resume.cell_number(), source)
@@ -167,6 +172,7 @@ class Program:
                 *step_state.here().take_notices(),
                 *weighting.take_notices(),
                 *(optimizer_wrapper.notices() if has_succeeded else ()),
+                *saved,
             ),
             cut_bytes=cut_bytes,
             output_file=None if file is None else str(file),

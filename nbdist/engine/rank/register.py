@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nbdist.engine.checkpoint import automatic
 from nbdist.engine.checks import first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.data import resume, shards
@@ -38,6 +39,7 @@ def register() -> None:
     shards.shard_as(layout.data_shard)
     shards.pace_as(training.pace)
     resume.install()
+    automatic.install()
 
 
 def connect(program: "Program", device: torch.device) -> None:

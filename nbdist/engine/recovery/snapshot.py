@@ -294,7 +294,7 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
         frame["schedule"] = None if unit is None else model_state.read_schedule(unit)
 
     counted = step_state.here().steps
-    counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next = read_schedule
+    counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(read_schedule)
     series.next_at = next_at(time.monotonic(), time.monotonic() - began)
     _status = {"step": steps, "at": began, "bytes": size}
 

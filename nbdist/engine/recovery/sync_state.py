@@ -180,6 +180,15 @@ def allow_again(
             handle.remove()
 
 
+def are_refused(
+    modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+) -> bool:
+    """Return whether any of these cannot be used, for its state is not whole."""
+    refused = {id(module) for module, _ in disabled.refused()}
+    parts = (part for module in modules for part in module.modules())
+    return any(id(part) in refused for part in parts) or any(o in _stopped for o in optimizers)
+
+
 def _forbid(unit: wrapped_models.Unit, decision: Decision) -> None:
     """Let what has stepped, and is not on all ranks of the unit, step no more."""
     error = LostStateError(

@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -55,7 +55,7 @@ class OptimizerSteps:
     versions: tuple[int, ...] | None = None  # of its parameters, when a step with a closure began
     cell: int = 0  # the newest in which it has stepped, as `Boundary` counts them
     # Called once, when the next step begins: what follows a step, a scheduler's, is done then.
-    before_next: "Callable[[Optimizer], None] | None" = None
+    before_next: "list[Callable[[Optimizer], None]]" = field(default_factory=list)
 
     def is_torn(self, optimizer: Optimizer) -> bool:
         """Return whether a step was begun, has changed something and was not ended.
@@ -121,7 +121,7 @@ class Boundary:
         self._main = threading.main_thread().ident
         self._is_failed = True  # the cell; until a cell says otherwise
         self._find_buffers: Callable[[Optimizer], Iterable[NamedTensor]] = _no_buffers
-        self._after: Callable[[Optimizer, int], None] = _do_nothing
+        self._after: list[Callable[[Optimizer, int], None]] = []
 
     def install(
         self,
@@ -134,13 +134,18 @@ class Boundary:
             find_buffers: Returns the buffers of what an optimizer trains, by name, once a cell.
             after: Called at each boundary with the optimizer and the number of its steps.
         """
-        self._find_buffers, self._after = find_buffers, after
+        self._find_buffers = find_buffers
+        self._after.append(after)
         self._main = threading.main_thread().ident
         if not self._undo:
             self._undo = [
                 torch_hooks.before_optimizer_step(self._before_step),
                 torch_hooks.on_optimizer_step(self._after_step),
             ]
+
+    def then(self, after: Callable[[Optimizer, int], None]) -> None:
+        """Call also this at each boundary, with the optimizer and the number of its steps."""
+        self._after.append(after)
 
     @property
     def is_installed(self) -> bool:
@@ -161,9 +166,10 @@ class Boundary:
             steps = self.steps[optimizer] = OptimizerSteps()
         if steps.begun != steps.whole:  # one that failed, and nobody minded
             steps.begun = steps.whole
-        if steps.before_next is not None:
-            before, steps.before_next = steps.before_next, None
-            before(optimizer)
+        if steps.before_next:
+            due, steps.before_next = steps.before_next, []
+            for before in due:
+                before(optimizer)
         steps.begun += 1
         steps.versions = None if closure is None else _versions(optimizer)
         if is_outer and self._inside is None:
@@ -185,7 +191,8 @@ class Boundary:
             if steps.cell != self._cell:
                 self._first_step(optimizer, steps)
             self.last = self.take()
-            self._after(optimizer, steps.whole)
+            for after in self._after:
+                after(optimizer, steps.whole)
         except Exception as error:
             self._notices.append(
                 "Step state is no longer recorded, so a cell that is run again may give another "
@@ -385,10 +392,6 @@ def _no_buffers(_optimizer: Optimizer) -> Iterable[NamedTensor]:
 
 def _no_optimizer() -> None:
     """Stand for a reference to an optimizer."""
-
-
-def _do_nothing(_optimizer: Optimizer, _steps: int) -> None:
-    """Stand for what follows a boundary."""
 
 
 def _let_it_step(_optimizer: Optimizer) -> None:

@@ -1,0 +1,179 @@
+"""`%%distributed --checkpoint every=100`: saved at step boundaries, gone on from after a fault.
+
+A boundary is the end of the last optimizer's step of an iteration. What follows it (a scheduler, an
+average of weights) is read when the next step begins. When the cell is run again and what was
+trained is lost or made anew, its first loop over a loader goes on from the newest checkpoint of its
+own. Main thread.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+
+from nbdist.engine.checkpoint import chosen, rest, restore, save, training_state
+from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
+from nbdist.engine.checkpoint.folder import Place
+from nbdist.engine.checkpoint.saving import Saving
+from nbdist.engine.data import position, resume
+from nbdist.engine.group import group
+from nbdist.engine.recovery import sync_state
+from nbdist.engine.steps import step_state
+from nbdist.errors import NBDistError
+from nbdist.formatting import figure
+
+FAILURE_S = 24 * 3600.0  # between two faults, as the advice assumes
+
+Optimizer = torch.optim.Optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a cell was asked for: `every` so many steps; `since` when, in seconds since 1970."""
+
+    every: int
+    since: float
+
+
+class Rhythm:
+    """Which optimizer's step ends an iteration: the last before one steps again."""
+
+    def __init__(self) -> None:
+        self._seen: list[ref[Optimizer]] = []
+        self._closer: ref[Optimizer] | None = None
+
+    def closes(self, optimizer: Optimizer) -> bool:
+        """Note a step, and return whether an iteration ends with it."""
+        if self._closer is None:
+            if any(one() is optimizer for one in self._seen):
+                self._closer = self._seen[-1]
+            else:
+                self._seen.append(ref(optimizer))
+        return self._closer is not None and self._closer() is optimizer
+
+
+def best_interval(cost_s: float, step_s: float, failure_s: float = FAILURE_S) -> int:
+    """Return after how many steps to save, so that saving and steps made again cost least.
+
+    Young, "A first order approximation to the optimum checkpoint interval" (1974); Daly (2006):
+    the square root of twice the cost of a checkpoint times the time between faults.
+
+    Args:
+        cost_s: How long training stands still for one.
+        step_s: How long a step takes.
+        failure_s: Between two faults.
+    """
+    return max(1, round(math.sqrt(2 * cost_s * failure_s) / max(step_s, 1e-6)))
+
+
+_asked: Asked | None = None
+_rhythm = Rhythm()
+_may_go_on = False  # the cell is run again, and none of its loops has begun
+_pending: Saving | None = None  # whose facts are told when the next step begins
+_failed: str = ""
+_began_at = 0.0
+_steps = 0
+
+
+def install() -> None:
+    """Be called at each boundary and before each loop. Once a process."""
+    step_state.here().then(_at_boundary)
+    position.before_passes(_before_pass)
+
+
+def begin_cell(asked: Mapping[str, Any] | None, *, is_retry: bool) -> None:
+    """Begin a cell, with what it was asked for; None: it saves nothing by itself."""
+    global _asked, _rhythm, _may_go_on, _pending, _failed, _began_at, _steps
+    _asked = Asked(asked["every"], asked["since"]) if asked else None
+    _rhythm, _pending, _failed, _began_at, _steps = Rhythm(), None, "", 0.0, 0
+    _may_go_on = _asked is not None and is_retry
+
+
+def end_cell() -> tuple[str, ...]:
+    """Return what is to be said of the interval, and of what failed."""
+    _tell_pending()
+    said = [_failed] if _failed else []
+    count, blocked_s = save.blocked()
+    if _asked is not None and count and _steps > 1:
+        step_s = max(0.0, time.monotonic() - _began_at - blocked_s) / _steps
+        best = best_interval(blocked_s / count, step_s)
+        if not 1 / 3 <= best / _asked.every <= 3:
+            said.append(
+                f"At one fault a day, a checkpoint every {best:,} steps costs least (a step takes "
+                f"{figure(step_s)} s, a checkpoint {figure(blocked_s / count)} s of training)."
+            )
+    return tuple(said)
+
+
+# ---- Saving -------------------------------------------------------------------------------------
+
+
+def _at_boundary(optimizer: Optimizer, steps: int) -> None:
+    global _failed, _began_at, _steps
+    if _asked is None or not _rhythm.closes(optimizer):
+        return
+    _began_at = _began_at or time.monotonic()
+    _steps += 1
+    if steps % _asked.every:
+        return
+    try:
+        _save(optimizer)
+    except NBDistError as error:
+        _failed = f"The checkpoint of step {steps} was not written. {error.what}"
+    except Exception as error:
+        if not group.was_released(error):
+            raise
+        # A fault elsewhere: this rank has let go, and will hear of it at its next collective.
+
+
+def _save(optimizer: Optimizer) -> None:
+    global _pending
+    training = each(training_state.find)
+    saving = save.begin(training, None, None, 3)
+    moment = rest.moment(training)
+    _pending = saving
+    saving.facts = lambda: rest.facts_of(training, moment)
+    counted = step_state.here().steps
+    counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(_tell)
+
+
+def _tell(_optimizer: Optimizer) -> None:
+    _tell_pending()
+
+
+def _tell_pending() -> None:
+    global _pending
+    if _pending is not None:
+        saving, _pending = _pending, None
+        saving.go(saving.facts)
+
+
+# ---- Going on -----------------------------------------------------------------------------------
+
+
+def _before_pass() -> None:
+    """Go on from the newest checkpoint of the cell, where what it trained is gone."""
+    global _may_go_on
+    if not _may_go_on:
+        return
+    assert _asked is not None
+    _may_go_on, since = False, _asked.since
+    if not any(together(_is_lost)):
+        return
+    place = each(lambda: Place(save.place_of(None)))
+    found = from_rank_0(lambda: chosen.newest_since(place, since), place.url)
+    if found is not None:
+        restore.go_on_from(place, found, repeats=True)
+        resume.forget_repeated()
+
+
+def _is_lost() -> bool:
+    """Return whether what the cell trains is made anew, or refused."""
+    training = training_state.find()
+    if sync_state.are_refused([m.module for m in training.models], training.optimizers):
+        return True
+    return not resume.goes_on_with(training.optimizers)
