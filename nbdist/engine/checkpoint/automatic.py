@@ -6,9 +6,10 @@ trained is lost or made anew, its first loop over a loader goes on from the newe
 own. Main thread.
 """
 
+import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -29,6 +30,8 @@ from nbdist.formatting import figure
 FAILURE_S = 24 * 3600.0  # between two faults, as the advice assumes
 
 Optimizer = torch.optim.Optimizer
+
+_log = logging.getLogger("nbdist.checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,8 @@ def best_interval(cost_s: float, step_s: float, failure_s: float = FAILURE_S) ->
 _asked: Asked | None = None
 _rhythm = Rhythm()
 _may_go_on = False  # the cell is run again, and none of its loops has begun
-_pending: Saving | None = None  # whose facts are told when the next step begins
+# A save, and what is told of it when the next step begins.
+_pending: tuple[Saving, Callable[[], rest.Facts]] | None = None
 _failed: str = ""
 _began_at = 0.0
 _steps = 0
@@ -93,12 +97,12 @@ def begin_cell(asked: Mapping[str, Any] | None, *, is_retry: bool) -> None:
     _may_go_on = _asked is not None and is_retry
 
 
-def end_cell() -> tuple[str, ...]:
-    """Return what is to be said of the interval, and of what failed."""
+def end_cell(*, has_succeeded: bool) -> tuple[str, ...]:
+    """Return what is to be said of the interval, where the cell has succeeded, and of failures."""
     _tell_pending()
     said = [_failed] if _failed else []
     count, blocked_s = save.blocked()
-    if _asked is not None and count and _steps > 1:
+    if has_succeeded and _asked is not None and count and _steps > 1:
         step_s = max(0.0, time.monotonic() - _began_at - blocked_s) / _steps
         best = best_interval(blocked_s / count, step_s)
         if not 1 / 3 <= best / _asked.every <= 3:
@@ -122,12 +126,12 @@ def _at_boundary(optimizer: Optimizer, steps: int) -> None:
         return
     try:
         _save(optimizer)
-    except NBDistError as error:
-        _failed = f"The checkpoint of step {steps} was not written. {error.what}"
     except Exception as error:
-        if not group.was_released(error):
-            raise
-        # A fault elsewhere: this rank has let go, and will hear of it at its next collective.
+        if group.was_released(error):
+            return  # a fault elsewhere: this rank will hear of it at its next collective
+        why = error.what if isinstance(error, NBDistError) else f"{type(error).__name__}: {error}"
+        _failed = f"The checkpoint of step {steps} was not written. {why}"
+        _log.exception("The checkpoint of step %d was not written", steps)
 
 
 def _save(optimizer: Optimizer) -> None:
@@ -135,8 +139,7 @@ def _save(optimizer: Optimizer) -> None:
     training = each(training_state.find)
     saving = save.begin(training, None, None, 3)
     moment = rest.moment(training)
-    _pending = saving
-    saving.facts = lambda: rest.facts_of(training, moment)
+    _pending = saving, lambda: rest.facts_of(training, moment)
     counted = step_state.here().steps
     counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(_tell)
 
@@ -148,8 +151,8 @@ def _tell(_optimizer: Optimizer) -> None:
 def _tell_pending() -> None:
     global _pending
     if _pending is not None:
-        saving, _pending = _pending, None
-        saving.go(saving.facts)
+        (saving, facts), _pending = _pending, None
+        saving.go(facts)
 
 
 # ---- Going on -----------------------------------------------------------------------------------

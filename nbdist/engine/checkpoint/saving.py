@@ -90,7 +90,6 @@ class Saving:
         self._name, self._id = from_rank_0(lambda: _begin(request, plan.total_bytes), place.url)
         self.step, self.nbytes, self.seconds = request.step, plan.nbytes, 0.0
         self.folder = place.folder(self._name)
-        self.facts: Callable[[], Facts] = dict  # to be told by whoever calls `go` later
         self._request, self._plan, self._rank = request, plan, rank
         self._ranks = dist.get_world_size()
         self._store = PatientStore(state.member().client)
@@ -249,7 +248,9 @@ class Saving:
 def _agree(planner: WritePlanner, place: Place) -> WritePlan:
     """Return what this rank writes; by the plan of the save before where nothing has changed."""
     known = _remembered.plan
-    if known is not None and all(together(lambda: planner.local == _remembered.local)):
+    # A new rank remembers none.
+    is_known = known is not None and planner.local == _remembered.local
+    if all(together(lambda: is_known)) and known is not None:
         return known
     every = together(lambda: planner.local)
     plan = planner.agree(every, _writer(place, place.url))

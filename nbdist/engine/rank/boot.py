@@ -40,6 +40,7 @@ from nbdist.engine.kernel.stdio import Output
 from nbdist.engine.kernel.stdio_files import LogStream
 from nbdist.error_text import named
 from nbdist.options import ClusterOptions
+from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:
     from nbdist.engine.checks.checks import RankChecks
@@ -149,7 +150,7 @@ class Program:
             self.devices.end_cell()
         async_sgd.cell_ended()
         step_state.end_cell(is_failed=not has_succeeded)
-        saved = (*automatic.end_cell(), *save.end_cell())
+        saved = (*automatic.end_cell(has_succeeded=has_succeeded), *save.end_cell())
         if self.joined:
             source = str(result.info.raw_cell) if result is not None else ""
             group_record.write(self.kernel.shell.user_ns, resume.cell_number(), source)
@@ -318,8 +319,11 @@ def join(
 
 def recover(generation: int, newcomers: list[int]) -> dict[str, Any]:
     """Put all ranks together again after a fault; see `recovery`. All ranks, main thread."""
+    from nbdist.engine.checkpoint import save
     from nbdist.engine.recovery import recovery
 
+    if newcomers:
+        save.give_up(f"{name_ranks(newcomers)} died")
     fd_reserve.release()
     try:
         return recovery.recover(generation, newcomers)
@@ -329,8 +333,10 @@ def recover(generation: int, newcomers: list[int]) -> dict[str, Any]:
 
 def leave() -> dict[str, Any]:
     """Leave all groups, for the number of ranks changes; see `resize`. All ranks, main thread."""
+    from nbdist.engine.checkpoint import save
     from nbdist.engine.recovery import resize
 
+    save.give_up("the number of ranks changes")
     return resize.leave(program().kernel.shell.user_ns)
 
 
