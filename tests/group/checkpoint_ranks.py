@@ -20,7 +20,7 @@ from nbdist.engine.steps import keep
 from tests.group import models, parity_cases
 from tests.group.layout_ranks import whole
 from tests.group.parity_cases import Case
-from tests.group.parity_ranks import GPT
+from tests.group.parity_ranks import GPT, move
 from tests.group.tensor_parallel_ranks import T, V, loss_of
 
 SAMPLES, BATCH = 96, 16
@@ -70,9 +70,8 @@ class Training:
         kind = name or case.model
         torch.manual_seed(dist.get_rank() if seed is None else seed)
         self.case, self.kind = case, kind
-        self.layout: Layout = parallelize(
-            MODELS[kind](), case.layout, *parity_cases.policies_of(case)
-        )
+        model = MODELS[kind]().to(getattr(torch, case.dtype))
+        self.layout: Layout = parallelize(model, case.layout, *parity_cases.policies_of(case))
         self.opt = self.layout.optimizer(torch.optim.AdamW, lr=1e-2)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.opt, 2, 0.5)
         self.loader = make_loader(_dataset(kind), global_batch=BATCH, seed=3)
@@ -118,6 +117,11 @@ class Training:
             "loader": self.loader.state_dict(),
             "draw": float(torch.rand(())),
         }
+
+    def weights(self) -> State:
+        """Return the weights of all ranks. Collective."""
+        found: State = self.state()["weights"]
+        return found
 
     def end(self) -> None:
         """Let nothing of it be found any more."""
@@ -190,3 +194,65 @@ def forget_all() -> None:
     for name in keep.kept():
         nbdist.keep(**{name: None})
     gc.collect()
+
+
+def save_each(root: str, cases: list[Case], steps: int, more: int) -> None:
+    """Save a training in each layout, and beside it its weights then and some steps later."""
+    for case in cases:
+        training = Training(case, seed=0)
+        folder = folder_of(root, case)
+        then: State = {}
+
+        def save(training: Training = training, folder: Path = folder, then: State = then) -> None:
+            nbdist.save(str(folder), wait=True)
+            then.update(training.weights())
+
+        training.train(steps + more, steps, save)
+        later = training.weights()
+        training.end()
+        if dist.get_rank() == 0:
+            torch.save((then, later), folder / "weights.pt")
+
+
+def restore_each(root: str, saved: list[Case], case: Case, more: int) -> list[tuple[bool, float]]:
+    """Restore what was saved in each layout into one; go on.
+
+    Returns:
+        Whether the weights are those that were saved, to the bit; how far those after more steps
+        lie from those of the training that had saved.
+    """
+    found = []
+    for other in saved:
+        folder = folder_of(root, other)
+        then, later = torch.load(folder / "weights.pt")
+        training = Training(case, seed=1 + dist.get_rank())
+        nbdist.restore(str(folder))
+        restored = training.weights()
+        training.train(more)
+        found.append((_apart(then, restored) == 0.0, _apart(later, training.weights())))
+        training.end()
+    return found
+
+
+def floor(root: str, saved: Case, more: int, samples: int) -> float:
+    """Return what rounding does to restored trainings whose weights are moved a little. 1 rank."""
+    _, later = torch.load(folder_of(root, saved) / "weights.pt")
+    apart = []
+    for sample in range(1, samples + 1):
+        training = Training(Case(1, "ddp", dtype=saved.dtype))
+        nbdist.restore(str(folder_of(root, saved)))
+        move(training.layout.model, sample)
+        training.train(more)
+        apart.append(_apart(later, training.weights()))
+        training.end()
+    return max(apart)
+
+
+def _apart(a: State, b: State) -> float:
+    assert a.keys() == b.keys(), a.keys() ^ b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def folder_of(root: str, case: Case) -> Path:
+    """Return where a case's checkpoint lies."""
+    return Path(root) / f"{case.ranks} {case.way}".replace('"', "")

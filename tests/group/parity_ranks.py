@@ -136,7 +136,7 @@ def _one_process(name: str, dtype: torch.dtype, parts: int, clip: bool, sample: 
     """
     model = _make(name, torch.float32).to(dtype)
     if sample:
-        _move(model, sample)
+        move(model, sample)
     opt, loss_fn = torch.optim.AdamW(model.parameters(), lr=1e-3), _loss(name)
     losses = []
     for step in range(STEPS):
@@ -159,7 +159,8 @@ def _one_process(name: str, dtype: torch.dtype, parts: int, clip: bool, sample: 
 
 
 @torch.no_grad()
-def _move(model: nn.Module, sample: int) -> None:
+def move(model: nn.Module, sample: int) -> None:
+    """Move weights by half a unit of their last place, to and fro."""
     random = torch.Generator().manual_seed(sample)
     for parameter in model.parameters():
         signs = torch.randint(0, 2, parameter.shape, generator=random) - 0.5

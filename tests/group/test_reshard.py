@@ -1,0 +1,112 @@
+"""A checkpoint of each layout goes on in each other one, on 1, 2 and 4 ranks.
+
+Weights arrive to the bit; two steps later trainings lie apart by what rounding does. The whole
+table is slow; `make test` makes a part of it. After a change, or with another torch, make it anew:
+
+    NBDIST_WRITE_RESHARD_TABLE=1 python -m pytest tests/group/test_reshard.py -m slow
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.group import checkpoint_ranks
+from tests.group.engines import cluster
+from tests.group.parity_cases import GATHER, PIPELINE, SAMPLES, WITHIN, Case
+
+FILE = Path(__file__).parent / "reshard_table.md"
+STEPS, MORE = 3, 2
+
+WAYS = [
+    Case(1, "ddp", dtype="float64"),
+    *(Case(2, way, dtype="float64") for way in ("ddp", "zero1", "zero2", "zero3", "tp=2")),
+    Case(2, "cp=2", (GATHER,), dtype="float64"),
+    Case(2, "pp=2", (PIPELINE,), dtype="float64"),
+    *(Case(4, way, dtype="float64") for way in ("ddp", "zero1", "zero2", "zero3", "hsdp", "tp=4")),
+    *(Case(4, way, dtype="float64") for way in ("dp=2 tp=2", "fsdp=2 tp=2")),
+    Case(4, "dp=2 cp=2", (GATHER,), dtype="float64"),
+    *(
+        Case(4, way, (PIPELINE,), dtype="float64")
+        for way in ("pp=2 dp=2", "pp=2 fsdp=2", "pp=2 tp=2", "pp=4")
+    ),
+]
+EVERY_TIME = [
+    case
+    for case in WAYS
+    if (case.ranks, case.layout)
+    in [(1, "ddp"), (2, "zero1"), (2, "zero3"), (2, "pp=2"), (4, "zero3"), (4, "fsdp=2 tp=2")]
+]
+
+Table = dict[tuple[Case, Case], float]  # (saved, restored): how far apart, in noise floors
+
+
+def measure(root: str, ways: list[Case], others: int) -> Table:
+    """Save in each layout and restore in as many others; returns how far each pair lies apart."""
+    by_ranks = {n: [case for case in ways if case.ranks == n] for n in (1, 2, 4)}
+    found: Table = {}
+    for n, cases in by_ranks.items():
+        with cluster(n) as ranks:
+            ranks.run(checkpoint_ranks.save_each, root, cases, STEPS, MORE)
+    with cluster(1) as ranks:
+        (noise,) = ranks.run(checkpoint_ranks.floor, root, ways[0], MORE, SAMPLES)
+    for n, cases in by_ranks.items():
+        with cluster(n) as ranks:
+            for case in cases:
+                at = ways.index(case)
+                for chosen in batched([*ways[at:], *ways[:at]][:others], 4):
+                    told = ranks.run(checkpoint_ranks.restore_each, root, chosen, case, MORE)[0]
+                    for saved, (is_equal, apart) in zip(chosen, told, strict=True):
+                        assert is_equal, f"{saved.way} in {case.way}: weights are not those saved"
+                        found[saved, case] = apart / noise
+    return found
+
+
+def batched(cases: list[Case], size: int) -> list[list[Case]]:
+    """Return the cases, so many at once: a rank answers in time."""
+    return [cases[at : at + size] for at in range(0, len(cases), size)]
+
+
+def check(found: Table) -> None:
+    """Assert that no pair lies further apart than rounding explains."""
+    wrong = [
+        f"{saved.ranks} {saved.way} -> {case.ranks} {case.way}: {floors:.1f} noise floors"
+        for (saved, case), floors in found.items()
+        if not floors <= WITHIN
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.timeout(300)
+def test_a_checkpoint_goes_on_in_other_layouts_and_on_other_ranks(tmp_path: Path) -> None:
+    check(measure(str(tmp_path), EVERY_TIME, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_each_layouts_checkpoint_goes_on_in_each_other(tmp_path: Path) -> None:
+    found = measure(str(tmp_path), WAYS, len(WAYS))
+    if os.environ.get("NBDIST_WRITE_RESHARD_TABLE"):
+        FILE.write_text(render(found), "utf-8")
+    check(found)
+
+
+def render(found: Table) -> str:
+    """Return the table as Markdown: a row a layout that saved, a column one that went on."""
+    names = {case: f"{case.ranks}: {case.layout}" for case in WAYS}
+    lines = [["saved on ↓, goes on on →", *names.values()], ["---"] * (len(names) + 1)]
+    for saved in WAYS:
+        cells = (found[saved, case] for case in WAYS)
+        lines.append([names[saved], *("0" if not one else f"{one:.2g}" for one in cells)])
+    return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+HEAD = f"""# Every layout's checkpoint, in every layout
+
+A GPT in float64, AdamW and a scheduler: {STEPS} steps, `nbdist.save`, and on; `nbdist.restore` in
+another layout, and on. In all pairs the restored weights are those saved, to the bit. Cells tell
+how far the weights lie apart {MORE} steps later, in units of what rounding alone does (the largest
+distance of {SAMPLES} trainings restored with weights half a unit of their last place away); up to
+{WITHIN:g} is noise, 0 is bit-equal. The numbers before the layouts are those of the ranks.
+
+"""
