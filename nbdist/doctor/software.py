@@ -27,7 +27,7 @@ MODULES = (
         "compat.torch_pipeline",
         "compat.torch_wrappers",
     ),
-    "compat.torch_transformer",
+    *("compat.torch_transformer", "compat.torch_checkpoint"),
     *("compat.third_parties", "compat.random_states"),
 )
 
