@@ -14,6 +14,7 @@ from tests.benchmarks import (
     bench_64_ranks,
     bench_board,
     bench_cells,
+    bench_checkpoints,
     bench_faults,
     bench_layout,
     bench_peers,
@@ -47,6 +48,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "frame": bench_board.rows,
     "faults": bench_faults.rows,
     "layouts": bench_layout.rows,
+    "checkpoints": bench_checkpoints.rows,
     "busy": _busy_rows,
     "ranks64": bench_64_ranks.rows,
 }

@@ -201,6 +201,7 @@ class Saving:
             self._store.set(self._key("done"), pickle.dumps(told))
             raise told from error
         self._store.set(self._key("done"), pickle.dumps(None))
+        _tidy(place, self._name, self._request.keep)
 
     def _write_rest(self, writer: Writer, written: list[Written], facts: list[Facts]) -> None:
         place, request = self._request.place, self._request
@@ -221,7 +222,6 @@ class Saving:
             torch.__version__,
         )
         place.commit(self._name, commit)
-        _tidy(place, self._name, request.keep)
 
     def _hear(self) -> None:
         """Wait for rank 0's word."""

@@ -1,0 +1,119 @@
+"""What a checkpoint costs: how long training stands still, and how fast it reaches the disk.
+
+Four real ranks save a sharded model and its AdamW states, 200 MB in all, in turns with plain
+`torch.save` of each rank's own part (all ranks at once, synced to the same disk) and with
+torch.distributed.checkpoint's own `save`.
+"""
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.table import Row, apart
+
+RANKS, WIDTH, LAYERS, ROUNDS = 4, 1024, 16, 5
+BLOCKED_GOAL, TIME_GOAL = 0.10, 1.25  # a save reaches 80 % of what torch.save reaches
+
+
+def measure(root: str) -> dict[str, list[float]]:
+    """Return the seconds of each way to save, a round each; every rank waits for all."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch import nn
+
+    import nbdist
+    from nbdist.engine.checkpoint import training_state
+    from nbdist.engine.compat import torch_hooks
+    from nbdist.engine.layout.parallelize import parallelize
+
+    layers = (nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+    model = parallelize(nn.Sequential(*layers), "zero3").model
+    opt = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, WIDTH)).sum().backward()
+    opt.step()
+    opt.zero_grad()
+    rank, folder = dist.get_rank(), Path(root) / "dcp"
+    state = training_state.tree(training_state.find(), rank)
+    mine: list[Any] = [torch_hooks.local_part(tensor) for tensor in _tensors(state)]
+    took: dict[str, list[float]] = {}
+
+    def timed(what: str, do: Callable[[], Any]) -> Any:
+        dist.barrier()
+        began = time.perf_counter()
+        found = do()
+        dist.barrier()
+        took.setdefault(what, []).append(time.perf_counter() - began)
+        return found
+
+    def plain() -> None:
+        with open(Path(root) / f"plain-{rank}", "wb") as stream:
+            torch.save(mine, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def saved(name: str, **how: Any) -> Any:
+        return nbdist.save(str(Path(root) / name), keep=1, **how)
+
+    for _ in range(ROUNDS + 1):
+        timed("torch.save", plain)
+        timed("nbdist.save", lambda: saved("waits", wait=True))
+        timed("torch.save again", plain)
+        beside = saved("beside")
+        took.setdefault("blocked", []).append(beside.blocked_s)
+        beside.wait()
+        timed("dcp.save", lambda: dcp.save(state, checkpoint_id=str(folder)))
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(folder)
+    # The first round makes the buffers and the plan.
+    return {what: times[1:] for what, times in took.items()}
+
+
+def _tensors(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [tensor for branch in tree.values() for tensor in _tensors(branch)]
+    return [tree]
+
+
+def rows() -> list[Row]:
+    """Return what a save costs training, and its time beside other ways to write the same bytes."""
+    from tests.group.engines import cluster
+
+    with tempfile.TemporaryDirectory(dir=".") as root, cluster(RANKS) as ranks:
+        took = ranks.run(measure, root)[0]
+    middle = {what: statistics.median(times) for what, times in took.items()}
+    noise = apart(took["torch.save again"], took["torch.save"])
+    save_s = middle["nbdist.save"]
+    return [
+        Row(
+            "training stands still for a save, 4 ranks, zero3",
+            middle["blocked"] * 1e3,
+            "ms",
+            save_s * 1e3,
+            "the same save, waited for",
+            goal=BLOCKED_GOAL,
+        ),
+        Row(
+            "a save of 200 MB from 4 ranks, on disk",
+            save_s * 1e3,
+            "ms",
+            middle["torch.save"] * 1e3,
+            "torch.save of each rank's part",
+            noise,
+            TIME_GOAL,
+        ),
+        Row(
+            "a save of 200 MB from 4 ranks, on disk",
+            save_s * 1e3,
+            "ms",
+            middle["dcp.save"] * 1e3,
+            "torch.distributed.checkpoint.save",
+            noise,
+        ),
+    ]

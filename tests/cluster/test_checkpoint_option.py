@@ -1,0 +1,71 @@
+"""`%%distributed --checkpoint every=N --retry K`: a cell goes on after its shards were lost."""
+
+from pathlib import Path
+
+import pytest
+
+from nbdist import Session, UsageError
+
+MAKE = """
+import os, pathlib, signal
+FLAG = pathlib.Path({flag!r})
+class Seen(list):
+    def state_dict(self): return {{"seen": list(self)}}
+    def load_state_dict(self, state): self[:] = state["seen"]
+def train():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2))
+    nbdist.parallelize(model, "zero3")
+    torch.manual_seed(rank)
+    opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(opt, 5, 0.5)
+    data = torch.randn(64, 4, generator=torch.Generator().manual_seed(5))
+    data[:, 0] = torch.arange(64) / 64
+    loader, seen = nbdist.loader(data, global_batch=8, seed=3), Seen()
+    nbdist.keep(seen=seen)
+    for epoch in range(4):
+        for x in loader:
+            model(x).pow(2).mean().backward()
+            opt.step(); schedule.step(); opt.zero_grad()
+            seen.append(sorted((x[:, 0] * 64).round().int().tolist()))
+            if rank == 1 and len(seen) == 21 and not FLAG.exists():
+                FLAG.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+    whole = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
+    nbdist.keep(seen=None)
+    return whole.tolist(), list(seen), schedule.get_last_lr()
+"""
+
+
+def test_a_cell_whose_shards_died_with_a_rank_ends_as_without_the_fault(
+    session: Session, tmp_path: Path
+) -> None:
+    flag = tmp_path / "has-died"
+    session.run(MAKE.format(flag=str(flag)))
+    flag.touch()
+    unbroken = session.run("train()", track=False).value_list
+    flag.unlink()
+    resumed = session.run("train()", track=False, retry=1, checkpoint=5)
+    assert flag.exists()
+    assert "Restored step " in resumed[0].text
+    assert resumed.value_list == unbroken
+    steps = zip(unbroken[0][1], unbroken[1][1], strict=True)
+    assert sorted(sample for mine, other in steps for sample in mine + other) == sorted(
+        4 * list(range(64))
+    )
+
+
+def test_a_cell_that_fails_before_its_first_checkpoint_takes_no_older_one(
+    session: Session, tmp_path: Path
+) -> None:
+    flag = tmp_path / "has-died"
+    session.run(MAKE.format(flag=str(flag)))
+    resumed = session.run("train()", track=False, retry=1, checkpoint=1000)
+    assert flag.exists()
+    assert "Restored" not in resumed[0].text
+    assert len(resumed.value_list[0][1]) == 32
+
+
+def test_some_ranks_cannot_save_what_all_train(session: Session) -> None:
+    with pytest.raises(UsageError, match="--checkpoint saves what all ranks train together"):
+        session.run("1", "0", checkpoint=5)
