@@ -25,6 +25,28 @@ def look(event, args):
 sys.addaudithook(look)
 """
 
+HANG = """
+import os, sys, time
+# Only in a rank, as above: no start ends while the file is there.
+def look(event, args):
+    if event == "import" and os.environ.get("RANK") == "1":
+        while os.path.exists(os.environ["HANG"]):
+            time.sleep(0.01)
+sys.addaudithook(look)
+"""
+
+# In the kernel: interrupts it as it does something for the first time.
+INTERRUPT = """
+import os, signal, sys
+awaited = ["{}"]
+def look(event, args):
+    if event in awaited:
+        awaited.clear()
+        os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(look)
+"""
+EVENTS = {"parent": "subprocess.Popen", "keys": "fcntl.flock"}
+
 THREAD = """
 import threading, time
 threading.Thread(target=time.sleep, args=[600], daemon=True, name="site").start()
@@ -68,24 +90,32 @@ def test_a_rank_that_crashes_while_starting_is_one_error_and_nothing_is_left(
 
 
 @pytest.mark.parametrize(
-    "after", ["at once", pytest.param("controller", marks=pytest.mark.slow), "ranks"]
+    "moment", ["parent", "keys", pytest.param("controller", marks=pytest.mark.slow), "ranks"]
 )
 def test_an_interrupt_while_starting_leaves_nothing_and_the_next_start_works(
-    tmp_path: Path, after: str
+    tmp_path: Path, moment: str
 ) -> None:
-    with Notebook(tmp_path) as notebook:
+    hang = tmp_path / "hang"
+    hang.touch()
+    site = site_folder(tmp_path, HANG)
+    with Notebook(tmp_path, PYTHONPATH=f"{site}:{ROOT}", HANG=str(hang)) as notebook:
         notebook.run("import nbdist.client.session.session\n%load_ext nbdist")
+        if moment in EVENTS:
+            notebook.run(INTERRUPT.format(EVENTS[moment]))
         notebook.send("%dist start -n 4 --device cpu")
-        kernel = psutil.Process(notebook.pid)
-        most = {"at once": 1, "controller": 3, "ranks": 9}[after]
-        wait_for(lambda: len(kernel.children(recursive=True)) >= most, f"{most} processes")
-        notebook.manager.interrupt_kernel()
+        if moment not in EVENTS:
+            kernel = psutil.Process(notebook.pid)
+            most = {"controller": 3, "ranks": 9}[moment]
+            wait_for(lambda: len(kernel.children(recursive=True)) >= most, f"{most} processes")
+            notebook.manager.interrupt_kernel()
         said = notebook.run("%dist status")
         assert "No ranks are running" in said
         assert notebook.run("%dist stop").strip() == "No ranks are running."
         assert_only_parent_left(notebook)
+        hang.unlink()
         assert "Started" in notebook.run("%dist start -n 2 --device cpu")
         assert "3.0" in notebook.on_ranks(SUM)
+        assert len(notebook.keys) == 1
 
 
 def test_a_python_that_cannot_be_run_is_one_error(tmp_path: Path) -> None:

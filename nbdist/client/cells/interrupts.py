@@ -1,12 +1,14 @@
-"""Count interrupts instead of raising them, while ranks must be left settled.
+"""Count interrupts, or hold them, instead of raising them, while ranks must be left settled.
 
 A KeyboardInterrupt can come out of any line. In the midst of forming the group anew, or of
 putting a cell's pictures in place, it would leave half of the work done. While a cell runs, an
 interrupt is therefore a number that the cell's loop looks at, every 100 ms or sooner.
 """
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -72,3 +74,16 @@ class Interrupts:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Nothing but counting: whatever lock the interrupted line holds is not ours to take.
         self.count += 1
+
+
+@contextlib.contextmanager
+def hold_interrupts() -> Iterator[None]:
+    """Let an interrupt that comes during a block arrive at its end.
+
+    For what is done in a moment, and by half would leave something that nobody knows of. Where
+    the block raises, that is raised alone.
+    """
+    with Interrupts() as interrupts:
+        yield
+    if interrupts.count and threading.current_thread() is threading.main_thread():
+        signal.raise_signal(signal.SIGINT)  # to whoever handles it now, as if it came now

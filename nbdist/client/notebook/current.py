@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.client.board.views import require_view
-from nbdist.client.cells.interrupts import Interrupts
+from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import current_folder, log_folder, project_folder, say_where
 from nbdist.client.cluster.launchers.base import Launcher, find_launcher
@@ -270,25 +270,31 @@ def start(
         (say or print)(sentence)
     logs = log_folder(folder)
     log_to(logs / "notebook.log")
-    parent = _warm_launcher(launcher, make_launcher, logs)
-    cluster = Cluster(parent, logs)
+    running: Cluster | Session | None = None
     try:
-        cluster.prepare(address)
-        for module in _NEEDED_NEXT:
-            importlib.import_module(module)
+        # Interrupted in between, a process or a folder with keys would be left that nobody knows.
+        with hold_interrupts():
+            parent = _warm_launcher(launcher, make_launcher, logs)
+            running = cluster = Cluster(parent, logs)
+            cluster.prepare(address)
+            for module in _NEEDED_NEXT:
+                importlib.import_module(module)
         ready = parent.ready(_WARM_TIMEOUT_S)
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting new interpreters, which takes longer: {ready['why']}.")
         cluster.start(choose(ready["gpus"]))
+        with hold_interrupts():
+            showing = Showing(folder, tracking_uri, theme, view)
+            running = session = Session(cluster, showing, str(cluster.options))
+            _current, _place = session, place
+            atexit.register(session.stop)
+            _answer_terminals(session, place)
     except BaseException:
         with Interrupts():  # a second interrupt would leave ranks that nobody can stop
-            cluster.stop()
+            if running is not None:
+                running.stop()
         raise
-    _current = Session(cluster, Showing(folder, tracking_uri, theme, view), str(cluster.options))
-    _place = place
-    atexit.register(_current.stop)
-    _answer_terminals(_current, place)
-    return _current
+    return session
 
 
 def _answer_terminals(session: Session, place: Path | None) -> None:

@@ -269,22 +269,25 @@ class LocalLauncher:
             self._ready.set_result(event)
         elif name == "exited":
             self._ended(key, event["pid"], event["status"], event["evidence"])
-        elif not self._is_wanted(key, event["number"]):
+        elif not self._is_wanted(key, event["number"], event.get("pid")):
             if name == "started":
                 self._send(
                     {"op": "signal", "pid": event["pid"], "signal": signals.SIGKILL, "group": True}
                 )
         elif name == "started":
-            self._pids[key] = event["pid"]
             self._resolve(key, Started(event["pid"], event["port"]))
         elif name == "failed":
             self._resolve(key, StartError(f"{key} could not be started: {event['error']}"))
 
-    def _is_wanted(self, key: str, number: int) -> bool:
+    def _is_wanted(self, key: str, number: int, pid: int | None) -> bool:
+        """Return whether a start is awaited still; its process is then one of those `running`."""
+        # Both at once: given up in between, it would be neither unwanted nor known.
         with self._lock:
             if self._wanted.get(key) != number:
                 return False
             del self._wanted[key]
+            if pid is not None:
+                self._pids[key] = pid
             return True
 
     def _ended(self, key: str, pid: int, status: int, evidence: str = "") -> None:

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from nbdist.client.cells.interrupts import Interrupts
+from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.session import Session
 from tests.unit.fakes import FakeCluster
@@ -76,3 +76,38 @@ def test_a_stop_that_is_interrupted_is_finished_first() -> None:
 
     assert cluster.has_stopped
     session.stop()  # nothing is left to do
+
+
+def _interrupt_twice(done: list[str]) -> None:
+    with hold_interrupts():
+        _interrupt()
+        _interrupt()
+        done.append("all of it")
+
+
+def test_an_interrupt_that_is_held_comes_when_the_block_has_ended() -> None:
+    done: list[str] = []
+
+    with pytest.raises(KeyboardInterrupt):
+        _interrupt_twice(done)
+
+    assert done == ["all of it"]
+
+
+def test_where_no_interrupt_came_nothing_is_raised_and_the_next_one_comes_at_once() -> None:
+    with hold_interrupts():
+        pass
+
+    with pytest.raises(KeyboardInterrupt):
+        _interrupt()
+
+
+def _interrupt_and_fail() -> None:
+    with hold_interrupts():
+        _interrupt()
+        raise ZeroDivisionError
+
+
+def test_a_block_that_fails_while_an_interrupt_is_held_raises_its_error_alone() -> None:
+    with pytest.raises(ZeroDivisionError):
+        _interrupt_and_fail()
