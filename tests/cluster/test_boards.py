@@ -54,18 +54,20 @@ def test_looking_sets_no_view_and_the_option_does_from_the_next_cell_on(notebook
 
 def test_the_run_that_runs_is_shown_by_its_name(notebook: Kernel) -> None:
     notebook.run(
-        "import nbdist, threading, time\n"
+        "import nbdist, pathlib, threading, time\n"
         "def look():\n"
         "    while True:\n"
         "        try:\n"
         "            found = nbdist.current()._showing._board_of('going-on', None)\n"
-        "            return seen.append(found.scene.outcome)\n"
+        "            seen.append(found.scene.outcome)\n"
+        "            return pathlib.Path('looked').touch()\n"
         "        except nbdist.NBDistError:\n"
         "            time.sleep(0.05)\n"
         "seen = []\n"
         "thread = threading.Thread(target=look); thread.start()"
     )
-    notebook.cell(TRAIN + "\nimport time; time.sleep(2)", "--run going-on")
+    until = "\nimport pathlib, time\nwhile not pathlib.Path('looked').exists(): time.sleep(0.05)"
+    notebook.cell(TRAIN + until, "--run going-on")
     assert notebook.run("thread.join(); seen").text == "['running']"
 
 

@@ -206,8 +206,9 @@ def test_a_quiet_cell_says_what_each_rank_does_until_it_moves_again(impatient: K
     assert ran.error is None
     notes = [text for text in ran.live if "No progress for" in text]
     assert len(notes) > 1, "the note tells the time"
-    assert "rank 1 waits for it in barrier #" in notes[0]
-    assert "rank 0 computes in load_batch (line 5)" in notes[0]
+    # On a busy machine the first may come before both ranks have got there.
+    both = ("rank 1 waits for it in barrier #", "rank 0 computes in load_batch (line 5)")
+    assert any(all(words in note for words in both) for note in notes), notes
     assert "Interrupt the kernel (■) to stop" in notes[0]
     assert any("on" in text and "Nothing" not in text for text in ran.live)
     assert ran.text == "ranks 0-1 │ on"

@@ -44,9 +44,15 @@ def test_a_name_error_says_that_the_ranks_have_the_name(model: Kernel) -> None:
 
 def test_names_complete_in_a_subshell_while_a_cell_runs(model: Kernel) -> None:
     found: list[str] = []
+
+    def complete() -> None:
+        found.extend(model.complete_in_subshell("%%distributed\nmodel.par"))
+        (model.folder / "completed").touch()
+
     model.cell(
-        "import time\nprint('begun', flush=True)\ntime.sleep(8)",
+        "import pathlib, time\nprint('begun', flush=True)\n"
+        "while not pathlib.Path('completed').exists(): time.sleep(0.05)",
         interrupt_after=["begun"],
-        then=lambda: found.extend(model.complete_in_subshell("%%distributed\nmodel.par")),
+        then=complete,
     )
     assert "parameters" in found
