@@ -21,6 +21,7 @@ _PLACES = {
     "CellResult": "nbdist.client.output.result",
     # on a rank
     "parallelize": "nbdist.engine.layout.parallelize",
+    "from_pretrained": "nbdist.engine.layout.from_pretrained",
     "Layout": "nbdist.engine.layout.layout",
     "TensorParallel": "nbdist.engine.layout.policies.policies",
     "LocalSGD": "nbdist.engine.averaging.local_sgd",

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from nbdist.engine.compat import torch_live
 from nbdist.engine.compat.torch_groups import lacking
@@ -130,8 +129,8 @@ def replicate(
         device = torch.device("cuda", torch.cuda.current_device())
     size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     options: dict[str, Any] = {"bucket_cap_mb": size / 2**20 + 1} if one_bucket else {}
-    if any(map(is_traceable_wrapper_subclass, module.parameters())):
-        options["init_sync"] = False  # of weights that are equal; it cannot view quantized ones
+    # Weights are equal: sending them once more takes room for all, and quantized ones have no view.
+    options["init_sync"] = False
     composable(module, process_group=group, device_id=device, **options)
     composable.state(module).lazy_init()
     # torch's own method keeps the hook for a reducer that is yet to come; here it has come. The

@@ -1,8 +1,10 @@
 """What `nbdist.parallelize` hands out: a `Layout`, which its model holds."""
 
+import copy
 import itertools
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.trainable import LossFunction, Trainable
 from nbdist.engine.layout.verify import preconditions, verify
 from nbdist.engine.layout.verify.report import Proof
-from nbdist.engine.layout.weights import full_tensors, load
+from nbdist.engine.layout.weights import full_tensors, load, save_pretrained
 from nbdist.engine.layout.weights.gather import state_of
 from nbdist.errors import LayoutError
 from nbdist.formatting import name_bytes
@@ -217,6 +219,41 @@ class Layout(Trainable):
         `load_state_dict`, any layout with `load_from`. Collective.
         """
         return state_of(self, self.skeleton)
+
+    def save_pretrained(self, folder: str | Path, *, file_bytes: int = 5 * 10**9) -> None:
+        """Write the weights as `model.safetensors` into a folder, one at a time. Collective.
+
+            layout.save_pretrained("gpt")  # on all ranks
+
+        transformers' `from_pretrained` reads the folder of one of its models, which gets its
+        `config.json`, `safetensors.torch.load_model` that of any plain model, and
+        `nbdist.from_pretrained` both, into any layout. Names are those of the plain model, dtypes
+        stay, and what is tied is written once. Rank 0 writes, and needs room for one whole weight
+        beside its own parts.
+
+        Args:
+            folder: Made where it is not there; weights in it are replaced once all are written.
+            file_bytes: The most in one file, but for a single weight that is larger. Where there
+                are several files, `model.safetensors.index.json` tells what lies in which.
+
+        Raises:
+            CheckpointError: Rank 0 cannot write there, or a weight does not go into such files; the
+                same on all ranks, and what was there is as it was.
+        """
+        plain = self.skeleton or self.model
+        save_pretrained.save(self, plain, Path(folder).expanduser(), file_bytes, self._describe)
+
+    def _describe(self, folder: Path) -> None:
+        """Write what transformers wants to know of a model of its own."""
+        config = getattr(self.model, "config", None)
+        if config is None or not callable(getattr(config, "save_pretrained", None)):
+            return
+        config = copy.deepcopy(config)
+        config.architectures = [torch_sharded.plain_name(self.model)]
+        config.save_pretrained(folder)
+        generation = getattr(self.model, "generation_config", None)
+        if generation is not None:
+            generation.save_pretrained(folder)
 
     def verify(
         self,

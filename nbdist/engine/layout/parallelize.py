@@ -32,6 +32,7 @@ from nbdist.engine.layout.spec.blocks import find_blocks
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.spread import spread
 from nbdist.engine.layout.weights import factory
+from nbdist.engine.layout.weights.factory import Source
 from nbdist.errors import LayoutError
 
 
@@ -71,6 +72,30 @@ def parallelize(
             f"parallelize got a {type(model).__name__} where a model should be.",
             do='nbdist.parallelize(model, "ddp") with a torch.nn.Module, or lambda: Model(config)',
         )
+    return with_weights(lambda: _built(model), layout, policies)
+
+
+def _built(model: nn.Module | Callable[[], nn.Module]) -> tuple[nn.Module, Source | None]:
+    if isinstance(model, nn.Module):
+        return model, None
+    made, weights = factory.build(model)
+    return made, factory.FromRank0(weights)
+
+
+def with_weights(
+    make: Callable[[], tuple[nn.Module, Source | None]], layout: str, policies: tuple[object, ...]
+) -> Layout:
+    """Spread a model over all ranks, and return how; as `parallelize`.
+
+    Args:
+        make: Returns the model, and where its weights come from if it is on meta. Called once the
+            layout is known to fit the ranks.
+        layout: As `parallelize` takes it.
+        policies: As `parallelize` takes them.
+
+    Raises:
+        LayoutError: As `parallelize`.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         raise LayoutError(
             "There is no process group here, so there are no ranks to spread a model over.",
@@ -82,10 +107,8 @@ def parallelize(
     ranks_on_host = min(ranks_on_host, world_size)
     shape = mesh.parse(layout, world_size, ranks_on_host)
     asked = _with_groups(read(policies, shape), world_size, ranks_on_host)
-    built = None
-    if not isinstance(model, nn.Module):
-        model, built = factory.build(model)
-    given, model = model, torch_modules.uncompiled(model)
+    given, source = make()
+    model = torch_modules.uncompiled(given)
     known = layout_of(model)
     if known is not None and known.shape == shape and str(known.policies) == str(asked):
         return known
@@ -94,7 +117,7 @@ def parallelize(
         for axis in axes:
             axis.refuse_compiled(shape, asked, is_wrapped=is_wrapped)
     _refuse_spread(model, known, shape)
-    if built is None:
+    if source is None:
         _refuse_meta(model)
     for axis in reversed(axes):
         axis.check(model)
@@ -109,10 +132,10 @@ def parallelize(
         halving = schedule if shape.pp > 1 and makes_halves(schedule) else None
         activation_checkpoint.check(asked.checkpoint, model, find_blocks(model), halving)
     if asked.offload is not None:
-        blocks, has_factory = find_blocks(model), built is not None
+        blocks, has_factory = find_blocks(model), source is not None
         offload.check(asked.offload, asked.checkpoint, shape, blocks, has_factory=has_factory)
     with torch_modules.as_written():
-        result = spread(model, shape, asked, built)
+        result = spread(model, shape, asked, source)
     attach(result)
     _tell(**layout_facts(result))
     return result

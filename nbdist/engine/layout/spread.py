@@ -7,7 +7,8 @@ share    gradients are averaged, or shards made
 finish   what stands around all of it
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -23,22 +24,23 @@ from nbdist.engine.layout.spec import cost
 from nbdist.engine.layout.spec import device_mesh as meshes
 from nbdist.engine.layout.spec.blocks import find_blocks
 from nbdist.engine.layout.spec.mesh import MeshShape
-from nbdist.engine.layout.weights import broadcast, buffers, factory, meta_copy
+from nbdist.engine.layout.weights import broadcast, buffers, meta_copy
+from nbdist.engine.layout.weights.factory import Source
 
 
 def spread(
     model: nn.Module,
     shape: MeshShape,
     policies: Policies,
-    built: Mapping[str, torch.Tensor] | None = None,
+    source: Source | None = None,
 ) -> Layout:
     """Change the model, and return how. Collective.
 
     Args:
-        model: With its weights, or on meta where `built` is given.
+        model: With its weights, or on meta where `source` is given.
         shape: Sizes of the axes.
         policies: What was asked for beside.
-        built: The weights by name on rank 0, of a model that a factory has made.
+        source: Where the weights of a model on meta come from.
     """
     device_type, backend = _device_type(model)
     if policies.offload is not None:
@@ -47,9 +49,6 @@ def spread(
         model, {"layout": shape.name, "policies": str(policies)}, device_type
     )
     plain, no_skeleton = meta_copy.copy_without_weights(model)
-    if built is not None and not factory.is_thin(shape):
-        meta_copy.materialise(model, device_type)
-        factory.fill(model, built, device_type)
     # "cuda" is this rank's current device.
     model._apply(lambda t: t if t.is_meta else t.to(device_type))
     broadcast.broadcast(model)
@@ -58,8 +57,9 @@ def spread(
     device_mesh = meshes.device_mesh(device_type, shape)
     work = Spreading(model, shape, policies, device_mesh, blocks, plain, no_skeleton)
     axes = axes_of(shape)
-    for axis in innermost_first(axes):
-        axis.plan(work)
+    with source.planning(model, shape, device_type) if source else nullcontext():
+        for axis in innermost_first(axes):
+            axis.plan(work)
     for axis in axes:
         axis.cut(work)
     local = _size(model, work.blocks)
@@ -70,10 +70,12 @@ def spread(
         )
     if policies.offload is not None and policies.offload.activations:
         offload.apply(work.blocks.values())
+    if source is not None:
+        source.fill(model, shape, device_type, shared=False)
     for axis in axes:
         axis.share(work)
-    if built is not None and factory.is_thin(shape):
-        factory.fill(model, built, device_type)
+    if source is not None:
+        source.fill(model, shape, device_type, shared=True)
     for axis in axes:
         axis.finish(work)
     if work.pipeline is None:

@@ -10,8 +10,8 @@ prove their plans on the whole model first, and so every rank makes room for it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,10 +28,50 @@ _SOURCE = 0  # the rank that has the weights
 Weights = dict[str, torch.Tensor]  # by name; empty but on rank 0
 
 
-def build(factory: Callable[[], Any]) -> tuple[nn.Module, Weights]:
+class Source(Protocol):
+    """Where the weights of a model on meta come from, while it is spread. All ranks alike."""
+
+    def planning(
+        self, model: nn.Module, shape: MeshShape, device_type: str
+    ) -> AbstractContextManager[None]:
+        """Have numbers in the model, as far as axes prove their plans with some. Collective."""
+
+    def fill(self, model: nn.Module, shape: MeshShape, device_type: str, *, shared: bool) -> None:
+        """Give what is still on meta room and its weights, before or behind `Axis.share`.
+
+        Collective. Does so once: where gradients are averaged by a reducer, which needs room,
+        before; else behind, when ranks have their parts alone.
+        """
+
+
+class FromRank0:
+    """Weights of a model that was built on rank 0.
+
+    Args:
+        weights: By name; empty on other ranks.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    @contextmanager
+    def planning(self, model: nn.Module, shape: MeshShape, device_type: str) -> Iterator[None]:
+        """Fill the whole model on every rank, but where shards alone are made."""
+        if not is_thin(shape):
+            meta_copy.materialise(model, device_type)
+            fill(model, self._weights, device_type)
+        yield
+
+    def fill(self, model: nn.Module, shape: MeshShape, device_type: str, *, shared: bool) -> None:
+        """Fill shards."""
+        if shared and is_thin(shape):
+            fill(model, self._weights, device_type)
+
+
+def build(factory: Callable[[], Any], *, with_weights: bool = True) -> tuple[nn.Module, Weights]:
     """Return a model with its parameters on meta, and rank 0's weights. Collective.
 
-    Random numbers go on as if every rank had built all of it.
+    Random numbers go on as if every rank had built all of it; without weights, as if none had.
 
     Raises:
         LayoutError: The factory failed on a rank, or made something else.
@@ -41,19 +81,22 @@ def build(factory: Callable[[], Any]) -> tuple[nn.Module, Weights]:
     failed: Exception | None = None
     weights: Weights = {}
     try:
-        if dist.get_rank() == _SOURCE:
+        if with_weights and dist.get_rank() == _SOURCE:
             model = factory()
         else:
             with _without_weights():
                 model = factory()
         if isinstance(model, nn.Module):
-            if dist.get_rank() == _SOURCE:
+            if with_weights and dist.get_rank() == _SOURCE:
                 weights = {name: p.detach() for name, p in model.named_parameters()}
             meta_copy.take_weights(model)
     except Exception as error:
         failed = error
-    _agree(model, failed)
-    _go_on_alike(before)
+    _agree(model, failed, with_weights)
+    if with_weights:
+        _go_on_alike(before)
+    else:
+        torch.set_rng_state(before)
     return model, weights
 
 
@@ -90,7 +133,7 @@ def _without_weights() -> Iterator[None]:
         hook.remove()
 
 
-def _agree(model: Any, failed: Exception | None) -> None:
+def _agree(model: Any, failed: Exception | None, with_weights: bool) -> None:
     """Raise on every rank when one has no model.
 
     Raises:
@@ -105,11 +148,12 @@ def _agree(model: Any, failed: Exception | None) -> None:
     dist.all_gather_object(everyone, told)
     rank = next((rank for rank, text in enumerate(everyone) if text is not None), None)
     if rank is not None:
+        who = f"ranks other than {_SOURCE}" if with_weights else "ranks"
         raise LayoutError(
             f"The factory made no model on rank {rank}: {everyone[rank]}.",
-            why="ranks other than 0 build it without weights, which code that reads weights while "
-            "it builds cannot do"
-            if rank != _SOURCE
+            why=f"{who} build it without weights, which code that reads weights while it builds "
+            "cannot do"
+            if rank != _SOURCE or not with_weights
             else "",
             do="give a function that returns a torch.nn.Module, such as lambda: Model(config)",
         ) from failed

@@ -64,8 +64,10 @@ def names(model: nn.Module, *, duplicates: bool = False) -> dict[str, torch.Tens
     return found
 
 
-def places(model: nn.Module, *, duplicates: bool = False) -> dict[str, TensorFacts]:
-    """Return what is known of the tensors that a model has here; nothing of those on meta."""
+def places(
+    model: nn.Module, *, duplicates: bool = False, meta: bool = False
+) -> dict[str, TensorFacts]:
+    """Return what is known of the tensors that a model has here; of those on meta if asked."""
     saved = model.state_dict().keys()
     return {
         name: TensorFacts(
@@ -76,7 +78,7 @@ def places(model: nn.Module, *, duplicates: bool = False) -> dict[str, TensorFac
             is_buffer=not isinstance(tensor, nn.Parameter),
         )
         for name, tensor in names(model, duplicates=duplicates).items()
-        if not tensor.is_meta
+        if meta or not tensor.is_meta
     }
 
 

@@ -174,20 +174,21 @@ def find_plan(
     return plan, forward
 
 
-def apply(model: nn.Module, plan: StagePlan, rank: int) -> None:
+def apply(model: nn.Module, plan: StagePlan, rank: int, device_type: str) -> None:
     """Take away from `model` what lies on other ranks of the axis pp.
 
     Args:
-        model: On its device, whole.
+        model: On its device, whole, or on meta.
         plan: From `find_plan`.
         rank: This rank's place on the axis.
+        device_type: Where weights on meta will be.
     """
     mine = plan.of_rank(rank)
     kept = [name for stage in mine for name in stage.parameters]
     own = {number for stage in mine for number in range(stage.first, stage.end)}
     elsewhere = [name for i, name in enumerate(plan.trace.blocks) if i not in own]
     elsewhere += [name for name, segments in plan.trace.beside.items() if not segments & own]
-    _empty(model, kept, elsewhere)
+    _empty(model, kept, elsewhere, device_type)
     gc.collect(0)  # the weights, where a cycle held them
 
 
@@ -271,7 +272,9 @@ def _not_a_chain(plan: StagePlan, model: nn.Module, stage: Stage, what: str) -> 
     )
 
 
-def _empty(model: nn.Module, kept: Collection[str], elsewhere: Collection[str]) -> None:
+def _empty(
+    model: nn.Module, kept: Collection[str], elsewhere: Collection[str], device_type: str
+) -> None:
     """Take away what lies on other ranks, in place: names and classes stay, weights go.
 
     A weight that is not here is a plain tensor of zeros, one number spread over the shape: code
@@ -282,20 +285,22 @@ def _empty(model: nn.Module, kept: Collection[str], elsewhere: Collection[str]) 
         model: Its parameters.
         kept: Names of the parameters that stay.
         elsewhere: Names of modules that do not run here: their buffers go as well.
+        device_type: Where weights on meta will be.
     """
     stay = {id(model.get_parameter(name)) for name in kept}
     for _, module in model.named_modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and id(parameter) not in stay:
                 del module._parameters[name]
-                vars(module)[name] = _shape_of(parameter)
+                vars(module)[name] = _shape_of(parameter, device_type)
     for path in elsewhere:
         for module in model.get_submodule(path).modules():
             for name, buffer in list(module._buffers.items()):
                 if buffer is not None:
                     del module._buffers[name]
-                    vars(module)[name] = _shape_of(buffer)
+                    vars(module)[name] = _shape_of(buffer, device_type)
 
 
-def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+def _shape_of(tensor: torch.Tensor, device_type: str) -> torch.Tensor:
+    device = device_type if tensor.is_meta else tensor.device
+    return torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)

@@ -56,7 +56,7 @@ class PipelineAxis(Axis):
     def cut(self, work: Spreading) -> None:
         """Take away what lies on other ranks."""
         rank = work.mesh.get_local_rank("pp")
-        pipeline.apply(work.model, self._plan, rank)
+        pipeline.apply(work.model, self._plan, rank, work.mesh.device_type)
         stages = [stage.blocks for stage in self._plan.of_rank(rank)]
         work.blocks = {n: work.model.get_submodule(n) for names in stages for n in names}
         work.runs = [[work.blocks[name] for name in names] for names in stages]
