@@ -15,10 +15,8 @@ from nbdist.errors import CheckpointError
 
 def write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     shapes = {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}
-    content = b"".join(
-        bytes(t.contiguous().reshape(-1).view(torch.uint8)) for t in tensors.values()
-    )
-    path.write_bytes(header_of(shapes, {"format": "pt"}) + content)
+    content = [safetensors_file.bytes_of(t.contiguous()).tobytes() for t in tensors.values()]
+    path.write_bytes(header_of(shapes, {"format": "pt"}) + b"".join(content))
 
 
 @st.composite
