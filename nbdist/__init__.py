@@ -33,6 +33,7 @@ _PLACES = {
     "ActivationCheckpoint": "nbdist.engine.layout.policies.efficiency",
     "Compress": "nbdist.engine.layout.policies.efficiency",
     "Offload": "nbdist.engine.layout.policies.efficiency",
+    "publish": "nbdist.engine.layout.publish",
     "loader": "nbdist.engine.data.make",
     "log": "nbdist.engine.training.training",
     "scale_lr": "nbdist.engine.data.lr_scaling",
@@ -50,6 +51,7 @@ _PLACES = {
     "LayoutError": "nbdist.errors",
     "MismatchError": "nbdist.errors",
     "CheckpointError": "nbdist.errors",
+    "PublishError": "nbdist.errors",
     "TransferError": "nbdist.errors",
     "RankError": "nbdist.errors",
 }

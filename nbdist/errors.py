@@ -9,6 +9,7 @@
     ├── LayoutError         a layout that does not fit the model or the ranks
     ├── MismatchError       ranks that call collectives which cannot meet
     ├── CheckpointError     a checkpoint that could not be written or restored
+    ├── PublishError        a model that could not be published
     ├── TransferError       push or pull of something that cannot travel
     ├── TrackingError       runs that cannot be kept or shown
     └── RankError           code failed on one or more ranks
@@ -101,6 +102,10 @@ class MismatchError(NBDistError):
 
 class CheckpointError(NBDistError):
     """A checkpoint could not be written, or not be restored; nothing was restored by halves."""
+
+
+class PublishError(NBDistError):
+    """A model could not be published in MLflow's registry; nothing of it was."""
 
 
 class TransferError(NBDistError):

@@ -20,6 +20,7 @@ OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/stdio.p
 REQUEST = "nbdist_request"  # shell (main thread) and control (any time) message types
 REPLY = "nbdist_reply"
 SUMMARY_KEY = "nbdist"  # where a cell's reply carries its Summary
+PUBLISHED = "published"  # a fact: models that the cell has published, as JSON
 SILENT_KEY = "nbdist_silent"  # true in the reply of a cell that has sent nothing on iopub
 
 

@@ -95,6 +95,7 @@ class CellAttempt:
             else None,
             "call": self.request.call,
             "arguments": dict(self.request.arguments),
+            "track": self.request.track,
         }
 
 

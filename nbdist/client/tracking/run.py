@@ -247,6 +247,9 @@ class TrackedRun:
         if self._failure is not None:
             return f"Run {name} is not tracked: {self._failure}. Training was not affected."
         lines = [f'Saved as MLflow run "{name}". List runs: %dist runs. Open the UI: %dist ui.']
+        if self._writer is not None and self._writer.models:
+            models = ", ".join(self._writer.models.values())
+            lines.append(f"Published with it, once it is in MLflow: {models}.")
         if self._lost:
             lines.append(f"{self._lost} records were lost, because the disk was too slow.")
         state = SpooledRun(folder).state()

@@ -4,10 +4,10 @@ Runs in the shipping process (`ship`), the only place that imports mlflow.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from nbdist.client.tracking import description
+from nbdist.client.tracking import description, models
 from nbdist.client.tracking.names import hide_secrets
 from nbdist.client.tracking.spool import MOST_POINTS, Begin, Chunk, SpooledRun, SpoolState
 
@@ -102,7 +102,10 @@ class RunSender:
         if chunk.end is not None:
             self.end(chunk.end["status"], chunk.end["time_ms"])
         elif chunk.file:
-            self._send_file(chunk.file)
+            self._attempt(f"artifact {chunk.file}", lambda: self._send_file(chunk.file))
+        elif chunk.model is not None:
+            facts = chunk.model
+            self._attempt(f"model {facts['name']}", lambda: self._send_model(facts))
         else:
             self._send_values(chunk)
 
@@ -253,15 +256,25 @@ class RunSender:
 
     def _send_file(self, name: str) -> None:
         state, path = self._state, self._run.folder / "files" / name
-        if not path.exists():
-            return  # removed by hand; the rest of the run still counts
-        try:
+        if path.exists():  # else removed by hand; the rest of the run still counts
             self._client.log_artifact(state.run_id, str(path), name.rpartition("/")[0] or None)
+
+    def _send_model(self, facts: Mapping[str, Any]) -> None:
+        """Log a model that a rank has published, register it, and give it its alias."""
+        folder = self._run.folder / "files" / facts["folder"]
+        if folder.exists():
+            models.publish(self._client, self._state.run_id, folder, facts)
+
+    def _attempt(self, what: str, send: Callable[[], None]) -> None:
+        """Send what lies in files; give it up after some attempts, but not for a dead server."""
+        state = self._state
+        try:
+            send()
         except Exception as error:
             # Artifacts may live elsewhere than runs, behind another key or package. A server
             # that is gone is waited for; a store that fails alone must not hold up the run.
             calling(lambda: self._client.get_run(state.run_id))
-            why = f"artifact {name}: {error_text(error)}"
+            why = f"{what}: {error_text(error)}"
             state.attempts += 1
             if state.attempts < _ARTIFACT_ATTEMPTS:
                 raise NotTaken(why) from error

@@ -9,7 +9,8 @@ each into its own files:
 - the shipping process replaces `state.json`: how far it has come, and in which MLflow run.
 
 The first line is `begin`. Then come rows of metrics, `[time_ms, step, {key: value}]`, for they are
-many, and objects with an `op`: `params`, `tags`, `file` (its bytes lie in `files/`), `end`. What is
+many, and objects with an `op`: `params`, `tags`, `file` (its bytes lie in `files/`), `model` (its
+folder, too), `end`. What is
 sent twice is stored once, for time, step and value are always those of the record.
 
 When all has been sent, `ops.jsonl` and `files/` go; summary and curves stay, for `%dist runs`, and
@@ -102,13 +103,14 @@ class SpoolState:
 class Chunk:
     """The next operations that may travel together, and where in the file they end.
 
-    At most one of `file` and `end` is set, and then the rest is empty.
+    At most one of `file`, `model` and `end` is set, and then the rest is empty.
     """
 
     points: list[Point] = field(default_factory=list)
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     file: str = ""
+    model: dict[str, Any] | None = None
     end: dict[str, Any] | None = None
     offset: int = 0
     damaged: int = 0
@@ -150,6 +152,13 @@ class SpoolWriter:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_private(path, content)
         self._write({"op": "file", "name": name})
+
+    def model(self, content: Path, facts: Mapping[str, Any]) -> None:
+        """Take over the folder of a model to be published; `facts` as `sender` wants them."""
+        place = f"models/{content.name}"
+        (self.folder / "files" / "models").mkdir(mode=0o700, exist_ok=True)
+        shutil.move(content, self.folder / "files" / place)
+        self._write({"op": "model", "facts": {**facts, "folder": place}})
 
     def end(self, status: str, time_ms: int) -> None:
         """Append the last operation; `status` is MLflow's."""
@@ -256,12 +265,14 @@ class SpooledRun:
                     if len(entries[kind]) + len(row["values"]) > MOST_ENTRIES and entries[kind]:
                         break
                     entries[kind] |= row["values"]
-                elif kind in ("file", "end"):
+                elif kind in ("file", "model", "end"):
                     if count or any(entries.values()):
                         break
                     end_of_line = offset + len(line)
                     if kind == "file":
                         return Chunk(file=row["name"], offset=end_of_line, damaged=damaged)
+                    if kind == "model":
+                        return Chunk(model=row["facts"], offset=end_of_line, damaged=damaged)
                     return Chunk(end=row, offset=end_of_line, damaged=damaged)
                 elif kind != "begin":
                     damaged += 1

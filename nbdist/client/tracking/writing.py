@@ -4,6 +4,7 @@ Everything here runs on the run's own thread, may wait for a disk or for git, an
 and TrackingError: `run` answers both.
 """
 
+import json
 import logging
 import re
 import time
@@ -36,7 +37,7 @@ from nbdist.client.tracking.names import hide_secrets, merge_facts, params_of
 from nbdist.client.tracking.series import Point, RunSeries
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
-from nbdist.wire import Record
+from nbdist.wire import PUBLISHED, Record
 
 Outcome = Literal["finished", "failed", "interrupted"]
 STATUS: dict[Outcome, str] = {
@@ -118,6 +119,7 @@ class RunWriter:
         self._medians: dict[str, float] = {}
         self._recent_at, self._recent_every_s = 0.0, RECENT_S
         self.lost = 0  # records that the run had to leave out
+        self.models: dict[str, str] = {}  # published ones: what is said, by their folders
         self.begin = make_begin(place, info, self._facts(), before, time_ms)
         self.series = RunSeries(info.ranks, self.begin.first_step)
         self._spool = SpoolWriter(spool_of(place.folder), self.begin)
@@ -240,6 +242,7 @@ class RunWriter:
         told = dict(self._feed.facts)
         facts = merge_facts(told[rank] for rank in sorted(told))
         facts.pop(EXPLAINED, None)
+        facts.pop(PUBLISHED, None)
         return facts
 
     def _write_facts(self, settled_only: bool) -> None:
@@ -249,6 +252,7 @@ class RunWriter:
         """
         told = dict(self._feed.facts)
         self._write_layout(told)
+        self._write_models(told)
         fresh: dict[str, str] = {}
         tags: dict[str, str] = {}
         for key, value in self._facts().items():
@@ -272,6 +276,20 @@ class RunWriter:
             self._facts_told.add(EXPLAINED)
             text = hide_secrets(texts[0][:MOST_EXPLAINED])
             self._spool.file("layout.txt", f"{text}\n".encode())
+
+    def _write_models(self, told: Mapping[int, Mapping[str, str]]) -> None:
+        """Take over the models that the cell has published."""
+        for facts in told.values():
+            for model in json.loads(facts.get(PUBLISHED, "[]")):
+                folder, name, alias = model["folder"], model["name"], model["alias"]
+                if folder in self.models:
+                    continue
+                self.models[folder] = f"models:/{name}@{alias}" if alias else f"models:/{name}"
+                if not Path(folder).is_dir():
+                    _log.warning("model %s is not sent: %s is not on this machine", name, folder)
+                    self._spool.tags({"nbdist.model_lost": f"{name}: {folder}"})
+                    continue
+                self._spool.model(Path(folder), model)
 
     def _write_summary(self, status: str) -> None:
         self._spool.summary(self.summary(status))

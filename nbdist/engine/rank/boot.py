@@ -60,9 +60,12 @@ class Program:
         self.variables: dict[str, str] = {}
         self.joined = False
         self._spec = spec
+        self.logs: str = spec["output_folder"]
         self.links: LinkStats | None = None
         self.devices: DeviceStats | None = None
         self.checks: RankChecks | None = None
+        self.tracks = True  # the cell that runs, or ran last
+        self.published: list[dict[str, Any]] = []  # by that cell
         self._began = 0.0
         self._first_seq = 0
         self._modes = cleanup.current_modes()
@@ -97,7 +100,9 @@ class Program:
         self._began = time.perf_counter()
         self.output.put_back()
         self.output.begin_cell(options["cell"])
-        self.recorder.forget(*model_facts.FACTS)
+        self.tracks = bool(options.get("track", True))
+        self.published.clear()
+        self.recorder.forget(wire.PUBLISHED, *model_facts.FACTS)
         self._first_seq = self.recorder.begin_cell()
         self.kernel.shell.user_ns.update(
             {name: plain.decode(value) for name, value in options.get("params", {}).items()}

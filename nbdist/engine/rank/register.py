@@ -3,16 +3,19 @@
 Main thread, when the rank has joined its group.
 """
 
-from typing import TYPE_CHECKING
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nbdist import wire
 from nbdist.engine.checkpoint import automatic
 from nbdist.engine.checks import first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.data import resume, shards
 from nbdist.engine.group import link_stats
-from nbdist.engine.layout import layout, parallelize, wrapped
+from nbdist.engine.layout import layout, parallelize, publish, wrapped
 from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.recovery import recovery
 from nbdist.engine.recovery.clone import clone
@@ -53,6 +56,11 @@ def connect(program: "Program", device: torch.device) -> None:
     clone.live_in(program.kernel.shell)
     keep.look_in(lambda: program.kernel.shell.user_ns)
     parallelize.tell_facts_to(recorder.fact)
+    publish.send_to(
+        Path(program.logs).parent.parent / "models",
+        lambda told: _tell_published(program, told),
+        lambda: program.tracks,
+    )
     wrapped.look_on()
     first_weights.look_on()
     training.at_new_optimizer("trained", lambda optimizer: model_facts.tell(recorder, optimizer))
@@ -68,3 +76,11 @@ def connect(program: "Program", device: torch.device) -> None:
         Gpu(device) if device.type == "cuda" else None,
     )
     recorder.before_publishing(program.links.sample, program.devices.sample)
+
+
+def _tell_published(program: "Program", told: dict[str, Any]) -> None:
+    """Tell the notebook of a model; with a record, so that the cell has a run to put it in."""
+    program.published.append(told)
+    program.recorder.fact(**{wire.PUBLISHED: json.dumps(program.published)})
+    values = {"model_mb": told["size_bytes"] / 1e6}
+    program.recorder.add("log", training.current_step(), values)

@@ -11,14 +11,15 @@ from nbdist.errors import CheckpointError, NBDistError
 T = TypeVar("T")
 
 
-def together(action: Callable[[], T]) -> T:
+def together(action: Callable[[], T], kind: type[NBDistError] = CheckpointError) -> T:
     """Do something on every rank, and return what it gave here. Collective.
 
     Args:
         action: Runs no collective.
+        kind: Of the error.
 
     Raises:
-        CheckpointError: It raised on some rank; the same on all, with the first such rank.
+        NBDistError: Of that kind: it raised on some rank; the same on all of them.
     """
     value: Any = None
     failed: Exception | None = None
@@ -36,7 +37,7 @@ def together(action: Callable[[], T]) -> T:
     if ranks:
         what, why, do = everyone[ranks[0]]
         where = "" if len(ranks) == len(everyone) else f" (on rank {ranks[0]})"
-        raise CheckpointError(what.rstrip(".") + where + ".", why=why, do=do) from failed
+        raise kind(what.rstrip(".") + where + ".", why=why, do=do) from failed
     result: T = value
     return result
 

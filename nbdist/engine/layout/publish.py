@@ -1,0 +1,213 @@
+"""`nbdist.publish`: one consolidated model, from sharded training to MLflow's registry.
+
+    every rank   its parts, one weight at a time ─▶ rank 0
+    rank 0       plain model ─▶ one program (torch.export) and an example, in a folder
+    notebook     moves the folder into the cell's run; the process that sends runs registers it
+
+mlflow is never imported here. Main thread, all ranks.
+"""
+
+import copy
+import json
+import platform
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from nbdist.engine.compat import torch_modules
+from nbdist.engine.layout import exported
+from nbdist.engine.layout.layout import Layout, layout_of
+from nbdist.engine.layout.weights import full_tensors, meta_copy
+from nbdist.engine.layout.weights.all_or_none import together
+from nbdist.error_text import named
+from nbdist.errors import PublishError
+
+_NAME = re.compile(r"[^/:@\s][^/:@\n]{0,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A model on its way into MLflow's registry.
+
+    Attributes:
+        name: In the registry.
+        alias: That the new version gets; None for none.
+        version: Is given by MLflow when the cell's run is sent, so it is not known yet.
+        uri: Under which MLflow finds it then: by the alias, else the newest version.
+    """
+
+    name: str
+    alias: str | None
+    version: int | None = None
+
+    @property
+    def uri(self) -> str:
+        """Under which MLflow finds it, once the run of this cell was sent."""
+        return f"models:/{self.name}@{self.alias}" if self.alias else f"models:/{self.name}/latest"
+
+    def __repr__(self) -> str:
+        return (
+            f'Model "{self.name}" is sent with the run of this cell, and becomes a new version: '
+            f"{self.uri}"
+        )
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where published models go from this rank."""
+
+    folder: Path
+    tell: Callable[[dict[str, Any]], None]
+    is_tracked: Callable[[], bool]
+
+
+_place: _Place | None = None
+
+
+def send_to(
+    folder: Path, tell: Callable[[dict[str, Any]], None], is_tracked: Callable[[], bool]
+) -> None:
+    """Have models published through the notebook: the rank calls it when it joins.
+
+    Args:
+        folder: Where models lie until the notebook takes them.
+        tell: Gets what the notebook must know of one.
+        is_tracked: Whether the cell that runs is tracked.
+    """
+    global _place
+    _place = _Place(folder, tell, is_tracked)
+
+
+def publish(
+    model: nn.Module | Layout, name: str, *, example: Any = None, alias: str | None = None
+) -> Published:
+    """Publish one consolidated model in MLflow's registry, from however it is spread. Collective.
+
+        nbdist.publish(model, "small-gpt", example=x, alias="candidate")  # on all ranks
+
+    Rank 0 gets the whole weights, on the CPU, and makes one program of them (`torch.export`, in
+    evaluation mode) that needs no class of the notebook. It goes into the run of this cell, and
+    becomes a new version in the registry once that was sent, after the cell. Then
+    `mlflow models serve -m models:/small-gpt@candidate --env-manager local` serves it.
+
+    Args:
+        model: A model that has a layout, or the layout; or a plain module: rank 0's counts.
+        name: Of the registered model; a further one of that name is its next version.
+        example: A batch as in `model(example)`: one tensor, or a dict of one keyword; rank 0's
+            counts. By default the `x` of the last `layout.step`.
+        alias: That the version gets, such as "champion": it names the newest that got it.
+
+    Returns:
+        Its name, and the URI by which MLflow will have it.
+
+    Raises:
+        PublishError: Nothing is tracked here, the model cannot be exported, with the reason, or the
+            example does not fit; the same on all ranks, and nothing was published.
+    """
+    place = together(lambda: _checked(name, alias), PublishError)
+    layout = model if isinstance(model, Layout) else layout_of(model)
+    if isinstance(model, Layout):
+        model = model.model
+    plain = _plain_on_rank_0(layout, model)
+
+    def write() -> dict[str, Any] | None:
+        if plain is None:
+            return None
+        return _write(place.folder, name, alias, plain, _example(layout, example))
+
+    told = together(write, PublishError)
+    if told is not None:
+        place.tell(told)
+    return Published(name, alias)
+
+
+def _checked(name: str, alias: str | None) -> _Place:
+    if _place is None:
+        raise PublishError(
+            "There is no notebook here that a model could be published through.",
+            do="call it in a %%distributed cell; elsewhere layout.save_pretrained(folder) writes "
+            "the weights",
+        )
+    if not _place.is_tracked():
+        raise PublishError(
+            "This cell is not tracked, so there is no run that a model could be published with.",
+            do="run the cell without --no-track",
+        )
+    for what, word in (("name", name), ("alias", alias)):
+        if word is not None and not (isinstance(word, str) and _NAME.fullmatch(word)):
+            raise PublishError(
+                f"{word!r} is no {what} of a registered model.",
+                do='give a short text without "/", ":" and "@", such as "small-gpt"',
+            )
+    return _place
+
+
+@torch.no_grad()
+def _plain_on_rank_0(layout: Layout | None, model: nn.Module) -> nn.Module | None:
+    """Return the plain model with the whole weights on rank 0, on the CPU; None on others.
+
+    Collective. One weight at a time: rank 0 has room for the model and one weight more.
+    """
+
+    def bare() -> nn.Module | None:
+        if dist.get_rank():
+            return None
+        if layout is None:
+            return copy.deepcopy(torch_modules.uncompiled(model)).to("cpu")
+        if layout.skeleton is None:
+            raise PublishError(f"The plain model cannot be put together: {layout.no_skeleton}.")
+        plain = copy.deepcopy(layout.skeleton)
+        meta_copy.materialise(plain, "cpu")
+        return plain
+
+    plain = together(bare, PublishError)
+    if layout is not None:
+        held = full_tensors.names(plain, duplicates=True) if plain is not None else {}
+        for name, full in full_tensors.tensors(layout):
+            if name in held:
+                held[name].copy_(full)
+    return plain
+
+
+def _example(layout: Layout | None, example: Any) -> Any:
+    if example is None and layout is not None and layout.last_step is not None:
+        example = layout.last_step[0]
+    if example is None:
+        raise PublishError(
+            "publish needs a batch to follow through the model.",
+            do="publish(model, name, example=x), x as in model(x)",
+        )
+    return example
+
+
+def _write(
+    home: Path, name: str, alias: str | None, plain: nn.Module, example: Any
+) -> dict[str, Any]:
+    """Write the program and a request to try into a folder of their own; return what it is."""
+    program, sample = exported.export(plain, example)
+    folder = home / f"{time.time_ns()}"
+    try:
+        (folder / "data").mkdir(mode=0o700, parents=True)
+        torch.export.save(program.exported, folder / "data" / "model.pt2")
+        request = json.dumps({"inputs": sample.tolist()})
+        (folder / "example.json").write_text(request + "\n", encoding="utf-8")
+    except Exception as error:
+        raise PublishError(f"The model was not written to {folder}: {named(error)}.") from error
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return {
+        "folder": str(folder),
+        "name": name,
+        "alias": alias,
+        "inputs": program.inputs,
+        "outputs": program.outputs,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "size_bytes": size,
+    }
