@@ -23,7 +23,7 @@ def publish(client: Any, run_id: str, folder: Path, facts: Mapping[str, Any]) ->
     """
     name, place = facts["name"], f"models/{folder.name}"
     _complete(folder, facts, run_id, place)
-    version = _version(client, name, folder.name)
+    version = _version(client, name, run_id, folder.name)
     if version is None:
         client.log_artifacts(run_id, str(folder), place)
         source = f"{client.get_run(run_id).info.artifact_uri.rstrip('/')}/{place}"
@@ -34,8 +34,8 @@ def publish(client: Any, run_id: str, folder: Path, facts: Mapping[str, Any]) ->
     client.set_tag(run_id, "nbdist.model", f"{name} version {version}")
 
 
-def _version(client: Any, name: str, folder: str) -> Any:
-    """Return the version that an earlier attempt has made, None for none; make the model's entry."""
+def _version(client: Any, name: str, run_id: str, folder: str) -> Any:
+    """Return the version that an earlier attempt has made, or None; make the model's own entry."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -44,7 +44,8 @@ def _version(client: Any, name: str, folder: str) -> Any:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     found = client.search_model_versions(f"name = '{name}'")
-    return next((v.version for v in found if v.tags.get(_TAG) == folder), None)
+    mine = (v.version for v in found if (v.run_id, v.tags.get(_TAG)) == (run_id, folder))
+    return next(mine, None)
 
 
 def _complete(folder: Path, facts: Mapping[str, Any], run_id: str, place: str) -> None:

@@ -29,7 +29,7 @@ from nbdist.engine.layout.weights.all_or_none import together
 from nbdist.error_text import named
 from nbdist.errors import PublishError
 
-_NAME = re.compile(r"[^/:@\s][^/:@\n]{0,200}")
+_NAME = re.compile(r"[^/:@'\"\s][^/:@'\"\n]{0,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _checked(name: str, alias: str | None) -> _Place:
         if word is not None and not (isinstance(word, str) and _NAME.fullmatch(word)):
             raise PublishError(
                 f"{word!r} is no {what} of a registered model.",
-                do='give a short text without "/", ":" and "@", such as "small-gpt"',
+                do='give a short text without quotes, "/", ":" and "@", such as "small-gpt"',
             )
     return _place
 
