@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from nbdist.engine.compat import transformers_names
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.safetensors_file import StoredTensor, stored_in, unreadable
 from nbdist.errors import CheckpointError
@@ -127,7 +128,7 @@ def match(
     wanted = full_tensors.places(model, duplicates=True, meta=True)
     wanted = {name: place for name, place in wanted.items() if place.is_saved}
     body = str(getattr(model, "base_model_prefix", "") or "")
-    renamed = _renamed(stored, wanted, body)
+    renamed = _renamed(transformers_names.renamed(model, stored), wanted, body)
     held = full_tensors.names(model, duplicates=True)
     aliases: dict[int, list[str]] = {}
     for name in wanted:
@@ -151,12 +152,11 @@ def match(
     ]
     own = {source: name for name, source in renamed.items()}
     left = [name for name in stored if own.get(name, name) not in wanted]
-    is_body = bool(body) and not heads
     extra = [
         name
         for name in left
         if own.get(name, name) not in held  # else a constant of the model, which older files hold
-        and not (is_body and _is_beside(name, stored, body))
+        and not (body and _is_beside(name, stored, body))
         and not _may_be_left(name, model, skip)
     ]
     missing = [name for name in missing if name not in fresh]
@@ -166,16 +166,14 @@ def match(
     )
 
 
-def _renamed(
-    stored: Mapping[str, StoredTensor], wanted: Iterable[str], body: str
-) -> dict[str, str]:
+def _renamed(stored: Mapping[str, str], wanted: Iterable[str], body: str) -> dict[str, str]:
     """Return the stored name by the model's, under that way to see the prefix that fits most."""
-    plain = {name: name for name in stored}
+    plain = {name: source for source, name in stored.items()}
     if not body:
         return plain
     start = f"{body}."
-    shorter = {name.removeprefix(start): name for name in stored}
-    longer = {start + name: name for name in stored}
+    shorter = {name.removeprefix(start): source for name, source in plain.items()}
+    longer = {start + name: source for name, source in plain.items()}
     names = set(wanted)
     return max((plain, shorter, longer), key=lambda way: len(names & way.keys()))
 
