@@ -43,7 +43,10 @@ def test_a_class_of_the_notebook_is_trained_in_shards_and_published(notebook: Ke
         "    print('answer', plain(torch.ones(1, 4)).flatten().tolist())",
         "--no-track",
     )
-    assert any("made" in line for line in when_sent(notebook))
+    ran = notebook.cell("nbdist.publish(layout, 'own', alias='best')", "--run again")
+    assert ran.error is None, ran.error
+    assert "Published with it" in ran.text, "a cell that publishes alone has a run, too"
+    assert any("again" in line for line in when_sent(notebook))
     found = notebook.run(
         "import subprocess, sys\n"
         f"made = subprocess.run([sys.executable, '-c', {REGISTRY!r}], stdout=subprocess.PIPE)\n"
@@ -52,7 +55,7 @@ def test_a_class_of_the_notebook_is_trained_in_shards_and_published(notebook: Ke
     )
     assert found.error is None, found.error
     version, answer = json.loads(found.text.splitlines()[-1])
-    assert version == "1"
+    assert version == "2"
     plain = json.loads(expected.text.partition("answer ")[2].splitlines()[0])
     for row in answer:
         assert row == pytest.approx(plain, abs=1e-5)
