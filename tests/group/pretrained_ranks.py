@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from nbdist.engine.layout.from_pretrained import from_pretrained
 from nbdist.engine.layout.layout import Layout
-from nbdist.engine.layout.weights import full_tensors
+from nbdist.engine.layout.weights import from_files, full_tensors, save_pretrained
 from nbdist.errors import NBDistError
 from tests.group import models
 from tests.group import tensor_parallel_ranks as tensor_parallel
@@ -55,12 +56,18 @@ def large() -> Stages:
     return Stages(width=592, blocks=8, tokens=3464)
 
 
+def normed() -> nn.Module:
+    """A model whose mlp works across features: shapes fit tp, the numbers would not."""
+    return tensor_parallel.GPT(tensor_parallel.block_of(mlp=tensor_parallel.NormedFeatures))
+
+
 FACTORIES: dict[str, Callable[[], nn.Module]] = {
     "gpt": models.GPT,
     "conv": models.ConvNet,
     "parallel": parallel,
     "stages": Stages,
     "large": large,
+    "normed": normed,
 }
 
 
@@ -91,13 +98,49 @@ def written(kind: str, source: str, target: str, layout: str, file_bytes: int) -
 
 
 def refused(kind: str, folders: dict[str, str]) -> dict[str, str]:
-    texts = {}
-    for label, folder in folders.items():
-        try:
-            from_pretrained(FACTORIES[kind], "zero3", weights=folder)
-        except NBDistError as error:
-            texts[label] = f"{type(error).__name__}: {error}"
+    def load(folder: str) -> Layout:
+        return from_pretrained(FACTORIES[kind], "zero3", weights=folder)
+
+    texts = {label: text_of(lambda f=folder: load(f)) for label, folder in folders.items()}  # type: ignore[misc]
+    texts["two"] = text_of(lambda: from_pretrained("a", "zero3", weights="b"))
+    texts["no weights"] = text_of(lambda: from_pretrained(FACTORIES[kind], "zero3"))
+    texts["a model"] = text_of(lambda: from_pretrained(Stages(), "zero3", weights="a"))
+    texts["no config"] = text_of(lambda: from_pretrained(folders["empty"], "zero3"))
     return texts
+
+
+def refused_plan(folder: str) -> str:
+    return text_of(lambda: from_pretrained(normed, "tp=2", weights=folder))
+
+
+def unreadable(folder: str, target: str) -> dict[str, str]:
+    """Have a disk fail on one rank while it reads, then on rank 0 while it writes."""
+    texts = {}
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(from_files, "read_box", fail)
+        texts["read"] = text_of(lambda: from_pretrained(Stages, "zero3", weights=folder))
+    layout = from_pretrained(Stages, "zero3", weights=folder)
+    layout.save_pretrained(target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(save_pretrained, "_append", fail)
+        texts["write"] = text_of(lambda: layout.save_pretrained(target))
+    texts["no folder"] = text_of(lambda: layout.save_pretrained(f"{target}/model.safetensors/a"))
+    layout.model.register_buffer("odd", torch.zeros(3, dtype=torch.complex128))
+    texts["dtype"] = text_of(lambda: layout.save_pretrained(target))
+    return texts
+
+
+def fail(*_: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def text_of(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except NBDistError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def new_head(folder: str) -> dict[str, Any]:
@@ -244,3 +287,21 @@ def logits_of(folder: str) -> list[float]:
 
 def tokens() -> Tensor:
     return torch.arange(24).view(2, 12) % 60
+
+
+def make_vit(folder: str) -> None:
+    """Have transformers write a model whose weights have other names in the folder."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = ViTConfig(**sizes, intermediate_size=64, image_size=32, patch_size=8)
+    model: Any = ViTForImageClassification(config)
+    model.save_pretrained(folder)
+
+
+def read_vit(folder: str) -> bool:
+    from transformers import ViTForImageClassification
+
+    mine = state(from_pretrained(folder, "zero3"))
+    model: Any = ViTForImageClassification.from_pretrained(folder)
+    return all(torch.equal(mine[name], p) for name, p in model.named_parameters())

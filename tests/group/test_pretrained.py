@@ -44,6 +44,7 @@ def test_two_axes_read_their_own_parts(folders: Path) -> None:
         assert found == dict.fromkeys(found, True)
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="asks Linux for the peak")
 def test_no_rank_needs_more_than_its_shard_and_a_third(folders: Path) -> None:
     run_ranks(1, f"{RANKS}:make_folder", "large", str(folders / "large"))
     shutil.copytree(folders / "stages", folders / "large-small")
@@ -108,6 +109,10 @@ def test_what_does_not_fit_is_one_error_in_words_on_every_rank(
         "index": "model-00002-of-00002.safetensors of 1 files",
         "no json": "its header cannot be read",
         "other": "do not fit the model",
+        "two": "got two folders",
+        "no weights": "and no folder of weights",
+        "a model": "got a Stages where a folder or a function",
+        "no config": "has no config.json",
     }
     for label, text in words.items():
         assert found[0][label].startswith("CheckpointError: "), label
@@ -116,12 +121,41 @@ def test_what_does_not_fit_is_one_error_in_words_on_every_rank(
     assert "not the model's" in found[0]["other"]
 
 
+def test_a_plan_that_would_compute_something_else_is_refused_before_weights_are_read(
+    folders: Path,
+) -> None:
+    run_ranks(1, f"{RANKS}:make_folder", "normed", str(folders / "normed"))
+    for text in run_ranks(2, f"{RANKS}:refused_plan", str(folders / "normed")):
+        assert text.startswith("LayoutError: Cutting ")
+        assert "changes what the model computes" in text
+
+
+def test_a_disk_that_fails_is_one_error_and_leaves_what_was_there(
+    folders: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "saved"
+    found = run_ranks(2, f"{RANKS}:unreadable", str(folders / "stages"), str(target))
+    assert found[0] == found[1]
+    assert "model.safetensors cannot be read: Input/output error (on rank 1)." in found[0]["read"]
+    assert "The weights were not written to" in found[0]["write"]
+    assert "Not a directory" in found[0]["no folder"]
+    assert "odd is torch.complex128, for which files of safetensors" in found[0]["dtype"]
+    assert [path.name for path in target.iterdir()] == ["model.safetensors"]
+    assert same_as_expected(folders / "stages", target, "stages")
+
+
 def test_a_new_head_is_made_where_it_is_asked_for(folders: Path, tmp_path: Path) -> None:
     run_ranks(1, f"{RANKS}:without_head", str(folders / "stages"), str(tmp_path / "body"))
     for found in run_ranks(2, f"{RANKS}:new_head", str(tmp_path / "body")):
         assert found["body"]
         assert found["alike"]
         assert found["head"] > 0
+
+
+def test_names_of_an_older_folder_of_transformers_are_translated(tmp_path: Path) -> None:
+    pytest.importorskip("transformers.conversion_mapping")
+    run_ranks(1, f"{RANKS}:make_vit", str(tmp_path))
+    assert run_ranks(2, f"{RANKS}:read_vit", str(tmp_path)) == [True, True]
 
 
 def test_a_folder_of_transformers_is_read_by_its_config_and_written_for_it(tmp_path: Path) -> None:
