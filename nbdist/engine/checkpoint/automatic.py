@@ -16,7 +16,7 @@ from weakref import ref
 
 import torch
 
-from nbdist.engine.checkpoint import chosen, rest, restore, save, training_state
+from nbdist.engine.checkpoint import chosen, folder, rest, restore, save, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
 from nbdist.engine.checkpoint.folder import Place
 from nbdist.engine.checkpoint.saving import Saving
@@ -129,8 +129,8 @@ def _at_boundary(optimizer: Optimizer, steps: int) -> None:
     except Exception as error:
         if group.was_released(error):
             return  # a fault elsewhere: this rank will hear of it at its next collective
-        why = error.what if isinstance(error, NBDistError) else f"{type(error).__name__}: {error}"
-        _failed = f"The checkpoint of step {steps} was not written. {why}"
+        told = error if isinstance(error, NBDistError) else folder.reason(error, "The checkpoint")
+        _failed = save.not_written(steps, told)
         _log.exception("The checkpoint of step %d was not written", steps)
 
 

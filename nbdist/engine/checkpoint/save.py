@@ -13,7 +13,7 @@ from nbdist.engine.checkpoint.agreement import each
 from nbdist.engine.checkpoint.folder import Place
 from nbdist.engine.checkpoint.saving import Request, Saving
 from nbdist.engine.checkpoint.training_state import Training
-from nbdist.errors import UsageError
+from nbdist.errors import NBDistError, UsageError
 from nbdist.formatting import counted, figure, name_bytes
 
 AT_CELL_END_S = 60.0  # that a cell's end waits for what is still being written
@@ -85,7 +85,7 @@ def begin(
     global _newest
     settle()
     place = each(lambda: Place(place_of(name), storage_options))
-    tensors = training_state.tree(training, dist.get_rank())
+    tensors = each(lambda: training_state.tree(training, dist.get_rank()))
     request = Request(place, training.step, training_state.layouts(training), metric, keep)
     saving = Saving(request, tensors)
     _newest = saving
@@ -139,10 +139,16 @@ def _failures() -> list[str]:
     said = []
     for one in _written:
         if one.error is not None:
-            said.append(f"The checkpoint of step {one.step} was not written. {one.error.what}")
+            said.append(not_written(one.step, one.error))
         elif not one.is_done:
             said.append(f"The checkpoint of step {one.step} is still being written.")
     return said
+
+
+def not_written(step: int, error: NBDistError) -> str:
+    """Return what is said of a checkpoint that failed, with its cause."""
+    said = f"The checkpoint of step {step} was not written"
+    return error.what if error.what.startswith(said) else f"{said}. {error.what}"
 
 
 def _successes() -> list[str]:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import nbdist
 from nbdist.engine.checkpoint import folder
-from nbdist.engine.checkpoint.agreement import from_rank_0, one_error, together
+from nbdist.engine.checkpoint.agreement import each, from_rank_0, one_error, together
 from nbdist.engine.checkpoint.folder import Commit, Place
 from nbdist.engine.compat.torch_checkpoint import WritePlan, WritePlanner, Writer, Written
 from nbdist.engine.group import state
@@ -85,18 +85,24 @@ class Saving:
         self._began = time.monotonic()
         place = request.place
         rank = dist.get_rank()
-        planner = WritePlanner(tensors, rank)
-        plan = _agree(planner, place)
-        self._name, self._id = from_rank_0(lambda: _begin(request, plan.total_bytes), place.url)
+        planner = each(lambda: WritePlanner(tensors, rank))
+        plan, self._id = _agree(planner, place)
         self.step, self.nbytes, self.seconds = request.step, plan.nbytes, 0.0
-        self.folder = place.folder(self._name)
+        self.folder = place.url
+        self._name = ""
         self._request, self._plan, self._rank = request, plan, rank
         self._ranks = dist.get_world_size()
         self._store = PatientStore(state.member().client)
         self._is_done = threading.Event()
         self._error: NBDistError | None = None
         self._thread: threading.Thread | None = None
-        self._staged = planner.stage(plan, _remembered.buffers)
+        try:
+            self._name = from_rank_0(self._begin, place.url)
+            self.folder = place.folder(self._name)
+            self._staged = planner.stage(plan, _remembered.buffers)
+        except BaseException as error:
+            self._abandon(error)
+            raise
         self.blocked_s = time.monotonic() - self._began
 
     def __repr__(self) -> str:
@@ -123,15 +129,15 @@ class Saving:
             facts: What this rank tells beside tensors; called at once.
         """
         try:
-            told = facts()
-        except BaseException as error:  # the others wait for this rank's word
-            self._tell(error)
-            self._finish(error)
-            raise
+            told, error = facts(), None
+        except BaseException as raised:  # the others wait for this rank's word
+            told, error = {}, raised
         self._thread = threading.Thread(
-            target=self._run, args=(told,), name="nbdist-save", daemon=True
+            target=self._run, args=(told, error), name="nbdist-save", daemon=True
         )
         self._thread.start()
+        if error is not None:
+            raise error
 
     def wait(self, timeout: float | None = None) -> "Saving":
         """Return when the checkpoint counts, or has `timeout` seconds later not been written.
@@ -157,20 +163,45 @@ class Saving:
 
     # -- the thread
 
-    def _run(self, facts: Facts) -> None:
+    def _run(self, facts: Facts, error: BaseException | None) -> None:
+        """Write this rank's part, unless it has failed already, and hear how it went elsewhere."""
         try:
-            place = self._request.place
-            writer = _writer(place, self.folder)
-            written = writer.write(self._plan, self._staged)
-            self._tell(None, (written, facts))
+            writer = _writer(self._request.place, self.folder)
+            if error is None:
+                error = self._write(writer, facts)
+            else:
+                self._tell(error)
             if self._rank == 0:
                 self._commit(writer)
             else:
                 self._hear()
             self._finish(None)
+        except BaseException as verdict:
+            self._finish(error if isinstance(verdict, ReleasedError) and error else verdict)
+
+    def _write(self, writer: Writer, facts: Facts) -> BaseException | None:
+        try:
+            self._tell(None, (writer.write(self._plan, self._staged), facts))
         except BaseException as error:
             self._tell(error)
-            self._finish(error)
+            return error
+        return None
+
+    def _begin(self) -> str:
+        """Make the folder, on rank 0; returns its name."""
+        place = self._request.place
+        self._name = folder.name_of(self.step, place.names())
+        place.begin(self._name, self._plan.total_bytes)
+        return self._name
+
+    def _abandon(self, error: BaseException) -> None:
+        """Have nobody wait for this rank, which goes no further. Main thread."""
+        self._tell(error)
+        if self._rank == 0:
+            self._store.set(self._key("done"), pickle.dumps(self._reason(error)))
+            if self._name:
+                _delete(self._request.place, self._name)
+        self._finish(error)
 
     def _key(self, what: object) -> str:
         return f"nbdist/save/{self._id}/{what}"
@@ -178,26 +209,27 @@ class Saving:
     def _tell(self, error: BaseException | None, told: Any = None) -> None:
         """Tell rank 0 how it went here."""
         try:
-            failed = None if error is None else folder.reason(error, self.folder)
+            failed = None if error is None else self._reason(error)
             self._store.set(self._key(self._rank), pickle.dumps((failed, told)))
         except Exception:
             _log.exception("The others were not told of the checkpoint of step %d", self.step)
 
     def _commit(self, writer: Writer) -> None:
         """Wait for all ranks' files and have the checkpoint count. On rank 0."""
-        place = self._request.place
         try:
             keys = [self._key(rank) for rank in range(self._ranks)]
             self._store.wait(keys, _LIMIT)
             every = [pickle.loads(told) for told in self._store.multi_get(keys)]
+            for key in keys:
+                self._store.deleteKey(key)
             failed = {rank: error for rank, (error, _) in enumerate(every) if error is not None}
             if failed:
                 raise one_error(failed)
             written = [told[0] for _, told in every]
             self._write_rest(writer, written, [told[1] for _, told in every])
         except BaseException as error:
-            told = folder.reason(error, self.folder)
-            _delete(place, self._name)
+            told = self._reason(error)
+            _delete(self._request.place, self._name)
             self._store.set(self._key("done"), pickle.dumps(told))
             raise told from error
         self._store.set(self._key("done"), pickle.dumps(None))
@@ -231,43 +263,42 @@ class Saving:
             raise error
 
     def _finish(self, error: BaseException | None) -> None:
-        if isinstance(error, ReleasedError):
-            error = CheckpointError(
-                f"The checkpoint of step {self.step} was not written to the end: {error}.",
-            )
         if error is not None:
-            self._error = folder.reason(error, self.folder)
+            self._error = self._reason(error)
             _log.warning("%s", self._error)
         self.seconds = time.monotonic() - self._began
         self._is_done.set()
+
+    def _reason(self, error: BaseException) -> NBDistError:
+        if isinstance(error, ReleasedError):
+            return CheckpointError(f"The checkpoint of step {self.step} was not written: {error}.")
+        return error if isinstance(error, NBDistError) else folder.reason(error, self.folder)
 
 
 # ---- Its parts ----------------------------------------------------------------------------------
 
 
-def _agree(planner: WritePlanner, place: Place) -> WritePlan:
-    """Return what this rank writes; by the plan of the save before where nothing has changed."""
+def _agree(planner: WritePlanner, place: Place) -> tuple[WritePlan, str]:
+    """Return what this rank writes, and what the save is known by in the store.
+
+    The plan is that of the save before where nothing has changed.
+    """
     known = _remembered.plan
     # A new rank remembers none.
     is_known = known is not None and planner.local == _remembered.local
-    if all(together(lambda: is_known)) and known is not None:
-        return known
+    told = together(lambda: (is_known, uuid.uuid4().hex))
+    name = told[0][1]
+    if all(is_alike for is_alike, _ in told) and known is not None:
+        return known, name
     every = together(lambda: planner.local)
     plan = planner.agree(every, _writer(place, place.url))
     _remembered.local, _remembered.plan = planner.local, plan
-    return plan
+    return plan, name
 
 
 def _writer(place: Place, url: str) -> Writer:
     options = {} if place.is_local else place.options
     return Writer(url, is_local=place.is_local, options=options)
-
-
-def _begin(request: Request, nbytes: int) -> tuple[str, str]:
-    """Make the folder, on rank 0; returns its name and what the save is known by in the store."""
-    name = folder.name_of(request.step, request.place.names())
-    request.place.begin(name, nbytes)
-    return name, uuid.uuid4().hex
 
 
 def _delete(place: Place, name: str) -> None:
