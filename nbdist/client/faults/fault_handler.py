@@ -74,6 +74,7 @@ class FaultHandler:
         self._told: dict[int, float] = {}  # ranks that were sent an interrupt, and when
         self._gone_count, self._gone_at = 0, 0.0  # how many ranks run no more; when it last grew
         self._passed_on: set[int] = set()  # ranks whose children were interrupted
+        self._dead: list[int] = []  # ranks whose death the others were told of
         self._commentary = Commentary(live, cluster)
         self._cuts: list[Future[Any]] = []
 
@@ -142,6 +143,8 @@ class FaultHandler:
             self._failed_at = now
         if len(gone) > self._gone_count:
             self._gone_count, self._gone_at = len(gone), now
+        if faults:
+            self._tell_of_deaths()
         every_s = self._interval(gone, heard_at, now)
         if self._watch.attend(self._cluster.living(), gone, every_s, now):
             self._conclude()
@@ -218,6 +221,14 @@ class FaultHandler:
         if now > began + _PATIENCE_S[what]:
             return True
         return not self._watch.waiting_since(began).isdisjoint(running)
+
+    def _tell_of_deaths(self) -> None:
+        """Tell living ranks, once, whom none of their threads should wait for any more."""
+        dead = self._cluster.dead()
+        if dead != self._dead:
+            self._dead = dead
+            for rank in self._cluster.living():
+                self._cluster.requests.ask(rank, "control.died", busy=True, ranks=dead)
 
     def _interrupt_children(self, running: Iterable[int]) -> None:
         """Interrupt what each rank waits for outside of Python, once."""

@@ -33,6 +33,7 @@ ANY_TIME = {
     "control.cost": "nbdist.engine.rank.control:cost",
     "control.stacks": "nbdist.engine.rank.control:stacks",
     "control.abort": "nbdist.engine.rank.control:abort",
+    "control.died": "nbdist.engine.rank.control:died",
     "control.interrupt": "nbdist.engine.kernel.interrupts:order",
     "control.interrupt_children": "nbdist.engine.kernel.cleanup:interrupt_children",
     "names.members": "nbdist.engine.rank.names:members",

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from nbdist.engine.kernel import fd_reserve, location
+from nbdist.ranks import name_ranks
 
 
 def state() -> dict[str, Any]:
@@ -98,6 +99,16 @@ def abort(generation: int) -> int:
 
     fd_reserve.release()
     return group.abort(generation)
+
+
+def died(ranks: list[int]) -> None:
+    """End the checkpoint that is being written, where it waits for ranks that have died.
+
+    A cell that has failed on this rank would wait for it, and so would recovery.
+    """
+    from nbdist.engine.checkpoint import save
+
+    save.give_up(f"{name_ranks(ranks)} died")
 
 
 def _resident_bytes() -> int:
