@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from nbdist.engine.checkpoint.folder import reason
-from nbdist.errors import CheckpointError, NBDistError
+from nbdist.errors import CheckpointError, NBDistError, UsageError
 from nbdist.ranks import name_ranks
 
 T = TypeVar("T")
@@ -24,6 +24,7 @@ def together(action: Callable[[], T], url: str = "") -> list[T]:
 
     Raises:
         CheckpointError: It raised on some rank; the same on all of them.
+        UsageError: Likewise, where it raised one.
     """
     mine: tuple[Any, NBDistError | None]
     try:
@@ -52,9 +53,10 @@ def from_rank_0(action: Callable[[], T], url: str = "") -> T:
     return together(lambda: action() if dist.get_rank() == 0 else None, url)[0]  # type: ignore[return-value]
 
 
-def one_error(failed: dict[int, NBDistError]) -> CheckpointError:
+def one_error(failed: dict[int, NBDistError]) -> NBDistError:
     """Return what is said of an error of some ranks: the first one's, and whose it was."""
     first = failed[min(failed)]
     alike = [rank for rank, error in failed.items() if str(error) == str(first)]
     where = "" if len(alike) == dist.get_world_size() else f" (on {name_ranks(alike)})"
-    return CheckpointError(first.what.rstrip(".") + where + ".", why=first.why, do=first.do)
+    kind = UsageError if isinstance(first, UsageError) else CheckpointError
+    return kind(first.what.rstrip(".") + where + ".", why=first.why, do=first.do)

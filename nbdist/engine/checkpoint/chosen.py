@@ -5,7 +5,7 @@ Any thread; files alone, no torch.
 
 from dataclasses import dataclass
 
-from nbdist.engine.checkpoint.folder import FORMAT, Commit, Place, order
+from nbdist.engine.checkpoint.folder import COMMIT, FORMAT, Commit, Place, order
 from nbdist.errors import CheckpointError, UsageError
 from nbdist.formatting import counted
 
@@ -32,10 +32,16 @@ def choose(place: Place, which: str | int) -> Chosen | None:
     """
     if which not in ("latest", "best") and (isinstance(which, bool) or not isinstance(which, int)):
         raise UsageError(f'nbdist.restore takes "latest", "best" or a step, not {which!r}.')
-    found = place.committed()
+    found, broken = place.survey()
+    pointed = None if isinstance(which, int) else place.pointer(which)
+    for name in broken:
+        step, _ = order(name) or (0, 0)
+        if name == pointed or step == which or not found:
+            what = f"{COMMIT} is not what was written"
+            raise damaged(place.folder(name), what, _step_before(found, step))
     if not found:
         return None
-    name = _name(place, found, which)
+    name = _name(place, found, which, pointed)
     commit = found[name]
     if commit.format != FORMAT:
         raise CheckpointError(
@@ -43,8 +49,7 @@ def choose(place: Place, which: str | int) -> Chosen | None:
             "a format that this version cannot read.",
             do="update nbdist where the ranks run",
         )
-    older = [c.step for c in found.values() if c.step < commit.step and c.format == FORMAT]
-    return Chosen(name, commit, max(older, default=None))
+    return Chosen(name, commit, _step_before(found, commit.step))
 
 
 def newest_since(place: Place, since: float) -> Chosen | None:
@@ -56,18 +61,23 @@ def newest_since(place: Place, since: float) -> Chosen | None:
     return Chosen(name, found[name])
 
 
-def _name(place: Place, found: dict[str, Commit], which: str | int) -> str:
+def _step_before(found: dict[str, Commit], step: int) -> int | None:
+    older = [c.step for c in found.values() if c.step < step and c.format == FORMAT]
+    return max(older, default=None)
+
+
+def _name(place: Place, found: dict[str, Commit], which: str | int, pointed: str | None) -> str:
     by_age = sorted(found, key=lambda name: (found[name].saved_at, order(name)))
     if isinstance(which, int):
         of_step = [name for name in by_age if found[name].step == which]
         if of_step:
             return of_step[-1]
-        steps = ", ".join(str(step) for step in sorted({c.step for c in found.values()}))
+        known = {c.step for c in found.values() if c.format == FORMAT}
+        steps = ", ".join(str(step) for step in sorted(known))
         raise CheckpointError(
             f"{place.url} has no checkpoint of step {which}.", do=f"it has those of step {steps}"
         )
-    pointed = place.pointer(which)
-    if pointed is not None:
+    if pointed in found:
         return pointed
     if which == "best":
         raise CheckpointError(

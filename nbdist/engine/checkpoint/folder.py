@@ -12,12 +12,15 @@ A folder without `checkpoint.json` is no checkpoint: its save was interrupted. N
 into twice. Any thread; no torch.
 """
 
+import contextlib
 import errno
 import json
+import math
 import os
 import re
 import shutil
 import socket
+import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,13 +29,14 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from nbdist.errors import CheckpointError
+from nbdist.errors import CheckpointError, UsageError
 from nbdist.formatting import name_bytes
 
 FORMAT = 1
 COMMIT, WRITING, TRAINING = "checkpoint.json", "writing.json", "training.pt"
 _STEP = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 _CHUNK = 8 << 20
+_ABANDONED_S = 24 * 3600.0  # after which a save on another host has surely ended
 # A server that does not answer is told of in seconds; by themselves these libraries take minutes.
 _PATIENCE = {
     "s3": {
@@ -80,7 +84,8 @@ class Commit:
         """Return the text of the file."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         files = {name: list(facts) for name, facts in self.files.items()}
-        return json.dumps({**fields, "files": files}, indent=1)
+        told = {**fields, "files": files}
+        return json.dumps({**told, "crc": _crc_of(told)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Commit":
@@ -92,6 +97,8 @@ class Commit:
         told = json.loads(text)
         if told["format"] != FORMAT:  # of a newer one nothing else is known
             return cls(0, 0.0, 0, {}, {}, None, str(told.get("nbdist", "")), "", told["format"])
+        if told.pop("crc") != _crc_of(told):
+            raise ValueError("it has another checksum than when it was written")
         files = {name: (int(size), int(crc)) for name, (size, crc) in told["files"].items()}
         return cls(**{**told, "files": files})
 
@@ -130,17 +137,24 @@ def to_delete(
         keep: How many of the newest stay; None keeps all.
         best: One that stays, too.
         newest: One that stays, whatever its step: training may have gone back.
+
+    What another version has written stays as well: nothing is known of it.
     """
     if keep is None:
         return []
-    by_age = sorted(committed, key=lambda name: (committed[name].saved_at, order(name)))
+    ours = [name for name, commit in committed.items() if commit.format == FORMAT]
+    by_age = sorted(ours, key=lambda name: (committed[name].saved_at, order(name)))
     stay = {*by_age[-max(1, keep) :], newest, best}
     return [name for name in by_age if name not in stay]
 
 
 def best_of(committed: Mapping[str, Commit]) -> str | None:
     """Return the checkpoint with the lowest metric, the newest of several; None without any."""
-    rated = [(c.metric, -c.saved_at, name) for name, c in committed.items() if c.metric is not None]
+    rated = [
+        (commit.metric, -commit.saved_at, name)
+        for name, commit in committed.items()
+        if commit.metric is not None and not math.isnan(commit.metric)
+    ]
     return min(rated)[2] if rated else None
 
 
@@ -154,6 +168,11 @@ class Place:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         protocol = urlsplit(url).scheme if "://" in url else "file"
+        if "://" in url and urlsplit(url).password:  # URLs are printed and logged
+            raise UsageError(
+                f"A URL with a password in it ({protocol}://...) would be shown with it.",
+                do="leave it out of the URL, and pass it in storage_options",
+            )
         self.is_local = protocol in ("file", "local")
         self.url = os.path.abspath(_path_of(url)) if self.is_local else url.rstrip("/")
         self.options = {**_PATIENCE.get(protocol, {}), **(options or {})}
@@ -175,25 +194,42 @@ class Place:
 
     def committed(self) -> dict[str, Commit]:
         """Return the checkpoints that count, in the order of their steps."""
-        found = {name: self.commit_of(name) for name in self.names()}
-        return {name: commit for name, commit in found.items() if commit is not None}
+        return self.survey()[0]
+
+    def survey(self) -> tuple[dict[str, Commit], list[str]]:
+        """Return the checkpoints that count, and those whose commit is there and damaged."""
+        found: dict[str, Commit] = {}
+        damaged = []
+        for name in self.names():
+            try:
+                commit = self.commit_of(name)
+            except ValueError:
+                damaged.append(name)
+                continue
+            if commit is not None:
+                found[name] = commit
+        return found, damaged
 
     def commit_of(self, name: str) -> Commit | None:
-        """Return what a checkpoint says of itself; None: it is not complete."""
+        """Return what a checkpoint says of itself; None: it is not complete.
+
+        Raises:
+            ValueError: It is not what was written.
+        """
         try:
-            return Commit.from_json(self._fs.cat_file(self._path(name, COMMIT)))
+            return Commit.from_json(self.read(name, COMMIT))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):  # half of it: it was not written by us
-            return None
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it lacks {error}") from error
 
     def pointer(self, which: str) -> str | None:
-        """Return the name that `latest` or `best` holds, if that checkpoint is there."""
+        """Return the name that `latest` or `best` holds."""
         try:
-            name = bytes(self._fs.cat_file(self._path(which))).decode().strip()
+            name = bytes(self._fs.cat_file(self._path(which))).decode(errors="replace").strip()
         except FileNotFoundError:
             return None
-        return name if order(name) and self.commit_of(name) else None
+        return name if order(name) else None
 
     # -- writing
 
@@ -214,8 +250,7 @@ class Place:
                     f"{name_bytes(free)} left.",
                     do="make room, or give nbdist.save another folder",
                 )
-        who = {"host": socket.gethostname(), "pid": os.getpid(), "since": _started(os.getpid())}
-        self.write(name, WRITING, json.dumps(who).encode())
+        self._sign(name)
 
     def write(self, name: str, file: str, content: bytes) -> tuple[int, int]:
         """Write a small file in one piece; returns its size and checksum."""
@@ -226,7 +261,8 @@ class Place:
         """Have a checkpoint count, and be the newest."""
         self.write(name, COMMIT, commit.to_json().encode())
         self._put(self._path("latest"), name.encode())
-        self._fs.rm_file(self._path(name, WRITING))
+        with contextlib.suppress(Exception):  # it counts all the same
+            self._fs.rm_file(self._path(name, WRITING))
 
     def point_to_best(self, name: str) -> None:
         """Have `best` hold a checkpoint's name."""
@@ -234,29 +270,67 @@ class Place:
             self._put(self._path("best"), name.encode())
 
     def delete(self, name: str) -> None:
-        """Delete a checkpoint; its commit first, so that it never looks complete when it is not."""
-        for first in (COMMIT, ""):
-            try:
-                self._fs.rm(self._path(name, first).rstrip("/"), recursive=not first)
-            except FileNotFoundError:
-                continue
+        """Delete a checkpoint, so that what is left of it, interrupted, is known to be left.
+
+        Its commit goes first, for it must not look complete; who deletes it, last.
+        """
+        self._fs.invalidate_cache()
+        try:
+            files = [str(path).rstrip("/") for path in self._fs.ls(self._path(name), detail=False)]
+        except FileNotFoundError:
+            return
+        commit, writing = self._path(name, COMMIT), self._path(name, WRITING)
+        if any(path.endswith(f"/{COMMIT}") for path in files):
+            self._sign(name)
+            self._fs.rm_file(commit)
+        for path in files:
+            if path.rsplit("/", 1)[-1] not in (COMMIT, WRITING):
+                self._fs.rm(path, recursive=self.is_local and os.path.isdir(path))
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(writing)
+        if self.is_local:
+            os.rmdir(self.folder(name))
 
     def delete_interrupted(self, running: str) -> list[str]:
-        """Delete what saves have left behind whose process is gone, on this host; return names."""
-        gone = []
-        for name in self.names():
-            if name != running and self.commit_of(name) is None and self._is_left(name):
-                self.delete(name)
-                gone.append(name)
+        """Delete what saves have left behind that run no more; return names."""
+        found, damaged = self.survey()
+        gone = [
+            name
+            for name in self.names()
+            if name not in (*found, *damaged, running) and self._is_left(name)
+        ]
+        for name in gone:
+            self.delete(name)
         return gone
 
+    def _sign(self, name: str) -> None:
+        """Write who works on a folder."""
+        who = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": _started(os.getpid()),
+            "at": time.time(),
+        }
+        self.write(name, WRITING, json.dumps(who).encode())
+
     def _is_left(self, name: str) -> bool:
+        """Return whether nobody works on a folder any more that is no checkpoint."""
         try:
-            who = json.loads(self._fs.cat_file(self._path(name, WRITING)))
-        except (FileNotFoundError, ValueError):
+            who = json.loads(self.read(name, WRITING))
+        except FileNotFoundError:
+            return self._is_bare(name)
+        except ValueError:
             return False  # nobody knows whose it is
-        is_here = bool(who["host"] == socket.gethostname())
-        return is_here and _started(int(who["pid"])) != float(who["since"])
+        if who["host"] != socket.gethostname():
+            return time.time() > float(who["at"]) + _ABANDONED_S
+        return _started(int(who["pid"])) != float(who["since"])
+
+    def _is_bare(self, name: str) -> bool:
+        """Return whether a folder is empty: its save was ended before it wrote who it is.
+
+        One that is about to be written into is made again by its first file.
+        """
+        return self.is_local and set(os.listdir(self.folder(name))) <= {f"{WRITING}.tmp"}
 
     # -- reading
 
@@ -337,6 +411,11 @@ def _open(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             why=str(error),
             do="install fsspec's package for it (s3fs, gcsfs, adlfs) where the ranks run",
         ) from error
+
+
+def _crc_of(told: Mapping[str, Any]) -> int:
+    """Return the checksum of a commit's fields."""
+    return zlib.crc32(json.dumps(told, sort_keys=True).encode())
 
 
 def _path_of(url: str) -> str:
