@@ -233,7 +233,7 @@ class Saving:
             self._store.set(self._key("done"), pickle.dumps(told))
             raise told from error
         self._store.set(self._key("done"), pickle.dumps(None))
-        _tidy(place, self._name, self._request.keep)
+        _tidy(self._request.place, self._name, self._request.keep)
 
     def _write_rest(self, writer: Writer, written: list[Written], facts: list[Facts]) -> None:
         place, request = self._request.place, self._request
