@@ -267,6 +267,7 @@ def test_the_store_and_gloo_are_open_to_whoever_reaches_them_the_named_exception
     still_works(cluster)
 
 
+@pytest.mark.slow  # test_kernel_ends.py shows that no process is left which could
 def test_nothing_listens_once_the_kernel_was_killed(tmp_path: Path) -> None:
     # After an ordinary stop: test_hosts.py.
     with Notebook(tmp_path) as notebook:

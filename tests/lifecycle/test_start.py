@@ -90,7 +90,13 @@ def test_a_rank_that_crashes_while_starting_is_one_error_and_nothing_is_left(
 
 
 @pytest.mark.parametrize(
-    "moment", ["parent", "keys", pytest.param("controller", marks=pytest.mark.slow), "ranks"]
+    "moment",
+    [
+        pytest.param("parent", marks=pytest.mark.slow),
+        "keys",
+        pytest.param("controller", marks=pytest.mark.slow),
+        "ranks",
+    ],
 )
 def test_an_interrupt_while_starting_leaves_nothing_and_the_next_start_works(
     tmp_path: Path, moment: str
