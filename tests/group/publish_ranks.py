@@ -91,11 +91,12 @@ def _text_of(model: nn.Module, name: str, example: Any) -> str:
     return ""
 
 
-def lengths(folder: str) -> list[int]:
-    """Return of a published program which of its input's dims take any size."""
+def lengths(folder: str) -> list[list[int]]:
+    """Return of two published programs which of their inputs' dims take any size."""
     told = into(folder)
-    publish(Stages(), "any", example=torch.arange(12).view(1, 12))
-    return list(told[0]["inputs"][1]) if told else []
+    for model in (Stages(), models.GPT()):  # the second adds a table of 12 positions
+        publish(model, "any", example=torch.arange(12).view(1, 12))
+    return [list(one["inputs"][1]) for one in told]
 
 
 def run_program(folder: str) -> list[float]:

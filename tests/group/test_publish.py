@@ -42,10 +42,11 @@ def _flat(nested: object) -> list[float]:
 
 
 def test_an_example_of_one_sample_makes_a_program_for_any_number(tmp_path: Path) -> None:
-    assert run_ranks(1, f"{RANKS}:lengths", str(tmp_path)) == [[-1, -1]]
-    (folder,) = tmp_path.iterdir()
-    request = json.loads((folder / "example.json").read_text())
-    assert len(request["inputs"]) == 1
+    assert run_ranks(1, f"{RANKS}:lengths", str(tmp_path)) == [[[-1, -1], [-1, 12]]]
+    for folder in tmp_path.iterdir():
+        request = json.loads((folder / "example.json").read_text())
+        assert len(request["inputs"]) == 1
+        assert len(run_ranks(1, f"{RANKS}:run_program", str(folder))[0]) % 12 == 0
 
 
 def test_what_cannot_be_published_is_one_error_in_words_on_every_rank(tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ def _facts(exported: Any, end: str) -> tuple[str, list[int]]:
     name = (signature.user_inputs if end == "input" else signature.user_outputs)[0]
     (node,) = [node for node in exported.graph.nodes if node.name == name]
     value = node.meta["val"]
-    shape = [size if isinstance(size, int) else -1 for size in value.shape]
+    # A size that tracing has found to be one number is still a symbol, written as that number.
+    shape = [int(str(size)) if str(size).isdigit() else -1 for size in value.shape]
     return str(value.dtype).removeprefix("torch."), shape
 
 
