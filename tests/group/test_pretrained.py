@@ -54,6 +54,9 @@ def test_no_rank_needs_more_than_its_shard_and_a_third(folders: Path) -> None:
         ):
             assert shard > 20e6
             assert most <= 1.3, layout
+    for layout in ("fsdp=2 tp=2", "pp=4"):  # a whole weight at a time, while the plan is proven
+        for most, _, _ in run_ranks(4, f"{RANKS}:peak", "large", str(folders / "large"), layout):
+            assert most <= 2, layout
     for most, _, _ in run_ranks(2, f"{RANKS}:peak", "large", str(folders / "large"), "ddp"):
         assert most <= 1.3, "each rank reads into its own replica"
 

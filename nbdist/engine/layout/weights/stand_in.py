@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+_LARGE_BYTES = 1 << 20  # a forward copies such a view into one piece, and frees that
+
 
 @contextmanager
 def lent(model: nn.Module, device: torch.device | str) -> Iterator[None]:
@@ -29,9 +31,13 @@ def lent(model: nn.Module, device: torch.device | str) -> Iterator[None]:
             places.append((module, name, parameter))
     for module, name, parameter in places:
         module._parameters[name] = made[id(parameter)]
+    large = {module for module, _, parameter in places if parameter.nbytes > _LARGE_BYTES}
+    hooks = [module.register_forward_hook(_give_back) for module in large]
     try:
         yield
     finally:
+        for hook in hooks:
+            hook.remove()
         for module, name, parameter in places:
             module._parameters[name] = parameter
         _give_back()
@@ -49,7 +55,7 @@ def _stand_in(parameter: nn.Parameter, seed: int, device: torch.device | str) ->
     return nn.Parameter(view, requires_grad=parameter.requires_grad)
 
 
-def _give_back() -> None:
+def _give_back(*_: object) -> None:
     """Return freed memory to the system: glibc keeps what forwards have copied of a weight."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
