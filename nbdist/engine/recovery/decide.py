@@ -45,6 +45,7 @@ class ModelReport:
         snapshots: The optimizers' steps at each that the rank holds, newest first, and ages in s.
         schedulers: How many of `parts`, the last ones, are schedulers.
         is_alike: Whether options and schedulers are the same on all ranks: not in pipelines.
+        copies: Of a sharded unit, the ranks that hold the same part of it as this one.
         idle_s: Since its optimizers' last step in the cell that ended, in s.
     """
 
@@ -61,6 +62,7 @@ class ModelReport:
     snapshots: tuple[tuple[Steps, float], ...] = ()
     schedulers: int = 0
     is_alike: bool = True
+    copies: tuple[int, ...] = ()
     idle_s: float = 1e9
 
 
@@ -71,7 +73,8 @@ class Decision:
     Attributes:
         places: Of each rank that has the unit: its number among that rank's reports.
         action: What its ranks do. "follow": they copy learning rates and schedulers alone, as after
-            "roll back". "forbid": optimizers that are not in `parts` step no more.
+            "roll back". "forbid": optimizers that are not in `parts` step no more. "tell": nothing;
+            what died comes from a living rank, with the clone.
         steps: What every rank has made afterwards.
         parts: The optimizers and schedulers that all its ranks have, in the order of `steps`.
         source: Who is copied from, when copied.
@@ -82,7 +85,7 @@ class Decision:
     """
 
     places: Mapping[int, int]
-    action: Literal["copy", "roll back", "follow", "refuse", "leave", "forbid"]
+    action: Literal["copy", "roll back", "follow", "refuse", "leave", "forbid", "tell"]
     steps: Steps
     parts: tuple[str, ...]
     line: str
@@ -114,6 +117,7 @@ def from_json(text: str | bytes) -> list[ModelReport]:
             snapshots=tuple((tuple(steps), age) for steps, age in item["snapshots"]),
             schedulers=item["schedulers"],
             is_alike=item["is_alike"],
+            copies=tuple(item["copies"]),
             idle_s=item["idle_s"],
         )
         for item in json.loads(text)
@@ -139,8 +143,8 @@ def decide(
             continue
         if not reports.keys() >= set(some.ranks):
             continue  # made for ranks that there are no more: the scale has said so
-        if some.kind == "sharded" and lost:
-            decisions.append(_refuse_lost(places, of_unit, lost))
+        if some.kind == "sharded" and (gone := _without_copy(of_unit, lost)):
+            decisions.append(_refuse_lost(places, of_unit, gone))
         elif missing := sorted(set(some.ranks) - new - set(of_unit)):
             decisions += _leave(places, of_unit, missing, reports)
         else:
@@ -148,6 +152,8 @@ def decide(
             shared = _shared(of_unit)
             if not _is_equal(shared):
                 decisions.append(_DECIDE[some.kind](places, shared))
+            if some.kind == "sharded" and lost:
+                decisions.append(_tell_of_copies(places, of_unit, lost))
     return [_tell_who_stays(decision, decisions, reports) for decision in decisions]
 
 
@@ -384,6 +390,25 @@ _DECIDE: Mapping[Kind, Callable[[Mapping[int, int], Mapping[int, ModelReport]], 
     "sharded": _settle_sharded,
     "apart": _settle_apart,
 }
+
+
+def _without_copy(of_unit: Mapping[int, ModelReport], lost: list[int]) -> list[int]:
+    """Return the lost ranks whose part of a unit no living rank holds."""
+    held = {rank for report in of_unit.values() for rank in report.copies}
+    return [rank for rank in lost if rank not in held]
+
+
+def _tell_of_copies(
+    places: Mapping[int, int], of_unit: Mapping[int, ModelReport], lost: list[int]
+) -> Decision:
+    """Say from which rank each lost rank's part comes, in the clone that follows."""
+    some = next(iter(of_unit.values()))
+    took = ", ".join(
+        f"rank {rank}'s from rank {min(r for r, said in of_unit.items() if rank in said.copies)}"
+        for rank in lost
+    )
+    line = f"The part of {some.name} that died was copied from a rank that holds the same: {took}."
+    return Decision(places, "tell", some.steps, some.parts, line)
 
 
 def _refuse_lost(

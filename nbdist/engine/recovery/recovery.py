@@ -78,7 +78,11 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         decisions = sync_state.sync(newcomers)
         cloned = None
         if newcomers:
-            cloned = clone.clone_each(newcomers, step=training.current_step())
+            cloned = clone.clone_each(
+                newcomers,
+                step=training.current_step(),
+                parts=[unit.copies for unit in wrapped_models.find() if unit.copies],
+            )
             # A new rank remembers none: the groups of older meshes would meet those of newer ones.
             torch_sharded.forget_results()
         async_sgd.begin_anew()

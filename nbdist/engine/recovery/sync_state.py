@@ -56,6 +56,7 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
         gc.collect()
         mine, reports = _exchange("units again")
     snapshot.forget_schedules()
+    step_state.here().restored.clear()
     rank = dist.get_rank()
     mark: step_state.StepState | None = None
     has_copied = False
@@ -64,6 +65,9 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
         if rank not in decision.places:
             continue
         unit = mine[decision.places[rank]]
+        if decision.action == "tell":
+            step_state.here().restored.update(unit.optimizers)
+            continue
         if decision.action == "copy":
             has_copied |= _copy(unit, decision, rank)
         elif decision.action == "roll back":

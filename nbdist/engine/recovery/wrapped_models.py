@@ -27,6 +27,7 @@ from nbdist.engine.compat import (
     torch_modules,
     torch_pipeline,
     torch_sharded,
+    torch_shards,
 )
 from nbdist.engine.group import identity
 from nbdist.engine.recovery.decide import Kind, ModelReport, Steps
@@ -34,7 +35,8 @@ from nbdist.engine.steps import keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
 
 Optimizer = torch.optim.Optimizer
-_Part = tuple[nn.Module, tuple[int, ...]]  # of a pipeline, and the ranks that train it
+Ranks = tuple[int, ...]  # global
+_Part = tuple[nn.Module, Ranks]  # of a pipeline, and the ranks that train it
 
 
 _LONG_AGO_S = 1e9  # an infinity that JSON has
@@ -56,6 +58,7 @@ class Unit:
         schedulers: Those of its optimizers, the newest first.
         is_alike: Whether parameters have the same shapes on all ranks: not in pipelines.
         is_cut_in_states_only: Whether each rank has all parameters (ZeroRedundancyOptimizer).
+        copies: Of a sharded one, the ranks that hold the same part of it as this one does.
     """
 
     kind: Kind
@@ -69,6 +72,7 @@ class Unit:
     schedulers: list[Any] = field(default_factory=list)
     is_alike: bool = True
     is_cut_in_states_only: bool = False
+    copies: Ranks = ()
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -127,6 +131,7 @@ class Unit:
             snapshots=tuple(snapshots),
             schedulers=len(self.schedulers),
             is_alike=self.is_alike,
+            copies=self.copies,
             idle_s=min(time.monotonic() - last, _LONG_AGO_S),
         )
 
@@ -157,8 +162,7 @@ def find() -> list[Unit]:
 
 def hand_over() -> dict[str, tuple[Any, identity.Names]]:
     """Return what a new rank may get a copy of, with the names by which all ranks know it."""
-    whole = [unit for unit in find() if unit.kind != "sharded"]
-    trained = [one for unit in whole for one in (*unit.optimizers, *unit.schedulers)]
+    trained = [one for unit in find() for one in (*unit.optimizers, *unit.schedulers)]
     return identity.hand_over([*torch_modules.live_ddps(), *trained])
 
 
@@ -247,7 +251,14 @@ def _sharded_unit(
         identity.of(ddps[-1]) if ddps else identity.UNKNOWN,
         is_alike=is_alike,
         is_cut_in_states_only=states_only,
+        copies=_copies(parameters),
     )
+
+
+def _copies(parameters: Iterable[torch.Tensor]) -> Ranks:
+    """Return the ranks that hold the same parts as this one, itself among them; () if unknown."""
+    cut = [p for p in parameters if torch_shards.is_cut(p)]
+    return tuple(sorted(torch_shards.common_copies(cut, dist.get_rank())))
 
 
 def _apart_unit(optimizer: ApartWrapper) -> Unit:

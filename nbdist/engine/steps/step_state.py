@@ -108,6 +108,8 @@ class Boundary:
         self.cell_began: StepState | None = None
         # Called before an optimizer's first step in a cell; what it raises, the step raises.
         self.before_first_step: Callable[[Optimizer], None] = _let_it_step
+        # Of which a rank has a part alone, and a new rank gets its own, in this recovery.
+        self.restored: WeakSet[Optimizer] = WeakSet()
         self._notices: list[str] = []
         self._others: list[tuple[Take, Restore]] = []
         self._before_cell: WeakSet[Optimizer] = WeakSet()
@@ -288,10 +290,14 @@ class Boundary:
             self.last = self.random_numbers(self.last.others)
 
     def whole(self) -> list[Optimizer]:
-        """Return the optimizers of which each rank has all."""
+        """Return the optimizers that a new rank gets: those of which each rank has all, mostly."""
         living = torch_live.live(Optimizer)
         inner = {id(getattr(optimizer, "optim", None)) for optimizer in living}
-        return [one for one in living if not (id(one) in inner or _is_cut(one))]
+        return [
+            one
+            for one in living
+            if id(one) not in inner and (one in self.restored or not _is_cut(one))
+        ]
 
     def hand_over(self) -> dict[str, Any]:
         """Return what a new rank must know, among it the optimizers that each rank has whole."""

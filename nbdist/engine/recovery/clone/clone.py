@@ -32,11 +32,18 @@ from nbdist.engine.data.loaders import Loader
 from nbdist.engine.group import ddp_hook_state, group_names, group_record, rendezvous, state
 from nbdist.engine.kernel.placeholder import Placeholder
 from nbdist.engine.recovery import disabled, name_record
-from nbdist.engine.recovery.clone import fingerprint, pickler, sources, torch_rebuild, unpickler
+from nbdist.engine.recovery.clone import (
+    fingerprint,
+    pickler,
+    shards,
+    sources,
+    torch_rebuild,
+    unpickler,
+)
 from nbdist.engine.recovery.clone.p2p import P2PTransfer
 from nbdist.engine.recovery.clone.recipes import recipes
 from nbdist.errors import ClusterError, LostStateError
-from nbdist.ranks import NAMES_OF_A_RANK, name_ranks
+from nbdist.ranks import NAMES_OF_A_RANK
 
 # IPython's: In, Out, _, __, _i, _ii, _3, _i3, _oh, _dh, ...
 _OF_IPYTHON = re.compile(
@@ -85,9 +92,19 @@ def also(
 
 
 def clone_each(
-    newcomers: Iterable[int], *, namespace: dict[str, Any] | None = None, step: int = 0
+    newcomers: Iterable[int],
+    *,
+    namespace: dict[str, Any] | None = None,
+    step: int = 0,
+    parts: Iterable[tuple[int, ...]] = (),
 ) -> dict[str, Any] | None:
     """Give each new rank what the living rank holds that is most like it. All ranks, main threads.
+
+    Args:
+        newcomers: Ranks that hold nothing yet.
+        namespace: As `clone`.
+        step: As `clone`.
+        parts: Of each model that is cut over ranks, those that hold the same part as this one.
 
     Returns:
         As `clone`: on a new rank what it got, on others what one got; None when no rank lives.
@@ -101,7 +118,7 @@ def clone_each(
     marks = _compare(newcomers, namespace)
     names, own = _group_names(newcomers, namespace)
     is_new = here in newcomers
-    ties = sources.exchange({} if is_new else _Place.of(namespace).names())
+    ties = sources.exchange({} if is_new else _Place.of(namespace).names(), parts)
     chosen = sources.choose(ties, newcomers)
     # One by one: what one replacement rank cannot build another may.
     for source, newcomer in ((source, one) for source, its in chosen.items() for one in its):
@@ -235,7 +252,7 @@ def clone(
         answer = P2PTransfer(source).receive()
     if here != newcomer:
         torch_rebuild.restart_static_graphs([newcomer])
-    _refuse_lost(place, answer, sorted({*dead, newcomer}))
+    _refuse_lost(place, answer, source, newcomer)
     told = ("source", "names", "placeholders", "lost", "random", "inexact")
     return {key: answer[key] for key in told}
 
@@ -289,7 +306,7 @@ def _give(place: _Place, newcomer: int, step: int) -> dict[str, Any]:
         parcel = pickler.dump(
             sent,
             anchors,
-            recipes(),
+            recipes(dist.get_rank(), newcomer),
             user_globals=place.namespace,
             refused=refused,
             excluded=excluded,
@@ -426,22 +443,26 @@ def _seed_anew(seed: int) -> None:
 # ---- All ranks -------------------------------------------------------------------------------
 
 
-def _refuse_lost(place: _Place, answer: Mapping[str, Any], newcomers: list[int]) -> None:
-    """Refuse the models that are cut over ranks, on this rank: their other parts are gone."""
+def _refuse_lost(place: _Place, answer: Mapping[str, Any], source: int, newcomer: int) -> None:
+    """Refuse, on this rank, the models of which the new rank's part is gone."""
+
+    def is_gone(module: nn.Module) -> bool:
+        held = newcomer in torch_rebuild.holders(module)
+        return held and not shards.comes_whole(module, source, newcomer)
+
     models: dict[nn.Module, str] = {}
     roots = [module for module, _ in torch_sharded.live_fsdp2_roots()]
     for module in (*roots, *torch_pipeline.laid_models()):
-        if not torch_rebuild.holders(module).isdisjoint(newcomers):
+        if is_gone(module):
             models[module] = torch_sharded.plain_name(module)
     for name in answer["lost"]:
         value: Any = place.namespace.get(name)
-        is_sharded = torch_rebuild.is_sharded_module(value)
-        if is_sharded and not torch_rebuild.holders(value).isdisjoint(newcomers):
+        if torch_rebuild.is_sharded_module(value) and is_gone(value):
             models[value] = name
     for module, name in models.items():
         parts = "stages" if torch_rebuild.is_staged(module) else "shards"
         error = LostStateError(
-            f"The {parts} of `{name}` that {name_ranks(newcomers)} held are lost.",
+            f"The {parts} of `{name}` that rank {newcomer} held are lost.",
             why="each rank held a part of its parameters, and that process died",
             do="build it again in a cell, or restore a checkpoint",
         )

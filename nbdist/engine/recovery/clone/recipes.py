@@ -24,13 +24,20 @@ from torch.utils.data import DataLoader
 from nbdist.engine.compat import torch_live
 from nbdist.engine.data.loaders import Loop
 from nbdist.engine.recovery.clone import torch_rebuild
-from nbdist.engine.recovery.clone.pickler import LostState, Recipe
+from nbdist.engine.recovery.clone.pickler import Recipe
+from nbdist.engine.recovery.clone.shards import Shards
 from nbdist.engine.recovery.clone.unpickler import afterwards
 
 
-def recipes() -> list[Recipe]:
-    """Return the recipes for one dump; they remember which storages it has met."""
+def recipes(source: int, newcomer: int) -> list[Recipe]:
+    """Return the recipes for one dump; they remember which storages it has met.
+
+    Args:
+        source: This rank.
+        newcomer: The rank that the dump is for.
+    """
     return [
+        Shards(source, newcomer).reduce,
         _recipe_by_type,
         _Storages().reduce,
         torch_rebuild.reduce_replicated,
@@ -93,33 +100,19 @@ def _make_typed(untyped: torch.UntypedStorage, dtype: torch.dtype) -> Any:
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """Torch's own reduction, with the gradient and the hooks that it leaves out."""
-    if torch_rebuild.is_dtensor(tensor):
-        raise LostState("it is cut into shards, and those of this rank died with it")
-    if torch_rebuild.is_of_a_stage(tensor):
-        raise LostState("it belongs to a stage of a pipeline, and that of this rank died with it")
     if not tensor.is_leaf:
         return tensor.detach().__reduce_ex__(2)  # type: ignore[no-any-return]
-    hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name, None)}
-    if tensor.grad is None and not hooks:
+    state = torch_rebuild.attributes_of(tensor)
+    if tensor.grad is None and not state[1]:
         return tensor.__reduce_ex__(2)  # type: ignore[no-any-return]
     bare = tensor.detach()
     kind = type(tensor) if isinstance(tensor, nn.Parameter) else None
-    state = (tensor.grad, hooks, vars(tensor))
-    return _make_leaf, (bare, tensor.requires_grad, kind), state, None, None, _fill_tensor
-
-
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    fill = torch_rebuild.fill_tensor
+    return _make_leaf, (bare, tensor.requires_grad, kind), state, None, None, fill
 
 
 def _make_leaf(bare: torch.Tensor, requires_grad: bool, kind: type[nn.Parameter] | None) -> Any:
     return bare.requires_grad_(requires_grad) if kind is None else kind(bare, requires_grad)
-
-
-def _fill_tensor(tensor: torch.Tensor, state: tuple[Any, ...]) -> None:
-    tensor.grad, hooks, attributes = state
-    vars(tensor).update(attributes)
-    for name, functions in hooks.items():
-        setattr(tensor, name, functions)
 
 
 def _reduce_device(device: torch.device) -> tuple[Any, ...] | None:
@@ -144,8 +137,6 @@ def make_bare(kind: type) -> Any:
 
 def _reduce_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Any, ...] | None:
     """The whole optimizer: its own way drops the step hooks and what a scheduler has put on it."""
-    if torch_rebuild.is_sharded_optimizer(optimizer):
-        raise LostState("each rank holds a part of its states, and this rank's died with it")
     if type(optimizer).__getstate__ is not torch.optim.Optimizer.__getstate__:
         return None
     if not torch_live.number_of(torch.optim.Optimizer, optimizer):

@@ -38,16 +38,24 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Ties:
-    """What binds a rank to others: each replicated model, and the ranks of each group it has."""
+    """What binds a rank to others.
+
+    Attributes:
+        models: Each replicated model that it trains.
+        groups: The ranks of each group it has.
+        parts: Of each model that is cut over ranks, those that hold the same part as this one.
+    """
 
     models: tuple[Model, ...]
     groups: tuple[Ranks, ...]
+    parts: tuple[Ranks, ...] = ()
 
 
 def choose(ties: Mapping[int, Ties], newcomers: Iterable[int]) -> dict[int, list[int]]:
     """Return the replacement ranks of each source.
 
-    The source shares most models with the new rank, then most groups; of equals the lowest rank.
+    The source holds most of the new rank's own parts, as no other rank may, then shares most
+    models with it, then most groups; of equals it is the lowest rank.
 
     Args:
         ties: Of every rank.
@@ -62,11 +70,12 @@ def choose(ties: Mapping[int, Ties], newcomers: Iterable[int]) -> dict[int, list
     return chosen
 
 
-def exchange(names: Mapping[str, Any]) -> dict[int, Ties]:
+def exchange(names: Mapping[str, Any], parts: Iterable[Ranks] = ()) -> dict[int, Ties]:
     """Return what binds each rank to others. All ranks, main thread.
 
     Args:
         names: What the cells of this rank have named.
+        parts: See `Ties`.
 
     Raises:
         ClusterError: A rank told nothing in time.
@@ -74,7 +83,7 @@ def exchange(names: Mapping[str, Any]) -> dict[int, Ties]:
     """
     models = tuple(_model(ddp, names) for ddp in torch_modules.live_ddps())
     groups = tuple(live.ranks for live in torch_groups.live_groups())
-    said = json.dumps(asdict(Ties(models, groups)))
+    said = json.dumps(asdict(Ties(models, groups, tuple(parts))))
     heard = rendezvous.exchange("ties", said, rendezvous.FORM_TIMEOUT_S)
     return {rank: _ties(json.loads(text)) for rank, text in heard.items()}
 
@@ -110,11 +119,13 @@ def _ties(told: Mapping[str, Any]) -> Ties:
         Model(m["identity"], m["kind"], tuple(m["ranks"]), tuple(m["names"]))
         for m in told["models"]
     )
-    return Ties(tuple(models), tuple(tuple(ranks) for ranks in told["groups"]))
+    groups, parts = (tuple(map(tuple, told[name])) for name in ("groups", "parts"))
+    return Ties(tuple(models), groups, parts)
 
 
-def _strangeness(ties: Ties, newcomer: int) -> tuple[int, int]:
-    """Return less the more models and then groups are shared."""
+def _strangeness(ties: Ties, newcomer: int) -> tuple[int, int, int]:
+    """Return less the more parts, then models, then groups are shared."""
+    parts = sum(newcomer in ranks for ranks in ties.parts)
     models = sum(newcomer in model.ranks for model in ties.models)
     groups = sum(newcomer in ranks for ranks in ties.groups)
-    return -models, -groups
+    return -parts, -models, -groups

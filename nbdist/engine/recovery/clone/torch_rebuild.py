@@ -19,9 +19,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from nbdist.engine.compat import torch_groups, torch_modules, torch_pipeline, torch_reducers
+from nbdist.engine.compat import (
+    torch_groups,
+    torch_modules,
+    torch_pipeline,
+    torch_reducers,
+    torch_shards,
+)
 from nbdist.engine.compat.torch_groups import lacking
-from nbdist.engine.recovery.clone.pickler import LostState
+from nbdist.engine.recovery.clone import torch_rebuild_fsdp
 from nbdist.engine.recovery.clone.unpickler import afterwards
 
 
@@ -57,6 +63,7 @@ def anchors() -> dict[str, Any]:
         "torch.composable.registry": REGISTRY_KEY,
         "torch.composable.replicate": replicate.__wrapped__,
         "nbdist.register_comm_hook": torch_modules.register_comm_hook,
+        **torch_rebuild_fsdp.anchors(),
         **{
             f"process group {live.name} {live.ranks}": live.group
             for live in torch_groups.live_groups()
@@ -78,10 +85,21 @@ def count_hooks_from(number: int) -> None:
     RemovableHandle.next_id = max(RemovableHandle.next_id, number)
 
 
-def is_dtensor(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is cut over ranks."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def attributes_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what torch's own reduction of a tensor leaves out: gradient, hooks and attributes."""
+    hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name, None)}
+    return tensor.grad, hooks, vars(tensor)
+
+
+def fill_tensor(tensor: torch.Tensor, state: tuple[Any, ...]) -> None:
+    """Give a tensor what `attributes_of` returned of another one."""
+    tensor.grad, hooks, attributes = state
+    vars(tensor).update(attributes)
+    for name, functions in hooks.items():
+        setattr(tensor, name, functions)
 
 
 def is_sharded_optimizer(optimizer: torch.optim.Optimizer) -> bool:
@@ -93,7 +111,10 @@ def is_sharded_optimizer(optimizer: torch.optim.Optimizer) -> bool:
 def is_sharded_module(value: object) -> bool:
     """Return whether ranks hold parts of a module: under FSDP2 or FSDP1, by tp, or in stages."""
     return isinstance(value, nn.Module) and (
-        _is_fsdp(value) or is_staged(value) or any(is_dtensor(p) for p in value.parameters())
+        is_fsdp1(value)
+        or _is_fsdp2(value)
+        or is_staged(value)
+        or any(torch_shards.is_cut(p) for p in value.parameters())
     )
 
 
@@ -115,7 +136,7 @@ def holders(module: nn.Module) -> set[int]:
     """Return the global ranks that hold a part of a sharded module."""
     found = set(torch_pipeline.laid_models().get(module, ()))
     for parameter in module.parameters():
-        if is_dtensor(parameter):
+        if torch_shards.is_cut(parameter):
             mesh = parameter.device_mesh  # type: ignore[attr-defined]
             found.update(mesh.mesh.flatten().tolist())
     home = sys.modules.get("torch.distributed.fsdp")
@@ -125,9 +146,15 @@ def holders(module: nn.Module) -> set[int]:
     return found
 
 
-def _is_fsdp(module: nn.Module) -> bool:
+def is_fsdp1(module: nn.Module) -> bool:
+    """Return whether a module is a FullyShardedDataParallel."""
     home = sys.modules.get("torch.distributed.fsdp")
-    return home is not None and isinstance(module, (home.FSDPModule, home.FullyShardedDataParallel))
+    return home is not None and isinstance(module, home.FullyShardedDataParallel)
+
+
+def _is_fsdp2(module: nn.Module) -> bool:
+    home = sys.modules.get("torch.distributed.fsdp")
+    return home is not None and isinstance(module, home.FSDPModule)
 
 
 def reduce_mesh(mesh: Any) -> tuple[Any, ...]:
@@ -274,10 +301,6 @@ def reduce_replicated(value: Any) -> tuple[Any, ...] | None:
 
 
 def _reduce_module(module: nn.Module) -> tuple[Any, ...] | None:
-    if _is_fsdp(module):
-        raise LostState("it is cut into shards, and those of this rank died with it")
-    if is_staged(module):
-        raise LostState("it is cut into stages, and those of this rank died with it")
     replicate = sys.modules.get("torch.distributed._composable.replicate")
     if replicate is None or not isinstance(module, replicate.DDP):
         return None

@@ -52,6 +52,49 @@ def test_where_all_are_torn_they_become_equal_and_this_is_said() -> None:
     assert "in the middle of an optimizer step" in found.line
 
 
+def test_a_lost_part_that_a_living_rank_holds_comes_from_there_and_no_step_is_lost() -> None:
+    square = (0, 1, 2, 3)
+    reports: dict[int, list[ModelReport]] = {
+        rank: [replace(sharded(7, ranks=square), copies=(rank % 2, rank % 2 + 2))]
+        for rank in (0, 2, 3)
+    }
+
+    (found,) = decide({**reports, 1: []}, [1])
+
+    assert (found.action, found.lost) == ("tell", 0)
+    assert found.line == (
+        "The part of GPT that died was copied from a rank that holds the same: rank 1's from "
+        "rank 3."
+    )
+
+
+def test_ranks_a_step_apart_go_back_before_a_lost_part_is_copied() -> None:
+    square = (0, 1, 2, 3)
+    reports: dict[int, list[ModelReport]] = {
+        rank: [replace(sharded(step, 400, ranks=square), copies=(rank % 2, rank % 2 + 2))]
+        for rank, step in ((0, 412), (2, 411), (3, 412))
+    }
+
+    back, told = decide({**reports, 1: []}, [1])
+
+    assert (back.action, back.steps, told.action) == ("roll back", (400,), "tell")
+
+
+def test_a_part_of_which_every_holder_died_is_refused_and_those_ranks_alone_are_named() -> None:
+    square = (0, 1, 2, 3)
+    reports: dict[int, list[ModelReport]] = {
+        0: [replace(sharded(7, ranks=square), copies=(0, 2))],
+        1: [],
+        2: [],
+        3: [],
+    }
+
+    (found,) = decide(reports, [1, 2, 3])
+
+    assert found.action == "refuse"
+    assert found.line.startswith("Ranks 1, 3 died with a part of GPT")
+
+
 def test_sharded_ranks_go_back_to_their_newest_common_snapshot() -> None:
     (found,) = decide({0: [sharded(412, 412, 400)], 1: [sharded(411, 400)]}, [])
 

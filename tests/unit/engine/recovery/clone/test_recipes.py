@@ -13,7 +13,7 @@ from nbdist.engine.recovery.clone.recipes import recipes  # noqa: E402
 
 
 def clone(**names: Any) -> dict[str, Any]:
-    parcel = pickler.dump(names, {}, recipes(), user_globals={})
+    parcel = pickler.dump(names, {}, recipes(0, 1), user_globals={})
     buffers = [over(torch.tensor(list(part), dtype=torch.uint8)) for part in parcel.buffers]
     loaded = unpickler.load(parcel.names, parcel.streams, buffers, {}, {})
     assert (loaded.failures, parcel.placeholders, parcel.lost) == ([], {}, {})

@@ -20,6 +20,16 @@ def test_a_rank_that_trains_the_same_model_goes_first() -> None:
     assert choose(ties, [3]) == {2: [3]}
 
 
+def test_a_rank_that_holds_the_same_part_goes_before_one_that_shares_a_model() -> None:
+    ties = {
+        0: Ties(models(ALL), (ALL,), ((0, 2),)),
+        1: Ties(models(ALL), (ALL,), ((1, 3),)),
+        2: Ties((), (ALL,), ((0, 2),)),
+        3: Ties((), (ALL,), ((1, 3),)),
+    }
+    assert choose(ties, [0, 3]) == {1: [3], 2: [0]}
+
+
 def test_then_one_that_shares_most_groups_then_the_lowest() -> None:
     ties = {0: NOTHING, 1: NOTHING, 2: Ties((), (ALL, (1, 2))), 3: NOTHING}
     assert choose(ties, [1]) == {2: [1]}
