@@ -31,6 +31,7 @@ class ClusterOptions:
         quiet: Seconds without progress after which a cell explains itself; 0 for never.
         check: How collectives are compared before they are sent: "shared" (memory of a host),
             "store" (between hosts too, slowly) or "off".
+        peer_snapshots: Steps between two snapshots that ranks keep in each other's memory; 0: none.
         address: IPv4 address on which all that belongs to the cluster listens.
 
     Raises:
@@ -47,6 +48,7 @@ class ClusterOptions:
     grad_norm: bool = False
     quiet: float = 10.0
     check: str = "shared"
+    peer_snapshots: int = 0
     address: str = LOOPBACK
 
     def __post_init__(self) -> None:
@@ -62,6 +64,10 @@ class ClusterOptions:
             raise UsageError(f"--timeout is a number of seconds above 0, not {self.timeout:g}.")
         if not self.quiet >= 0:
             raise UsageError(f"quiet is a number of seconds, 0 for never, not {self.quiet:g}.")
+        if self.peer_snapshots < 0:
+            raise UsageError(
+                f"--peer-snapshots is a number of steps, 0 for never, not {self.peer_snapshots}."
+            )
 
     def __str__(self) -> str:
         """Return one line, such as `4 ranks on cpu, gloo`."""

@@ -27,6 +27,7 @@ from nbdist.engine.data import make, resume
 from nbdist.engine.group import group
 from nbdist.engine.layout.parallelize import parallelize
 from nbdist.engine.recovery import recovery, send_tensors, snapshot, wrapped_models
+from nbdist.engine.recovery import snapshot_schedule as schedule
 from nbdist.engine.steps import keep, step_state
 
 WIDTH, BATCH = 16, 8
@@ -230,7 +231,7 @@ def schedule_snapshots(interval_s: float) -> None:
 
     Ranks look for the next one at each step, and so none can miss it.
     """
-    snapshot.INTERVAL_S, snapshot.TIME_SHARE, snapshot.POLL_S = interval_s, 1.0, 0.0
+    schedule.INTERVAL_S, schedule.TIME_SHARE, schedule.POLL_S = interval_s, 1.0, 0.0
 
 
 def snapshots_held() -> list[int]:

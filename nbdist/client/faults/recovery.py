@@ -247,7 +247,8 @@ def _cloned(came: str, rank: int, cloned: Mapping[str, Any]) -> list[str]:
     line = f"{came}: {counted(names, 'name')} cloned from rank {cloned['source']}"
     random = cloned["random"]
     state = f"(seed {random['seed']}, rank {rank}, step {random['step']})"
-    lines = [f"{line}; its random state was derived from {state}."]
+    drawn = "is its own" if random.get("is_own") else f"was derived from {state}"
+    lines = [f"{line}; its random state {drawn}."]
     if missing := cloned["placeholders"]:
         named = "; ".join(f"{name} ({_short(why)})" for name, why in missing.items())
         lines.append(f"Not cloned to rank {rank}, create again if needed: {named}.")

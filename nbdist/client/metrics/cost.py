@@ -16,6 +16,7 @@ DOES = {
     "hooks": "losses, and what steps are made of",
     "boundary": "what a step that is lost is made again from",
     "checks": "compares ranks, now and then",
+    "peers": "keeps snapshots in peers' memory, as asked for",
     "records": "sends the records",
     "output": "sends the text",
     "cell": "waits for the cell",

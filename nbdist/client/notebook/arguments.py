@@ -85,6 +85,12 @@ def dist_parser() -> argparse.ArgumentParser:
         "--timeout", type=float, metavar="SECONDS", help="timeout of one collective, in seconds"
     )
     start.add_argument("--threads", type=int, metavar="PER_RANK", help="CPU threads of a rank")
+    start.add_argument(
+        "--peer-snapshots",
+        type=int,
+        metavar="STEPS",
+        help="keep each rank's sharded state in another rank's memory, every so many steps",
+    )
     start.add_argument("--tracking-uri", metavar="URI", help="MLflow server")
     start.add_argument(
         "--interface",

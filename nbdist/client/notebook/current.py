@@ -198,6 +198,7 @@ def start(
     grad_norm: bool = False,
     quiet: float = 10.0,
     check: str = "shared",
+    peer_snapshots: int = 0,
     theme: str = "auto",
     view: str = "overview",
     say: Callable[[str], None] | None = None,
@@ -227,6 +228,9 @@ def start(
         check: How each collective is compared with the other ranks' before it is sent: `shared`,
             through memory of this machine, costs microseconds; `store`, through the ranks' store,
             also reaches ranks on other machines, and lets every collective wait for all; `off`.
+        peer_snapshots: Every so many steps each rank's part of what is cut over ranks is kept in
+            another rank's memory, too, so that a rank that dies is replaced with its part; 0 for
+            never.
         theme: The board's background: `light`, `dark`, or `auto`, readable on both.
         view: The view that boards open on: `overview`, `loss`, `step`, `collectives`, `ranks` or
             `verdicts`.
@@ -261,6 +265,7 @@ def start(
         grad_norm=grad_norm,
         quiet=quiet,
         check=check,
+        peer_snapshots=peer_snapshots,
         address=address,
     )
     choose(n or 1)  # with a GPU for each rank: wrong words are refused before anything is started

@@ -57,6 +57,11 @@ class NBDist(Magics):
         help="How collectives are compared before they are sent: through this machine's memory, "
         "through the store (other machines too, slowly), or not.",
     ).tag(config=True)
+    peer_snapshots = Integer(
+        0,
+        help="Steps between two snapshots of sharded state that ranks keep in each other's memory, "
+        "so that a killed rank's part is restored; 0: none.",
+    ).tag(config=True)
     theme = Enum(["auto", "light", "dark"], "auto", help="Background of the board.").tag(
         config=True
     )
@@ -168,6 +173,7 @@ class NBDist(Magics):
             grad_norm=self.grad_norm,
             quiet=self.quiet,
             check=self.check,
+            peer_snapshots=choose("peer_snapshots"),
             theme=self.theme,
             view=self.view,
         )

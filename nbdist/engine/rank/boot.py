@@ -70,6 +70,21 @@ class Program:
         self._first_seq = 0
         self._modes = cleanup.current_modes()
 
+    def keep_with_peers(self) -> None:
+        """Begin to keep snapshots in a peer's memory, where that is asked for."""
+        from nbdist.engine.group import state
+        from nbdist.engine.recovery import peers
+
+        peers.start(
+            self.rank,
+            self.options.n,
+            int(environment.rank_variables(self.rank, self.options)["LOCAL_WORLD_SIZE"]),
+            every=self.options.peer_snapshots,
+            host=self.options.address,
+            key=self.kernel.session.key,
+            client=state.member().client,
+        )
+
     # -- called by the kernel (engine/kernel/kernel.py)
 
     def installed(self, rank_kernel: kernel.RankKernel) -> None:
@@ -136,7 +151,7 @@ class Program:
         from nbdist.engine.checkpoint import automatic, save
         from nbdist.engine.data import resume, weighting
         from nbdist.engine.group import group_record
-        from nbdist.engine.recovery import name_record, snapshot
+        from nbdist.engine.recovery import name_record, peers, snapshot
         from nbdist.engine.recovery.clone import clone
         from nbdist.engine.steps import optimizer_wrapper, step_state
         from nbdist.engine.tap import tap
@@ -175,6 +190,7 @@ class Program:
             value_repr=None if is_plain else _short_repr(value),
             notices=(
                 *snapshot.take_notices(),
+                *peers.take_notices(),
                 *step_state.here().take_notices(),
                 *weighting.take_notices(),
                 *(optimizer_wrapper.notices() if has_succeeded else ()),
@@ -301,6 +317,7 @@ def join(
     here.options = asked = ClusterOptions(**options)
     group.join(here.rank, asked, store_port, generation=generation, first_group=first_group)
     here.joined = True
+    here.keep_with_peers()
     here.variables.update(environment.rank_variables(here.rank, asked))
     here.variables.update(environment.group_variables(asked.address, store_port))
     environment.restore(here.variables)

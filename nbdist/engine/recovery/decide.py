@@ -82,6 +82,8 @@ class Decision:
         line: What is said of it; also the reason when refused.
         lost: Steps that had been made and must be made again.
         is_level: Whether the ranks that live all stand at the same whole step.
+        given: Who gets its part, and from whose memory, when rolled back: pairs of ranks.
+        identity: The unit's.
     """
 
     places: Mapping[int, int]
@@ -93,6 +95,21 @@ class Decision:
     behind: tuple[int, ...] = field(default=())
     lost: int = 0
     is_level: bool = False
+    given: tuple[tuple[int, int], ...] = ()
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What lies in a peer's memory of a rank that died.
+
+    Attributes:
+        holder: The peer, a living rank.
+        snapshots: By the units' identities: steps and ages in s, newest first.
+    """
+
+    holder: int
+    snapshots: Mapping[str, Sequence[tuple[Steps, float]]]
 
 
 def to_json(reports: Sequence[ModelReport]) -> str:
@@ -125,13 +142,16 @@ def from_json(text: str | bytes) -> list[ModelReport]:
 
 
 def decide(
-    reports: Mapping[int, Sequence[ModelReport]], newcomers: Iterable[int]
+    reports: Mapping[int, Sequence[ModelReport]],
+    newcomers: Iterable[int],
+    kept: Mapping[int, Kept] | None = None,
 ) -> list[Decision]:
     """Return what is to be done, in an order that all ranks share; nothing for units that agree.
 
     Args:
         reports: Of every rank, its units in the order in which they were made.
         newcomers: Ranks whose processes are new: they hold nothing yet.
+        kept: By new rank, what lies in a peer's memory.
     """
     new = set(newcomers)
     decisions = []
@@ -144,7 +164,9 @@ def decide(
         if not reports.keys() >= set(some.ranks):
             continue  # made for ranks that there are no more: the scale has said so
         if some.kind == "sharded" and (gone := _without_copy(of_unit, lost)):
-            decisions.append(_refuse_lost(places, of_unit, gone))
+            is_whole = set(some.ranks) <= new | set(of_unit)
+            found = _give_back(places, _shared(of_unit), gone, kept or {}) if is_whole else None
+            decisions.append(found or _refuse_lost(places, of_unit, gone))
         elif missing := sorted(set(some.ranks) - new - set(of_unit)):
             decisions += _leave(places, of_unit, missing, reports)
         else:
@@ -341,11 +363,15 @@ def _settle_sharded(places: Mapping[int, int], of_unit: Mapping[int, ModelReport
     return Decision(places, "follow", best.steps, best.parts, line, source, behind)
 
 
-def _roll_back(places: Mapping[int, int], of_unit: Mapping[int, ModelReport]) -> Decision:
+def _roll_back(
+    places: Mapping[int, int],
+    of_unit: Mapping[int, ModelReport],
+    common: Sequence[Steps] | None = None,
+) -> Decision:
     # Who has begun most has seen how schedulers stood as the step after a snapshot began.
     source = max(of_unit, key=lambda rank: (_begun(of_unit[rank]), -rank))
     best = of_unit[source]
-    common = _common(of_unit)
+    common = _common(of_unit) if common is None else common
     if not common:
         line = (
             f"The ranks that hold {best.name} are one step apart ({_spread(of_unit)}), and no "
@@ -396,6 +422,34 @@ def _without_copy(of_unit: Mapping[int, ModelReport], lost: list[int]) -> list[i
     """Return the lost ranks whose part of a unit no living rank holds."""
     held = {rank for report in of_unit.values() for rank in report.copies}
     return [rank for rank in lost if rank not in held]
+
+
+def _give_back(
+    places: Mapping[int, int],
+    of_unit: Mapping[int, ModelReport],
+    gone: list[int],
+    kept: Mapping[int, Kept],
+) -> Decision | None:
+    """Go back to a step that all living ranks hold, and peers for those that died; None if none."""
+    some = next(iter(of_unit.values()))
+    if any(rank not in kept for rank in gone):
+        return None
+    of_dead = {
+        rank: replace(some, snapshots=tuple(kept[rank].snapshots.get(some.identity, ())))
+        for rank in gone
+    }
+    common = _common({**of_unit, **of_dead})
+    if not common:
+        return None
+    back = _roll_back(places, of_unit, common)
+    given = tuple((rank, kept[rank].holder) for rank in gone)
+    took = ", ".join(f"rank {rank}'s part from rank {holder}" for rank, holder in given)
+    line = (
+        f"{begin_with_ranks(gone)} died with a part of {some.name}, which lay in a peer's memory: "
+        f"all ranks went back {counted(back.lost, 'step')}, to step {max(back.steps)}, and took "
+        f"{took}."
+    )
+    return replace(back, line=line, given=given, identity=some.identity)
 
 
 def _tell_of_copies(

@@ -15,7 +15,15 @@ from nbdist.engine.compat import third_parties, torch_hooks, torch_sharded
 from nbdist.engine.data import resume
 from nbdist.engine.group import ddp_hook_state, group, identity
 from nbdist.engine.layout.spec import device_mesh
-from nbdist.engine.recovery import reset, resize, snapshot, sync_state, wrapped_models
+from nbdist.engine.recovery import (
+    peer_state,
+    peers,
+    reset,
+    resize,
+    snapshot,
+    sync_state,
+    wrapped_models,
+)
 from nbdist.engine.recovery.clone import clone
 from nbdist.engine.steps import defer_interrupt, keep, step_state
 from nbdist.engine.tap import tap
@@ -75,6 +83,8 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
     try:
         healed = reset.reset_state()
         newcomers = sorted(newcomers)
+        if newcomers:
+            peers.reconnect()
         decisions = sync_state.sync(newcomers)
         cloned = None
         if newcomers:
@@ -85,6 +95,9 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
             )
             # A new rank remembers none: the groups of older meshes would meet those of newer ones.
             torch_sharded.forget_results()
+            is_own = bool(peer_state.restore(decisions))
+            if cloned is not None and is_own:
+                cloned["random"]["is_own"] = True
         async_sgd.begin_anew()
         # What was sent in between is no cell's.
         tap.reset_counts()

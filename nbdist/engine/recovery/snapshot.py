@@ -10,7 +10,11 @@ of that step, which is found out when snapshots are compared (`decide.py`).
 
 The one before is kept until two more steps are made: by then no rank can have lost the step of the
 newest. Ranks that train apart take theirs where all are equal, at the end of a round, and keep the
-one before for a round more, by which one rank may be ahead. Main thread, but `status`.
+one before for a round more, by which one rank may be ahead.
+
+Where peers keep snapshots (`peers`), those of what is cut are taken every K steps instead, counted
+from the first step and from each recovery, which all ranks know alike. The two newest are kept,
+here and at the peer. Main thread, but `status`.
 """
 
 import logging
@@ -27,61 +31,14 @@ import torch
 
 from nbdist.engine.group import group, state
 from nbdist.engine.layout import memory
-from nbdist.engine.recovery import model_state, wrapped_models
+from nbdist.engine.recovery import model_state, peers, snapshot_schedule, wrapped_models
 from nbdist.engine.recovery.decide import Steps
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
-from nbdist.formatting import name_bytes
 
-INTERVAL_S = 30.0
-TIME_SHARE = 0.01
-MEMORY_SHARE = 0.5
-POLL_S = 1.0
 SETTLED_AFTER = 2  # steps after which no rank can have lost the one of a snapshot
 
 _log = logging.getLogger("nbdist.snapshot")
-
-
-# ---- Decisions ----------------------------------------------------------------------------------
-
-
-def next_at(taken_at: float, took_s: float) -> float:
-    """Return when the next snapshot is due, on the clock of `taken_at`."""
-    return taken_at + max(INTERVAL_S, took_s / TIME_SHARE)
-
-
-def margin(step_s: float) -> int:
-    """Return how many steps ahead a snapshot is announced, so that all ranks hear of it in time."""
-    return 2 + math.ceil(2 * POLL_S / max(step_s, 1e-4))
-
-
-def shortest(known_s: float, step_s: float) -> float:
-    """Return how short a step may be, from what was known and the newest one.
-
-    By one slow step alone, a snapshot would be announced too late for the fast ones that follow.
-    """
-    return min(step_s, 1.05 * known_s)
-
-
-def refusal(size_bytes: int, free_bytes: int, ranks: int) -> str | None:
-    """Return why a snapshot of this size is not taken, or None where it is.
-
-    Args:
-        size_bytes: What this rank would keep.
-        free_bytes: What the machine has left.
-        ranks: On this machine; all of them take theirs at the same time.
-    """
-    if size_bytes * ranks <= MEMORY_SHARE * free_bytes:
-        return None
-    what = f"{name_bytes(size_bytes * ranks)} on this machine"
-    return (
-        f"No snapshot of the sharded state is kept: it would take {what}, more than half of the "
-        f"{name_bytes(free_bytes)} that are free. Ranks that a fault leaves one step apart "
-        "cannot go back together then."
-    )
-
-
-# ---- Taking and putting back --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +70,8 @@ class _Series:
     # Of a unit whose ranks train apart; it is the key of `_series`, which must not keep it alive.
     reference: "ref[ApartWrapper] | None" = None
     refused: str | None = None
+    is_sent: bool = False  # to a peer
+    next_step: int = 0  # at which the next one is sent
 
     @property
     def wrapper(self) -> ApartWrapper | None:
@@ -135,8 +94,11 @@ def at_boundary(optimizer: torch.optim.Optimizer, steps: int) -> None:
         series = _series[optimizer] = _new_series(optimizer)
         if series is None:
             return
+    if series.is_sent:
+        _send_if_due(optimizer, series, steps)
+        return
     now = time.monotonic()
-    series.step_s = shortest(series.step_s, now - series.last_step_at)
+    series.step_s = snapshot_schedule.shortest(series.step_s, now - series.last_step_at)
     series.last_step_at = now
     if len(series.kept) == 2 and steps >= series.kept_at_step + _settled_after(series):
         series.kept.popleft()
@@ -172,7 +134,7 @@ def put_back(unit: wrapped_models.Unit, steps: Steps) -> step_state.StepState | 
     if series is None or chosen is None:
         raise LookupError(f"this rank has no snapshot of {unit.name} at {steps}")
     model_state.put_back(unit, chosen.frame, chosen.tensors)
-    series.target, series.kept_at_step = None, steps[0]
+    series.target, series.kept_at_step = None, max(steps)
     for newer in [one for one in series.kept if sum(one.steps) > sum(steps)]:
         series.kept.remove(newer)  # of steps that are made again, perhaps otherwise
     return chosen.mark
@@ -182,7 +144,32 @@ def forget_schedules() -> None:
     """Drop what was announced before a fault: not all ranks may have heard of it."""
     for series in _series.values():
         if series is not None:
-            series.target = None
+            series.target, series.next_step = None, 0
+
+
+def install(
+    unit: wrapped_models.Unit, saved: peers.Saved, tensors: list[torch.Tensor]
+) -> step_state.StepState:
+    """Give a unit of a replacement rank what a peer has kept of it, and keep that here, too.
+
+    Returns:
+        The boundary at which it was taken, but for what others keep of it.
+
+    Raises:
+        LookupError: It has other shapes than the unit.
+    """
+    live = model_state.read(unit, buffers=True)[1][: len(unit.parameters)]
+    if [tensor.shape for tensor in live] != [tensor.shape for tensor in tensors[: len(live)]]:
+        raise LookupError(f"what a peer has kept of {unit.name} has other shapes")
+    model_state.put_back(unit, saved.frame, tensors)
+    series = next((_new_series(o) for o in unit.optimizers), None)
+    if series is not None:
+        series.kept.append(_Snapshot(saved.steps, time.monotonic(), saved.frame, tensors, None))
+        series.kept_at_step = max(saved.steps)
+        _series[unit.optimizers[0]] = series
+    mark = saved.random
+    assert isinstance(mark, step_state.StepState)
+    return mark
 
 
 def forget_kinds() -> None:
@@ -229,6 +216,7 @@ def _new_series(optimizer: torch.optim.Optimizer) -> _Series | None:
         is_leader=unit.ranks[0] == torch.distributed.get_rank(),
         last_step_at=time.monotonic(),
         reference=ref(optimizer) if isinstance(optimizer, ApartWrapper) else None,
+        is_sent=peers.every() > 0 and unit.can_be_restored,
     )
 
 
@@ -242,9 +230,19 @@ def _settled_after(series: _Series) -> int:
     return SETTLED_AFTER + ahead
 
 
+def _send_if_due(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None:
+    """Take a snapshot and send it to the peer, where the next one is due."""
+    if steps >= series.next_step:
+        peers.wait()  # the older one's memory is used again
+        _take(optimizer, series, steps)
+        series.next_step = steps + peers.every()
+    if peers.must_wait(steps, series.kept_at_step, peers.every()):
+        peers.wait()
+
+
 def _lead(series: _Series, steps: int, now: float) -> None:
     if series.target is None and now >= series.next_at:
-        ahead = margin(series.step_s)
+        ahead = snapshot_schedule.margin(series.step_s)
         if series.wrapper is not None:
             # The others may be ahead by a round, and must hear of it before they are there.
             ahead = series.wrapper.next_meeting(ahead + series.wrapper.between_meetings())
@@ -255,7 +253,7 @@ def _lead(series: _Series, steps: int, now: float) -> None:
 def _follow(series: _Series, steps: int, now: float) -> None:
     if series.target is not None and series.target > steps:
         return
-    if now < series.polled_at + POLL_S:
+    if now < series.polled_at + snapshot_schedule.POLL_S:
         return
     series.polled_at = now
     store = state.store()
@@ -271,23 +269,31 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
         return
     frame, live = model_state.read(unit, buffers=True)
     size = sum(tensor.nbytes for tensor in live)
-    why = refusal(size, _free_bytes(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    used_again: list[torch.Tensor] = []
+    if series.is_sent and len(series.kept) == 2:
+        used_again = series.kept.popleft().tensors
+    # Of what is sent there are two here, and two at the peer.
+    wanted = 0 if used_again else size * (4 if series.is_sent and not series.kept else 1)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    why = snapshot_schedule.refusal(wanted, _free_bytes(), here)
     if why is not None:
         if series.refused is None:
             _log.warning(why)
             _notices.append(why)
         series.refused = why
         _status = {"refused": why}
-        series.next_at = next_at(began, 0.0)
+        series.next_at = snapshot_schedule.next_at(began, 0.0)
         return
     series.refused = None
-    copies = [_copied(tensor) for tensor in live]
+    copies = _copied(live, used_again)
     if any(tensor.is_cuda for tensor in live):
         torch.cuda.synchronize()
     made = unit.steps()[: len(unit.optimizers)]
     # The frame holds plain values that optimizers and schedulers replace, not change.
     series.kept.append(_Snapshot(made, began, frame, copies, step_state.here().last))
     series.kept_at_step = steps
+    if series.is_sent:
+        _offer(unit, series.kept[-1])
 
     def read_schedule(optimizer: torch.optim.Optimizer) -> None:
         unit = wrapped_models.unit_of(optimizer)  # held by nothing here, for it holds the optimizer
@@ -295,12 +301,26 @@ def _take(optimizer: torch.optim.Optimizer, series: _Series, steps: int) -> None
 
     counted = step_state.here().steps
     counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(read_schedule)
-    series.next_at = next_at(time.monotonic(), time.monotonic() - began)
+    series.next_at = snapshot_schedule.next_at(time.monotonic(), time.monotonic() - began)
     _status = {"step": steps, "at": began, "bytes": size}
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_cuda:
-        return tensor.clone()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+def _offer(unit: wrapped_models.Unit, taken: _Snapshot) -> None:
+    """Send a snapshot to the peer, and before it, once, what no optimizer changes."""
+    fixed = [wrapped_models.local(tensor).detach() for tensor in unit.fixed]
+    version = peers.offer_fixed(unit.identity, unit.fixed, lambda: _copied(fixed, []))
+    mark = None if taken.mark is None else taken.mark._replace(others=())
+    metas = peers.metas_of(taken.tensors)
+    saved = peers.Saved(taken.steps, time.time(), taken.frame, metas, mark, version)
+    peers.offer(unit.identity, saved, taken.tensors)
+
+
+def _copied(live: list[torch.Tensor], used_again: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies on the CPU, in the memory of `used_again` where shapes and dtypes are those."""
+    metas = peers.metas_of(live)
+    copies = used_again if metas == peers.metas_of(used_again) else []
+    if not copies:
+        copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in live]
+    for copy, tensor in zip(copies, live, strict=True):
+        copy.copy_(tensor, non_blocking=True)
+    return copies

@@ -17,6 +17,8 @@ from nbdist.engine.recovery import (
     decide,
     disabled,
     model_state,
+    peer_state,
+    peers,
     send_tensors,
     snapshot,
     wrapped_models,
@@ -60,7 +62,7 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
     rank = dist.get_rank()
     mark: step_state.StepState | None = None
     has_copied = False
-    decisions = decide.decide(reports, new)
+    decisions = decide.decide(reports, new, peer_state.kept(new) if peers.every() else None)
     for decision in decisions:
         if rank not in decision.places:
             continue
@@ -72,6 +74,9 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
             has_copied |= _copy(unit, decision, rank)
         elif decision.action == "roll back":
             mark = snapshot.put_back(unit, decision.steps) or mark
+            peers.forget_after(unit.identity, decision.steps)
+            for newcomer, _ in decision.given:
+                peer_state.expect(newcomer, unit)
             _follow(unit, decision, rank)
         elif decision.action == "follow":
             _follow(unit, decision, rank)
@@ -161,7 +166,7 @@ def _refuse(unit: wrapped_models.Unit, decision: Decision) -> None:
     error = LostStateError(
         f"{unit.name} cannot be trained on: its state is not whole.",
         why=decision.line,
-        do="build it again, or load a checkpoint into it on every rank",
+        do="build it again, or load a checkpoint into it on every rank" + _advice(),
     )
     optimizers = [ref(optimizer) for optimizer in _stop(unit.optimizers, error)]
 
@@ -191,6 +196,13 @@ def are_refused(
     refused = {id(module) for module, _ in disabled.refused()}
     parts = (part for module in modules for part in module.modules())
     return any(id(part) in refused for part in parts) or any(o in _stopped for o in optimizers)
+
+
+def _advice() -> str:
+    """Return how such a loss is prevented, where it was not."""
+    if peers.every():
+        return ""
+    return "; `%dist start --peer-snapshots 10` keeps each rank's part in another rank's memory"
 
 
 def _forbid(unit: wrapped_models.Unit, decision: Decision) -> None:

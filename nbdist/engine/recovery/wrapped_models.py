@@ -75,6 +75,18 @@ class Unit:
     copies: Ranks = ()
 
     @property
+    def can_be_restored(self) -> bool:
+        """Whether a replacement rank can be given a part of it that lies in a peer's memory."""
+        return self.kind == "sharded" and self.is_alike and bool(self.copies)
+
+    @property
+    def fixed(self) -> list[torch.Tensor]:
+        """What of its modules is cut and not trained, as a frozen model beside adapters."""
+        own = {id(p) for p in self.parameters}
+        found = {id(p): p for module in self.modules for p in module.parameters()}
+        return [p for p in found.values() if id(p) not in own and torch_shards.is_cut(p)]
+
+    @property
     def buffers(self) -> dict[str, torch.Tensor]:
         """The buffers of its modules, each once."""
         found = {

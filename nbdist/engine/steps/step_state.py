@@ -255,6 +255,11 @@ class Boundary:
             if steps.cell != self._cell:
                 self._first_step(optimizer, steps)
 
+    def go_on_from(self, mark: StepState) -> None:
+        """Draw the random numbers that follow another process's mark, and stand at this one."""
+        _set_rng(mark)
+        self.last = self.take()
+
     def start_over(self, mark: StepState | None) -> None:
         """Draw the random numbers that follow `mark` once more."""
         if mark is not None:

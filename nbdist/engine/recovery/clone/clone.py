@@ -250,9 +250,9 @@ def clone(
         answer = _take(place, source, here)
     else:
         answer = P2PTransfer(source).receive()
-    if here != newcomer:
+    if here != newcomer:  # what has come there is whole
         torch_rebuild.restart_static_graphs([newcomer])
-    _refuse_lost(place, answer, source, newcomer)
+        _refuse_lost(place, answer, source, newcomer)
     told = ("source", "names", "placeholders", "lost", "random", "inexact")
     return {key: answer[key] for key in told}
 

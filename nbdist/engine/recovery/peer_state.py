@@ -1,0 +1,102 @@
+"""Give replacement ranks what peers have kept of their predecessors.
+
+    sync    ask who keeps what (`kept`), decide, go back together; have objects travel (`expect`)
+    clone   the objects of a unit come from a living rank, without the contents of what is cut
+    restore the peer sends the contents, and the replacement rank puts them in
+
+Main thread of every rank, at the same time.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbdist.engine.group import rendezvous
+from nbdist.engine.recovery import peers, send_tensors, snapshot, wrapped_models
+from nbdist.engine.recovery.clone import shards
+from nbdist.engine.recovery.decide import Decision, Kept
+from nbdist.engine.steps import step_state
+from nbdist.errors import ClusterError
+
+
+def kept(newcomers: Iterable[int]) -> dict[int, Kept]:
+    """Return what lies in living ranks' memory of those that died. All ranks.
+
+    Raises:
+        ClusterError: A rank told nothing in time.
+    """
+    told = json.dumps(peers.held())
+    heard = rendezvous.exchange("kept for others", told, rendezvous.FORM_TIMEOUT_S)
+    found: dict[int, Kept] = {}
+    for holder, text in sorted(heard.items()):
+        for rank, boxes in json.loads(text).items():
+            if int(rank) in newcomers:
+                there = {
+                    box: [(tuple(steps), age) for steps, age in held] for box, held in boxes.items()
+                }
+                found[int(rank)] = Kept(holder, there)
+    return found
+
+
+def expect(newcomer: int, unit: wrapped_models.Unit) -> None:
+    """Have a unit's objects travel to a new rank, which gets the contents from a peer."""
+    states = [
+        value
+        for optimizer in unit.optimizers
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    shards.expect(
+        newcomer, [*unit.parameters, *unit.fixed, *unit.modules, *unit.optimizers, *states]
+    )
+    step_state.here().restored.update(unit.optimizers)
+
+
+def restore(decisions: Sequence[Decision]) -> tuple[str, ...]:
+    """Send and put in what peers have kept, after the clone. All ranks.
+
+    Returns:
+        On a replacement rank, the identities of the units that it got.
+
+    Raises:
+        ClusterError: What was kept does not fit the unit that came.
+    """
+    here = dist.get_rank()
+    came = []
+    for decision in decisions:
+        for newcomer, holder in decision.given:
+            if here == holder:
+                saved, tensors = peers.get(newcomer, decision.identity, decision.steps)
+                fixed = peers.get_fixed(newcomer, decision.identity, saved)
+                send_tensors.send((saved, len(fixed)), [*fixed, *tensors], newcomer)
+            elif here == newcomer:
+                (saved, count), tensors = send_tensors.receive(holder)
+                _put_in(decision, saved, tensors[:count], tensors[count:])
+                came.append(decision.identity)
+    shards.expect_nothing()
+    return tuple(came)
+
+
+@torch.no_grad()
+def _put_in(
+    decision: Decision, saved: Any, fixed: list[torch.Tensor], tensors: list[torch.Tensor]
+) -> None:
+    unit = next((u for u in wrapped_models.find() if u.identity == decision.identity), None)
+    try:
+        if unit is None or len(unit.fixed) != len(fixed):
+            raise LookupError("its model has not come")
+        for live, tensor in zip(unit.fixed, fixed, strict=True):
+            wrapped_models.local(live).detach().copy_(tensor)
+        mark = snapshot.install(unit, saved, tensors)
+    except (LookupError, RuntimeError) as error:
+        raise ClusterError(
+            "A replacement rank could not be given its part of a model.",
+            why=str(error),
+            do="build the model again, or load a checkpoint into it on every rank",
+        ) from error
+    unit.settle(decision.parts, decision.steps)
+    step_state.here().go_on_from(mark)

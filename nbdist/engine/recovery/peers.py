@@ -1,0 +1,318 @@
+"""What a rank keeps in a peer's memory, and what it keeps there for another rank.
+
+Every K steps (`peer_snapshots`), at a step boundary, a rank's snapshots of what is cut over ranks
+go to its peer: on another host where there are several, else the next rank. When the rank dies, its
+replacement gets them back from there (`restore`), and all ranks go back to that step.
+
+A rank is never two snapshots ahead of what its peer holds: it waits, some steps before the next is
+due (`must_wait`). So two of each, here and there, always have a step in common.
+
+Main thread; what sends and receives is in `peer_wire`.
+"""
+
+import logging
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nbdist.engine.compat.torch_groups import TCPStore
+from nbdist.engine.kernel.cost_clock import clocked
+from nbdist.engine.recovery.decide import Steps
+from nbdist.engine.recovery.peer_wire import Inbox, Message, Outbox
+
+_log = logging.getLogger("nbdist.peers")
+WAIT_S = 30.0  # longest for what is under way; then the peer is given up until the next snapshot
+AHEAD = 2  # steps before the next snapshot at which the one before must be whole
+_FIXED = "/fixed"  # the box of what no optimizer changes
+
+
+# ---- Decisions ---------------------------------------------------------------------------------
+
+
+def peer_of(rank: int, world_size: int, local_size: int) -> int | None:
+    """Return the rank in whose memory a rank keeps its state; None where there is no other.
+
+    Args:
+        rank: Global.
+        world_size: Ranks of all hosts.
+        local_size: Ranks of a host, the same on each.
+    """
+    if world_size < 2:
+        return None
+    shift = local_size if local_size < world_size else 1
+    return (rank + shift) % world_size
+
+
+def must_wait(steps: int, taken_at: int, every: int) -> bool:
+    """Return whether the snapshot of step `taken_at` must be whole at the peer at `steps`."""
+    return steps >= taken_at + max(0, every - AHEAD)
+
+
+# ---- This rank ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A snapshot as it travels, but for the tensors' bytes.
+
+    Attributes:
+        steps: Of the unit's optimizers.
+        at: `time.time()` when it was taken.
+        frame: As of `model_state.read`.
+        metas: Shape and dtype of each tensor.
+        random: The states of the generators at that boundary, for `StepState`.
+        fixed: Names the version of what no optimizer changes; None where there is nothing.
+    """
+
+    steps: Steps
+    at: float
+    frame: Any
+    metas: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    random: Any
+    fixed: int | None = None
+
+
+@dataclass
+class _Here:
+    """This rank's ends of the connections."""
+
+    rank: int
+    peer: int
+    every: int
+    client: TCPStore
+    inbox: Inbox
+    outbox: Outbox
+    is_told: bool = False  # that the peer cannot be reached
+    # By box, what of the fixed parts was sent: the tensors' versions, and the number they have.
+    fixed: dict[str, tuple[tuple[Any, ...], int]] = field(default_factory=dict)
+
+
+_here: _Here | None = None
+_notices: list[str] = []
+
+
+def start(
+    rank: int,
+    world_size: int,
+    local_size: int,
+    *,
+    every: int,
+    host: str,
+    key: bytes,
+    client: TCPStore,
+) -> None:
+    """Keep what is offered in the peer's memory, from now on; 0 steps for never.
+
+    Args:
+        rank: This rank.
+        world_size: Ranks of all hosts.
+        local_size: Ranks of this host.
+        every: Steps between two snapshots.
+        host: The cluster's address, to listen on.
+        key: The session's; both ends of a connection prove that they know it.
+        client: The store, which knows where each rank listens.
+    """
+    global _here
+    stop()
+    peer = peer_of(rank, world_size, local_size)
+    if not every or peer is None:
+        return
+    inbox = Inbox(host, key)
+    _here = _Here(rank, peer, every, client, inbox, Outbox(rank, key))
+    client.set(_place(rank), "{} {}".format(*inbox.address))
+
+
+def stop() -> None:
+    """Send and receive no more, and forget what is held."""
+    global _here
+    if _here is not None:
+        _here.outbox.disconnect()
+        _here.inbox.close()
+        _here = None
+
+
+def every() -> int:
+    """Return the steps between two snapshots; 0 where peers keep none."""
+    return 0 if _here is None else _here.every
+
+
+def holder_of(rank: int, world_size: int, local_size: int) -> int | None:
+    """Return the rank that keeps what `rank` had; None where peers keep nothing."""
+    return None if _here is None else peer_of(rank, world_size, local_size)
+
+
+@clocked("peers", within="boundary")
+def offer(box: str, saved: Saved, tensors: Sequence[torch.Tensor]) -> None:
+    """Send a snapshot to the peer; its tensors must not change until `wait`."""
+    here = _here
+    if here is None or not _connect(here):
+        return
+    header = pickle.dumps(saved, protocol=5)
+    here.outbox.send(box, header, [_bytes_of(tensor) for tensor in tensors if tensor.nbytes])
+
+
+def offer_fixed(
+    box: str, tensors: Sequence[torch.Tensor], copied: Callable[[], list[torch.Tensor]]
+) -> int | None:
+    """Send what no optimizer changes, unless the peer has it; returns what names it in `Saved`.
+
+    Args:
+        box: That of the snapshots that belong to it.
+        tensors: The live ones.
+        copied: Returns copies of what lies on this rank, on the CPU.
+    """
+    here = _here
+    if here is None or not tensors:
+        return None
+    _connect(here)  # a new peer has nothing
+    versions = tuple((id(tensor), tensor._version) for tensor in tensors)
+    known, number = here.fixed.get(box, ((), 0))
+    if known != versions:
+        number = time.time_ns()
+        here.fixed[box] = versions, number
+        copies = copied()
+        saved = Saved((), time.time(), None, metas_of(copies), None, number)
+        offer(f"{box}{_FIXED}", saved, copies)
+    return number
+
+
+@clocked("peers", within="boundary")
+def wait() -> None:
+    """Wait until what was offered is whole at the peer, or cannot be."""
+    here = _here
+    if here is not None and not here.outbox.wait(WAIT_S):
+        _log.warning("Rank %d, which keeps this rank's snapshots, takes too long", here.peer)
+        here.outbox.disconnect()
+        here.outbox.wait(WAIT_S)
+
+
+def reconnect() -> None:
+    """Look for the peer anew: it may be another process. When a recovery begins."""
+    if _here is not None:
+        _here.outbox.disconnect()
+        _here.fixed.clear()
+
+
+def held() -> dict[int, dict[str, list[tuple[Steps, float]]]]:
+    """Return what is kept here for other ranks: of each box, steps and ages in s, newest first."""
+    if _here is None:
+        return {}
+    found: dict[int, dict[str, list[tuple[Steps, float]]]] = {}
+    for rank, boxes in _here.inbox.all_held().items():
+        for box, messages in boxes.items():
+            for message in messages:
+                saved = _saved(message)
+                if not box.endswith(_FIXED) and _fits(boxes, box, saved):
+                    age = time.time() - saved.at
+                    found.setdefault(rank, {}).setdefault(box, []).append((saved.steps, age))
+    return found
+
+
+def get(rank: int, box: str, steps: Steps) -> tuple[Saved, list[torch.Tensor]]:
+    """Return a snapshot that is kept here for another rank.
+
+    Raises:
+        LookupError: There is none.
+    """
+    messages = () if _here is None else _here.inbox.held(rank).get(box, ())
+    for message in messages:
+        saved = _saved(message)
+        if saved.steps == steps:
+            return saved, _tensors_of(saved, message)
+    raise LookupError(f"nothing of rank {rank}'s step {steps} is kept here")
+
+
+def get_fixed(rank: int, box: str, saved: Saved) -> list[torch.Tensor]:
+    """Return what is kept of `offer_fixed` for another rank's snapshot."""
+    messages = () if _here is None else _here.inbox.held(rank).get(f"{box}{_FIXED}", ())
+    for message in messages:
+        told = _saved(message)
+        if told.fixed == saved.fixed:
+            return _tensors_of(told, message)
+    return []
+
+
+def forget_after(box: str, steps: Steps) -> None:
+    """Drop what is kept of later steps: they are made again, perhaps otherwise."""
+    if _here is not None:
+        for rank in _here.inbox.all_held():
+            _here.inbox.drop(
+                rank, lambda name, one: name == box and sum(_saved(one).steps) > sum(steps)
+            )
+
+
+def held_bytes() -> int:
+    """Return how much is kept here for other ranks. Any thread."""
+    here = _here
+    return 0 if here is None else here.inbox.size_bytes()
+
+
+def take_notices() -> tuple[str, ...]:
+    """Return what is to be said since the last call."""
+    taken = tuple(_notices)
+    _notices.clear()
+    return taken
+
+
+def _connect(here: _Here) -> bool:
+    if here.outbox.is_connected:
+        return True
+    here.fixed.clear()
+    try:
+        if not here.client.check([_place(here.peer)]):
+            return False
+        host, port = bytes(here.client.get(_place(here.peer))).decode().split()
+        here.outbox.connect((host, int(port)))
+    except (OSError, ValueError, RuntimeError) as error:
+        if not here.is_told:
+            here.is_told = True
+            _notices.append(
+                f"Rank {here.rank}'s snapshots are not kept by its peer, rank {here.peer}, which "
+                f"cannot be reached ({error}). They are tried again."
+            )
+        return False
+    return True
+
+
+def _place(rank: int) -> str:
+    return f"nbdist/where rank {rank} keeps snapshots of peers"
+
+
+def _saved(message: Message) -> Saved:
+    saved = pickle.loads(message.header)  # whoever sent it knows the session's key
+    assert isinstance(saved, Saved)
+    return saved
+
+
+def metas_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    """Return shape and dtype of each tensor."""
+    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
+
+
+def _tensors_of(saved: Saved, message: Message) -> list[torch.Tensor]:
+    found, begin = [], 0
+    for shape, dtype in saved.metas:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        flat = torch.empty(size, dtype=torch.uint8)
+        if size:
+            flat.copy_(torch.frombuffer(message.body, dtype=torch.uint8, count=size, offset=begin))
+        found.append(flat.view(dtype).view(shape))
+        begin += size
+    return found
+
+
+def _fits(boxes: dict[str, list[Message]], box: str, saved: Saved) -> bool:
+    """Return whether a snapshot is whole: with the part that no optimizer changes."""
+    if saved.fixed is None:
+        return True
+    there = boxes.get(f"{box}{_FIXED}", ())
+    return any(_saved(message).fixed == saved.fixed for message in there)
