@@ -20,7 +20,7 @@ _MINIMUM_PYTHON = (3, 11)
 MODULES = (
     *("kernel.kernel", "kernel.shell", "kernel.tracebacks"),
     *("recovery.clone.torch_rebuild", "recovery.clone.torch_rebuild_fsdp"),
-    "recovery.clone.pickler",
+    *("recovery.clone.torch_rebuild_zero", "recovery.clone.pickler"),
     *("compat.torch_groups", "compat.torch_init", "compat.torch_hooks", "compat.torch_modules"),
     *(
         "compat.torch_reducers",

@@ -56,6 +56,15 @@ def expect(newcomer: int, unit: wrapped_models.Unit) -> None:
     step_state.here().restored.update(unit.optimizers)
 
 
+def expect_others(decisions: Iterable[Decision]) -> None:
+    """Know, on a new rank that has just got its copies, which other new ranks get their parts."""
+    units = {unit.identity: unit for unit in wrapped_models.find()}
+    for decision in decisions:
+        for newcomer, _ in decision.given:
+            if decision.identity in units:
+                expect(newcomer, units[decision.identity])
+
+
 def restore(decisions: Sequence[Decision]) -> tuple[str, ...]:
     """Send and put in what peers have kept, after the clone. All ranks.
 

@@ -92,6 +92,7 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
                 newcomers,
                 step=training.current_step(),
                 parts=[unit.copies for unit in wrapped_models.find() if unit.copies],
+                arrived=lambda: peer_state.expect_others(decisions),
             )
             # A new rank remembers none: the groups of older meshes would meet those of newer ones.
             torch_sharded.forget_results()

@@ -30,6 +30,7 @@ from nbdist.engine.compat import (
     torch_shards,
 )
 from nbdist.engine.group import identity
+from nbdist.engine.recovery.clone import torch_rebuild_zero
 from nbdist.engine.recovery.decide import Kind, ModelReport, Steps
 from nbdist.engine.steps import keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
@@ -77,6 +78,8 @@ class Unit:
     @property
     def can_be_restored(self) -> bool:
         """Whether a replacement rank can be given a part of it that lies in a peer's memory."""
+        if self.is_cut_in_states_only:
+            return all(map(torch_rebuild_zero.is_plain, self.optimizers))
         return self.kind == "sharded" and self.is_alike and bool(self.copies)
 
     @property

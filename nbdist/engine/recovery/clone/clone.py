@@ -97,6 +97,7 @@ def clone_each(
     namespace: dict[str, Any] | None = None,
     step: int = 0,
     parts: Iterable[tuple[int, ...]] = (),
+    arrived: Callable[[], None] = lambda: None,
 ) -> dict[str, Any] | None:
     """Give each new rank what the living rank holds that is most like it. All ranks, main threads.
 
@@ -105,6 +106,7 @@ def clone_each(
         namespace: As `clone`.
         step: As `clone`.
         parts: Of each model that is cut over ranks, those that hold the same part as this one.
+        arrived: Called on a new rank when all has come, and others are yet to get theirs.
 
     Returns:
         As `clone`: on a new rank what it got, on others what one got; None when no rank lives.
@@ -124,6 +126,7 @@ def clone_each(
     for source, newcomer in ((source, one) for source, its in chosen.items() for one in its):
         answer = clone(source, newcomer, dead=newcomers, namespace=namespace, step=step)
         if here == newcomer:
+            arrived()
             missed = _name_missed(_Place.of(namespace).namespace, ties, source)
             answer["inexact"] += missed
             answer["inexact"] += _name_own(_Place.of(namespace), source)

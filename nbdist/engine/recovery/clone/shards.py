@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from nbdist.engine.compat import torch_pipeline, torch_shards
-from nbdist.engine.recovery.clone import torch_rebuild, torch_rebuild_fsdp
+from nbdist.engine.recovery.clone import torch_rebuild, torch_rebuild_fsdp, torch_rebuild_zero
 from nbdist.engine.recovery.clone.pickler import LostState
 
 _CUT = "it is cut into shards, and those of this rank died with it"
@@ -87,10 +87,10 @@ class Shards:
         if isinstance(value, nn.Module):
             self._check_module(value)
         elif isinstance(value, torch.optim.Optimizer):
-            if torch_rebuild.is_sharded_optimizer(value) and not _is_expected(
-                self._newcomer, value
-            ):
-                raise LostState(_CUT_STATES)
+            if torch_rebuild.is_sharded_optimizer(value):
+                if not _is_expected(self._newcomer, value):
+                    raise LostState(_CUT_STATES)
+                return torch_rebuild_zero.reduce(value)
         elif type(value) is torch_shards.spec_type():
             return torch_shards.reduce_spec(value)
         return torch_rebuild_fsdp.reduce(value)

@@ -1,0 +1,210 @@
+"""A rank that held a part of a model is killed: its part comes back, from whoever has it.
+
+The proof: the parameters at the end are those of the run that nothing broke, bit by bit.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nbdist
+from nbdist import Session
+from tests.cluster.conftest import ROOT, SharedCluster
+from tests.cluster.test_faults import fail
+
+BEGIN = """
+import os, pathlib, signal
+FLAG = pathlib.Path({flag!r})
+torch.manual_seed(0)
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(6, 12), torch.nn.Linear(12, 6)
+        self.drop = torch.nn.Dropout({dropout})
+    def forward(self, x):
+        return x + self.down(self.drop(self.up(x).tanh()))
+model = torch.nn.Sequential(Block(), Block(), torch.nn.Linear(6, 5))
+{freeze}
+layout = nbdist.parallelize(model, {layout!r})
+trained = [p for p in model.parameters() if p.requires_grad]
+opt = layout.optimizer(torch.optim.Adam, {parameters}lr=0.05)
+plan = torch.optim.lr_scheduler.StepLR(opt, 4, 0.5)
+data = torch.randn(96, 6, generator=torch.Generator().manual_seed(5))
+train = nbdist.loader(data, global_batch=8, seed=3)
+made = 0
+torch.manual_seed(7 + rank // {alike})
+def die(at):
+    if rank in {dies} and made == at:
+        mark = FLAG.with_name(f"{{FLAG.name}}{{rank}}")
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+def parts():
+    own = lambda p: p.to_local() if hasattr(p, "to_local") else p
+    return [own(p).tolist() for p in model.parameters()]
+"""
+LOOP = """
+for x in train:
+    model(x).pow(2).mean().backward()
+    made += 1
+    die(9)
+    opt.step(); opt.zero_grad(); plan.step()
+parts()
+"""
+
+
+@pytest.fixture(scope="module")
+def four(
+    cluster: SharedCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[int, Session]]:
+    """Return a place for one cluster of four ranks, by its `peer_snapshots`."""
+    cluster.stop()
+    made: dict[int, Session] = {}
+    yield made
+    for session in made.values():
+        session.stop()
+
+
+@pytest.fixture
+def start(
+    four: dict[int, Session],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    """Return a function that gives four ranks which keep snapshots every so many steps."""
+
+    def begin(every: int) -> Session:
+        if every not in four or not four[every].is_running:
+            for other in four.values():
+                other.stop()
+            four.clear()
+            monkeypatch.chdir(tmp_path_factory.mktemp("peers"))
+            monkeypatch.setenv("PYTHONPATH", str(ROOT))
+            four[every] = nbdist.start(n=4, device="cpu", peer_snapshots=every)
+        return four[every]
+
+    return begin
+
+
+def train(
+    session: Session, flag: Path, layout: str, dies: tuple[int, ...] = (), **options: Any
+) -> list[Any]:
+    """Train with one retry a death, and return each rank's parts of the parameters."""
+    of_all = {"freeze": "", "parameters": "", "dropout": 0.0, "alike": 1, **options}
+    session.run(BEGIN.format(flag=str(flag), layout=layout, dies=dies, **of_all))
+    return list(session.run(LOOP, retry=1, track=False, timeout_s=100).value_list)
+
+
+def compare(
+    session: Session, folder: Path, layout: str, dies: tuple[int, ...], **options: Any
+) -> None:
+    unbroken = train(session, folder / "unbroken", layout, **options)
+    broken = train(session, folder / "broken", layout, dies, **options)
+    assert sorted(p.name for p in folder.iterdir()) == [f"broken{rank}" for rank in dies]
+    assert broken == unbroken
+
+
+@pytest.mark.parametrize(
+    ("layout", "dies"),
+    [
+        ("dp=2 fsdp=2", (1,)),
+        ("dp=2 tp=2", (0, 3)),
+        pytest.param("dp=2 fsdp=2", (2, 3), marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_living_rank_holds_too_comes_from_there_and_no_bit_differs(
+    start: Any, tmp_path: Path, layout: str, dies: tuple[int, ...]
+) -> None:
+    compare(start(0), tmp_path, layout, dies)
+
+
+def test_it_is_said_who_held_the_same_part(start: Any, tmp_path: Path) -> None:
+    session = start(0)
+    session.run(
+        BEGIN.format(
+            flag=str(tmp_path / "flag"),
+            layout="dp=2 fsdp=2",
+            dies=(1,),
+            freeze="",
+            parameters="",
+            dropout=0.0,
+            alike=1,
+        )
+    )
+    told = fail(session, LOOP, track=False)
+    assert (
+        "The part of Sequential that died was copied from a rank that holds the same: rank 1's "
+        "from rank 3."
+    ) in told
+    assert "lost" not in told
+
+
+def test_a_part_that_only_the_dead_rank_held_is_lost_and_the_error_says_what_prevents_it(
+    start: Any, tmp_path: Path
+) -> None:
+    session = start(0)
+    with pytest.raises(nbdist.RankError) as lost:
+        train(session, tmp_path / "flag", "zero3", (1,))
+    told = str(lost.value)
+    assert "Rank 1 died with a part of Sequential, of which there is no second copy." in told
+    assert "`%dist start --peer-snapshots 10` keeps each rank's part in another rank's memory" in (
+        told
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "dies", "options"),
+    [
+        ("zero3", (1,), {"dropout": 0.3}),
+        ("tp=4", (2,), {}),
+        ("zero1", (1,), {"dropout": 0.3}),
+        ("fsdp=2 tp=2", (0, 2), {}),
+        (
+            "zero3",
+            (3,),
+            {"freeze": "model[0].requires_grad_(False)", "parameters": "params=trained, "},
+        ),
+    ],
+)
+def test_what_no_living_rank_holds_comes_from_a_peers_memory_and_no_bit_differs(
+    start: Any, tmp_path: Path, layout: str, dies: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    compare(start(3), tmp_path, layout, dies, **options)
+
+
+def test_it_is_said_how_far_all_went_back_and_from_whose_memory_the_part_came(
+    start: Any, tmp_path: Path
+) -> None:
+    session = start(3)
+    session.run(
+        BEGIN.format(
+            flag=str(tmp_path / "flag"),
+            layout="zero3",
+            dies=(1,),
+            freeze="",
+            parameters="",
+            dropout=0.0,
+            alike=1,
+        )
+    )
+    told = fail(session, LOOP, track=False)
+    # Snapshots are of steps 1, 4 and 7; at the end of step 8 all wait until the last is whole.
+    # The step that rank 1 did not end the others may have made.
+    assert re.search(
+        "Rank 1 died with a part of Sequential, which lay in a peer's memory: all ranks went back "
+        "(1 step|2 steps), to step 7, and took rank 1's part from rank 2.",
+        told,
+    )
+    assert "its random state is its own" in told
+
+
+def test_a_rank_and_the_peer_that_kept_its_part_are_lost_together(
+    start: Any, tmp_path: Path
+) -> None:
+    session = start(3)
+    with pytest.raises(nbdist.RankError) as lost:
+        train(session, tmp_path / "flag", "zero3", (1, 2))
+    assert "Ranks 1-2 died with a part of Sequential" in str(lost.value)
