@@ -46,6 +46,14 @@ def parts():
     own = lambda p: p.to_local() if hasattr(p, "to_local") else p
     return [own(p).tolist() for p in model.parameters()]
 """
+PIPELINED = """
+for x in train:
+    layout.step(x, x, lambda out, _: out.pow(2).mean())
+    made += 1
+    die(9)
+    opt.step(); opt.zero_grad(); plan.step()
+parts()
+"""
 LOOP = """
 for x in train:
     model(x).pow(2).mean().backward()
@@ -95,7 +103,8 @@ def train(
     """Train with one retry a death, and return each rank's parts of the parameters."""
     of_all = {"freeze": "", "parameters": "", "dropout": 0.0, "alike": 1, **options}
     session.run(BEGIN.format(flag=str(flag), layout=layout, dies=dies, **of_all))
-    return list(session.run(LOOP, retry=1, track=False, timeout_s=100).value_list)
+    loop = PIPELINED if "pp" in layout else LOOP
+    return list(session.run(loop, retry=1, track=False, timeout_s=100).value_list)
 
 
 def compare(
@@ -112,6 +121,7 @@ def compare(
     [
         ("dp=2 fsdp=2", (1,)),
         ("dp=2 tp=2", (0, 3)),
+        ("pp=2 dp=2", (1,)),
         pytest.param("dp=2 fsdp=2", (2, 3), marks=pytest.mark.slow),
     ],
 )

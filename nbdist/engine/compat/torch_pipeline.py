@@ -8,6 +8,7 @@ import gc
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -109,12 +110,33 @@ def reset_schedule(schedule: Any) -> None:
 
 # ---- What belongs to a layout -------------------------------------------------------------------
 
-_laid: "WeakKeyDictionary[nn.Module, tuple[ref[nn.Module], tuple[int, ...]]]" = WeakKeyDictionary()
+Ranks = tuple[int, ...]  # global
 
 
-def remember_laid(part: nn.Module, model: nn.Module, ranks: tuple[int, ...]) -> None:
-    """Know that a stage's module stands for a part of `model`, which these ranks train together."""
-    _laid[part] = (ref(model), ranks)
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """Of which model a stage's module is a part, who trains it, and who has the same stages."""
+
+    model: "ref[nn.Module]"
+    ranks: Ranks
+    alike: tuple[Ranks, ...]
+
+
+_laid: "WeakKeyDictionary[nn.Module, _Laid]" = WeakKeyDictionary()
+
+
+def remember_laid(
+    part: nn.Module, model: nn.Module, ranks: Ranks, alike: tuple[Ranks, ...] = ()
+) -> None:
+    """Know that a stage's module stands for a part of `model`, which these ranks train together.
+
+    Args:
+        part: The stage's module.
+        model: The whole.
+        ranks: Who trains it.
+        alike: Those of `ranks` that have the same stages, and equal weights, together.
+    """
+    _laid[part] = _Laid(ref(model), ranks, alike)
 
 
 def laid_models() -> dict[nn.Module, tuple[int, ...]]:
@@ -124,7 +146,25 @@ def laid_models() -> dict[nn.Module, tuple[int, ...]]:
 
 def copies_of(model: nn.Module, rank: int) -> frozenset[int]:
     """Return the ranks that hold the same stages of a layout's model as `rank`."""
-    return frozenset()
+    sets = [its for laid in _laid.values() if laid.model() is model for its in laid.alike]
+    return next((frozenset(its) for its in sets if rank in its), frozenset())
+
+
+def hand_over() -> dict[str, tuple[nn.Module, nn.Module, Ranks, tuple[Ranks, ...]]]:
+    """Return what a new rank must know of the stages that come with models."""
+    known = enumerate(list(_laid.items()))
+    return {
+        str(i): (part, model, laid.ranks, laid.alike)
+        for i, (part, laid) in known
+        if (model := laid.model()) is not None
+    }
+
+
+def take_over(told: dict[str, tuple[nn.Module, nn.Module, Ranks, tuple[Ranks, ...]]]) -> None:
+    """Know, on a new rank, what `hand_over` returned."""
+    for part, model, ranks, alike in told.values():
+        if isinstance(part, nn.Module) and isinstance(model, nn.Module):
+            remember_laid(part, model, ranks, alike)
 
 
 def live_parts() -> list[tuple[nn.Module, tuple[int, ...]]]:
@@ -138,9 +178,9 @@ def live_parts() -> list[tuple[nn.Module, tuple[int, ...]]]:
 
 
 def _laid_of(part: nn.Module) -> list[tuple[nn.Module, tuple[int, ...]]]:
-    model, ranks = _laid[part]
-    alive = model()
-    return [] if alive is None else [(alive, ranks)]
+    laid = _laid[part]
+    alive = laid.model()
+    return [] if alive is None else [(alive, laid.ranks)]
 
 
 # ---- Making what a layout runs -------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbdist.engine.averaging import async_sgd
-from nbdist.engine.compat import third_parties, torch_hooks, torch_sharded
+from nbdist.engine.compat import third_parties, torch_hooks, torch_pipeline, torch_sharded
 from nbdist.engine.data import resume
 from nbdist.engine.group import ddp_hook_state, group, identity
 from nbdist.engine.layout.spec import device_mesh
@@ -38,6 +38,7 @@ def install() -> None:
     # `reset` puts them back.
     torch_hooks.wrap_start_workers(defer_interrupt.start_workers_whole)
     step_state.also(ddp_hook_state.snapshot, lambda _: None)
+    clone.also("pipelines", torch_pipeline.hand_over, torch_pipeline.take_over)
     clone.also("identities", wrapped_models.hand_over, identity.take_over)
     clone.also("steps", step_state.here().hand_over, step_state.here().take_over)
     clone.also("loaders", resume.hand_over, resume.take_over)

@@ -266,12 +266,16 @@ def _sharded_unit(
         identity.of(ddps[-1]) if ddps else identity.UNKNOWN,
         is_alike=is_alike,
         is_cut_in_states_only=states_only,
-        copies=_copies(parameters),
+        copies=_copies(parameters, modules.values()),
     )
 
 
-def _copies(parameters: Iterable[torch.Tensor]) -> Ranks:
+def _copies(parameters: Iterable[torch.Tensor], modules: Iterable[nn.Module]) -> Ranks:
     """Return the ranks that hold the same parts as this one, itself among them; () if unknown."""
+    staged = torch_pipeline.laid_models()
+    for module in modules:
+        if module in staged:
+            return tuple(sorted(torch_pipeline.copies_of(module, dist.get_rank())))
     cut = [p for p in parameters if torch_shards.is_cut(p)]
     return tuple(sorted(torch_shards.common_copies(cut, dist.get_rank())))
 

@@ -1,7 +1,9 @@
 """What the axis `pp` answers as an axis of a layout."""
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
+from nbdist.engine.compat import torch_shards
 from nbdist.engine.layout.axes.axis import Axis, Sent, Spreading
 from nbdist.engine.layout.axes.pp import pipeline
 from nbdist.engine.layout.axes.pp.pipeline_step import PipelineStep
@@ -73,7 +75,13 @@ class PipelineAxis(Axis):
         hidden = work.context.hidden if work.context else {}
         slices = SequenceSlices(work.shape.cp, {name: dim for name, (_, dim) in hidden.items()})
         runner = ScheduleRunner(
-            self._plan, self._forward, work.skeleton, work.mesh["pp"], device, slices
+            self._plan,
+            self._forward,
+            work.skeleton,
+            work.mesh["pp"],
+            device,
+            slices,
+            _same_stages(work.mesh),
         )
         work.pipeline = PipelineStep(work.model, runner, work.shape, work.mesh, work.policies)
 
@@ -84,3 +92,13 @@ class PipelineAxis(Axis):
     def summary(self, shape: MeshShape) -> str:
         """Return the schedule, and which blocks each stage has."""
         return str(self._plan)
+
+
+def _same_stages(mesh: DeviceMesh) -> tuple[tuple[int, ...], ...]:
+    """Return sets of ranks that have the same part of the model: along dp."""
+    is_dp = [name == "dp" for name in mesh.mesh_dim_names or ()]
+    sets = {
+        tuple(sorted(torch_shards.same_place(mesh.mesh, is_dp, rank)))
+        for rank in mesh.mesh.flatten().tolist()
+    }
+    return tuple(sorted(sets))

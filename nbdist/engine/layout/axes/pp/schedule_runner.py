@@ -97,6 +97,7 @@ class ScheduleRunner:
         mesh: DeviceMesh,
         device: torch.device,
         in_parts: SequenceSlices,
+        alike: tuple[tuple[int, ...], ...],
     ) -> None:
         self.plan = plan
         self._in_parts = in_parts
@@ -109,12 +110,17 @@ class ScheduleRunner:
         self._parts = [_Part(self, stage) for stage in self.mine]
         for part in self._parts:
             # All ranks: what dp and fsdp average is as much a step of all as what pp sends.
-            torch_pipeline.remember_laid(part, forward.model, tuple(range(dist.get_world_size())))
+            ranks = tuple(range(dist.get_world_size()))
+            torch_pipeline.remember_laid(part, forward.model, ranks, alike)
         self._schedules: dict[Any, tuple[Any, ForwardTrace]] = {}
         self._work: _Work | None = None
         self._largest = 0  # share that a step has taken, in samples
         has_batch_norm = any(isinstance(m, _BatchNorm) for m in skeleton.modules())
         self._least = 2 if has_batch_norm else 1  # samples of a micro-batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave schedules behind: a new rank makes its own in its first step."""
+        return {**self.__dict__, "_schedules": {}, "_work": None}
 
     @property
     def model(self) -> nn.Module:
