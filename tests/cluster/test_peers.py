@@ -211,6 +211,33 @@ def test_it_is_said_how_far_all_went_back_and_from_whose_memory_the_part_came(
     assert "its random state is its own" in told
 
 
+def test_a_ranks_own_small_values_come_back_and_what_was_too_large_is_named(
+    start: Any,
+) -> None:
+    session = start(3)
+    session.run(
+        "best = {'loss': 0.5 + rank, 'at': (rank, 'epoch')}\n"
+        "scale = torch.full((3,), float(rank))\n"
+        "huge = torch.full((400_000,), float(rank))\n"
+        "count = 0",
+        track=False,
+    )
+    told = fail(
+        session,
+        "import os\ncount += 1\nif rank == 2: os.kill(os.getpid(), 9)\ndist.barrier()",
+        track=False,
+    )
+
+    found = session.run("best, scale.tolist(), count, huge[0].item()", track=False).value_list
+    assert found[2] == ({"loss": 2.5, "at": (2, "epoch")}, [2.0] * 3, 1, 0.0)
+    assert found[:2] + found[3:] == [
+        ({"loss": 0.5 + rank, "at": (rank, "epoch")}, [float(rank)] * 3, 1, float(rank))
+        for rank in (0, 1, 3)
+    ]
+    assert "It has its own best, scale again, as when the last cell ended." in told
+    assert "Rank 2 has rank 0's huge: what it had itself was too large to be kept" in told
+
+
 def test_a_rank_and_the_peer_that_kept_its_part_are_lost_together(
     start: Any, tmp_path: Path
 ) -> None:

@@ -249,6 +249,8 @@ def _cloned(came: str, rank: int, cloned: Mapping[str, Any]) -> list[str]:
     state = f"(seed {random['seed']}, rank {rank}, step {random['step']})"
     drawn = "is its own" if random.get("is_own") else f"was derived from {state}"
     lines = [f"{line}; its random state {drawn}."]
+    if own := cloned.get("own"):
+        lines.append(f"It has its own {_listed(own)} again, as when the last cell ended.")
     if missing := cloned["placeholders"]:
         named = "; ".join(f"{name} ({_short(why)})" for name, why in missing.items())
         lines.append(f"Not cloned to rank {rank}, create again if needed: {named}.")

@@ -151,7 +151,7 @@ class Program:
         from nbdist.engine.checkpoint import automatic, save
         from nbdist.engine.data import resume, weighting
         from nbdist.engine.group import group_record
-        from nbdist.engine.recovery import name_record, peers, snapshot
+        from nbdist.engine.recovery import name_record, peers, small_values, snapshot
         from nbdist.engine.recovery.clone import clone
         from nbdist.engine.steps import optimizer_wrapper, step_state
         from nbdist.engine.tap import tap
@@ -174,7 +174,9 @@ class Program:
         if self.joined:
             source = str(result.info.raw_cell) if result is not None else ""
             group_record.write(self.kernel.shell.user_ns, resume.cell_number(), source)
-            name_record.write(clone.written_names(self.kernel.shell.user_ns))
+            values = clone.written_names(self.kernel.shell.user_ns)
+            name_record.write(values)
+            small_values.send(resume.cell_number(), values)
         environment.restore(self.variables)
         cut_bytes, file = self.output.end_cell()
         value = getattr(result, "result", None)

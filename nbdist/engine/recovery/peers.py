@@ -180,11 +180,27 @@ def offer_fixed(
     return number
 
 
-@clocked("peers", within="boundary")
-def wait() -> None:
-    """Wait until what was offered is whole at the peer, or cannot be."""
+def offer_values(box: str, values: Any) -> None:
+    """Send a value, pickled, which replaces the one before."""
     here = _here
-    if here is not None and not here.outbox.wait(WAIT_S):
+    if here is not None and _connect(here):
+        here.outbox.send(box, pickle.dumps(values), [])
+
+
+def get_values(rank: int, box: str) -> Any:
+    """Return the newest value that is kept here for another rank; None where there is none."""
+    messages = () if _here is None else _here.inbox.held(rank).get(box, ())
+    return pickle.loads(messages[0].header) if messages else None
+
+
+@clocked("peers", within="boundary")
+def wait(timeout_s: float = WAIT_S) -> None:
+    """Wait until what was offered is whole at the peer, or cannot be.
+
+    What takes longer than `WAIT_S` is given up, until the next snapshot.
+    """
+    here = _here
+    if here is not None and not here.outbox.wait(timeout_s) and timeout_s >= WAIT_S:
         _log.warning("Rank %d, which keeps this rank's snapshots, takes too long", here.peer)
         here.outbox.disconnect()
         here.outbox.wait(WAIT_S)
@@ -205,8 +221,9 @@ def held() -> dict[int, dict[str, list[tuple[Steps, float]]]]:
     for rank, boxes in _here.inbox.all_held().items():
         for box, messages in boxes.items():
             for message in messages:
-                saved = _saved(message)
-                if not box.endswith(_FIXED) and _fits(boxes, box, saved):
+                saved = pickle.loads(message.header)
+                is_snapshot = isinstance(saved, Saved) and not box.endswith(_FIXED)
+                if is_snapshot and _fits(boxes, box, saved):
                     age = time.time() - saved.at
                     found.setdefault(rank, {}).setdefault(box, []).append((saved.steps, age))
     return found

@@ -20,6 +20,7 @@ from nbdist.engine.recovery import (
     peers,
     reset,
     resize,
+    small_values,
     snapshot,
     sync_state,
     wrapped_models,
@@ -100,6 +101,7 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
             is_own = bool(peer_state.restore(decisions))
             if cloned is not None and is_own:
                 cloned["random"]["is_own"] = True
+            small_values.give_back(newcomers, cloned, clone.namespace)
         async_sgd.begin_anew()
         # What was sent in between is no cell's.
         tap.reset_counts()

@@ -181,8 +181,15 @@ def _name_own(place: "_Place", source: int) -> list[str]:
     return [line]
 
 
-def written_names(namespace: dict[str, Any]) -> Iterable[str]:
-    """Return the names that a rank writes down at a cell's end (`name_record`)."""
+def namespace() -> dict[str, Any]:
+    """Return the namespace in which cells run on this rank."""
+    assert _shell is not None, "a rank's program tells where its cells run"
+    found: dict[str, Any] = _shell.user_ns
+    return found
+
+
+def written_names(namespace: dict[str, Any]) -> dict[str, Any]:
+    """Return what a rank writes the names of at a cell's end (`name_record`)."""
     return _Place(namespace, {}).names()
 
 

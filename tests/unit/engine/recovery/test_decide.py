@@ -1,6 +1,13 @@
 from dataclasses import replace
 
-from nbdist.engine.recovery.decide import ModelReport, decide, from_json, has_unmatched, to_json
+from nbdist.engine.recovery.decide import (
+    Kept,
+    ModelReport,
+    decide,
+    from_json,
+    has_unmatched,
+    to_json,
+)
 
 
 def replicated(
@@ -93,6 +100,35 @@ def test_a_part_of_which_every_holder_died_is_refused_and_those_ranks_alone_are_
 
     assert found.action == "refuse"
     assert found.line.startswith("Ranks 1, 3 died with a part of GPT")
+
+
+def test_a_lost_part_in_a_peers_memory_is_given_back_at_a_step_that_all_hold() -> None:
+    four = (0, 1, 2, 3)
+    reports: dict[int, list[ModelReport]] = {
+        rank: [sharded(12, 10, 5, ranks=four)] for rank in (0, 2, 3)
+    }
+    kept = {1: Kept(2, {"o1": [((5,), 9.0)], "other": [((10,), 2.0)]})}
+
+    (found,) = decide({**reports, 1: []}, [1], kept)
+
+    assert (found.action, found.steps, found.lost) == ("roll back", (5,), 7)
+    assert (found.given, found.identity) == (((1, 2),), "o1")
+    assert found.line == (
+        "Rank 1 died with a part of GPT, which lay in a peer's memory: all ranks went back 7 "
+        "steps, to step 5, and took rank 1's part from rank 2."
+    )
+
+
+def test_a_lost_part_is_refused_where_no_step_is_common_or_one_of_the_peers_died_too() -> None:
+    four = (0, 1, 2, 3)
+    living = [sharded(12, 10, 5, ranks=four)]
+    kept = {1: Kept(3, {"o1": [((15,), 9.0)]})}
+
+    (no_common,) = decide({0: living, 2: living, 3: living, 1: []}, [1], kept)
+    (no_peer,) = decide({0: living, 3: living, 1: [], 2: []}, [1, 2], kept)
+
+    assert (no_common.action, no_peer.action) == ("refuse", "refuse")
+    assert no_peer.line.startswith("Ranks 1-2 died with a part of GPT")
 
 
 def test_sharded_ranks_go_back_to_their_newest_common_snapshot() -> None:
