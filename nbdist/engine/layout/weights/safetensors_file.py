@@ -197,7 +197,9 @@ def _read_into(file: int, begin: int, target: torch.Tensor) -> None:
 
 def bytes_of(tensor: torch.Tensor) -> Any:
     """Return the memory of a contiguous tensor on the CPU, as an array of bytes."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    # A dim of one may have any stride, which `view` minds.
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy()
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:

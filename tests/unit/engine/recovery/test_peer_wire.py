@@ -76,7 +76,7 @@ def test_half_a_message_replaces_no_whole_one(inbox: Inbox, outbox: Outbox) -> N
 
 def test_a_sender_that_does_not_know_the_key_is_not_heard(inbox: Inbox) -> None:
     stranger = Outbox(3, b"another key")
-    with pytest.raises(OSError, match="closed|reset|Broken"):
+    with pytest.raises(OSError, match=r"closed|reset|Broken"):
         stranger.connect(inbox.address)
     assert not stranger.is_connected
 
