@@ -48,9 +48,9 @@ def from_pretrained(
         policies: As `parallelize` takes them.
         weights: The folder of `model.safetensors`, or of several files and their index, as
             `layout.save_pretrained` writes it. For a `source` that is a function.
-        new: Patterns of names of weights that the folder need not have, such as `"head.*"`: they
-            are initialised as when the model is built. The head of a transformers model need not be
-            named.
+        new: Patterns of names of weights that the folder need not have, or has in another shape,
+            such as `"head.*"`: they are initialised as when the model is built. The head of a
+            transformers model need not be named.
         skip: Patterns of names in the folder that are left out.
 
     Returns:

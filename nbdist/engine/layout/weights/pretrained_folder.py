@@ -119,12 +119,14 @@ def match(
     Args:
         model: The plain one; weights may be on meta.
         stored: What lies in the folder.
-        new: Patterns of names that the folder need not have.
+        new: Patterns of names that the folder need not have, or not in this shape.
         skip: Patterns of names of the folder that are not wanted.
 
     Raises:
         CheckpointError: Names or shapes do not fit, with the first few of each kind.
     """
+    skipped = [name for name in stored if _fits(name, skip)]
+    stored = {name: tensor for name, tensor in stored.items() if name not in skipped}
     wanted = full_tensors.places(model, duplicates=True, meta=True)
     wanted = {name: place for name, place in wanted.items() if place.is_saved}
     body = str(getattr(model, "base_model_prefix", "") or "")
@@ -136,13 +138,13 @@ def match(
     found, missing, misshaped = dict[str, StoredTensor](), list[str](), list[str]()
     for names in aliases.values():
         source = next((renamed[name] for name in names if name in renamed), None)
-        if source is None:
-            missing.append(names[0])
-        elif stored[source].shape != tuple(wanted[names[0]].shape):
-            shapes = stored[source].shape, tuple(wanted[names[0]].shape)
-            misshaped.append(f"{names[0]} is {shapes[0]} and must be {shapes[1]}")
-        else:
+        shape = tuple(wanted[names[0]].shape)
+        if source is not None and stored[source].shape == shape:
             found[names[0]] = stored[source]
+        elif source is None or _fits(names[0], new):
+            missing.append(names[0])
+        else:
+            misshaped.append(f"{names[0]} is {stored[source].shape} and must be {shape}")
     heads = bool(body) and any(name.startswith(f"{body}.") for name in wanted)
     fresh = [
         name
@@ -157,12 +159,15 @@ def match(
         for name in left
         if own.get(name, name) not in held  # else a constant of the model, which older files hold
         and not (body and _is_beside(name, stored, body))
-        and not _may_be_left(name, model, skip)
+        and not _may_be_left(name, model)
     ]
     missing = [name for name in missing if name not in fresh]
     _refuse({"missing": missing, "not the model's": extra, "of another shape": misshaped}, body)
     return Match(
-        found, tuple(fresh), tuple(left), {names[0]: tuple(names) for names in aliases.values()}
+        found,
+        tuple(fresh),
+        (*skipped, *left),
+        {names[0]: tuple(names) for names in aliases.values()},
     )
 
 
@@ -183,9 +188,9 @@ def _is_beside(name: str, stored: Iterable[str], body: str) -> bool:
     return not name.startswith(f"{body}.") and any(n.startswith(f"{body}.") for n in stored)
 
 
-def _may_be_left(name: str, model: nn.Module, skip: Sequence[str]) -> bool:
+def _may_be_left(name: str, model: nn.Module) -> bool:
     known = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    return _fits(name, skip) or any(re.search(pattern, name) for pattern in known)
+    return any(re.search(pattern, name) for pattern in known)
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:
