@@ -13,10 +13,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from nbdist.engine.group.agreement import each, from_rank_0
 from nbdist.engine.layout import parallelize
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.weights import factory, full_tensors, pretrained_folder
-from nbdist.engine.layout.weights.all_or_none import of_rank_0, together
 from nbdist.engine.layout.weights.from_files import FromFiles, make_fresh
 from nbdist.engine.layout.weights.pretrained_folder import Match
 from nbdist.errors import CheckpointError
@@ -61,13 +61,13 @@ def from_pretrained(
             ranks.
         LayoutError: As `parallelize`.
     """
-    make, folder = together(lambda: _read_source(source, weights))
+    make, folder = each(lambda: _read_source(source, weights))
 
     def on_meta() -> tuple[nn.Module, FromFiles]:
         model, _ = factory.build(make, with_weights=False)
-        stored = of_rank_0(lambda: pretrained_folder.stored_tensors(folder))
-        match = together(lambda: _matched(model, stored, new, skip))
-        fresh = together(lambda: _fresh_on_rank_0(model, match.new))
+        stored = from_rank_0(lambda: pretrained_folder.stored_tensors(folder))
+        match = each(lambda: _matched(model, stored, new, skip))
+        fresh = each(lambda: _fresh_on_rank_0(model, match.new))
         facts = full_tensors.places(model, meta=True)
         _tell(match, folder)
         return model, FromFiles(match, fresh, {name: facts[name] for name in match.new})

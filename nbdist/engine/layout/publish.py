@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.compat import torch_modules
+from nbdist.engine.group.agreement import each
 from nbdist.engine.layout import exported
 from nbdist.engine.layout.layout import Layout, layout_of
 from nbdist.engine.layout.weights import full_tensors, meta_copy
-from nbdist.engine.layout.weights.all_or_none import together
 from nbdist.error_text import named
 from nbdist.errors import PublishError
 
@@ -111,7 +111,7 @@ def publish(
         PublishError: Nothing is tracked here, the model cannot be exported, with the reason, or the
             example does not fit; the same on all ranks, and nothing was published.
     """
-    place = together(lambda: _checked(name, alias), PublishError)
+    place = each(lambda: _checked(name, alias), kind=PublishError)
     layout = model if isinstance(model, Layout) else layout_of(model)
     if isinstance(model, Layout):
         model = model.model
@@ -122,7 +122,7 @@ def publish(
             return None
         return _write(place.folder, name, alias, plain, _example(layout, example))
 
-    told = together(write, PublishError)
+    told = each(write, kind=PublishError)
     if told is not None:
         place.tell(told)
     return Published(name, alias)
@@ -167,7 +167,7 @@ def _plain_on_rank_0(layout: Layout | None, model: nn.Module) -> nn.Module | Non
         meta_copy.materialise(plain, "cpu")
         return plain
 
-    plain = together(bare, PublishError)
+    plain = each(bare, kind=PublishError)
     if layout is not None:
         held = full_tensors.names(plain, duplicates=True) if plain is not None else {}
         for name, full in full_tensors.tensors(layout):

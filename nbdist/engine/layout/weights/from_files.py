@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from nbdist.engine.compat import torch_checkpoint, torch_hooks
+from nbdist.engine.group.agreement import each
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.weights import full_tensors, meta_copy, stand_in
-from nbdist.engine.layout.weights.all_or_none import together
 from nbdist.engine.layout.weights.full_tensors import TensorFacts
 from nbdist.engine.layout.weights.pretrained_folder import Match
 from nbdist.engine.layout.weights.safetensors_file import StoredTensor, read_box, unreadable
@@ -71,7 +71,7 @@ class FromFiles:
             for name in names
             if name in here
         }
-        together(lambda: _read(held, self._match.stored))
+        each(lambda: _read(held, self._match.stored))
         for name, full in full_tensors.from_rank_0(self._facts, self._fresh, device_type):
             if name in held:
                 full_tensors.put(held[name], full)

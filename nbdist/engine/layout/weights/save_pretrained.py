@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from nbdist.engine.group.agreement import each, from_rank_0
 from nbdist.engine.layout.weights import full_tensors
-from nbdist.engine.layout.weights.all_or_none import of_rank_0, together
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts, TensorFacts
 from nbdist.engine.layout.weights.pretrained_folder import INDEX, SINGLE
 from nbdist.engine.layout.weights.safetensors_file import bytes_of, header_of
@@ -55,7 +55,7 @@ def save(
         CheckpointError: A dtype has no word, or rank 0 could not write; the same on all ranks.
     """
     table = {n: facts for n, facts in full_tensors.table(spread).items() if facts.is_saved}
-    plan = of_rank_0(lambda: _planned(table, plain, file_bytes))
+    plan = from_rank_0(lambda: _planned(table, plain, file_bytes))
     failed: Exception | None = None
     written: list[Path] = []
     tensors = (item for item in full_tensors.tensors(spread) if item[0] in table)
@@ -84,7 +84,7 @@ def save(
             for path in written:
                 path.unlink(missing_ok=True)
 
-    together(lambda: commit() if dist.get_rank() == 0 else None)
+    each(lambda: commit() if dist.get_rank() == 0 else None)
 
 
 def _planned(table: Mapping[str, TensorFacts], plain: nn.Module, file_bytes: int) -> _Plan:

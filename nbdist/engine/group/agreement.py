@@ -1,0 +1,79 @@
+"""What every rank does, or none: an error on one is the same error on all of them.
+
+Main thread, all ranks; a collective of small objects over the default group each time.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from nbdist.error_text import named
+from nbdist.errors import CheckpointError, NBDistError, UsageError
+from nbdist.ranks import name_ranks
+
+T = TypeVar("T")
+Explain = Callable[[Exception], NBDistError]
+
+
+def in_words(error: Exception) -> NBDistError:
+    """Return any error as one of ours."""
+    return error if isinstance(error, NBDistError) else CheckpointError(f"{named(error)}.")
+
+
+def together(
+    action: Callable[[], T],
+    explain: Explain = in_words,
+    kind: type[NBDistError] = CheckpointError,
+) -> list[T]:
+    """Do something on this rank, and return what it gave on every rank, by rank. Collective.
+
+    Args:
+        action: Runs no collective.
+        explain: Returns an error that it raised in words for people.
+        kind: Of the error that is raised.
+
+    Raises:
+        NBDistError: Of that kind: it raised on some rank; the same on all of them.
+        UsageError: Likewise, where it raised one.
+    """
+    mine: tuple[Any, NBDistError | None]
+    raised: Exception | None = None
+    try:
+        mine = action(), None
+    except Exception as error:
+        raised, mine = error, (None, explain(error))
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    failed = {rank: error for rank, (_, error) in enumerate(every) if error is not None}
+    if failed:
+        raise one_error(failed, kind) from raised
+    return [value for value, _ in every]
+
+
+def each(
+    action: Callable[[], T],
+    explain: Explain = in_words,
+    kind: type[NBDistError] = CheckpointError,
+) -> T:
+    """Do something on every rank, and return what it gave on this one; else as `together`."""
+    mine: list[T] = []
+    together(lambda: mine.append(action()), explain, kind)
+    return mine[0]
+
+
+def from_rank_0(action: Callable[[], T], explain: Explain = in_words) -> T:
+    """Do something on rank 0 alone, and return what it gave, on every rank; else as `together`."""
+    told = together(lambda: action() if dist.get_rank() == 0 else None, explain)
+    return told[0]  # type: ignore[return-value]
+
+
+def one_error(
+    failed: dict[int, NBDistError], kind: type[NBDistError] = CheckpointError
+) -> NBDistError:
+    """Return what is said of an error of some ranks: the first one's, and whose it was."""
+    first = failed[min(failed)]
+    alike = [rank for rank, error in failed.items() if str(error) == str(first)]
+    where = "" if len(alike) == dist.get_world_size() else f" (on {name_ranks(alike)})"
+    chosen = UsageError if isinstance(first, UsageError) else kind
+    return chosen(first.what.rstrip(".") + where + ".", why=first.why, do=first.do)
