@@ -46,6 +46,14 @@ def parts():
     own = lambda p: p.to_local() if hasattr(p, "to_local") else p
     return [own(p).tolist() for p in model.parameters()]
 """
+SECOND_DEATH = """
+made = 8
+FLAG = FLAG.with_name("again")
+def die(at):
+    if rank == 1 and made == 10 and not FLAG.exists():
+        FLAG.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
 PIPELINED = """
 for x in train:
     layout.step(x, x, lambda out, _: out.pow(2).mean())
@@ -183,6 +191,30 @@ def test_what_no_living_rank_holds_comes_from_a_peers_memory_and_no_bit_differs(
     start: Any, tmp_path: Path, layout: str, dies: tuple[int, ...], options: dict[str, Any]
 ) -> None:
     compare(start(3), tmp_path, layout, dies, **options)
+
+
+def test_the_rank_that_kept_a_part_dies_and_then_the_rank_whose_part_it_was(
+    start: Any, tmp_path: Path
+) -> None:
+    """What a peer has lost it gets again at the first step after the recovery."""
+    session = start(3)
+    unbroken = train(session, tmp_path / "unbroken", "zero3")
+    session.run(
+        BEGIN.format(
+            flag=str(tmp_path / "broken"),
+            layout="zero3",
+            dies=(2,),
+            freeze="",
+            parameters="",
+            dropout=0.0,
+            alike=1,
+        )
+    )
+    fail(session, LOOP, track=False)
+    session.run(SECOND_DEATH, track=False)
+    broken = session.run(LOOP, go_on=True, retry=1, track=False, timeout_s=100).value_list
+    assert (tmp_path / "again").exists()
+    assert list(broken) == unbroken
 
 
 def test_it_is_said_how_far_all_went_back_and_from_whose_memory_the_part_came(

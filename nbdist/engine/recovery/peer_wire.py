@@ -19,6 +19,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ _HEAD = struct.Struct("!HQQ")  # bytes of the box's name, of the header, of the 
 _FROM = struct.Struct("!I")  # the sender's rank
 _HELLO_S = 10.0  # for both ends to prove who they are
 _MOST_HEADER = 1 << 30
+_NO_ROOM_S = 0.1
 _ACK = b"\1"
 
 Box = tuple[int, str]  # the sender's rank, and a name
@@ -90,7 +92,10 @@ class Inbox:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                return  # closed
+                if self._socket.fileno() < 0:
+                    return  # closed
+                time.sleep(_NO_ROOM_S)  # this process has no descriptor left
+                continue
             # One a connection: a sender that hangs must not keep its successor out.
             name = "nbdist-peers-in"
             threading.Thread(target=self._hear, args=(connection,), name=name, daemon=True).start()

@@ -26,6 +26,7 @@ from nbdist.engine.recovery.peer_wire import Inbox, Message, Outbox
 
 _log = logging.getLogger("nbdist.peers")
 WAIT_S = 30.0  # longest for what is under way; then the peer is given up until the next snapshot
+_TRY_AGAIN_S = 60.0  # after a peer could not be reached
 AHEAD = 2  # steps before the next snapshot at which the one before must be whole
 _FIXED = "/fixed"  # the box of what no optimizer changes
 
@@ -86,7 +87,8 @@ class _Here:
     client: TCPStore
     inbox: Inbox
     outbox: Outbox
-    is_told: bool = False  # that the peer cannot be reached
+    is_told: bool = False  # that snapshots are not kept
+    not_before: float = 0.0  # `time.monotonic()` at which a peer is tried again
     # By box, what of the fixed parts was sent: the tensors' versions, and the number they have.
     fixed: dict[str, tuple[tuple[Any, ...], int]] = field(default_factory=dict)
 
@@ -151,7 +153,11 @@ def offer(box: str, saved: Saved, tensors: Sequence[torch.Tensor]) -> None:
     here = _here
     if here is None or not _connect(here):
         return
-    header = pickle.dumps(saved, protocol=5)
+    try:
+        header = pickle.dumps(saved, protocol=5)
+    except Exception as error:  # of a state that somebody's own optimizer keeps
+        _tell(here, f"it cannot be sent ({type(error).__name__}: {error})")
+        return
     here.outbox.send(box, header, [_bytes_of(tensor) for tensor in tensors if tensor.nbytes])
 
 
@@ -211,6 +217,7 @@ def reconnect() -> None:
     if _here is not None:
         _here.outbox.disconnect()
         _here.fixed.clear()
+        _here.not_before = 0.0
 
 
 def held() -> dict[int, dict[str, list[tuple[Steps, float]]]]:
@@ -278,6 +285,8 @@ def take_notices() -> tuple[str, ...]:
 def _connect(here: _Here) -> bool:
     if here.outbox.is_connected:
         return True
+    if time.monotonic() < here.not_before:
+        return False
     here.fixed.clear()
     try:
         if not here.client.check([_place(here.peer)]):
@@ -285,14 +294,18 @@ def _connect(here: _Here) -> bool:
         host, port = bytes(here.client.get(_place(here.peer))).decode().split()
         here.outbox.connect((host, int(port)))
     except (OSError, ValueError, RuntimeError) as error:
-        if not here.is_told:
-            here.is_told = True
-            _notices.append(
-                f"Rank {here.rank}'s snapshots are not kept by its peer, rank {here.peer}, which "
-                f"cannot be reached ({error}). They are tried again."
-            )
+        here.not_before = time.monotonic() + _TRY_AGAIN_S
+        _tell(here, f"it cannot be reached ({error})")
         return False
     return True
+
+
+def _tell(here: _Here, why: str) -> None:
+    """Say once that snapshots are not kept."""
+    if not here.is_told:
+        here.is_told = True
+        what = f"Rank {here.rank}'s snapshots are not kept by its peer, rank {here.peer}"
+        _notices.append(f"{what}: {why}. It is tried again.")
 
 
 def _place(rank: int) -> str:

@@ -235,6 +235,8 @@ def _send_if_due(optimizer: torch.optim.Optimizer, series: _Series, steps: int) 
     if steps >= series.next_step:
         peers.wait()  # the older one's memory is used again
         _take(optimizer, series, steps)
+        if not series.next_step:
+            peers.wait()  # the first, and after a recovery: a peer may hold nothing yet
         series.next_step = steps + peers.every()
     if peers.must_wait(steps, series.kept_at_step, peers.every()):
         peers.wait()

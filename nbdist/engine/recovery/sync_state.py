@@ -23,6 +23,7 @@ from nbdist.engine.recovery import (
     snapshot,
     wrapped_models,
 )
+from nbdist.engine.recovery.clone import shards
 from nbdist.engine.recovery.decide import Decision, ModelReport
 from nbdist.engine.steps import step_state
 from nbdist.errors import ClusterError, LostStateError
@@ -59,6 +60,7 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
         mine, reports = _exchange("units again")
     snapshot.forget_schedules()
     step_state.here().restored.clear()
+    shards.expect_nothing()
     rank = dist.get_rank()
     mark: step_state.StepState | None = None
     has_copied = False
@@ -159,14 +161,14 @@ def _refuse(unit: wrapped_models.Unit, decision: Decision) -> None:
         error = LostStateError(
             f"{unit.name[0].upper()}{unit.name[1:]} cannot step: its states are not whole.",
             why=decision.line,
-            do="make it again on every rank; the model itself is whole",
+            do="make it again on every rank; the model itself is whole" + _advice(unit),
         )
         _stop(unit.optimizers, error)
         return
     error = LostStateError(
         f"{unit.name} cannot be trained on: its state is not whole.",
         why=decision.line,
-        do="build it again, or load a checkpoint into it on every rank" + _advice(),
+        do="build it again, or load a checkpoint into it on every rank" + _advice(unit),
     )
     optimizers = [ref(optimizer) for optimizer in _stop(unit.optimizers, error)]
 
@@ -198,8 +200,10 @@ def are_refused(
     return any(id(part) in refused for part in parts) or any(o in _stopped for o in optimizers)
 
 
-def _advice() -> str:
+def _advice(unit: wrapped_models.Unit) -> str:
     """Return how such a loss is prevented, where it was not."""
+    if not unit.can_be_restored:
+        return "" if unit.is_alike else "; dp=2 beside pp gives each stage to a second rank, too"
     if peers.every():
         return ""
     return "; `%dist start --peer-snapshots 10` keeps each rank's part in another rank's memory"

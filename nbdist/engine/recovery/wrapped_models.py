@@ -85,9 +85,9 @@ class Unit:
     @property
     def fixed(self) -> list[torch.Tensor]:
         """What of its modules is cut and not trained, as a frozen model beside adapters."""
-        own = {id(p) for p in self.parameters}
+        trained = {id(p) for o in torch_live.live(Optimizer) for p in parameters_of(o)}
         found = {id(p): p for module in self.modules for p in module.parameters()}
-        return [p for p in found.values() if id(p) not in own and torch_shards.is_cut(p)]
+        return [p for p in found.values() if id(p) not in trained and torch_shards.is_cut(p)]
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
