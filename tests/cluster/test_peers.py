@@ -12,7 +12,7 @@ import pytest
 
 import nbdist
 from nbdist import Session
-from tests.cluster.conftest import ROOT, SharedCluster
+from tests.cluster.conftest import LONGEST_S, ROOT, Kernel, SharedCluster
 from tests.cluster.test_faults import fail
 
 BEGIN = """
@@ -277,3 +277,44 @@ def test_a_rank_and_the_peer_that_kept_its_part_are_lost_together(
     with pytest.raises(nbdist.RankError) as lost:
         train(session, tmp_path / "flag", "zero3", (1, 2))
     assert "Ranks 1-2 died with a part of Sequential" in str(lost.value)
+
+
+KILLED_ONCE = """
+for x in train:
+    model(x).pow(2).mean().backward()
+    made += 1
+    die(9)
+    opt.step(); opt.zero_grad(); plan.step()
+print("whole:", sum(p.full_tensor().double().sum().item() for p in model.parameters()))
+"""
+
+
+def test_in_a_notebook_a_retried_cell_ends_as_if_no_rank_had_been_killed(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    try:
+        kernel.run("%load_ext nbdist")
+        start = "%dist start -n 2 --device cpu --peer-snapshots 3"
+        assert "Started 2 ranks" in kernel.run(start, timeout_s=2 * LONGEST_S).text
+        ends = []
+        for flag, dies in (("unbroken", ()), ("broken", (1,))):
+            begin = BEGIN.format(
+                flag=str(tmp_path / flag),
+                layout="zero3",
+                dies=dies,
+                freeze="",
+                parameters="",
+                dropout=0.2,
+                alike=1,
+            )
+            assert kernel.cell(begin, "--no-track").error is None
+            ran = kernel.cell(KILLED_ONCE, "--retry 1 --no-track", timeout_s=2 * LONGEST_S)
+            assert ran.error is None, ran.error
+            ends.append(set(re.findall(r"whole: \S+", ran.text)))
+        cost = kernel.run("%dist status --cost").text
+    finally:
+        kernel.close()
+
+    assert (tmp_path / "broken1").exists()
+    assert len(ends[0]) == 1
+    assert ends[0] == ends[1]
+    assert "keeps snapshots in peers' memory" in cost
