@@ -243,6 +243,31 @@ def test_it_is_said_how_far_all_went_back_and_from_whose_memory_the_part_came(
     assert "its random state is its own" in told
 
 
+def test_a_part_whose_optimizer_is_held_beside_what_is_lost_is_refused_and_the_cluster_lives(
+    start: Any, tmp_path: Path
+) -> None:
+    session = start(3)
+    kept = "\nshadow = opt, [p.detach().clone() for p in model.parameters()]\ndel opt, plan\n"
+    loop = LOOP.replace("opt.", "shadow[0].").replace(" plan.step()", "")
+    session.run(
+        BEGIN.format(
+            flag=str(tmp_path / "flag"),
+            layout="zero3",
+            dies=(1,),
+            freeze="",
+            parameters="",
+            dropout=0.0,
+            alike=1,
+        )
+        + kept
+    )
+    told = fail(session, loop, track=False)
+    assert "A part that a peer had kept for rank 1 could not be given back" in told
+    with pytest.raises(nbdist.RankError, match="its state is not whole"):
+        session.run("model(torch.ones(2, 6))", track=False)
+    assert session.run("1 + 1").value_list == [2] * 4
+
+
 def test_a_ranks_own_small_values_come_back_and_what_was_too_large_is_named(
     start: Any,
 ) -> None:

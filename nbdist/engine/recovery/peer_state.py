@@ -21,6 +21,8 @@ from nbdist.engine.recovery.decide import Decision, Kept
 from nbdist.engine.steps import step_state
 from nbdist.errors import ClusterError
 
+TIMEOUT_S = rendezvous.FORM_TIMEOUT_S
+
 
 def kept(newcomers: Iterable[int]) -> dict[int, Kept]:
     """Return what lies in living ranks' memory of those that died. All ranks.
@@ -29,7 +31,7 @@ def kept(newcomers: Iterable[int]) -> dict[int, Kept]:
         ClusterError: A rank told nothing in time.
     """
     told = json.dumps(peers.held())
-    heard = rendezvous.exchange("kept for others", told, rendezvous.FORM_TIMEOUT_S)
+    heard = rendezvous.exchange("kept for others", told, TIMEOUT_S)
     found: dict[int, Kept] = {}
     for holder, text in sorted(heard.items()):
         for rank, boxes in json.loads(text).items():
@@ -65,17 +67,37 @@ def expect_others(decisions: Iterable[Decision]) -> None:
                 expect(newcomer, units[decision.identity])
 
 
-def restore(decisions: Sequence[Decision]) -> tuple[str, ...]:
+def missing(decisions: Iterable[Decision], newcomers: Iterable[int]) -> dict[str, list[int]]:
+    """Return, by unit, the new ranks to which its objects did not come. All ranks, after the clone.
+
+    A name that holds something else that is lost is given up, and with it what only it holds.
+
+    Raises:
+        ClusterError: A rank told nothing in time.
+    """
+    given = {one.identity: [rank for rank, _ in one.given] for one in decisions if one.given}
+    if not given:
+        return {}
+    units = {unit.identity for unit in wrapped_models.find()}
+    heard = rendezvous.exchange("units that came", json.dumps(sorted(units)), TIMEOUT_S)
+    came = {rank: json.loads(heard[rank]) for rank in newcomers}
+    found = {name: [r for r in ranks if name not in came[r]] for name, ranks in given.items()}
+    return {name: ranks for name, ranks in found.items() if ranks}
+
+
+def restore(decisions: Sequence[Decision]) -> bool:
     """Send and put in what peers have kept, after the clone. All ranks.
 
+    Args:
+        decisions: Those of units that have come to all new ranks.
+
     Returns:
-        On a replacement rank, the identities of the units that it got.
+        Whether this rank got something.
 
     Raises:
         ClusterError: What was kept does not fit the unit that came.
     """
-    here = dist.get_rank()
-    came = []
+    here, has_got = dist.get_rank(), False
     for decision in decisions:
         for newcomer, holder in decision.given:
             if here == holder:
@@ -85,23 +107,21 @@ def restore(decisions: Sequence[Decision]) -> tuple[str, ...]:
             elif here == newcomer:
                 (saved, count), tensors = send_tensors.receive(holder)
                 _put_in(decision, saved, tensors[:count], tensors[count:])
-                came.append(decision.identity)
+                has_got = True
     shards.expect_nothing()
-    return tuple(came)
+    return has_got
 
 
 @torch.no_grad()
 def _put_in(
     decision: Decision, saved: Any, fixed: list[torch.Tensor], tensors: list[torch.Tensor]
 ) -> None:
-    unit = next((u for u in wrapped_models.find() if u.identity == decision.identity), None)
+    unit = next(u for u in wrapped_models.find() if u.identity == decision.identity)
     try:
-        if unit is None or len(unit.fixed) != len(fixed):
-            raise LookupError("its model has not come")
         for live, tensor in zip(unit.fixed, fixed, strict=True):
             wrapped_models.local(live).detach().copy_(tensor)
         mark = snapshot.install(unit, saved, tensors)
-    except (LookupError, RuntimeError) as error:
+    except (LookupError, RuntimeError, ValueError) as error:
         raise ClusterError(
             "A replacement rank could not be given its part of a model.",
             why=str(error),

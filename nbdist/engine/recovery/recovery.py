@@ -98,7 +98,9 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
             )
             # A new rank remembers none: the groups of older meshes would meet those of newer ones.
             torch_sharded.forget_results()
-            is_own = bool(peer_state.restore(decisions))
+            missing = peer_state.missing(decisions, newcomers)
+            decisions = sync_state.refuse_missing(decisions, missing)
+            is_own = peer_state.restore(decisions)
             if cloned is not None and is_own:
                 cloned["random"]["is_own"] = True
             small_values.give_back(newcomers, cloned, clone.namespace)

@@ -5,6 +5,7 @@ Main thread of every rank, at the same time, when the group has been re-created 
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -27,6 +28,7 @@ from nbdist.engine.recovery.clone import shards
 from nbdist.engine.recovery.decide import Decision, ModelReport
 from nbdist.engine.steps import step_state
 from nbdist.errors import ClusterError, LostStateError
+from nbdist.ranks import name_ranks
 
 TIMEOUT_S = 20.0  # for the ranks to hear of each other
 
@@ -152,6 +154,35 @@ def _follow(unit: wrapped_models.Unit, decision: Decision, rank: int) -> None:
         model_state.put_back_schedule(unit, frame["schedule"])
 
 
+def refuse_missing(
+    decisions: Iterable[Decision], missing: Mapping[str, Sequence[int]]
+) -> list[Decision]:
+    """Refuse units whose objects have not come to all new ranks; return what becomes of all.
+
+    Args:
+        decisions: What was decided.
+        missing: By identity, the new ranks.
+    """
+    final = []
+    units = {unit.identity: unit for unit in wrapped_models.find()} if missing else {}
+    for decision in decisions:
+        if decision.identity not in missing:
+            final.append(decision)
+            continue
+        line = (
+            f"A part that a peer had kept for {name_ranks(missing[decision.identity])} could not "
+            "be given back: what holds its optimizer or model holds something that is lost."
+        )
+        refused = replace(decision, action="refuse", line=line, given=())
+        if decision.identity in units:
+            _refuse(units[decision.identity], refused)
+        elif dist.get_rank() in missing[decision.identity]:
+            for module in wrapped_models.untrained_cut():  # it has come without its contents
+                disabled.refuse(module, _not_whole("This model", refused.line, ""))
+        final.append(refused)
+    return final
+
+
 def _refuse(unit: wrapped_models.Unit, decision: Decision) -> None:
     """Let the unit's next forward and step raise, until it has been given a whole state.
 
@@ -165,11 +196,7 @@ def _refuse(unit: wrapped_models.Unit, decision: Decision) -> None:
         )
         _stop(unit.optimizers, error)
         return
-    error = LostStateError(
-        f"{unit.name} cannot be trained on: its state is not whole.",
-        why=decision.line,
-        do="build it again, or load a checkpoint into it on every rank" + _advice(unit),
-    )
+    error = _not_whole(unit.name, decision.line, _advice(unit))
     optimizers = [ref(optimizer) for optimizer in _stop(unit.optimizers, error)]
 
     def allow(module: torch.nn.Module, _keys: object) -> None:
@@ -198,6 +225,14 @@ def are_refused(
     refused = {id(module) for module, _ in disabled.refused()}
     parts = (part for module in modules for part in module.modules())
     return any(id(part) in refused for part in parts) or any(o in _stopped for o in optimizers)
+
+
+def _not_whole(name: str, why: str, advice: str) -> LostStateError:
+    return LostStateError(
+        f"{name} cannot be trained on: its state is not whole.",
+        why=why,
+        do="build it again, or load a checkpoint into it on every rank" + advice,
+    )
 
 
 def _advice(unit: wrapped_models.Unit) -> str:

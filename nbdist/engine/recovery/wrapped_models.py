@@ -186,6 +186,17 @@ def unit_of(optimizer: Optimizer) -> Unit | None:
     return next((u for u in find() if any(o is optimizer for o in u.optimizers)), None)
 
 
+def untrained_cut() -> list[nn.Module]:
+    """Return the modules that are cut over ranks and belong to no unit of this rank."""
+    called = _called(keep.named(), torch_pipeline.live_parts())
+    trained = {id(module) for unit in find() for module in unit.modules}
+    return [
+        module
+        for module in {id(m): m for m in called}.values()
+        if id(module) not in trained and any(map(torch_shards.is_cut, module.parameters()))
+    ]
+
+
 def buffers_of(optimizer: Optimizer) -> list[tuple[str, torch.Tensor]]:
     """Return the buffers of the unit that an optimizer trains, by name."""
     unit = unit_of(optimizer)
