@@ -125,18 +125,19 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    ("layout", "dies"),
+    ("layout", "dies", "options"),
     [
-        ("dp=2 fsdp=2", (1,)),
-        ("dp=2 tp=2", (0, 3)),
-        ("pp=2 dp=2", (1,)),
-        pytest.param("dp=2 fsdp=2", (2, 3), marks=pytest.mark.slow),
+        ("dp=2 fsdp=2", (1,), {}),
+        # The other rank of tp tells what is dropped.
+        ("dp=2 tp=2", (0, 3), {"dropout": 0.3, "alike": 2}),
+        ("pp=2 dp=2", (1,), {}),
+        pytest.param("dp=2 fsdp=2", (2, 3), {}, marks=pytest.mark.slow),
     ],
 )
 def test_what_a_living_rank_holds_too_comes_from_there_and_no_bit_differs(
-    start: Any, tmp_path: Path, layout: str, dies: tuple[int, ...]
+    start: Any, tmp_path: Path, layout: str, dies: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    compare(start(0), tmp_path, layout, dies)
+    compare(start(0), tmp_path, layout, dies, **options)
 
 
 def test_it_is_said_who_held_the_same_part(start: Any, tmp_path: Path) -> None:

@@ -247,7 +247,11 @@ def _cloned(came: str, rank: int, cloned: Mapping[str, Any]) -> list[str]:
     line = f"{came}: {counted(names, 'name')} cloned from rank {cloned['source']}"
     random = cloned["random"]
     state = f"(seed {random['seed']}, rank {rank}, step {random['step']})"
-    drawn = "is its own" if random.get("is_own") else f"was derived from {state}"
+    drawn = f"was derived from {state}"
+    if random.get("is_own"):
+        drawn = "is its own"
+    elif "alike" in random:
+        drawn = f"is rank {random['alike']}'s, with which it draws alike"
     lines = [f"{line}; its random state {drawn}."]
     if own := cloned.get("own"):
         lines.append(f"It has its own {_listed(own)} again, as when the last cell ended.")

@@ -10,12 +10,15 @@ midst of it raises and leaves the group aborted: it is begun again with a higher
 from collections.abc import Iterable
 from typing import Any
 
+import torch.distributed as dist
+
 from nbdist.engine.averaging import async_sgd
 from nbdist.engine.compat import third_parties, torch_hooks, torch_pipeline, torch_sharded
 from nbdist.engine.data import resume
 from nbdist.engine.group import ddp_hook_state, group, identity
 from nbdist.engine.layout.spec import device_mesh
 from nbdist.engine.recovery import (
+    alike_random,
     peer_state,
     peers,
     reset,
@@ -26,6 +29,7 @@ from nbdist.engine.recovery import (
     wrapped_models,
 )
 from nbdist.engine.recovery.clone import clone
+from nbdist.engine.recovery.decide import Decision
 from nbdist.engine.steps import defer_interrupt, keep, step_state
 from nbdist.engine.tap import tap
 from nbdist.engine.training import training
@@ -103,6 +107,7 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
             is_own = peer_state.restore(decisions)
             if cloned is not None and is_own:
                 cloned["random"]["is_own"] = True
+            _draw_alike(newcomers, decisions, cloned)
             small_values.give_back(newcomers, cloned, clone.namespace)
         async_sgd.begin_anew()
         # What was sent in between is no cell's.
@@ -117,3 +122,16 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         # The peers must not wait for this rank, nor any cell use what is half agreed.
         group.abort(generation)
         raise
+
+
+def _draw_alike(
+    newcomers: list[int], decisions: Iterable[Decision], cloned: dict[str, Any] | None
+) -> None:
+    """Have new ranks draw what their neighbours along tp and cp do."""
+    own = {rank for decision in decisions for rank, _ in decision.given}
+    first, source = alike_random.settle(newcomers, own).get(dist.get_rank(), (0, -1))
+    if cloned is None or source == -1:
+        return
+    if source is None:
+        clone.seed_anew({**cloned["random"], "rank": first})
+    cloned["random"]["alike"] = first if source is None else source

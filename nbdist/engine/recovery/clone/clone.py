@@ -405,7 +405,7 @@ def _take(place: _Place, source: int, here: int) -> dict[str, Any]:
         part.restore({k: value for k, value in came.items() if type(value) is not Placeholder})
     place.namespace.update(values)
     ddp_hook_state.snapshot()  # the source's hooks stand at a boundary
-    _seed_anew(mix(answer["random"]["seed"], here, answer["random"]["step"]))
+    seed_anew({**answer["random"], "rank": here})
     return answer
 
 
@@ -442,7 +442,9 @@ def _follow(header: Mapping[str, Any]) -> None:
         os.chdir(header["folder"])
 
 
-def _seed_anew(seed: int) -> None:
+def seed_anew(told: Mapping[str, int]) -> None:
+    """Begin the stream of random numbers that follows from a `seed`, a `rank` and a `step`."""
+    seed = mix(told["seed"], told["rank"], told["step"])
     random.seed(seed)
     torch.manual_seed(seed)
     numpy = sys.modules.get("numpy")

@@ -1,0 +1,58 @@
+"""Have replacement ranks draw the random numbers that their neighbours draw.
+
+Ranks along tp and cp work on the same samples and must drop the same in dropout
+(`layout/spec/random_numbers`). A new rank gets the generators of such a neighbour; where all of
+these died, the new ones begin one stream together. Main thread of every rank, at the same time.
+"""
+
+from collections.abc import Collection, Sequence
+
+import torch.distributed as dist
+
+from nbdist.engine.group import rendezvous
+from nbdist.engine.layout.layout import live_layouts
+from nbdist.engine.recovery import send_tensors
+from nbdist.engine.steps import step_state
+
+
+def choose(
+    newcomers: Sequence[int], own: Collection[int], alike: int
+) -> dict[int, tuple[int, int | None]]:
+    """Return, by new rank, the first of those that draw alike, and whom it gets its stream from.
+
+    Pure. None: nobody has that stream any more.
+
+    Args:
+        newcomers: The new ranks.
+        own: Those of them that have their predecessor's stream.
+        alike: How many neighbours draw alike.
+    """
+    chosen = {}
+    for newcomer in newcomers:
+        if newcomer not in own:
+            first = newcomer // alike * alike
+            neighbours = range(first, first + alike)
+            having = [r for r in neighbours if r not in newcomers or r in own]
+            chosen[newcomer] = first, having[0] if having else None
+    return chosen
+
+
+def settle(newcomers: Sequence[int], own: Collection[int]) -> dict[int, tuple[int, int | None]]:
+    """Give new ranks their neighbours' streams; returns what `choose` does, {} where none is alike.
+
+    Raises:
+        ClusterError: A rank told nothing in time.
+    """
+    mine = max((layout.shape.alike for layout in live_layouts()), default=1)
+    heard = rendezvous.exchange("draw alike", str(mine), rendezvous.FORM_TIMEOUT_S)
+    alike = max(int(text) for text in heard.values())
+    if alike == 1:
+        return {}
+    chosen, here = choose(newcomers, own, alike), dist.get_rank()
+    for newcomer, (_, source) in chosen.items():
+        if here == source:
+            send_tensors.send(step_state.here().random_numbers(), [], newcomer)
+        elif here == newcomer and source is not None:
+            mark, _ = send_tensors.receive(source)
+            step_state.here().go_on_from(mark)
+    return chosen
