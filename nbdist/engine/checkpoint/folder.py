@@ -38,12 +38,15 @@ _STEP = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 _CHUNK = 8 << 20
 _ABANDONED_S = 24 * 3600.0  # after which a save on another host has surely ended
 # A server that does not answer is told of in seconds; by themselves these libraries take minutes.
-_PATIENCE = {
+# Files have checksums of ours; those of S3 are wrong for parts of a file on some servers.
+_OPTIONS = {
     "s3": {
         "config_kwargs": {
             "connect_timeout": 5,
             "read_timeout": 60,
             "retries": {"max_attempts": 2, "mode": "standard"},
+            "request_checksum_calculation": "when_required",
+            "response_checksum_validation": "when_required",
         }
     }
 }
@@ -175,7 +178,7 @@ class Place:
             )
         self.is_local = protocol in ("file", "local")
         self.url = os.path.abspath(_path_of(url)) if self.is_local else url.rstrip("/")
-        self.options = {**_PATIENCE.get(protocol, {}), **(options or {})}
+        self.options = _merged(_OPTIONS.get(protocol, {}), options or {})
         self._fs, self._root = _open(self.url, self.options)
 
     def folder(self, name: str) -> str:
@@ -411,6 +414,16 @@ def _open(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             why=str(error),
             do="install fsspec's package for it (s3fs, gcsfs, adlfs) where the ranks run",
         ) from error
+
+
+def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a library's options, theirs before ours, also those inside of one."""
+    both = {
+        name: {**ours[name], **theirs[name]}
+        for name in ours.keys() & theirs.keys()
+        if isinstance(ours[name], Mapping) and isinstance(theirs[name], Mapping)
+    }
+    return {**ours, **theirs, **both}
 
 
 def _crc_of(told: Mapping[str, Any]) -> int:

@@ -1,0 +1,74 @@
+"""Checkpoints in S3, spoken with a server that others have written."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.group import checkpoint_trouble, s3_server
+from tests.group.engines import Cluster, cluster
+from tests.group.parity_cases import Case
+from tests.group.s3_server import Server
+from tests.group.test_checkpoint import equal
+
+URL = "s3://bucket/run"
+CASE = Case(2, "zero3", model="dropping")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with s3_server.serve(tmp_path_factory.mktemp("s3") / "served") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Cluster]:
+    with cluster(2) as made:
+        yield made
+
+
+def test_a_training_goes_on_from_s3_bit_for_bit(ranks: Cluster, server: Server) -> None:
+    how = {"storage_options": server.options}
+    unbroken = ranks.run(checkpoint_trouble.save_often_and_go_on, URL, CASE, [4, 6, 8], 3, how)
+    run = server.folder / "bucket" / "run"
+    kept = sorted(path.name for path in run.iterdir())
+    assert kept == ["latest", "step-00000006", "step-00000008"]
+    assert (run / "latest").read_text() == "step-00000008"
+
+    resumed = ranks.run(checkpoint_trouble.restore_and_go_on, URL, CASE, 3, how)
+    for before, after in zip(unbroken, resumed, strict=True):
+        assert after["step"] == 8
+        assert equal(before, after)
+
+
+def test_a_file_that_is_gone_from_s3_is_named(ranks: Cluster, server: Server) -> None:
+    ranks.engines[0].post(
+        checkpoint_trouble.delete, f"{URL}/step-00000008/__1_0.distcp", server.options
+    )
+    ranks.engines[0].result()
+    said = ranks.run(checkpoint_trouble.error_of_restore, URL, CASE, server.options)
+    for told in said:
+        assert told["error"] == (
+            f"CheckpointError: {URL}/step-00000008 is damaged, and nothing was restored from it: "
+            "__1_0.distcp is missing (on rank 0).\n"
+            "Do:  restore the last good one before it: nbdist.restore(which=6)"
+        )
+        assert told["is_unchanged"]
+
+
+def test_a_server_that_does_not_answer_is_told_of(ranks: Cluster) -> None:
+    nobody = s3_server.options(s3_server.free_port())
+    for what in (checkpoint_trouble.error_of_restore, checkpoint_trouble.error_of_save):
+        for told in ranks.run(what, URL, CASE, nobody):
+            assert told["error"].startswith(f"CheckpointError: {URL} could not be reached or used")
+            assert "Could not connect to the endpoint URL" in told["error"]
+            assert told["is_unchanged"]
+
+
+def test_no_secret_is_in_what_was_said(ranks: Cluster, server: Server) -> None:
+    wrong = {**server.options, "secret": "another-secret-that-nobody-may-see"}
+    said = ranks.run(checkpoint_trouble.error_of_restore, URL, CASE, wrong)
+    assert all("CheckpointError" in told["error"] for told in said)
+    heard = [str(told) for told in said]
+    heard += [Path(engine.words.path).read_text() for engine in ranks.engines]
+    assert not any("that-nobody-may-see" in text for text in heard)

@@ -1,0 +1,44 @@
+"""When an iteration ends, and how often saving costs least."""
+
+import pytest
+import torch
+from torch import nn
+
+from nbdist.engine.checkpoint.automatic import Rhythm, best_interval
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+def test_with_one_optimizer_every_step_from_the_second_on_ends_an_iteration() -> None:
+    rhythm, one = Rhythm(), optimizer()
+    assert [rhythm.closes(one) for _ in range(4)] == [False, True, True, True]
+
+
+def test_with_several_the_last_before_one_steps_again_ends_it() -> None:
+    rhythm, critic, actor = Rhythm(), optimizer(), optimizer()
+    steps = [critic, actor, critic, actor, critic, actor]
+    closed = [rhythm.closes(one) for one in steps]
+    assert closed == [False, False, False, True, False, True]
+
+
+def test_an_optimizer_that_is_gone_closes_nothing() -> None:
+    rhythm, one = Rhythm(), optimizer()
+    assert not rhythm.closes(one)
+    del one
+    assert not rhythm.closes(optimizer())
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "step_s", "steps"), [(0.5, 0.1, 2939), (50.0, 1.0, 2939), (0.0, 1.0, 1)]
+)
+def test_the_interval_is_the_root_of_twice_the_cost_times_the_time_between_faults(
+    cost_s: float, step_s: float, steps: int
+) -> None:
+    assert best_interval(cost_s, step_s) == steps
+
+
+def test_more_faults_ask_for_more_checkpoints() -> None:
+    assert best_interval(1.0, 0.1, failure_s=3600.0) < best_interval(1.0, 0.1)
+    assert best_interval(1.0, 0.0) >= 1

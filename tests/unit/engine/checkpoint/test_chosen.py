@@ -1,0 +1,122 @@
+"""Which checkpoint is restored when one is asked for."""
+
+from pathlib import Path
+
+import pytest
+
+from nbdist.engine.checkpoint import chosen, folder
+from nbdist.engine.checkpoint.folder import COMMIT, Commit, Place
+from nbdist.errors import CheckpointError, UsageError
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(str(tmp_path / "run"))
+
+
+def save(place: Place, step: int, saved_at: float, **more: float) -> str:
+    name = folder.name_of(step, place.names())
+    place.begin(name, 0)
+    place.commit(name, Commit(step, saved_at, 1, {"GPT": "ddp"}, {}, more.get("metric")))
+    return name
+
+
+def text_of(place: Place, which: str | int) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        chosen.choose(place, which)
+    return str(caught.value).replace(place.url, "RUN")
+
+
+def test_where_nothing_is_nothing_is_chosen(place: Place) -> None:
+    assert chosen.choose(place, "latest") is None
+    assert str(chosen.missing(place)).startswith(f"There is no checkpoint in {place.url}.\nDo:  ")
+
+
+def test_saves_that_did_not_end_are_told_of_where_there_is_no_checkpoint(place: Place) -> None:
+    place.begin("step-00000001", 0)
+    assert chosen.choose(place, "latest") is None
+    assert "Why: 1 save there did not come to an end\n" in str(chosen.missing(place))
+
+
+def test_the_latest_is_the_one_pointed_to(place: Place) -> None:
+    save(place, 9, 1.0)
+    back = save(place, 3, 2.0)
+    found = chosen.choose(place, "latest")
+    assert found is not None
+    assert (found.name, found.before) == (back, None)
+
+
+@pytest.mark.parametrize("pointer", ["", "step-00000077", "\xff\xfe", "../elsewhere"])
+def test_a_pointer_to_nothing_is_not_followed(place: Place, pointer: str) -> None:
+    save(place, 9, 1.0)
+    newest = save(place, 3, 2.0)
+    Path(place.url, "latest").write_bytes(pointer.encode("latin1"))
+    found = chosen.choose(place, "latest")
+    assert found is not None
+    assert found.name == newest
+
+
+def test_of_a_step_the_newest_is_chosen_and_the_one_before_it_is_named(place: Place) -> None:
+    save(place, 1, 1.0)
+    save(place, 5, 2.0)
+    again = save(place, 5, 3.0)
+    found = chosen.choose(place, 5)
+    assert found is not None
+    assert (found.name, found.before) == (again, 1)
+
+
+def test_the_best_is_chosen_by_its_metric(place: Place) -> None:
+    best = save(place, 1, 1.0, metric=0.1)
+    place.point_to_best(best)
+    save(place, 2, 2.0, metric=0.2)
+    found = chosen.choose(place, "best")
+    assert found is not None
+    assert found.name == best
+
+
+def test_what_is_not_there_is_told_with_what_is(place: Place) -> None:
+    save(place, 1, 1.0)
+    save(place, 5, 2.0)
+    assert text_of(place, 7) == ("RUN has no checkpoint of step 7.\nDo:  it has those of step 1, 5")
+    assert text_of(place, "best").startswith("No checkpoint in RUN was saved with a metric")
+
+
+@pytest.mark.parametrize("which", ["bset", True, 1.5, None])
+def test_what_makes_no_sense_is_refused(place: Place, which: str) -> None:
+    with pytest.raises(UsageError, match=r'takes "latest", "best" or a step'):
+        chosen.choose(place, which)
+
+
+def test_a_newer_format_is_refused_by_its_version(place: Place) -> None:
+    name = save(place, 1, 1.0)
+    place.write(name, COMMIT, b'{"format": 2, "nbdist": "9.0"}')
+    assert text_of(place, "latest") == (
+        "RUN/step-00000001 was written by nbdist 9.0, in a format that this version cannot read.\n"
+        "Do:  update nbdist where the ranks run"
+    )
+
+
+@pytest.mark.parametrize("which", ["latest", 5])
+def test_no_older_one_is_taken_silently_for_one_with_a_damaged_commit(
+    place: Place, which: str | int
+) -> None:
+    save(place, 1, 1.0)
+    name = save(place, 5, 2.0)
+    text = place.read(name, COMMIT)
+    place.write(name, COMMIT, text.replace(b'"step": 5', b'"step": 4'))
+    assert text_of(place, which) == (
+        "RUN/step-00000005 is damaged, and nothing was restored from it: checkpoint.json is not "
+        "what was written.\nDo:  restore the last good one before it: nbdist.restore(which=1)"
+    )
+    found = chosen.choose(place, 1)
+    assert found is not None
+    assert found.commit.step == 1
+
+
+def test_a_retry_takes_the_newest_since_the_cell_was_sent(place: Place) -> None:
+    save(place, 8, 10.0)
+    newest = save(place, 3, 20.0)
+    assert chosen.newest_since(place, 21.0) is None
+    found = chosen.newest_since(place, 5.0)
+    assert found is not None
+    assert found.name == newest
