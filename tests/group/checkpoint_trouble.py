@@ -1,14 +1,10 @@
 """What ranks run in the tests of checkpoints that fail: what is said, and what has changed."""
 
-import gc
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import nbdist
-from nbdist.engine.checkpoint import restore as restoring
 from nbdist.engine.compat.torch_hooks import local_part
 from tests.group import checkpoint_ranks
 from tests.group.checkpoint_ranks import Training
