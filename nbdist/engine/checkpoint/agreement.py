@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from nbdist.engine.checkpoint.folder import reason
 from nbdist.engine.group import agreement
-from nbdist.errors import NBDistError
+from nbdist.errors import NBDistError, UsageError
 
 T = TypeVar("T")
 
@@ -26,6 +26,26 @@ def each(action: Callable[[], T], url: str = "") -> T:
 def from_rank_0(action: Callable[[], T], url: str = "") -> T:
     """Do something on rank 0 alone, and return what it gave, on every rank."""
     return agreement.from_rank_0(action, partial(_in_words, url))
+
+
+def same(value: str, what: str) -> None:
+    """Refuse, on all ranks, what is not the same on all of them. Collective.
+
+    Raises:
+        UsageError: It differs; `what` says which call's arguments these are.
+    """
+    refuse_others(together(lambda: value), what)
+
+
+def refuse_others(values: list[str], what: str) -> None:
+    """Refuse values that are not all the same; one of each rank, as of `same`."""
+    other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+    if other is not None:
+        raise UsageError(
+            f"Ranks call {what} differently: rank 0 with {values[0]}, rank {other} with "
+            f"{values[other]}.",
+            do="call it on all ranks with the same arguments",
+        )
 
 
 def _in_words(url: str, error: Exception) -> NBDistError:

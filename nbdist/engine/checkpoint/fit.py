@@ -32,6 +32,8 @@ class Fit:
         used: Names of tensors of models that this rank holds.
         complaints: Why it does not fit, in sentences.
         notes: What is otherwise than it was saved, in sentences.
+        is_same_model: Whether it is only something else that does not fit.
+        loads: What `load_state_dict` is called of, and with what, as `rest` has frozen it.
     """
 
     parts: dict[str, list[Part]] = field(default_factory=dict)
@@ -39,6 +41,8 @@ class Fit:
     used: set[str] = field(default_factory=set)
     complaints: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    is_same_model: bool = False
+    loads: list[tuple[Any, bytes]] = field(default_factory=list)
 
     def want(self, key: str, offsets: Sequence[int], room: torch.Tensor) -> None:
         """Have a part of a saved tensor read."""
@@ -82,7 +86,8 @@ def fit(training: Training, saved: Saved, rank: int, *, only_model: bool) -> Fit
         return found
     for model in training.models:
         _fit_model(model, names[model.name], saved, rank, found)
-    if only_model:
+    found.is_same_model = not found.complaints
+    if only_model or not found.is_same_model:
         return found
     if len(training.optimizers) != saved.optimizers:
         found.complaints.append(

@@ -176,6 +176,7 @@ class Place:
                 f"A URL with a password in it ({protocol}://...) would be shown with it.",
                 do="leave it out of the URL, and pass it in storage_options",
             )
+        self.asked = url
         self.is_local = protocol in ("file", "local")
         self.url = os.path.abspath(_path_of(url)) if self.is_local else url.rstrip("/")
         self.options = _merged(_OPTIONS.get(protocol, {}), options or {})

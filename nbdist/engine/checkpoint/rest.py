@@ -6,10 +6,11 @@ random numbers and loaders are of the moment itself. Main thread.
 
 import hashlib
 import io
+import logging
 import random
 import sys
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +27,12 @@ from nbdist.engine.data.passes import Position
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.engine.steps.step_state import StepState
+from nbdist.errors import CheckpointError
 from nbdist.formatting import counted
 
 Facts = dict[str, Any]
+
+_log = logging.getLogger("nbdist.checkpoint")
 
 # How an optimizer computes, which follows from where it runs and not from what it has learned.
 _OF_THE_DEVICE = frozenset({"foreach", "fused", "capturable", "differentiable"})
@@ -101,7 +105,7 @@ def fit(training: Training, facts: Sequence[Facts], rank: int, found: Fit) -> No
             )
             continue
         for one, (_, state) in zip(objects, mine[what], strict=True):
-            found.puts.append(_load(one, state))
+            found.loads.append((one, state))
     _fit_kept(training, facts, rank, found)
     found.puts.append(lambda: _put_options(training, facts))
     found.puts.append(lambda: _put_counts(training, mine["steps"]))
@@ -111,8 +115,43 @@ def _words(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _load(one: Any, state: bytes) -> Callable[[], None]:
-    return lambda: one.load_state_dict(thawed(state))
+class Loads:
+    """Objects that get their states, or keep those they have: it is their code that may fail.
+
+    Args:
+        asked: Objects with `load_state_dict`, and their frozen states.
+    """
+
+    def __init__(self, asked: Sequence[tuple[Any, bytes]]) -> None:
+        self._asked = asked
+        self._before: list[tuple[Any, bytes]] = []
+
+    def load(self) -> None:
+        """Have each object load its state.
+
+        Raises:
+            CheckpointError: One refuses it.
+        """
+        for one, state in self._asked:
+            try:
+                before = frozen(one.state_dict())
+                self._before.append((one, before))
+                one.load_state_dict(thawed(state))
+            except Exception as error:
+                raise CheckpointError(
+                    f"A {type(one).__name__} cannot load what was saved of it, and nothing was "
+                    "restored.",
+                    why=f"{type(error).__name__}: {error}",
+                    do='change it, or take the weights alone: nbdist.restore(only="model")',
+                ) from error
+
+    def undo(self) -> None:
+        """Have each object be what it was."""
+        for one, before in reversed(self._before):
+            try:
+                one.load_state_dict(thawed(before))
+            except Exception:
+                _log.warning("%s is not what it was", type(one).__name__, exc_info=True)
 
 
 def _fit_kept(training: Training, facts: Sequence[Facts], rank: int, found: Fit) -> None:
@@ -125,7 +164,7 @@ def _fit_kept(training: Training, facts: Sequence[Facts], rank: int, found: Fit)
     for name in sorted(mine.keys() & training.kept.keys()):
         digest, state = mine[name]
         if is_own or all(told["kept"][name][0] == digest for told in facts):
-            found.puts.append(_load(training.kept[name], state))
+            found.loads.append((training.kept[name], state))
         else:
             found.notes.append(f"{name} differed between {counted(len(facts), 'rank')}: it stays")
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.checkpoint import chosen, fit, rest, save, training_state
-from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
+from nbdist.engine.checkpoint.agreement import each, from_rank_0, same, together
 from nbdist.engine.checkpoint.chosen import Chosen
 from nbdist.engine.checkpoint.fit import Fit, Saved
 from nbdist.engine.checkpoint.folder import TRAINING, Place
@@ -98,6 +98,7 @@ def restore(
     """
     if only not in (None, "model"):
         raise UsageError(f'nbdist.restore takes only="model", not only={only!r}.')
+    same(f"name={name!r}, which={which!r}, only={only!r}", "nbdist.restore")
     save.settle()
     url = save.place_of(name)
     place = each(lambda: Place(url, storage_options), url)
@@ -128,6 +129,12 @@ def go_on_from(
     training = each(training_state.find)
     together(lambda: chosen.verify(place, found, rank, ranks), folder)
     facts, fitted = _read(training, place, found, only_model=only_model)
+    loads = rest.Loads(fitted.loads)
+    try:
+        each(loads.load, folder)
+    except BaseException:
+        loads.undo()
+        raise
     each(lambda: _put(training, fitted), folder)
     notes = list(fitted.notes)
     if not only_model:
@@ -164,7 +171,7 @@ def _read(
         if not only_model and not fitted.complaints:
             rest.fit(training, facts, rank, fitted)
         if fitted.complaints:
-            raise _other(folder, fitted.complaints)
+            raise _other(folder, fitted.complaints, is_same_model=fitted.is_same_model)
         return facts, reader, saved, fitted
 
     facts, reader, saved, fitted = each(fit_all, folder)
@@ -176,11 +183,12 @@ def _read(
     return facts, fitted
 
 
-def _other(folder: str, complaints: list[str]) -> CheckpointError:
+def _other(folder: str, complaints: list[str], *, is_same_model: bool = False) -> CheckpointError:
+    alone = ', or take the weights alone: nbdist.restore(only="model")' if is_same_model else ""
     return CheckpointError(
         f"{folder} does not fit the training here, and nothing was restored from it: "
         f"{'; '.join(complaints)}.",
-        do='build what was saved, or take the weights alone: nbdist.restore(only="model")',
+        do=f"build what was saved{alone}",
     )
 
 

@@ -24,7 +24,13 @@ import torch.distributed as dist
 
 import nbdist
 from nbdist.engine.checkpoint import folder
-from nbdist.engine.checkpoint.agreement import each, from_rank_0, one_error, together
+from nbdist.engine.checkpoint.agreement import (
+    each,
+    from_rank_0,
+    one_error,
+    refuse_others,
+    together,
+)
 from nbdist.engine.checkpoint.folder import Commit, Place
 from nbdist.engine.compat.torch_checkpoint import WritePlan, WritePlanner, Writer, Written
 from nbdist.engine.group import state
@@ -81,6 +87,7 @@ class Saving:
 
         Raises:
             CheckpointError: It cannot be written there; the same on all ranks.
+            UsageError: Ranks name different places.
         """
         self._began = time.monotonic()
         place = request.place
@@ -224,7 +231,7 @@ class Saving:
                 self._store.deleteKey(key)
             failed = {rank: error for rank, (error, _) in enumerate(every) if error is not None}
             if failed:
-                raise one_error(failed)
+                raise one_error(failed, self._ranks)
             written = [told[0] for _, told in every]
             self._write_rest(writer, written, [told[1] for _, told in every])
         except BaseException as error:
@@ -286,9 +293,10 @@ def _agree(planner: WritePlanner, place: Place) -> tuple[WritePlan, str]:
     known = _remembered.plan
     # A new rank remembers none.
     is_known = known is not None and planner.local == _remembered.local
-    told = together(lambda: (is_known, uuid.uuid4().hex))
+    told = together(lambda: (is_known, uuid.uuid4().hex, place.asked))
+    refuse_others([asked for _, _, asked in told], "nbdist.save")
     name = told[0][1]
-    if all(is_alike for is_alike, _ in told) and known is not None:
+    if all(is_alike for is_alike, _, _ in told) and known is not None:
         return known, name
     every = together(lambda: planner.local)
     plan = planner.agree(every, _writer(place, place.url))

@@ -3,7 +3,7 @@
 Main thread, all ranks; a collective of small objects over the default group each time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -37,17 +37,10 @@ def together(
         NBDistError: Of that kind: it raised on some rank; the same on all of them.
         UsageError: Likewise, where it raised one.
     """
-    mine: tuple[Any, NBDistError | None]
-    raised: Exception | None = None
-    try:
-        mine = action(), None
-    except Exception as error:
-        raised, mine = error, (None, explain(error))
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
+    every = _exchanged(_tried(action, explain))
     failed = {rank: error for rank, (_, error) in enumerate(every) if error is not None}
     if failed:
-        raise one_error(failed, kind) from raised
+        raise one_error(failed, len(every), kind) from failed.get(dist.get_rank())
     return [value for value, _ in every]
 
 
@@ -64,16 +57,32 @@ def each(
 
 def from_rank_0(action: Callable[[], T], explain: Explain = in_words) -> T:
     """Do something on rank 0 alone, and return what it gave, on every rank; else as `together`."""
-    told = together(lambda: action() if dist.get_rank() == 0 else None, explain)
-    return told[0]  # type: ignore[return-value]
+    mine = _tried(action, explain) if dist.get_rank() == 0 else (None, None)
+    value, error = _exchanged(mine)[0]
+    if error is not None:
+        raise one_error({0: error}, 1) from error
+    return value  # type: ignore[no-any-return]
 
 
 def one_error(
-    failed: dict[int, NBDistError], kind: type[NBDistError] = CheckpointError
+    failed: Mapping[int, NBDistError], asked: int, kind: type[NBDistError] = CheckpointError
 ) -> NBDistError:
-    """Return what is said of an error of some ranks: the first one's, and whose it was."""
+    """Return what is said of an error of some ranks, of so many: the first's, and whose it was."""
     first = failed[min(failed)]
     alike = [rank for rank, error in failed.items() if str(error) == str(first)]
-    where = "" if len(alike) == dist.get_world_size() else f" (on {name_ranks(alike)})"
+    where = "" if len(alike) == asked else f" (on {name_ranks(alike)})"
     chosen = UsageError if isinstance(first, UsageError) else kind
     return chosen(first.what.rstrip(".") + where + ".", why=first.why, do=first.do)
+
+
+def _tried(action: Callable[[], Any], explain: Explain) -> tuple[Any, NBDistError | None]:
+    try:
+        return action(), None
+    except Exception as error:
+        return None, explain(error)
+
+
+def _exchanged(mine: tuple[Any, NBDistError | None]) -> list[Any]:
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
