@@ -1,29 +1,49 @@
 """What ranks run in the tests of checkpoints that fail: what is said, and what has changed."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import nbdist
+from nbdist.engine.checkpoint.folder import Place
 from nbdist.engine.compat.torch_hooks import local_part
+from nbdist.engine.layout.parallelize import parallelize
 from tests.group import checkpoint_ranks
-from tests.group.checkpoint_ranks import Training
+from tests.group.checkpoint_ranks import Dropping, Training, error_of
 from tests.group.parity_cases import Case
 
 Options = dict[str, Any]
+
+
+# ---- Saved and restored -------------------------------------------------------------------------
+
+
+def save_at(folder: str, case: Case, at: list[int]) -> None:
+    """Save at these steps."""
+    end()
+    training = Training(case, seed=5)
+    for step, before in zip(at, [0, *at], strict=False):
+        training.train(step - before)
+        nbdist.save(folder, wait=True)
+    training.end()
 
 
 def save_often_and_go_on(
     folder: str, case: Case, at: list[int], more: int, how: Options
 ) -> dict[str, Any]:
     """Save at these steps with keep=2, and train on from the last; returns the state at the end."""
+    end()
     training = Training(case)
-    for number, step in enumerate(at[:-1]):
-        training.train(step - ([0, *at][number]))
+    made = 0
+    for step in at[:-1]:
+        training.train(step - made)
         nbdist.save(folder, wait=True, keep=2, **how)
-    made = at[-2] if len(at) > 1 else 0
-    steps = at[-1] - made
-    training.train(steps + more, steps, lambda: nbdist.save(folder, wait=True, keep=2, **how))
+        made = step
+    last = at[-1] - made
+    training.train(last + more, last, lambda: nbdist.save(folder, wait=True, keep=2, **how))
     found = training.state()
     training.end()
     return found
@@ -31,33 +51,67 @@ def save_often_and_go_on(
 
 def restore_and_go_on(folder: str, case: Case, more: int, how: Options) -> dict[str, Any]:
     """As `checkpoint_ranks.restore_and_go_on`."""
+    end()
     return checkpoint_ranks.restore_and_go_on(folder, case, more, **how)
 
 
-def error_of_restore(
-    folder: str, case: Case, options: Options | None = None, **how: Any
-) -> dict[str, Any]:
-    """Train a little, restore, and return what was raised, and whether anything has changed."""
-    training = Training(case)
-    training.train(2)
-    before = fingerprint(training)
-    said = checkpoint_ranks.error_of(nbdist.restore, folder, storage_options=options, **how)
-    is_unchanged = fingerprint(training) == before
-    training.end()
-    return {"error": said, "is_unchanged": is_unchanged}
-
-
-def error_of_save(
-    folder: str, case: Case, options: Options | None = None, **how: Any
-) -> dict[str, Any]:
-    """Train a little, save, and return what was raised."""
-    training = Training(case)
+def resumed_like(folder: str, case: Case, step: int) -> dict[str, Any]:
+    """Restore a step that `save_at` has saved, and return it beside the training that made it."""
+    end()
+    training = Training(case, seed=5)
+    training.train(step)
+    unbroken = fingerprint(training)
     training.train(1)
-    before = fingerprint(training)
-    said = checkpoint_ranks.error_of(nbdist.save, folder, wait=True, storage_options=options, **how)
-    is_unchanged = fingerprint(training) == before
+    nbdist.restore(folder, which=step)
+    resumed = fingerprint(training)
     training.end()
+    return {"unbroken": unbroken, "resumed": resumed}
+
+
+# ---- Errors -------------------------------------------------------------------------------------
+
+
+def error_of_restore(folder: str, case: Case, how: Options, change: str = "") -> dict[str, Any]:
+    """Train a little, restore, and return what was raised, and whether anything has changed."""
+    training = _changed(case, change) if change else _held(case)
+    before = fingerprint(training)
+    said = error_of(nbdist.restore, folder, **how)
+    is_unchanged = fingerprint(training) == before
+    if change or not is_unchanged:
+        end()
     return {"error": said, "is_unchanged": is_unchanged}
+
+
+def error_of_save(folder: str, case: Case, how: Options) -> dict[str, Any]:
+    """Train a little, save, and return what was raised."""
+    training = _held(case)
+    before = fingerprint(training)
+    said = error_of(nbdist.save, folder, wait=True, **how)
+    return {"error": said, "is_unchanged": fingerprint(training) == before}
+
+
+def error_of_full_disk(folder: str, case: Case, file: str) -> dict[str, Any]:
+    """As `error_of_save`, where no byte can be written to one of the files."""
+    begin = Place.begin
+
+    def begin_and_fill(self: Place, name: str, nbytes: int) -> None:
+        begin(self, name, nbytes)
+        home = Path(self.url) if file == "latest" else Path(self.url, name)
+        temporary = "" if file.endswith(".distcp") else ".tmp"
+        os.symlink("/dev/full", home / f"{file}{temporary}")
+
+    Place.begin = begin_and_fill  # type: ignore[method-assign]
+    try:
+        return error_of_save(folder, case, {})
+    finally:
+        Place.begin = begin  # type: ignore[method-assign]
+        Path(folder, "latest.tmp").unlink(missing_ok=True)
+
+
+def error_without_a_training(folder: str) -> str:
+    """Save where nothing is trained."""
+    end()
+    return error_of(nbdist.save, folder)
 
 
 def delete(url: str, options: Options) -> None:
@@ -66,6 +120,65 @@ def delete(url: str, options: Options) -> None:
 
     files, path = fsspec.core.url_to_fs(url, **options)
     files.rm_file(path)
+
+
+_living: list[Training] = []
+
+
+def _held(case: Case) -> Training:
+    """Return the training of this case that has made a step; the same for the next test."""
+    if not _living or _living[0].case != case:
+        end()
+        _living.append(Training(case))
+        _living[0].train(1)
+    return _living[0]
+
+
+def end() -> None:
+    """End the training that is held."""
+    while _living:
+        _living.pop().end()
+
+
+# ---- Trainings ----------------------------------------------------------------------------------
+
+
+class Wider(Dropping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(self.head.in_features, self.head.out_features + 1, bias=False)
+
+
+class Less(Dropping):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.head
+
+
+class Refusing(checkpoint_ranks.Average):
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        raise ValueError("this object refuses its state")
+
+
+def _changed(case: Case, change: str) -> Training:
+    """Hold a training that differs from the one that was saved, and return it."""
+    end()
+    training = Training(case)
+    _living.append(training)
+    if change in ("wider", "less"):
+        training.end()
+        made = (Wider if change == "wider" else Less)()
+        training.layout = parallelize(made, case.layout)
+        training.opt = training.layout.optimizer(torch.optim.AdamW, lr=1e-2)
+        training.scheduler = torch.optim.lr_scheduler.StepLR(training.opt, 2, 0.5)
+    if change == "sgd":
+        training.end()
+        training.opt = training.layout.optimizer(torch.optim.SGD, lr=1e-2)
+        training.scheduler = torch.optim.lr_scheduler.StepLR(training.opt, 2, 0.5)
+    if change == "refusing":
+        training.average = Refusing()
+        nbdist.keep(average=training.average)
+    return training
 
 
 def fingerprint(training: Training) -> list[Any]:

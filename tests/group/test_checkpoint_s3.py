@@ -46,7 +46,9 @@ def test_a_file_that_is_gone_from_s3_is_named(ranks: Cluster, server: Server) ->
         checkpoint_trouble.delete, f"{URL}/step-00000008/__1_0.distcp", server.options
     )
     ranks.engines[0].result()
-    said = ranks.run(checkpoint_trouble.error_of_restore, URL, CASE, server.options)
+    said = ranks.run(
+        checkpoint_trouble.error_of_restore, URL, CASE, {"storage_options": server.options}
+    )
     for told in said:
         assert told["error"] == (
             f"CheckpointError: {URL}/step-00000008 is damaged, and nothing was restored from it: "
@@ -59,7 +61,7 @@ def test_a_file_that_is_gone_from_s3_is_named(ranks: Cluster, server: Server) ->
 def test_a_server_that_does_not_answer_is_told_of(ranks: Cluster) -> None:
     nobody = s3_server.options(s3_server.free_port())
     for what in (checkpoint_trouble.error_of_restore, checkpoint_trouble.error_of_save):
-        for told in ranks.run(what, URL, CASE, nobody):
+        for told in ranks.run(what, URL, CASE, {"storage_options": nobody}):
             assert told["error"].startswith(f"CheckpointError: {URL} could not be reached or used")
             assert "Could not connect to the endpoint URL" in told["error"]
             assert told["is_unchanged"]
@@ -67,7 +69,7 @@ def test_a_server_that_does_not_answer_is_told_of(ranks: Cluster) -> None:
 
 def test_no_secret_is_in_what_was_said(ranks: Cluster, server: Server) -> None:
     wrong = {**server.options, "secret": "another-secret-that-nobody-may-see"}
-    said = ranks.run(checkpoint_trouble.error_of_restore, URL, CASE, wrong)
+    said = ranks.run(checkpoint_trouble.error_of_restore, URL, CASE, {"storage_options": wrong})
     assert all("CheckpointError" in told["error"] for told in said)
     heard = [str(told) for told in said]
     heard += [Path(engine.words.path).read_text() for engine in ranks.engines]

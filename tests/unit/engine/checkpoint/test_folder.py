@@ -226,11 +226,12 @@ def test_what_a_killed_deletion_leaves_is_deleted(
 
 
 def test_what_is_being_written_is_left_alone(place: Place) -> None:
-    for name, who in {
+    others: dict[str, dict[str, object]] = {
         "step-00000001": {},
         "step-00000002": {"host": "another"},
         "step-00000003": {"host": "another", "at": time.time() - 25 * 3600},
-    }.items():
+    }
+    for name, who in others.items():
         place.begin(name, 10)
         if who:
             _sign_as(place, name, **who)
