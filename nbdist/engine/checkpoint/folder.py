@@ -437,8 +437,9 @@ def _path_of(url: str) -> str:
 
 
 def _started(pid: int) -> float:
-    """Return when a process was started; 0 where there is none."""
+    """Return when a process was started; 0 where there is none, or it has ended."""
     try:
-        return float(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
     except psutil.NoSuchProcess:
         return 0.0
