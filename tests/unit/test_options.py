@@ -75,3 +75,9 @@ def test_more_ranks_than_gpus_are_refused_with_both_ways_out() -> None:
     assert "%dist start -n 1" in refused.value.do
     assert "%dist start -n 3 --device cpu" in refused.value.do
     assert chosen(1, n=3, device="cuda", backend="gloo").n == 3
+
+
+def test_a_negative_number_of_steps_between_peer_snapshots_is_refused() -> None:
+    assert chosen(peer_snapshots=10).peer_snapshots == 10
+    with pytest.raises(UsageError, match="--peer-snapshots is a number of steps, 0 for never"):
+        chosen(peer_snapshots=-1)

@@ -78,11 +78,6 @@ class Inbox:
                 if sender == rank:
                     kept[:] = [one for one in kept if not is_dropped(name, one)]
 
-    def size_bytes(self) -> int:
-        """Return how much is held."""
-        with self._lock:
-            return sum(len(one.body) for kept in self._boxes.values() for one in kept)
-
     def close(self) -> None:
         """Listen no more."""
         self._socket.close()

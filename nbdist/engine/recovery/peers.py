@@ -23,6 +23,7 @@ from nbdist.engine.compat.torch_groups import TCPStore
 from nbdist.engine.kernel.cost_clock import clocked
 from nbdist.engine.recovery.decide import Steps
 from nbdist.engine.recovery.peer_wire import Inbox, Message, Outbox
+from nbdist.engine.recovery.saved import Saved, bytes_of, metas_of, tensors_of
 
 _log = logging.getLogger("nbdist.peers")
 WAIT_S = 30.0  # longest for what is under way; then the peer is given up until the next snapshot
@@ -54,27 +55,6 @@ def must_wait(steps: int, taken_at: int, every: int) -> bool:
 
 
 # ---- This rank ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A snapshot as it travels, but for the tensors' bytes.
-
-    Attributes:
-        steps: Of the unit's optimizers.
-        at: `time.time()` when it was taken.
-        frame: As of `model_state.read`.
-        metas: Shape and dtype of each tensor.
-        random: The states of the generators at that boundary, for `StepState`.
-        fixed: Names the version of what no optimizer changes; None where there is nothing.
-    """
-
-    steps: Steps
-    at: float
-    frame: Any
-    metas: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    random: Any
-    fixed: int | None = None
 
 
 @dataclass
@@ -142,11 +122,6 @@ def every() -> int:
     return 0 if _here is None else _here.every
 
 
-def holder_of(rank: int, world_size: int, local_size: int) -> int | None:
-    """Return the rank that keeps what `rank` had; None where peers keep nothing."""
-    return None if _here is None else peer_of(rank, world_size, local_size)
-
-
 @clocked("peers", within="boundary")
 def offer(box: str, saved: Saved, tensors: Sequence[torch.Tensor]) -> None:
     """Send a snapshot to the peer; its tensors must not change until `wait`."""
@@ -158,7 +133,7 @@ def offer(box: str, saved: Saved, tensors: Sequence[torch.Tensor]) -> None:
     except Exception as error:  # of a state that somebody's own optimizer keeps
         _tell(here, f"it cannot be sent ({type(error).__name__}: {error})")
         return
-    here.outbox.send(box, header, [_bytes_of(tensor) for tensor in tensors if tensor.nbytes])
+    here.outbox.send(box, header, [bytes_of(tensor) for tensor in tensors if tensor.nbytes])
 
 
 def offer_fixed(
@@ -246,7 +221,7 @@ def get(rank: int, box: str, steps: Steps) -> tuple[Saved, list[torch.Tensor]]:
     for message in messages:
         saved = _saved(message)
         if saved.steps == steps:
-            return saved, _tensors_of(saved, message)
+            return saved, tensors_of(saved, message.body)
     raise LookupError(f"nothing of rank {rank}'s step {steps} is kept here")
 
 
@@ -256,7 +231,7 @@ def get_fixed(rank: int, box: str, saved: Saved) -> list[torch.Tensor]:
     for message in messages:
         told = _saved(message)
         if told.fixed == saved.fixed:
-            return _tensors_of(told, message)
+            return tensors_of(told, message.body)
     return []
 
 
@@ -267,12 +242,6 @@ def forget_after(box: str, steps: Steps) -> None:
             _here.inbox.drop(
                 rank, lambda name, one: name == box and sum(_saved(one).steps) > sum(steps)
             )
-
-
-def held_bytes() -> int:
-    """Return how much is kept here for other ranks. Any thread."""
-    here = _here
-    return 0 if here is None else here.inbox.size_bytes()
 
 
 def take_notices() -> tuple[str, ...]:
@@ -316,28 +285,6 @@ def _saved(message: Message) -> Saved:
     saved = pickle.loads(message.header)  # whoever sent it knows the session's key
     assert isinstance(saved, Saved)
     return saved
-
-
-def metas_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-    """Return shape and dtype of each tensor."""
-    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(flat)
-
-
-def _tensors_of(saved: Saved, message: Message) -> list[torch.Tensor]:
-    found, begin = [], 0
-    for shape, dtype in saved.metas:
-        size = torch.Size(shape).numel() * dtype.itemsize
-        flat = torch.empty(size, dtype=torch.uint8)
-        if size:
-            flat.copy_(torch.frombuffer(message.body, dtype=torch.uint8, count=size, offset=begin))
-        found.append(flat.view(dtype).view(shape))
-        begin += size
-    return found
 
 
 def _fits(boxes: dict[str, list[Message]], box: str, saved: Saved) -> bool:

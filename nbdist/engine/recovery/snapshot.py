@@ -33,6 +33,7 @@ from nbdist.engine.group import group, state
 from nbdist.engine.layout import memory
 from nbdist.engine.recovery import model_state, peers, snapshot_schedule, wrapped_models
 from nbdist.engine.recovery.decide import Steps
+from nbdist.engine.recovery.saved import Saved, metas_of
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
 
@@ -148,7 +149,7 @@ def forget_schedules() -> None:
 
 
 def install(
-    unit: wrapped_models.Unit, saved: peers.Saved, tensors: list[torch.Tensor]
+    unit: wrapped_models.Unit, saved: Saved, tensors: list[torch.Tensor]
 ) -> step_state.StepState:
     """Give a unit of a replacement rank what a peer has kept of it, and keep that here, too.
 
@@ -312,15 +313,15 @@ def _offer(unit: wrapped_models.Unit, taken: _Snapshot) -> None:
     fixed = [wrapped_models.local(tensor).detach() for tensor in unit.fixed]
     version = peers.offer_fixed(unit.identity, unit.fixed, lambda: _copied(fixed, []))
     mark = None if taken.mark is None else taken.mark._replace(others=())
-    metas = peers.metas_of(taken.tensors)
-    saved = peers.Saved(taken.steps, time.time(), taken.frame, metas, mark, version)
-    peers.offer(unit.identity, saved, taken.tensors)
+    metas = metas_of(taken.tensors)
+    offered = Saved(taken.steps, time.time(), taken.frame, metas, mark, version)
+    peers.offer(unit.identity, offered, taken.tensors)
 
 
 def _copied(live: list[torch.Tensor], used_again: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return copies on the CPU, in the memory of `used_again` where shapes and dtypes are those."""
-    metas = peers.metas_of(live)
-    copies = used_again if metas == peers.metas_of(used_again) else []
+    metas = metas_of(live)
+    copies = used_again if metas == metas_of(used_again) else []
     if not copies:
         copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in live]
     for copy, tensor in zip(copies, live, strict=True):
