@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist import Session, UsageError
+from nbdist import RankError, Session, UsageError
 
 MAKE = """
 import os, pathlib, signal
@@ -69,3 +69,56 @@ def test_a_cell_that_fails_before_its_first_checkpoint_takes_no_older_one(
 def test_some_ranks_cannot_save_what_all_train(session: Session) -> None:
     with pytest.raises(UsageError, match="--checkpoint saves what all ranks train together"):
         session.run("1", "0", checkpoint=5)
+
+
+BEFORE = """
+import os, pathlib, signal
+FLAG = pathlib.Path({flag!r})
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+nbdist.parallelize(model, "zero3")
+opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+data = torch.randn(64, 4, generator=torch.Generator().manual_seed(5))
+loader = nbdist.loader(data, global_batch=8, seed=3)
+"""
+TRAIN = """
+for epoch in range(4):
+    for step, x in enumerate(loader):
+        model(x).pow(2).mean().backward()
+        opt.step(); opt.zero_grad()
+        if rank == 1 and epoch == 2 and step == 4 and not FLAG.exists():
+            FLAG.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()]).tolist()
+"""
+
+
+def test_a_model_older_than_the_cell_gets_its_lost_shards_from_the_checkpoint(
+    session: Session, tmp_path: Path
+) -> None:
+    flag = tmp_path / "has-died"
+    flag.touch()
+    session.run(BEFORE.format(flag=str(flag)))
+    unbroken = session.run(TRAIN, track=False).value_list
+    session.run(BEFORE.format(flag=str(flag)))
+    flag.unlink()
+    resumed = session.run(TRAIN, track=False, retry=1, checkpoint=5)
+    assert flag.exists()
+    assert "Restored step " in resumed[0].text
+    assert resumed.value_list == unbroken
+
+
+def test_after_a_death_restore_makes_a_refused_model_whole(
+    session: Session, tmp_path: Path
+) -> None:
+    flag = tmp_path / "has-died"
+    flag.touch()
+    session.run(BEFORE.format(flag=str(flag)))
+    session.run(f"{TRAIN}\nnbdist.save({str(tmp_path / 'saved')!r}, wait=True)", track=False)
+    whole = session.run(TRAIN.splitlines()[-1]).value_list
+    with pytest.raises(RankError):
+        session.run("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")
+    with pytest.raises(RankError, match=r"nbdist\.restore\(\)"):
+        session.run("model(data)")
+    session.run(f"nbdist.restore({str(tmp_path / 'saved')!r})")
+    assert session.run(TRAIN.splitlines()[-1]).value_list == whole

@@ -54,7 +54,8 @@ def train(folder: str, log: str, steps: int, kill_at: int = 0) -> dict[str, Any]
     found = nbdist.restore(folder, missing_ok=True)
     made = 0 if found is None else found.step
     restored = made
-    numbers = {_key(row): i for i, row in enumerate(training.loader.dataset.tensors[0])}
+    dataset: Any = training.loader.dataset
+    numbers = {_key(row): i for i, row in enumerate(dataset.tensors[0])}
     whole, earlier = training._step, saving._newest
     with open(f"{log}-{dist.get_rank()}", "a", buffering=1) as lines:
 

@@ -87,6 +87,7 @@ def install() -> None:
     """Be called at each boundary and before each loop. Once a process."""
     step_state.here().then(_at_boundary)
     position.before_passes(_before_pass)
+    sync_state.keep_shapes(save.has_saved)
 
 
 def begin_cell(asked: Mapping[str, Any] | None, *, is_retry: bool) -> None:

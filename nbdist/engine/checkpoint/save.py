@@ -104,6 +104,11 @@ def place_of(name: str | None) -> str:
     return os.path.join(os.path.dirname(_default), name)
 
 
+def has_saved() -> bool:
+    """Return whether a checkpoint was begun in this process."""
+    return _newest is not None
+
+
 def settle() -> None:
     """Wait until the newest save is over."""
     if _newest is not None:

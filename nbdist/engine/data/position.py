@@ -183,6 +183,7 @@ class Standing:
         Raises:
             UsageError: As `load_state_dict`.
         """
+        self.plan.clear()  # of where the cell stood that is run again
         self.load_state_dict(state)
         if planned := list(plan):
             self.go_on(planned, Draws(random_numbers))

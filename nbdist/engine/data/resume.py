@@ -173,7 +173,7 @@ def goes_on_with(optimizers: Iterable[Optimizer]) -> bool:
 
 def forget_repeated() -> None:
     """Let the cell that is run again be a cell like others: it goes on from a checkpoint."""
-    _cell.repeats = None
+    _cell.repeats, _cell.inherited = None, []
 
 
 def _begin_steps(optimizer: Optimizer) -> None:

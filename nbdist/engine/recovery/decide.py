@@ -473,7 +473,14 @@ def _refuse_lost(
     line = f"{begin_with_ranks(lost)} died with a part of {name}, of which there is no second copy."
     level = _is_equal(of_unit)
     return Decision(
-        places, "refuse", newest.steps, newest.parts, line, lost=_made(newest), is_level=level
+        places,
+        "refuse",
+        newest.steps,
+        newest.parts,
+        line,
+        lost=_made(newest),
+        is_level=level,
+        identity=newest.identity,
     )
 
 

@@ -105,6 +105,7 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
             missing = peer_state.missing(decisions, newcomers)
             decisions = sync_state.refuse_missing(decisions, missing)
             is_own = peer_state.restore(decisions)
+            sync_state.refuse_shapes(decisions, is_new=dist.get_rank() in newcomers)
             if cloned is not None and is_own:
                 cloned["random"]["is_own"] = True
             _draw_alike(newcomers, decisions, cloned)

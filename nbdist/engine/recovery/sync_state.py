@@ -4,7 +4,7 @@ Main thread of every rank, at the same time, when the group has been re-created 
 """
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -37,6 +37,15 @@ _stopped: "WeakKeyDictionary[torch.optim.Optimizer, Any]" = WeakKeyDictionary()
 _left_alone: "WeakSet[torch.nn.Module]" = WeakSet()  # what some ranks do not hold; it was said
 
 
+def _not_wanted() -> bool:
+    """Say that what is refused need not travel."""
+    return False
+
+
+_are_shapes_wanted: Callable[[], bool] = _not_wanted
+_to_refuse: list[tuple[wrapped_models.Unit, Decision]] = []
+
+
 def sync(newcomers: Iterable[int]) -> list[Decision]:
     """Compare the units' steps on all ranks, and make them equal.
 
@@ -62,6 +71,7 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
         mine, reports = _exchange("units again")
     snapshot.forget_schedules()
     step_state.here().restored.clear()
+    _to_refuse.clear()
     shards.expect_nothing()
     rank = dist.get_rank()
     mark: step_state.StepState | None = None
@@ -85,7 +95,12 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
         elif decision.action == "follow":
             _follow(unit, decision, rank)
         elif decision.action == "refuse":
-            _refuse(unit, decision)
+            if new and decision.identity and unit.can_be_restored and _are_shapes_wanted():
+                for newcomer in sorted(set(new) & set(unit.ranks)):
+                    peer_state.expect(newcomer, unit)
+                _to_refuse.append((unit, decision))  # after the clone: hooks would travel, too
+            else:
+                _refuse(unit, decision)
         elif decision.action == "forbid":
             _forbid(unit, decision)
             continue
@@ -218,6 +233,34 @@ def allow_again(
             handle.remove()
 
 
+def keep_shapes(wanted: Callable[[], bool]) -> None:
+    """Have what is refused travel to new ranks without its contents, where `wanted` says so.
+
+    A checkpoint then has a place on all ranks to be restored to. The same on all of them.
+    """
+    global _are_shapes_wanted
+    _are_shapes_wanted = wanted
+
+
+def refuse_shapes(decisions: Iterable[Decision], *, is_new: bool) -> None:
+    """Refuse, on all ranks, what has come to a new one without its contents. After the clone."""
+    for unit, decision in _to_refuse:
+        _refuse(unit, decision)
+    _to_refuse.clear()
+    if not is_new:
+        return
+    units = {unit.identity: unit for unit in wrapped_models.find()}
+    for decision in decisions:
+        if decision.action != "refuse" or not decision.identity:
+            continue
+        if (came := units.get(decision.identity)) is not None:
+            _refuse(came, decision)
+            came.settle(decision.parts, decision.steps)
+        else:
+            for module in wrapped_models.untrained_cut():  # it has come without its optimizer
+                disabled.refuse(module, _not_whole("This model", decision.line, ""))
+
+
 def are_refused(
     modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
 ) -> bool:
@@ -231,7 +274,7 @@ def _not_whole(name: str, why: str, advice: str) -> LostStateError:
     return LostStateError(
         f"{name} cannot be trained on: its state is not whole.",
         why=why,
-        do="build it again, or load a checkpoint into it on every rank" + advice,
+        do="build it again, or nbdist.restore() a checkpoint into it on every rank" + advice,
     )
 
 
