@@ -166,7 +166,7 @@ def decide(
         if some.kind == "sharded" and (gone := _without_copy(of_unit, lost)):
             is_whole = set(some.ranks) <= new | set(of_unit)
             found = _give_back(places, _shared(of_unit), gone, kept or {}) if is_whole else None
-            decisions.append(found or _refuse_lost(places, of_unit, gone))
+            decisions.append(found or _refuse_lost(places, of_unit, gone, kept))
         elif missing := sorted(set(some.ranks) - new - set(of_unit)):
             decisions += _leave(places, of_unit, missing, reports)
         else:
@@ -466,11 +466,16 @@ def _tell_of_copies(
 
 
 def _refuse_lost(
-    places: Mapping[int, int], of_unit: Mapping[int, ModelReport], lost: list[int]
+    places: Mapping[int, int],
+    of_unit: Mapping[int, ModelReport],
+    lost: list[int],
+    kept: Mapping[int, Kept] | None,
 ) -> Decision:
     newest = max(of_unit.values(), key=lambda report: sum(report.steps))
     name = newest.name
     line = f"{begin_with_ranks(lost)} died with a part of {name}, of which there is no second copy."
+    if kept is not None:
+        line = f"{line[:-1]}: no living peer has one of a step that all ranks can go back to."
     level = _is_equal(of_unit)
     return Decision(
         places,

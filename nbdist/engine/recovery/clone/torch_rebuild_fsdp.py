@@ -6,6 +6,7 @@ to a process: streams, gathered parameters, and this rank's place in a mesh. The
 collective, as no wrapper of FSDP2 does. Tried with torch 2.13.0 (CPU): tests/cluster/test_peers.py.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -43,15 +44,16 @@ def check() -> list[str]:
 
 def anchors() -> dict[str, Any]:
     """Return, by keys that all ranks share, the functions by which torch finds FSDP2's states."""
-    from torch.distributed._composable import replicate_with_fsdp
     from torch.distributed.fsdp import fully_shard
 
     shard: Any = fully_shard
-    replicate: Any = replicate_with_fsdp.replicate
-    return {
-        "torch.composable.fully_shard": shard.__wrapped__,
-        "torch.composable.replicate_with_fsdp": replicate.__wrapped__,
-    }
+    found = {"torch.composable.fully_shard": shard.__wrapped__}
+    with contextlib.suppress(ImportError):  # of torch before 2.13
+        from torch.distributed._composable import replicate_with_fsdp
+
+        replicate: Any = replicate_with_fsdp.replicate
+        found["torch.composable.replicate_with_fsdp"] = replicate.__wrapped__
+    return found
 
 
 def reduce(value: Any) -> tuple[Any, ...] | None:
@@ -85,12 +87,14 @@ def _reduce_class(value: type) -> tuple[Any, ...] | None:
 
 def make_class(wrapper: type, plain: type) -> type:
     """Return the class for modules of class `plain` that torch has wrapped, its own if it has."""
-    from torch.distributed._composable import replicate_with_fsdp
     from torch.distributed.fsdp._fully_shard import _fully_shard
 
-    is_replica = wrapper is replicate_with_fsdp.ReplicateModule
-    known: dict[type, type]
-    known = replicate_with_fsdp.cls_to_replicate_cls if is_replica else _fully_shard.cls_to_fsdp_cls
+    is_replica = wrapper.__name__ == "ReplicateModule"
+    known: dict[type, type] = _fully_shard.cls_to_fsdp_cls
+    if is_replica:
+        from torch.distributed._composable import replicate_with_fsdp
+
+        known = replicate_with_fsdp.cls_to_replicate_cls
     if plain not in known:
         name = f"{'Replicate' if is_replica else 'FSDP'}{plain.__name__}"
         members = {"__deepcopy__": _fully_shard._unimplemented_deepcopy}

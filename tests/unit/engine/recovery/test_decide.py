@@ -128,7 +128,10 @@ def test_a_lost_part_is_refused_where_no_step_is_common_or_one_of_the_peers_died
     (no_peer,) = decide({0: living, 3: living, 1: [], 2: []}, [1, 2], kept)
 
     assert (no_common.action, no_peer.action) == ("refuse", "refuse")
-    assert no_peer.line.startswith("Ranks 1-2 died with a part of GPT")
+    assert no_peer.line == (
+        "Ranks 1-2 died with a part of GPT, of which there is no second copy: no living peer has "
+        "one of a step that all ranks can go back to."
+    )
 
 
 def test_sharded_ranks_go_back_to_their_newest_common_snapshot() -> None:
