@@ -10,7 +10,6 @@ due (`must_wait`). So two of each, here and there, always have a step in common.
 Main thread; what sends and receives is in `peer_wire`.
 """
 
-import logging
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +24,6 @@ from nbdist.engine.recovery.decide import Steps
 from nbdist.engine.recovery.peer_wire import Inbox, Message, Outbox
 from nbdist.engine.recovery.saved import Saved, bytes_of, metas_of, tensors_of
 
-_log = logging.getLogger("nbdist.peers")
 WAIT_S = 30.0  # longest for what is under way; then the peer is given up until the next snapshot
 _TRY_AGAIN_S = 60.0  # after a peer could not be reached
 AHEAD = 2  # steps before the next snapshot at which the one before must be whole
@@ -182,7 +180,7 @@ def wait(timeout_s: float = WAIT_S) -> None:
     """
     here = _here
     if here is not None and not here.outbox.wait(timeout_s) and timeout_s >= WAIT_S:
-        _log.warning("Rank %d, which keeps this rank's snapshots, takes too long", here.peer)
+        _tell(here, f"receiving one takes longer than {WAIT_S:g} s")
         here.outbox.disconnect()
         here.outbox.wait(WAIT_S)
 
