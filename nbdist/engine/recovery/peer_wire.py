@@ -36,7 +36,7 @@ Box = tuple[int, str]  # the sender's rank, and a name
 
 
 @dataclass(slots=True)
-class Message:
+class PeerMessage:
     """A whole message: bytes whose meaning is the sender's."""
 
     header: bytes
@@ -54,24 +54,24 @@ class Inbox:
     def __init__(self, host: str, key: bytes) -> None:
         self._key = key
         self._lock = threading.Lock()
-        self._boxes: dict[Box, list[Message]] = {}
+        self._boxes: dict[Box, list[PeerMessage]] = {}
         self._socket = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         threading.Thread(target=self._serve, name="nbdist-peers-in", daemon=True).start()
 
-    def all_held(self) -> dict[int, dict[str, list[Message]]]:
+    def all_held(self) -> dict[int, dict[str, list[PeerMessage]]]:
         """Return the whole messages by sender and box, the newest first."""
-        found: dict[int, dict[str, list[Message]]] = {}
+        found: dict[int, dict[str, list[PeerMessage]]] = {}
         with self._lock:
             for (sender, name), kept in self._boxes.items():
                 found.setdefault(sender, {})[name] = kept[::-1]
         return found
 
-    def held(self, rank: int) -> dict[str, list[Message]]:
+    def held(self, rank: int) -> dict[str, list[PeerMessage]]:
         """Return the whole messages of a rank by their boxes, the newest first."""
         return self.all_held().get(rank, {})
 
-    def drop(self, rank: int, is_dropped: Callable[[str, Message], bool]) -> None:
+    def drop(self, rank: int, is_dropped: Callable[[str, PeerMessage], bool]) -> None:
         """Forget messages of a rank, by their box and themselves."""
         with self._lock:
             for (sender, name), kept in self._boxes.items():
@@ -114,7 +114,7 @@ class Inbox:
         body = self._room(rank, name, body_bytes)
         _fill(connection, memoryview(body))
         with self._lock:
-            self._boxes.setdefault((rank, name), []).append(Message(header, body))
+            self._boxes.setdefault((rank, name), []).append(PeerMessage(header, body))
         connection.sendall(_ACK)
 
     def _room(self, rank: int, name: str, size: int) -> bytearray:

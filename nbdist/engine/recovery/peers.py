@@ -21,7 +21,7 @@ import torch
 from nbdist.engine.compat.torch_groups import TCPStore
 from nbdist.engine.kernel.cost_clock import clocked
 from nbdist.engine.recovery.decide import Steps
-from nbdist.engine.recovery.peer_wire import Inbox, Message, Outbox
+from nbdist.engine.recovery.peer_wire import Inbox, Outbox, PeerMessage
 from nbdist.engine.recovery.saved import Saved, bytes_of, metas_of, tensors_of
 
 WAIT_S = 30.0  # longest for what is under way; then the peer is given up until the next snapshot
@@ -279,13 +279,13 @@ def _place(rank: int) -> str:
     return f"nbdist/where rank {rank} keeps snapshots of peers"
 
 
-def _saved(message: Message) -> Saved:
+def _saved(message: PeerMessage) -> Saved:
     saved = pickle.loads(message.header)  # whoever sent it knows the session's key
     assert isinstance(saved, Saved)
     return saved
 
 
-def _fits(boxes: dict[str, list[Message]], box: str, saved: Saved) -> bool:
+def _fits(boxes: dict[str, list[PeerMessage]], box: str, saved: Saved) -> bool:
     """Return whether a snapshot is whole: with the part that no optimizer changes."""
     if saved.fixed is None:
         return True

@@ -17,7 +17,7 @@ _TOLERANCE = 1e-4  # of the largest value: what the program may differ by
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ExportedModel:
     """What torch.export made, and what it takes and returns: dtypes, and shapes with -1 for any."""
 
     exported: Any
@@ -84,7 +84,7 @@ def as_example(example: Any) -> tuple[torch.Tensor, str | None]:
     return example.detach().cpu(), keyword
 
 
-def export(model: nn.Module, example: Any) -> tuple[Program, torch.Tensor]:
+def export(model: nn.Module, example: Any) -> tuple[ExportedModel, torch.Tensor]:
     """Return the program, in evaluation mode, for any number of samples; and one sample for it.
 
     Args:
@@ -127,7 +127,7 @@ def export(model: nn.Module, example: Any) -> tuple[Program, torch.Tensor]:
             why="something in forward is not a function of its input: random numbers, or state",
             do="publish a module whose forward depends on its input alone",
         )
-    return Program(exported, _facts(exported, "input"), _facts(exported, "output")), x[:1]
+    return ExportedModel(exported, _facts(exported, "input"), _facts(exported, "output")), x[:1]
 
 
 def _exported(wrapped: nn.Module, x: torch.Tensor) -> Any:
