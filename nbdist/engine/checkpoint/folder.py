@@ -36,6 +36,7 @@ FORMAT = 1
 COMMIT, WRITING, TRAINING = "checkpoint.json", "writing.json", "training.pt"
 _STEP = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 _CHUNK = 8 << 20
+_ANSWER_S = 30.0  # within which a server says what there is
 _ABANDONED_S = 24 * 3600.0  # after which a save on another host has surely ended
 # A server that does not answer is told of in seconds; by themselves these libraries take minutes.
 # Files have checksums of ours; those of S3 are wrong for parts of a file on some servers.
@@ -181,6 +182,8 @@ class Place:
         self.url = os.path.abspath(_path_of(url)) if self.is_local else url.rstrip("/")
         self.options = _merged(_OPTIONS.get(protocol, {}), options or {})
         self._fs, self._root = _open(self.url, self.options)
+        is_waited_for = getattr(self._fs, "async_impl", False)  # its library takes a timeout
+        self._limit = {"timeout": _ANSWER_S} if is_waited_for else {}
 
     def folder(self, name: str) -> str:
         """Return the URL of one checkpoint."""
@@ -190,7 +193,7 @@ class Place:
         """Return the folders there, complete or not, in the order of their steps."""
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._root, detail=False)
+            found = self._fs.ls(self._root, detail=False, **self._limit)
         except FileNotFoundError:
             return []
         names = (str(path).rstrip("/").rsplit("/", 1)[-1] for path in found)
@@ -396,6 +399,10 @@ def reason(error: BaseException, url: str) -> CheckpointError:
         return CheckpointError(
             f"{url} may not be written or read: {error.strerror}.",  # type: ignore[attr-defined]
             do="give a folder of your own, or change its rights",
+        )
+    if isinstance(error, TimeoutError):
+        return CheckpointError(
+            f"{url} does not answer.", do="try it again, or give nbdist another folder"
         )
     first = str(error).strip().splitlines()[:1]
     return CheckpointError(

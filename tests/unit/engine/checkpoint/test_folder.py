@@ -291,6 +291,16 @@ def test_an_unknown_protocol_says_what_to_install() -> None:
         Place("nowhere://x")
 
 
+def test_a_server_that_is_silent_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "_ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        there = Place("s3://bucket/run", {"endpoint_url": where, "key": "k", "secret": "s"})
+        with pytest.raises(TimeoutError) as caught:
+            there.names()
+    assert in_words(caught.value).startswith("/data/run does not answer.")
+
+
 def test_errors_of_files_say_what_to_do() -> None:
     assert in_words(OSError(28, "No space left")) == (
         "The disk is full: /data/run could not be written.\n"
