@@ -281,22 +281,24 @@ class Place:
 
         Its commit goes first, for it must not look complete; who deletes it, last.
         """
+        if COMMIT in self._files(name):
+            self._sign(name)
+            self._fs.rm_file(self._path(name, COMMIT))
+        for file in self._files(name) - {WRITING}:
+            path = self._path(name, file)
+            self._fs.rm(path, recursive=self.is_local and os.path.isdir(path))
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(name, WRITING))
+        if self.is_local and os.path.isdir(self.folder(name)):
+            os.rmdir(self.folder(name))
+
+    def _files(self, name: str) -> set[str]:
         self._fs.invalidate_cache()
         try:
-            files = [str(path).rstrip("/") for path in self._fs.ls(self._path(name), detail=False)]
+            paths = self._fs.ls(self._path(name), detail=False)
         except FileNotFoundError:
-            return
-        commit, writing = self._path(name, COMMIT), self._path(name, WRITING)
-        if any(path.endswith(f"/{COMMIT}") for path in files):
-            self._sign(name)
-            self._fs.rm_file(commit)
-        for path in files:
-            if path.rsplit("/", 1)[-1] not in (COMMIT, WRITING):
-                self._fs.rm(path, recursive=self.is_local and os.path.isdir(path))
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(writing)
-        if self.is_local:
-            os.rmdir(self.folder(name))
+            return set()
+        return {str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths}
 
     def delete_interrupted(self, running: str) -> list[str]:
         """Delete what saves have left behind that run no more; return names."""
@@ -330,7 +332,9 @@ class Place:
             return False  # nobody knows whose it is
         if who["host"] != socket.gethostname():
             return time.time() > float(who["at"]) + _ABANDONED_S
-        return _started(int(who["pid"])) != float(who["since"])
+        # A process saves one at a time: another of its own is a deletion that failed.
+        pid = int(who["pid"])
+        return pid == os.getpid() or _started(pid) != float(who["since"])
 
     def _is_bare(self, name: str) -> bool:
         """Return whether a folder is empty: its save was ended before it wrote who it is.

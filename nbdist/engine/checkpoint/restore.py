@@ -70,7 +70,7 @@ def restore(
 ) -> Checkpoint | None:
     """Go on from a checkpoint, on any number of ranks and in any layout. On all ranks together.
 
-        model = nbdist.parallelize(GPT(), "fsdp=2"); opt = torch.optim.AdamW(model.parameters())
+        layout = nbdist.parallelize(GPT(), "fsdp=2"); opt = layout.optimizer(torch.optim.AdamW)
         loader = nbdist.loader(data, 32)
         nbdist.restore()
         for epoch in range(loader.epoch, 3):

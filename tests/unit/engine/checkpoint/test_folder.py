@@ -194,6 +194,14 @@ def test_what_a_killed_save_leaves_is_no_checkpoint_and_is_deleted(
     assert place.names() == [good]
 
 
+def test_a_deletion_that_was_killed_as_it_began_is_made_again(place: Place) -> None:
+    name, newest = saved(place, 1), saved(place, 2)
+    Path(place.folder(name), f"{WRITING}.tmp").write_text('{"ho')
+    assert list(place.committed()) == [name, newest]
+    place.delete(name)
+    assert place.names() == [newest]
+
+
 @pytest.mark.parametrize("left", [(), (COMMIT,), (COMMIT, "__0_0.distcp")])
 def test_what_a_killed_deletion_leaves_is_deleted(
     place: Place, monkeypatch: pytest.MonkeyPatch, left: tuple[str, ...]
@@ -227,14 +235,13 @@ def test_what_a_killed_deletion_leaves_is_deleted(
 
 def test_what_is_being_written_is_left_alone(place: Place) -> None:
     others: dict[str, dict[str, object]] = {
-        "step-00000001": {},
+        "step-00000001": {"pid": os.getppid(), "since": folder._started(os.getppid())},
         "step-00000002": {"host": "another"},
         "step-00000003": {"host": "another", "at": time.time() - 25 * 3600},
     }
     for name, who in others.items():
         place.begin(name, 10)
-        if who:
-            _sign_as(place, name, **who)
+        _sign_as(place, name, **who)
     place.begin("step-00000004", 10)
     assert place.delete_interrupted("step-00000004") == ["step-00000003"]
 
