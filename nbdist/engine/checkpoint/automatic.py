@@ -35,7 +35,7 @@ _log = logging.getLogger("nbdist.checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class _Asked:
     """What a cell was asked for: `every` so many steps; `since` when, in seconds since 1970."""
 
     every: int
@@ -73,7 +73,7 @@ def best_interval(cost_s: float, step_s: float, failure_s: float = FAILURE_S) ->
     return max(1, round(math.sqrt(2 * cost_s * failure_s) / max(step_s, 1e-6)))
 
 
-_asked: Asked | None = None
+_asked: _Asked | None = None
 _rhythm = Rhythm()
 _may_go_on = False  # the cell is run again, and none of its loops has begun
 # A save, and what is told of it when the next step begins.
@@ -93,7 +93,7 @@ def install() -> None:
 def begin_cell(asked: Mapping[str, Any] | None, *, is_retry: bool) -> None:
     """Begin a cell, with what it was asked for; None: it saves nothing by itself."""
     global _asked, _rhythm, _may_go_on, _pending, _failed, _began_at, _steps
-    _asked = Asked(asked["every"], asked["since"]) if asked else None
+    _asked = _Asked(asked["every"], asked["since"]) if asked else None
     _rhythm, _pending, _failed, _began_at, _steps = Rhythm(), None, "", 0.0, 0
     _may_go_on = _asked is not None and is_retry
 

@@ -5,7 +5,7 @@ Any thread; files alone, no torch.
 
 from dataclasses import dataclass
 
-from nbdist.engine.checkpoint.folder import COMMIT, FORMAT, Commit, Place, order
+from nbdist.engine.checkpoint.folder import COMMIT, FORMAT, Manifest, Place, order
 from nbdist.errors import CheckpointError, UsageError
 from nbdist.formatting import counted
 
@@ -15,7 +15,7 @@ class Chosen:
     """A checkpoint to be restored; `before` is the step of the last good one before it."""
 
     name: str
-    commit: Commit
+    commit: Manifest
     before: int | None = None
 
 
@@ -61,12 +61,12 @@ def newest_since(place: Place, since: float) -> Chosen | None:
     return Chosen(name, found[name])
 
 
-def _step_before(found: dict[str, Commit], step: int) -> int | None:
+def _step_before(found: dict[str, Manifest], step: int) -> int | None:
     older = [c.step for c in found.values() if c.step < step and c.format == FORMAT]
     return max(older, default=None)
 
 
-def _name(place: Place, found: dict[str, Commit], which: str | int, pointed: str | None) -> str:
+def _name(place: Place, found: dict[str, Manifest], which: str | int, pointed: str | None) -> str:
     by_age = sorted(found, key=lambda name: (found[name].saved_at, order(name)))
     if isinstance(which, int):
         of_step = [name for name in by_age if found[name].step == which]

@@ -12,9 +12,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.checkpoint import training_state
-from nbdist.engine.checkpoint.training_state import Model, Optimizer, Training
+from nbdist.engine.checkpoint.training_state import Optimizer, TrainedModel, Training
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.compat.torch_checkpoint import Part, SavedTensor, part_of
+from nbdist.engine.compat.torch_checkpoint import SavedTensor, WantedPart, part_of
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 
 _SHOWN = 3
@@ -36,7 +36,7 @@ class Fit:
         loads: What `load_state_dict` is called of, and with what, as `rest` has frozen it.
     """
 
-    parts: dict[str, list[Part]] = field(default_factory=dict)
+    parts: dict[str, list[WantedPart]] = field(default_factory=dict)
     puts: list[Callable[[], None]] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     complaints: list[str] = field(default_factory=list)
@@ -46,10 +46,10 @@ class Fit:
 
     def want(self, key: str, offsets: Sequence[int], room: torch.Tensor) -> None:
         """Have a part of a saved tensor read."""
-        self.parts.setdefault(key, []).append(Part(tuple(offsets), room))
+        self.parts.setdefault(key, []).append(WantedPart(tuple(offsets), room))
 
 
-class Saved:
+class SavedTraining:
     """What lies in a checkpoint.
 
     Args:
@@ -78,7 +78,7 @@ class Saved:
         return {key[size:]: t for key, t in self.tensors.items() if key.startswith(start)}
 
 
-def fit(training: Training, saved: Saved, rank: int, *, only_model: bool) -> Fit:
+def fit(training: Training, saved: SavedTraining, rank: int, *, only_model: bool) -> Fit:
     """Return how the checkpoint fits this rank's training."""
     found = Fit()
     names = _matched(training.models, saved, found)
@@ -99,7 +99,7 @@ def fit(training: Training, saved: Saved, rank: int, *, only_model: bool) -> Fit
     return found
 
 
-def unexpected(saved: Saved, used: Iterable[set[str]]) -> list[str]:
+def unexpected(saved: SavedTraining, used: Iterable[set[str]]) -> list[str]:
     """Return the names of saved tensors that no rank has a place for."""
     known = set().union(*used)
     found = []
@@ -121,7 +121,7 @@ def some_of(names: Sequence[str]) -> str:
 # ---- Models -------------------------------------------------------------------------------------
 
 
-def _matched(models: Sequence[Model], saved: Saved, found: Fit) -> dict[str, str]:
+def _matched(models: Sequence[TrainedModel], saved: SavedTraining, found: Fit) -> dict[str, str]:
     """Return the saved model's name of each model here: the same, or the only one there is."""
     mine = [model.name for model in models]
     if len(mine) == len(saved.models) == 1:
@@ -133,7 +133,7 @@ def _matched(models: Sequence[Model], saved: Saved, found: Fit) -> dict[str, str
     return {name: name for name in mine}
 
 
-def _fit_model(model: Model, name: str, saved: Saved, rank: int, found: Fit) -> None:
+def _fit_model(model: TrainedModel, name: str, saved: SavedTraining, rank: int, found: Fit) -> None:
     start = f"{saved.prefix(name, rank)}model.{name}."
     there = saved.keys(start)
     missing, other = [], []
@@ -158,7 +158,7 @@ def _fit_model(model: Model, name: str, saved: Saved, rank: int, found: Fit) -> 
 
 
 def _saved_name(
-    own: str, model: Model, there: Mapping[str, Any], aliases: Mapping[str, str]
+    own: str, model: TrainedModel, there: Mapping[str, Any], aliases: Mapping[str, str]
 ) -> str | None:
     """Return the name under which a tensor was saved: its own, or another of a tied one."""
     mine = {own, *(alias for alias, first in model.aliases.items() if first == own)}
@@ -183,7 +183,7 @@ def _fit_optimizer(
     training: Training,
     number: int,
     names: Mapping[str, str],
-    saved: Saved,
+    saved: SavedTraining,
     rank: int,
     found: Fit,
 ) -> None:
@@ -226,7 +226,7 @@ def _fit_optimizer(
 
 
 def _states_of(
-    saved: Saved, model: str, number: int, rank: int
+    saved: SavedTraining, model: str, number: int, rank: int
 ) -> dict[str, dict[str, tuple[str, SavedTensor]]]:
     """Return a model's saved states: by parameter and what it is, with its key."""
     start = f"{saved.prefix(model, rank)}optim.{number}.{model}."
@@ -295,7 +295,9 @@ def _replace(
     return put
 
 
-def _fit_wrapper(wrapper: Wrapper, number: int, saved: Saved, rank: int, found: Fit) -> None:
+def _fit_wrapper(
+    wrapper: Wrapper, number: int, saved: SavedTraining, rank: int, found: Fit
+) -> None:
     place = rank % len(saved.facts)
     values = saved.facts[place]["wrappers"].get(str(number))
     if values is None:

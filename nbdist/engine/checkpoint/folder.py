@@ -54,7 +54,7 @@ _OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Manifest:
     """What `checkpoint.json` says.
 
     Attributes:
@@ -92,7 +92,7 @@ class Commit:
         return json.dumps({**told, "crc": _crc_of(told)}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> "Commit":
+    def from_json(cls, text: str | bytes) -> "Manifest":
         """Return what `to_json` wrote.
 
         Raises:
@@ -132,7 +132,7 @@ def name_of(step: int, taken: Iterable[str]) -> str:
 
 
 def to_delete(
-    committed: Mapping[str, Commit], keep: int | None, best: str | None, newest: str
+    committed: Mapping[str, Manifest], keep: int | None, best: str | None, newest: str
 ) -> list[str]:
     """Return the checkpoints that are one too many.
 
@@ -152,7 +152,7 @@ def to_delete(
     return [name for name in by_age if name not in stay]
 
 
-def best_of(committed: Mapping[str, Commit]) -> str | None:
+def best_of(committed: Mapping[str, Manifest]) -> str | None:
     """Return the checkpoint with the lowest metric, the newest of several; None without any."""
     rated = [
         (commit.metric, -commit.saved_at, name)
@@ -199,13 +199,13 @@ class Place:
         names = (str(path).rstrip("/").rsplit("/", 1)[-1] for path in found)
         return sorted((n for n in names if order(n)), key=lambda name: order(name) or (0, 0))
 
-    def committed(self) -> dict[str, Commit]:
+    def committed(self) -> dict[str, Manifest]:
         """Return the checkpoints that count, in the order of their steps."""
         return self.survey()[0]
 
-    def survey(self) -> tuple[dict[str, Commit], list[str]]:
+    def survey(self) -> tuple[dict[str, Manifest], list[str]]:
         """Return the checkpoints that count, and those whose commit is there and damaged."""
-        found: dict[str, Commit] = {}
+        found: dict[str, Manifest] = {}
         damaged = []
         for name in self.names():
             try:
@@ -217,14 +217,14 @@ class Place:
                 found[name] = commit
         return found, damaged
 
-    def commit_of(self, name: str) -> Commit | None:
+    def commit_of(self, name: str) -> Manifest | None:
         """Return what a checkpoint says of itself; None: it is not complete.
 
         Raises:
             ValueError: It is not what was written.
         """
         try:
-            return Commit.from_json(self.read(name, COMMIT))
+            return Manifest.from_json(self.read(name, COMMIT))
         except FileNotFoundError:
             return None
         except (KeyError, TypeError) as error:
@@ -264,7 +264,7 @@ class Place:
         self._put(self._path(name, file), content)
         return len(content), zlib.crc32(content)
 
-    def commit(self, name: str, commit: Commit) -> None:
+    def commit(self, name: str, commit: Manifest) -> None:
         """Have a checkpoint count, and be the newest."""
         self.write(name, COMMIT, commit.to_json().encode())
         self._put(self._path("latest"), name.encode())
@@ -349,7 +349,7 @@ class Place:
         """Return a small file."""
         return bytes(self._fs.cat_file(self._path(name, file)))
 
-    def damage(self, name: str, commit: Commit, files: Iterable[str]) -> Damage:
+    def damage(self, name: str, commit: Manifest, files: Iterable[str]) -> Damage:
         """Read files whole, and return what is wrong with them."""
         return Damage(tuple(w for f in files if (w := self._wrong(name, f, *commit.files[f]))))
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from nbdist.engine.checkpoint import chosen, fit, rest, save, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, same, together
 from nbdist.engine.checkpoint.chosen import Chosen
-from nbdist.engine.checkpoint.fit import Fit, Saved
+from nbdist.engine.checkpoint.fit import Fit, SavedTraining
 from nbdist.engine.checkpoint.folder import TRAINING, Place
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat.torch_checkpoint import Reader
@@ -153,7 +153,7 @@ def _read(
     """Read this rank's parts beside what is there. Collective."""
     folder, rank = place.folder(found.name), dist.get_rank()
 
-    def fit_all() -> tuple[list[dict[str, Any]], Reader, Saved, Fit]:
+    def fit_all() -> tuple[list[dict[str, Any]], Reader, SavedTraining, Fit]:
         try:
             facts = torch.load(
                 io.BytesIO(place.read(found.name, TRAINING)), "cpu", weights_only=False
@@ -166,7 +166,7 @@ def _read(
                 why=f"{type(error).__name__}: {error}",
                 do=f"it was written with torch {found.commit.torch}; this is {torch.__version__}",
             ) from error
-        saved = Saved(reader.tensors(), facts)
+        saved = SavedTraining(reader.tensors(), facts)
         fitted = fit.fit(training, saved, rank, only_model=only_model)
         if not only_model and not fitted.complaints:
             rest.fit(training, facts, rank, fitted)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from nbdist.engine.checkpoint import rest, training_state
 from nbdist.engine.checkpoint.agreement import each
 from nbdist.engine.checkpoint.folder import Place
-from nbdist.engine.checkpoint.saving import Request, Saving
+from nbdist.engine.checkpoint.saving import SaveRequest, Saving
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.errors import NBDistError, UsageError
 from nbdist.formatting import counted, figure, name_bytes
@@ -86,7 +86,7 @@ def begin(
     settle()
     place = each(lambda: Place(place_of(name), storage_options))
     tensors = each(lambda: training_state.tree(training, dist.get_rank()))
-    request = Request(place, training.step, training_state.layouts(training), metric, keep)
+    request = SaveRequest(place, training.step, training_state.layouts(training), metric, keep)
     saving = Saving(request, tensors)
     _newest = saving
     _written.append(saving)

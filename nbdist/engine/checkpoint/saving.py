@@ -31,7 +31,7 @@ from nbdist.engine.checkpoint.agreement import (
     refuse_others,
     together,
 )
-from nbdist.engine.checkpoint.folder import Commit, Place
+from nbdist.engine.checkpoint.folder import Manifest, Place
 from nbdist.engine.compat.torch_checkpoint import WritePlan, WritePlanner, Writer, Written
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
@@ -45,7 +45,7 @@ Facts = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SaveRequest:
     """What is to be saved beside the tensors, and what becomes of older checkpoints."""
 
     place: Place
@@ -78,7 +78,7 @@ class Saving:
         seconds: From its begin to its commit; 0 before.
     """
 
-    def __init__(self, request: Request, tensors: dict[str, Any]) -> None:
+    def __init__(self, request: SaveRequest, tensors: dict[str, Any]) -> None:
         """Plan the save and copy this rank's part. Collective, main thread.
 
         Args:
@@ -250,7 +250,7 @@ class Saving:
         files[folder.TRAINING] = place.write(self._name, folder.TRAINING, content.getvalue())
         metadata = writer.finish(self._plan.metadata, written)
         files[".metadata"] = (metadata.size, metadata.crc)
-        commit = Commit(
+        commit = Manifest(
             request.step,
             time.time(),
             self._ranks,

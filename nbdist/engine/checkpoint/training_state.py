@@ -34,7 +34,7 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.
 
 
 @dataclass
-class Model:
+class TrainedModel:
     """One model of a training.
 
     Attributes:
@@ -85,7 +85,7 @@ class Training:
         loaders: Of every living `nbdist.loader`, in the order of making.
     """
 
-    models: list[Model]
+    models: list[TrainedModel]
     optimizers: list[Optimizer]
     schedulers: list[Any]
     scalers: list[Any]
@@ -175,7 +175,7 @@ def _plain(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
-def _model(name: str, module: nn.Module, optimizers: Iterable[Optimizer]) -> Model:
+def _model(name: str, module: nn.Module, optimizers: Iterable[Optimizer]) -> TrainedModel:
     if any(isinstance(part, FullyShardedDataParallel) for part in module.modules()):
         raise CheckpointError(
             f"{name} is spread by FullyShardedDataParallel, whose shards have no names.",
@@ -201,7 +201,7 @@ def _model(name: str, module: nn.Module, optimizers: Iterable[Optimizer]) -> Mod
     is_apart = _is_apart(module, layout, optimizers)
     buffers = {clean(key) for key, _ in module.named_buffers()} & tensors.keys()
     elsewhere = frozenset() if is_apart or _is_first(layout) else frozenset(buffers)
-    return Model(name, module, layout, is_apart, tensors, aliases, elsewhere)
+    return TrainedModel(name, module, layout, is_apart, tensors, aliases, elsewhere)
 
 
 def _is_first(layout: Layout | None) -> bool:

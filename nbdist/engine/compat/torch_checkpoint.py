@@ -254,7 +254,7 @@ class SavedTensor:
 
 
 @dataclass
-class Part:
+class WantedPart:
     """The part of a saved tensor that a rank wants: where it begins, and room for it."""
 
     offsets: tuple[int, ...]
@@ -280,7 +280,7 @@ class Reader:
             if isinstance(found, TensorStorageMetadata)
         }
 
-    def read(self, wanted: Mapping[str, Sequence[Part]]) -> None:
+    def read(self, wanted: Mapping[str, Sequence[WantedPart]]) -> None:
         """Fill the room of each part, by key. No collective."""
         items = []
         for key, parts in wanted.items():
@@ -294,7 +294,7 @@ class Reader:
 class _IntoRoom:
     """Tells torch's reader where the parts it has read belong."""
 
-    wanted: Mapping[str, Sequence[Part]]
+    wanted: Mapping[str, Sequence[WantedPart]]
 
     def resolve_tensor(self, item: Any) -> torch.Tensor:
         target: torch.Tensor = self.wanted[item.dest_index.fqn][item.dest_index.index].room

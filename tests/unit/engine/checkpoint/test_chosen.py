@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nbdist.engine.checkpoint import chosen, folder
-from nbdist.engine.checkpoint.folder import COMMIT, Commit, Place
+from nbdist.engine.checkpoint.folder import COMMIT, Manifest, Place
 from nbdist.errors import CheckpointError, UsageError
 
 
@@ -17,7 +17,7 @@ def place(tmp_path: Path) -> Place:
 def save(place: Place, step: int, saved_at: float, **more: float) -> str:
     name = folder.name_of(step, place.names())
     place.begin(name, 0)
-    place.commit(name, Commit(step, saved_at, 1, {"GPT": "ddp"}, {}, more.get("metric")))
+    place.commit(name, Manifest(step, saved_at, 1, {"GPT": "ddp"}, {}, more.get("metric")))
     return name
 
 

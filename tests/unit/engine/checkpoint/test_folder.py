@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from nbdist.engine.checkpoint import folder
-from nbdist.engine.checkpoint.folder import COMMIT, WRITING, Commit, Place
+from nbdist.engine.checkpoint.folder import COMMIT, WRITING, Manifest, Place
 from nbdist.errors import CheckpointError, UsageError
 
 NOBODY = 2**22 + 1  # a pid that no Linux and no macOS gives
 
 
-def commit(step: int, saved_at: float | None = None, metric: float | None = None) -> Commit:
+def commit(step: int, saved_at: float | None = None, metric: float | None = None) -> Manifest:
     when = float(step) if saved_at is None else saved_at
-    return Commit(step, when, 2, {"GPT": "zero3"}, {}, metric)
+    return Manifest(step, when, 2, {"GPT": "zero3"}, {}, metric)
 
 
 def saved(place: Place, step: int, metric: float | None = None) -> str:
@@ -26,7 +26,7 @@ def saved(place: Place, step: int, metric: float | None = None) -> str:
     name = folder.name_of(step, place.names())
     place.begin(name, 10)
     files = {"__0_0.distcp": place.write(name, "__0_0.distcp", b"tensors")}
-    place.commit(name, Commit(step, float(step), 1, {"GPT": "ddp"}, files, metric))
+    place.commit(name, Manifest(step, float(step), 1, {"GPT": "ddp"}, files, metric))
     return name
 
 
@@ -76,7 +76,7 @@ def test_what_was_saved_last_is_the_newest_also_where_training_has_gone_back() -
 
 
 def test_what_a_newer_version_has_written_is_never_deleted() -> None:
-    newer = Commit(0, 0.0, 0, {}, {}, format=folder.FORMAT + 1)
+    newer = Manifest(0, 0.0, 0, {}, {}, format=folder.FORMAT + 1)
     there = {"step-00000001": newer, "step-00000002": commit(2), "step-00000003": commit(3)}
     assert folder.to_delete(there, 1, None, "step-00000003") == ["step-00000002"]
 
@@ -97,18 +97,18 @@ def test_the_best_has_the_lowest_metric_and_is_the_newest_of_several() -> None:
 
 
 def test_a_commit_is_read_as_it_was_written() -> None:
-    written = Commit(7, 1.5, 2, {"GPT": "zero3"}, {"a": (3, 9), "b": (4, 1)}, 0.1, "0.1", "2.13")
-    assert Commit.from_json(written.to_json()) == written
+    written = Manifest(7, 1.5, 2, {"GPT": "zero3"}, {"a": (3, 9), "b": (4, 1)}, 0.1, "0.1", "2.13")
+    assert Manifest.from_json(written.to_json()) == written
     assert written.nbytes == 7
 
 
 def test_no_bit_of_a_commit_may_differ() -> None:
-    text = Commit(7, 1.5, 2, {"GPT": "zero3"}, {"a": (3, 9)}).to_json().encode()
+    text = Manifest(7, 1.5, 2, {"GPT": "zero3"}, {"a": (3, 9)}).to_json().encode()
     for place in range(len(text)):
         for bit in (1, 16):
             other = bytes([*text[:place], text[place] ^ bit, *text[place + 1 :]])
             try:
-                read = Commit.from_json(other)
+                read = Manifest.from_json(other)
             except (ValueError, KeyError, TypeError):
                 continue
             # White space, or a format that is then unknown.
@@ -117,7 +117,7 @@ def test_no_bit_of_a_commit_may_differ() -> None:
 
 def test_of_a_newer_format_only_the_version_is_known() -> None:
     told = {"format": folder.FORMAT + 1, "nbdist": "9.0", "stripes": 3}
-    read = Commit.from_json(json.dumps(told))
+    read = Manifest.from_json(json.dumps(told))
     assert (read.format, read.nbdist, read.files) == (folder.FORMAT + 1, "9.0", {})
 
 
