@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine.checkpoint.folder import Place, order
+from nbdist.engine.checkpoint.folder import Place
+from nbdist.engine.checkpoint.manifest import order
 from tests.group import checkpoint_crash_ranks as crash_ranks
 from tests.group import faults
 from tests.group.checkpoint_crash_ranks import steps_in

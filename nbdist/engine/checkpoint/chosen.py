@@ -5,7 +5,8 @@ Any thread; files alone, no torch.
 
 from dataclasses import dataclass
 
-from nbdist.engine.checkpoint.folder import COMMIT, FORMAT, Manifest, Place, order
+from nbdist.engine.checkpoint.folder import COMMIT, Place
+from nbdist.engine.checkpoint.manifest import FORMAT, Manifest, order
 from nbdist.errors import CheckpointError, UsageError
 from nbdist.formatting import counted
 

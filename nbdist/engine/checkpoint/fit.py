@@ -12,7 +12,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from nbdist.engine.checkpoint import training_state
-from nbdist.engine.checkpoint.training_state import Optimizer, TrainedModel, Training
+from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel
+from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.compat.torch_checkpoint import SavedTensor, WantedPart, part_of
 from nbdist.engine.steps.optimizer_wrapper import Wrapper

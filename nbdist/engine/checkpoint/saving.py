@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import nbdist
-from nbdist.engine.checkpoint import folder
+from nbdist.engine.checkpoint import folder, manifest
 from nbdist.engine.checkpoint.agreement import (
     each,
     from_rank_0,
@@ -31,7 +31,8 @@ from nbdist.engine.checkpoint.agreement import (
     refuse_others,
     together,
 )
-from nbdist.engine.checkpoint.folder import Manifest, Place
+from nbdist.engine.checkpoint.folder import Place
+from nbdist.engine.checkpoint.manifest import Manifest
 from nbdist.engine.compat.torch_checkpoint import WritePlan, WritePlanner, Writer, Written
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
@@ -197,7 +198,7 @@ class Saving:
     def _begin(self) -> str:
         """Make the folder, on rank 0; returns its name."""
         place = self._request.place
-        self._name = folder.name_of(self.step, place.names())
+        self._name = manifest.name_of(self.step, place.names())
         place.begin(self._name, self._plan.total_bytes)
         return self._name
 
@@ -320,10 +321,10 @@ def _tidy(place: Place, newest: str, keep: int | None) -> None:
     """Delete what is one too many; that this fails is no reason to say that nothing was saved."""
     try:
         committed = place.committed()
-        best = folder.best_of(committed)
+        best = manifest.best_of(committed)
         if best is not None:
             place.point_to_best(best)
-        for name in folder.to_delete(committed, keep, best, newest):
+        for name in manifest.to_delete(committed, keep, best, newest):
             place.delete(name)
         place.delete_interrupted(newest)
     except Exception:

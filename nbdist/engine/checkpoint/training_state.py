@@ -1,75 +1,26 @@
 """What a training is made of on this rank, found without lists: models, optimizers, all else.
 
-A model is what a living optimizer trains, or what `nbdist.keep` names; its tensors go by the names
-of the plain model, so that any layout reads them. It is *apart* where ranks train models of their
-own (no layout, no DDP, local SGD): then each rank's is saved by itself. Main thread.
+A model is what a living optimizer trains, or what `nbdist.keep` names. Main thread.
 """
 
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from nbdist.engine.compat import torch_live, torch_modules, torch_sharded
+from nbdist.engine.checkpoint import trained_models
+from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel, parameters_of
+from nbdist.engine.compat import torch_live, torch_sharded
 from nbdist.engine.data import position
 from nbdist.engine.data.position import Standing
-from nbdist.engine.layout.layout import Layout, layout_of, live_layouts
-from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.steps import keep, step_state
-from nbdist.engine.steps.optimizer_wrapper import ApartWrapper, Wrapper
+from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import CheckpointError
-from nbdist.formatting import counted
-
-Optimizer = torch.optim.Optimizer
-
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-
-
-@dataclass
-class TrainedModel:
-    """One model of a training.
-
-    Attributes:
-        name: Of its class, and a number where there are several.
-        module: The plain module; its names are those of the model as it was written.
-        layout: How it is spread; None where nbdist has not spread it.
-        is_apart: Whether this rank trains one of its own.
-        tensors: Parameters and saved buffers, each once, by name; without other stages'.
-        aliases: Other names of tied tensors, and the name in `tensors` or of another stage.
-        elsewhere: Names of buffers that another rank saves: where each has its own (batch norm
-            under DDP), those of the first rank count.
-    """
-
-    name: str
-    module: nn.Module
-    layout: Layout | None
-    is_apart: bool
-    tensors: dict[str, torch.Tensor]
-    aliases: dict[str, str]
-    elsewhere: frozenset[str] = frozenset()
-
-    @property
-    def saved(self) -> dict[str, torch.Tensor]:
-        """What this rank has saved."""
-        return {n: t.detach() for n, t in self.tensors.items() if n not in self.elsewhere}
-
-    @property
-    def spread_as(self) -> str:
-        """How it is spread, in a word or two."""
-        if self.layout is not None:
-            return self.layout.name
-        if self.is_apart:
-            return "a model a rank"
-        cut = any(isinstance(tensor, DTensor) for tensor in self.tensors.values())
-        return "fully_shard" if cut else "ddp"
 
 
 @dataclass
@@ -120,14 +71,14 @@ def find() -> Training:
 
 def _find() -> Training:
     optimizers = _optimizers()
-    modules = _modules(optimizers)
+    modules = trained_models.modules(optimizers)
     counts: dict[str, int] = {}
     models = []
     for module in modules:
         kind = torch_sharded.plain_name(module)
         counts[kind] = counts.get(kind, 0) + 1
         name = kind if counts[kind] == 1 else f"{kind}-{counts[kind]}"
-        models.append(_model(name, module, optimizers))
+        models.append(trained_models.model(name, module, optimizers))
     names = {
         id(tensor): f"{model.name}.{name}"
         for model in models
@@ -145,102 +96,7 @@ def _find() -> Training:
     )
 
 
-# ---- Models -------------------------------------------------------------------------------------
-
-
-def clean(name: str) -> str:
-    """Return a tensor's name without what torch's wrappers put into it."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
-
-
-def _modules(optimizers: Iterable[Optimizer]) -> list[nn.Module]:
-    """Return the outermost modules that are trained or kept, in the order of making."""
-    trained = {id(p) for o in optimizers for p in parameters_of(o)}
-    kept = [_plain(v) for v in keep.kept().values() if isinstance(v, nn.Module)]
-    candidates = [layout.model for layout in live_layouts()]
-    candidates += [torch_modules.replicated_by(d) or _plain(d) for d in torch_modules.live_ddps()]
-    candidates += [module for module, _ in torch_sharded.live_fsdp2_roots()]
-    candidates += [_plain(v) for v in keep.named().values() if isinstance(v, nn.Module)]
-    unique = {id(m): m for m in candidates}
-    found = [m for m in unique.values() if any(id(p) in trained for p in m.parameters())]
-    found += [m for m in kept if all(m is not other for other in found)]
-    inside = {id(part) for m in found for part in m.modules() if part is not m}
-    return [m for m in found if id(m) not in inside]
-
-
-def _plain(module: nn.Module) -> nn.Module:
-    module = torch_modules.uncompiled(module)
-    return module.module if isinstance(module, DistributedDataParallel) else module
-
-
-def _model(name: str, module: nn.Module, optimizers: Iterable[Optimizer]) -> TrainedModel:
-    if any(isinstance(part, FullyShardedDataParallel) for part in module.modules()):
-        raise CheckpointError(
-            f"{name} is spread by FullyShardedDataParallel, whose shards have no names.",
-            do='spread it by nbdist.parallelize(model, "zero3") or fully_shard, or save it with '
-            "torch.distributed.checkpoint.state_dict",
-        )
-    layout = layout_of(module)
-    full_tensors.settle(module)
-    saved = {clean(key) for key in module.state_dict()}
-    every = full_tensors.names(module, duplicates=True)
-    first: dict[int, str] = {}
-    tensors: dict[str, torch.Tensor] = {}
-    aliases: dict[str, str] = {}
-    for key, tensor in every.items():
-        tidy = clean(key)
-        if id(tensor) in first:
-            aliases[tidy] = first[id(tensor)]
-        elif tidy in saved and not tensor.is_meta:
-            first[id(tensor)] = tidy
-            tensors[tidy] = tensor
-    if layout is not None and layout.skeleton is not None:
-        aliases = {**_ties(layout.skeleton), **aliases}
-    is_apart = _is_apart(module, layout, optimizers)
-    buffers = {clean(key) for key, _ in module.named_buffers()} & tensors.keys()
-    elsewhere = frozenset() if is_apart or _is_first(layout) else frozenset(buffers)
-    return TrainedModel(name, module, layout, is_apart, tensors, aliases, elsewhere)
-
-
-def _is_first(layout: Layout | None) -> bool:
-    """Return whether this rank is the first of those that have the same part of the model."""
-    if layout is None:
-        return dist.get_rank() == 0
-    axes, places = layout.mesh.mesh_dim_names, layout.mesh.get_coordinate()
-    return all(axis == "pp" or not i for axis, i in zip(axes or (), places or (), strict=True))
-
-
-def _ties(plain: nn.Module) -> dict[str, str]:
-    """Return the other names of tied tensors, by name, as the plain model has them."""
-    first: dict[int, str] = {}
-    ties = {}
-    for name, tensor in full_tensors.names(plain, duplicates=True).items():
-        if first.setdefault(id(tensor), name) != name:
-            ties[name] = first[id(tensor)]
-    return ties
-
-
-def _is_apart(module: nn.Module, layout: Layout | None, optimizers: Iterable[Optimizer]) -> bool:
-    own = {id(p) for p in module.parameters()}
-    holding = [o for o in optimizers if any(id(p) in own for p in parameters_of(o))]
-    if any(isinstance(o, ApartWrapper) for o in holding):
-        return dist.get_world_size() > 1
-    if layout is not None or torch_modules.reducer_of(module) is not None:
-        return False
-    is_cut = any(isinstance(p, DTensor) for p in module.parameters())
-    ddps = torch_modules.live_ddps()
-    is_held = any(id(p) in own for ddp in ddps for p in ddp.parameters())
-    return dist.get_world_size() > 1 and not (is_cut or is_held)
-
-
 # ---- Optimizers and what follows them -----------------------------------------------------------
-
-
-def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Return an optimizer's parameters in its order."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def real(optimizer: Optimizer) -> Any:
@@ -387,26 +243,6 @@ def wrapper_values(wrapper: Wrapper) -> dict[str, Any]:
 
 def _is_tensors(value: object) -> bool:
     return isinstance(value, list) and any(isinstance(one, torch.Tensor) for one in value)
-
-
-def describe(training: Training) -> str:
-    """Return what was found, in words."""
-    models = ", ".join(f"{m.name} ({m.spread_as})" for m in training.models)
-    parts = [
-        models,
-        *(
-            counted(len(found), word)
-            for found, word in (
-                (training.optimizers, "optimizer"),
-                (training.schedulers, "scheduler"),
-                (training.scalers, "scaler"),
-                (training.loaders, "loader"),
-                (training.kept, "kept object"),
-            )
-            if found
-        ),
-    ]
-    return ", ".join(parts)
 
 
 def layouts(training: Training) -> Mapping[str, str]:

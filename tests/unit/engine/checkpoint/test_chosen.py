@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.engine.checkpoint import chosen, folder
-from nbdist.engine.checkpoint.folder import COMMIT, Manifest, Place
+from nbdist.engine.checkpoint import chosen, manifest
+from nbdist.engine.checkpoint.folder import COMMIT, Place
+from nbdist.engine.checkpoint.manifest import Manifest
 from nbdist.errors import CheckpointError, UsageError
 
 
@@ -15,7 +16,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def save(place: Place, step: int, saved_at: float, **more: float) -> str:
-    name = folder.name_of(step, place.names())
+    name = manifest.name_of(step, place.names())
     place.begin(name, 0)
     place.commit(name, Manifest(step, saved_at, 1, {"GPT": "ddp"}, {}, more.get("metric")))
     return name

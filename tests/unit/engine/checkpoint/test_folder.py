@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.engine.checkpoint import folder
-from nbdist.engine.checkpoint.folder import COMMIT, WRITING, Manifest, Place
+from nbdist.engine.checkpoint import folder, manifest
+from nbdist.engine.checkpoint.folder import COMMIT, WRITING, Place
+from nbdist.engine.checkpoint.manifest import Manifest
 from nbdist.errors import CheckpointError, UsageError
 
 NOBODY = 2**22 + 1  # a pid that no Linux and no macOS gives
@@ -23,7 +24,7 @@ def commit(step: int, saved_at: float | None = None, metric: float | None = None
 
 def saved(place: Place, step: int, metric: float | None = None) -> str:
     """Save a checkpoint of one file, and return its name."""
-    name = folder.name_of(step, place.names())
+    name = manifest.name_of(step, place.names())
     place.begin(name, 10)
     files = {"__0_0.distcp": place.write(name, "__0_0.distcp", b"tensors")}
     place.commit(name, Manifest(step, float(step), 1, {"GPT": "ddp"}, files, metric))
@@ -45,15 +46,15 @@ def in_words(error: BaseException) -> str:
 def test_folders_are_named_by_step_and_how_often_it_was_saved() -> None:
     taken: list[str] = []
     for expected in ("step-00000100", "step-00000100-2", "step-00000100-3"):
-        assert folder.name_of(100, taken) == expected
+        assert manifest.name_of(100, taken) == expected
         taken.append(expected)
-    assert [folder.order(name) for name in taken] == [(100, 1), (100, 2), (100, 3)]
-    assert folder.order(folder.name_of(123_456_789, [])) == (123_456_789, 1)
+    assert [manifest.order(name) for name in taken] == [(100, 1), (100, 2), (100, 3)]
+    assert manifest.order(manifest.name_of(123_456_789, [])) == (123_456_789, 1)
 
 
 @pytest.mark.parametrize("name", ["latest", "step-1", "step-00000100.tmp", "step-00000100-x", ""])
 def test_other_names_are_no_checkpoints(name: str) -> None:
-    assert folder.order(name) is None
+    assert manifest.order(name) is None
 
 
 # ---- What stays ---------------------------------------------------------------------------------
@@ -61,9 +62,9 @@ def test_other_names_are_no_checkpoints(name: str) -> None:
 
 def test_the_newest_stay_and_the_best() -> None:
     there = {f"step-0000000{n}": commit(n) for n in range(1, 6)}
-    gone = folder.to_delete(there, 2, best="step-00000001", newest="step-00000005")
+    gone = manifest.to_delete(there, 2, best="step-00000001", newest="step-00000005")
     assert gone == ["step-00000002", "step-00000003"]
-    assert folder.to_delete(there, None, None, "step-00000005") == []
+    assert manifest.to_delete(there, None, None, "step-00000005") == []
 
 
 def test_what_was_saved_last_is_the_newest_also_where_training_has_gone_back() -> None:
@@ -72,13 +73,13 @@ def test_what_was_saved_last_is_the_newest_also_where_training_has_gone_back() -
         "step-00000009": commit(9, saved_at=2.0),
         "step-00000003": commit(3, saved_at=3.0),
     }
-    assert folder.to_delete(there, 1, None, "step-00000003") == ["step-00000008", "step-00000009"]
+    assert manifest.to_delete(there, 1, None, "step-00000003") == ["step-00000008", "step-00000009"]
 
 
 def test_what_a_newer_version_has_written_is_never_deleted() -> None:
-    newer = Manifest(0, 0.0, 0, {}, {}, format=folder.FORMAT + 1)
+    newer = Manifest(0, 0.0, 0, {}, {}, format=manifest.FORMAT + 1)
     there = {"step-00000001": newer, "step-00000002": commit(2), "step-00000003": commit(3)}
-    assert folder.to_delete(there, 1, None, "step-00000003") == ["step-00000002"]
+    assert manifest.to_delete(there, 1, None, "step-00000003") == ["step-00000002"]
 
 
 def test_the_best_has_the_lowest_metric_and_is_the_newest_of_several() -> None:
@@ -89,8 +90,8 @@ def test_the_best_has_the_lowest_metric_and_is_the_newest_of_several() -> None:
         "d": commit(4),
         "e": commit(5, metric=float("nan")),
     }
-    assert folder.best_of(there) == "c"
-    assert folder.best_of({"d": commit(4), "e": commit(5, metric=float("nan"))}) is None
+    assert manifest.best_of(there) == "c"
+    assert manifest.best_of({"d": commit(4), "e": commit(5, metric=float("nan"))}) is None
 
 
 # ---- A commit -----------------------------------------------------------------------------------
@@ -112,13 +113,13 @@ def test_no_bit_of_a_commit_may_differ() -> None:
             except (ValueError, KeyError, TypeError):
                 continue
             # White space, or a format that is then unknown.
-            assert read.format != folder.FORMAT or read.to_json().encode() == text
+            assert read.format != manifest.FORMAT or read.to_json().encode() == text
 
 
 def test_of_a_newer_format_only_the_version_is_known() -> None:
-    told = {"format": folder.FORMAT + 1, "nbdist": "9.0", "stripes": 3}
+    told = {"format": manifest.FORMAT + 1, "nbdist": "9.0", "stripes": 3}
     read = Manifest.from_json(json.dumps(told))
-    assert (read.format, read.nbdist, read.files) == (folder.FORMAT + 1, "9.0", {})
+    assert (read.format, read.nbdist, read.files) == (manifest.FORMAT + 1, "9.0", {})
 
 
 # ---- A place ------------------------------------------------------------------------------------
