@@ -1,6 +1,9 @@
 """What ranks run in the tests of checkpoints that fail: what is said, and what has changed."""
 
 import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,13 @@ Options = dict[str, Any]
 # ---- Saved and restored -------------------------------------------------------------------------
 
 
-def save_at(folder: str, case: Case, at: list[int]) -> None:
+def save_at(folder: str, case: Case, at: list[int], how: Options | None = None) -> None:
     """Save at these steps."""
     end()
     training = Training(case, seed=5)
     for step, before in zip(at, [0, *at], strict=False):
         training.train(step - before)
-        nbdist.save(folder, wait=True)
+        nbdist.save(folder, wait=True, **(how or {}))
     training.end()
 
 
@@ -92,20 +95,38 @@ def error_of_save(folder: str, case: Case, how: Options) -> dict[str, Any]:
 
 def error_of_full_disk(folder: str, case: Case, file: str) -> dict[str, Any]:
     """As `error_of_save`, where no byte can be written to one of the files."""
-    begin = Place.begin
 
-    def begin_and_fill(self: Place, name: str, nbytes: int) -> None:
-        begin(self, name, nbytes)
-        home = Path(self.url) if file == "latest" else Path(self.url, name)
+    def fill(place: Place, name: str) -> None:
+        home = Path(place.url) if file == "latest" else Path(place.url, name)
         temporary = "" if file.endswith(".distcp") else ".tmp"
         os.symlink("/dev/full", home / f"{file}{temporary}")
 
-    Place.begin = begin_and_fill  # type: ignore[method-assign]
+    with _when_begun(fill):
+        said = error_of_save(folder, case, {})
+    Path(folder, "latest.tmp").unlink(missing_ok=True)
+    return said
+
+
+def error_of_dying_server(folder: str, case: Case, how: Options, pid: int) -> dict[str, Any]:
+    """As `error_of_save`, where the server is killed when the folder has been made."""
+    with _when_begun(lambda _place, _name: os.kill(pid, signal.SIGKILL)):
+        return error_of_save(folder, case, how)
+
+
+@contextmanager
+def _when_begun(do: Callable[[Place, str], None]) -> Iterator[None]:
+    """Have something done on the rank that makes a checkpoint's folder, when it has."""
+    begin = Place.begin
+
+    def begin_and_do(self: Place, name: str, nbytes: int) -> None:
+        begin(self, name, nbytes)
+        do(self, name)
+
+    Place.begin = begin_and_do  # type: ignore[method-assign]
     try:
-        return error_of_save(folder, case, {})
+        yield
     finally:
         Place.begin = begin  # type: ignore[method-assign]
-        Path(folder, "latest.tmp").unlink(missing_ok=True)
 
 
 def error_without_a_training(folder: str) -> str:

@@ -22,10 +22,12 @@ class Server:
     Attributes:
         folder: What it serves; the folders in it are buckets.
         port: Where it listens.
+        pid: Its process.
     """
 
     folder: Path
     port: int
+    pid: int
 
     @property
     def options(self) -> dict[str, Any]:
@@ -47,17 +49,17 @@ def program() -> str:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[Server]:
-    """Serve a folder until the end; it has the bucket `bucket`."""
-    (folder / "bucket").mkdir(parents=True)
-    port = free_port()
+def serve(folder: Path, port: int = 0) -> Iterator[Server]:
+    """Serve a folder until the end, at any port; it has the bucket `bucket`."""
+    (folder / "bucket").mkdir(parents=True, exist_ok=True)
+    port = port or free_port()
     command = [program(), "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}"]
     command += ["--auth-key", f"{KEY},{SECRET}", "--config", ""]
     with open(folder.with_name("rclone.log"), "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         _wait_for(port, process)
-        yield Server(folder, port)
+        yield Server(folder, port, process.pid)
     finally:
         process.kill()
         process.wait()

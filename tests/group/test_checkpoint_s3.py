@@ -67,6 +67,32 @@ def test_a_server_that_does_not_answer_is_told_of(ranks: Cluster) -> None:
             assert told["is_unchanged"]
 
 
+def test_a_server_that_dies_in_a_save_has_the_checkpoint_before(
+    ranks: Cluster, tmp_path: Path
+) -> None:
+    with s3_server.serve(tmp_path / "served") as server:
+        how = {"storage_options": server.options}
+        ranks.run(checkpoint_trouble.save_at, URL, CASE, [1], how)
+        said = ranks.run(checkpoint_trouble.error_of_dying_server, URL, CASE, how, server.pid)
+    assert said[0] == said[1]
+    assert said[0]["error"].startswith(f"CheckpointError: {URL}/step-00000001-2 could not be reac")
+    run = server.folder / "bucket" / "run"
+    assert sorted(path.name for path in run.iterdir()) == [
+        "latest",
+        "step-00000001",
+        "step-00000001-2",
+    ]
+    with s3_server.serve(tmp_path / "served", server.port):
+        resumed = ranks.run(checkpoint_trouble.restore_and_go_on, URL, CASE, 1, how)
+        assert [one["step"] for one in resumed] == [1, 1]
+        ranks.run(checkpoint_trouble.save_at, URL, CASE, [2], how)
+    assert sorted(path.name for path in run.iterdir()) == [
+        "latest",
+        "step-00000001",
+        "step-00000002",
+    ]
+
+
 def test_no_secret_is_in_what_was_said(ranks: Cluster, server: Server) -> None:
     wrong = {**server.options, "secret": "another-secret-that-nobody-may-see"}
     said = ranks.run(checkpoint_trouble.error_of_restore, URL, CASE, {"storage_options": wrong})
