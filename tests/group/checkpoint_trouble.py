@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import nbdist
@@ -107,6 +108,16 @@ def error_of_full_disk(folder: str, case: Case, file: str) -> dict[str, Any]:
     return said
 
 
+def error_of_unreadable(folder: str, case: Case, rank: int) -> dict[str, Any]:
+    """As `error_of_save`, where what one rank keeps cannot be saved."""
+    kept = _held(case).average
+    if dist.get_rank() == rank:
+        nbdist.keep(average=Unreadable())
+    said = error_of_save(folder, case, {})
+    nbdist.keep(average=kept)
+    return said
+
+
 def error_of_dying_server(folder: str, case: Case, how: Options, pid: int) -> dict[str, Any]:
     """As `error_of_save`, where the server is killed when the folder has been made."""
     with _when_begun(lambda _place, _name: os.kill(pid, signal.SIGKILL)):
@@ -174,6 +185,13 @@ class Less(Dropping):
     def __init__(self) -> None:
         super().__init__()
         del self.head
+
+
+class Unreadable(checkpoint_ranks.Average):
+    """Has a state that cannot be asked for."""
+
+    def state_dict(self) -> dict[str, float]:
+        raise ValueError("this object tells nothing")
 
 
 class Refusing(checkpoint_ranks.Average):

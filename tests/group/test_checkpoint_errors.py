@@ -157,6 +157,23 @@ def test_a_state_that_a_kept_object_refuses_leaves_all_as_it_was(
     )
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_state_that_one_rank_cannot_read_ends_the_save_of_all(
+    ranks: Cluster, run: Path, rank: int
+) -> None:
+    told = ranks.run(checkpoint_trouble.error_of_unreadable, str(run), CASE, rank)
+    assert the_same(told, run) == (
+        f"CheckpointError: What is saved beside tensors could not be read (on rank {rank}).\n"
+        "Why: ValueError: this object tells nothing\n"
+        "Do:  its state_dict is to return what torch.save can write"
+    )
+    assert sorted(path.name for path in run.iterdir()) == [
+        "latest",
+        "step-00000002",
+        "step-00000004",
+    ]
+
+
 def test_a_newer_format_is_refused(ranks: Cluster, run: Path) -> None:
     (run / "step-00000004" / "checkpoint.json").write_text('{"format": 2, "nbdist": "9.0"}')
     assert restored(ranks, run) == (
@@ -249,6 +266,7 @@ def test_a_password_in_a_url_is_not_repeated(ranks: Cluster) -> None:
     assert "hidden" not in said
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     "file", ["__0_0.distcp", "__1_0.distcp", "training.pt", "checkpoint.json", "latest"]
 )

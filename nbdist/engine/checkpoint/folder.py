@@ -304,9 +304,11 @@ def reason(error: BaseException, url: str) -> CheckpointError:
             f"{url} does not answer.", do="try it again, or give nbdist another folder"
         )
     first = str(error).strip().splitlines()[:1]
+    is_missing = isinstance(error, FileNotFoundError)
     return CheckpointError(
         f"{url} could not be reached or used.",
         why=f"{type(error).__name__}: {first[0] if first else 'without a text'}",
+        do="ranks on several hosts need a folder that all of them see" if is_missing else "",
     )
 
 

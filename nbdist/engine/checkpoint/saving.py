@@ -136,15 +136,25 @@ class Saving:
         Args:
             facts: What this rank tells beside tensors; called at once.
         """
+        told: Facts = {}
+        error: BaseException | None = None
         try:
-            told, error = facts(), None
-        except BaseException as raised:  # the others wait for this rank's word
-            told, error = {}, raised
+            told = facts()
+        except Exception as raised:
+            error = CheckpointError(
+                "What is saved beside tensors could not be read.",
+                why=f"{type(raised).__name__}: {raised}",
+                do="its state_dict is to return what torch.save can write",
+            )
+            error.__cause__ = raised
+        except BaseException as raised:
+            error = raised
+        # Also where it has failed: the others wait for this rank's word.
         self._thread = threading.Thread(
             target=self._run, args=(told, error), name="nbdist-save", daemon=True
         )
         self._thread.start()
-        if error is not None:
+        if error is not None and not isinstance(error, Exception):
             raise error
 
     def wait(self, timeout: float | None = None) -> "Saving":
