@@ -3,9 +3,10 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch import nn
 
 import nbdist
 from nbdist.engine.checkpoint.folder import Place
+from nbdist.engine.compat.torch_checkpoint import WritePlanner
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.parallelize import parallelize
 from tests.group import checkpoint_ranks
@@ -116,6 +118,18 @@ def error_of_unreadable(folder: str, case: Case, rank: int) -> dict[str, Any]:
     said = error_of_save(folder, case, {})
     nbdist.keep(average=kept)
     return said
+
+
+def error_of_no_memory(folder: str, case: Case, rank: int) -> dict[str, Any]:
+    """As `error_of_save`, where one rank has no memory for its copies."""
+    no_memory = mock.patch.object(
+        WritePlanner, "stage", side_effect=MemoryError("no memory for copies")
+    )
+    try:
+        with no_memory if dist.get_rank() == rank else nullcontext():
+            return error_of_save(folder, case, {})
+    except MemoryError as error:
+        return {"error": f"MemoryError: {error}"}
 
 
 def error_of_dying_server(folder: str, case: Case, how: Options, pid: int) -> dict[str, Any]:

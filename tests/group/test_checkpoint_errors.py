@@ -174,6 +174,22 @@ def test_a_state_that_one_rank_cannot_read_ends_the_save_of_all(
     ]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_memory_for_its_copies_has_nobody_wait(
+    ranks: Cluster, run: Path, rank: int
+) -> None:
+    told = ranks.run(checkpoint_trouble.error_of_no_memory, str(run), CASE, rank)
+    assert told[rank]["error"] == "MemoryError: no memory for copies"
+    assert "Why: MemoryError: no memory for copies" in told[1 - rank]["error"]
+    assert saved_in(ranks, run) == "nothing was raised"
+    assert sorted(path.name for path in run.iterdir()) == [
+        "latest",
+        "step-00000001",
+        "step-00000002",
+        "step-00000004",
+    ]
+
+
 def test_a_newer_format_is_refused(ranks: Cluster, run: Path) -> None:
     (run / "step-00000004" / "checkpoint.json").write_text('{"format": 2, "nbdist": "9.0"}')
     assert restored(ranks, run) == (

@@ -134,7 +134,8 @@ class Saving:
         """Write from here on in a thread. Main thread, each rank; once.
 
         Args:
-            facts: What this rank tells beside tensors; called at once.
+            facts: What this rank tells beside tensors; called at once. That it fails is an error
+                of the save, on all ranks.
         """
         told: Facts = {}
         error: BaseException | None = None
