@@ -155,6 +155,7 @@ def test_a_new_head_is_made_where_it_is_asked_for(folders: Path, tmp_path: Path)
         assert found["head"] > 0
 
 
+@pytest.mark.slow
 def test_names_of_an_older_folder_of_transformers_are_translated(tmp_path: Path) -> None:
     pytest.importorskip("transformers.conversion_mapping")
     run_ranks(1, f"{RANKS}:make_vit", str(tmp_path))
