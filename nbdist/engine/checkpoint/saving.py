@@ -40,6 +40,8 @@ from nbdist.errors import CheckpointError, NBDistError
 
 _LIMIT = timedelta(hours=6)  # for the slowest rank's file; a rank that dies ends the wait at once
 
+_TOLD = ("step", "folder", "nbytes", "blocked_s", "seconds")  # of a save, in any process
+
 _log = logging.getLogger("nbdist.checkpoint")
 
 Facts = dict[str, Any]
@@ -119,6 +121,11 @@ class Saving:
         if self._error is not None:
             return f"<checkpoint of step {self.step}, not written: {self._error.what}>"
         return f"<checkpoint of step {self.step} in {self.folder}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to a new rank, or to the notebook, as what there is to tell of it."""
+        told = {name: getattr(self, name) for name in (*_TOLD, "_error")}
+        return _retold, (told,)
 
     @property
     def is_done(self) -> bool:
@@ -292,6 +299,14 @@ class Saving:
         if isinstance(error, ReleasedError):
             return CheckpointError(f"The checkpoint of step {self.step} was not written: {error}.")
         return error if isinstance(error, NBDistError) else folder.reason(error, self.folder)
+
+
+def _retold(told: dict[str, Any]) -> Saving:
+    """Return a save of another process, which is over as far as this one knows."""
+    saving = Saving.__new__(Saving)
+    vars(saving).update(told, _is_done=threading.Event())
+    saving._is_done.set()
+    return saving
 
 
 # ---- Its parts ----------------------------------------------------------------------------------
