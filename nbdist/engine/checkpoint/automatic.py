@@ -9,7 +9,7 @@ own. Main thread.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -19,7 +19,6 @@ import torch
 from nbdist.engine.checkpoint import chosen, folder, rest, restore, save, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
 from nbdist.engine.checkpoint.folder import Place
-from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.data import position, resume
 from nbdist.engine.group import group
 from nbdist.engine.recovery import sync_state
@@ -76,8 +75,6 @@ def best_interval(cost_s: float, step_s: float, failure_s: float = FAILURE_S) ->
 _asked: _Asked | None = None
 _rhythm = Rhythm()
 _may_go_on = False  # the cell is run again, and none of its loops has begun
-# A save, and what is told of it when the next step begins.
-_pending: tuple[Saving, Callable[[], rest.Facts]] | None = None
 _failed: str = ""
 _began_at = 0.0
 _steps = 0
@@ -92,15 +89,15 @@ def install() -> None:
 
 def begin_cell(asked: Mapping[str, Any] | None, *, is_retry: bool) -> None:
     """Begin a cell, with what it was asked for; None: it saves nothing by itself."""
-    global _asked, _rhythm, _may_go_on, _pending, _failed, _began_at, _steps
+    global _asked, _rhythm, _may_go_on, _failed, _began_at, _steps
     _asked = _Asked(asked["every"], asked["since"]) if asked else None
-    _rhythm, _pending, _failed, _began_at, _steps = Rhythm(), None, "", 0.0, 0
+    _rhythm, _failed, _began_at, _steps = Rhythm(), "", 0.0, 0
     _may_go_on = _asked is not None and is_retry
 
 
 def end_cell(*, has_succeeded: bool) -> tuple[str, ...]:
     """Return what is to be said of the interval, where the cell has succeeded, and of failures."""
-    _tell_pending()
+    save.tell()
     said = [_failed] if _failed else []
     count, blocked_s = save.blocked()
     if has_succeeded and _asked is not None and count and _steps > 1:
@@ -136,24 +133,16 @@ def _at_boundary(optimizer: Optimizer, steps: int) -> None:
 
 
 def _save(optimizer: Optimizer) -> None:
-    global _pending
     training = each(training_state.find)
     saving = save.begin(training, None, None, 3)
     moment = rest.moment(training)
-    _pending = saving, lambda: rest.facts_of(training, moment)
+    save.tell_later(saving, lambda: rest.facts_of(training, moment))
     counted = step_state.here().steps
     counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(_tell)
 
 
 def _tell(_optimizer: Optimizer) -> None:
-    _tell_pending()
-
-
-def _tell_pending() -> None:
-    global _pending
-    if _pending is not None:
-        (saving, facts), _pending = _pending, None
-        saving.go(facts)
+    save.tell()
 
 
 # ---- Going on -----------------------------------------------------------------------------------

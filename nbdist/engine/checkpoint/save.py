@@ -4,6 +4,7 @@ Threads: cells call it on the main thread of all ranks; each save has one thread
 """
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -21,6 +22,8 @@ AT_CELL_END_S = 60.0  # that a cell's end waits for what is still being written
 _default = ".nbdist/checkpoints/notebook"
 _newest: Saving | None = None
 _written: list[Saving] = []  # of this cell
+# A save, and what is told of it when the next step begins.
+_untold: tuple[Saving, Callable[[], rest.Facts]] | None = None
 
 
 def save(
@@ -109,8 +112,23 @@ def has_saved() -> bool:
     return _newest is not None
 
 
+def tell_later(saving: Saving, facts: Callable[[], rest.Facts]) -> None:
+    """Let a save's facts be told when `tell` is called next."""
+    global _untold
+    _untold = saving, facts
+
+
+def tell() -> None:
+    """Tell the facts that were left for later, if any were."""
+    global _untold
+    if _untold is not None:
+        (saving, facts), _untold = _untold, None
+        saving.go(facts)
+
+
 def settle() -> None:
     """Wait until the newest save is over."""
+    tell()  # nobody else would while this rank waits
     if _newest is not None:
         _newest.settle()
 

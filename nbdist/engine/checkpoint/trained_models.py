@@ -87,6 +87,8 @@ def modules(optimizers: Iterable[Optimizer]) -> list[nn.Module]:
     candidates += [module for module, _ in torch_sharded.live_fsdp2_roots()]
     candidates += [_plain(v) for v in keep.named().values() if isinstance(v, nn.Module)]
     unique = {id(m): m for m in candidates}
+    for module in unique.values():  # a forward alone leaves gathered parameters in place of shards
+        full_tensors.settle(module)
     found = [m for m in unique.values() if any(id(p) in trained for p in m.parameters())]
     found += [m for m in kept if all(m is not other for other in found)]
     inside = {id(part) for m in found for part in m.modules() if part is not m}

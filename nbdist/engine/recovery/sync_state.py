@@ -95,7 +95,10 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
         elif decision.action == "follow":
             _follow(unit, decision, rank)
         elif decision.action == "refuse":
-            if new and decision.identity and unit.can_be_restored and _are_shapes_wanted():
+            # Before its first forward FSDP2 has not said which modules are a unit's: nothing there
+            # could be refused, so nothing may come without its contents.
+            can_come = bool(new and decision.identity and unit.modules and unit.can_be_restored)
+            if can_come and _are_shapes_wanted():
                 for newcomer in sorted(set(new) & set(unit.ranks)):
                     peer_state.expect(newcomer, unit)
                 _to_refuse.append((unit, decision))  # after the clone: hooks would travel, too
