@@ -75,8 +75,11 @@ class Attempts:
         """
         if request.prompt is None:
             request = replace(request, prompt=self._count + 1)  # the same in every attempt
-        before = (self._stood or self._last_failed())[1] if go_on else None
-        return self._run(request, before, retries)
+        if not go_on:
+            return self._run(request, None, retries)
+        failed, before = self._stood or self._last_failed()
+        # Checkpoints of the cell that failed are this one's, too.
+        return self._run(replace(request, asked_at=failed.asked_at), before, retries)
 
     def call(self, name: str, ranks: tuple[int, ...], **arguments: Any) -> CellResult:
         """Have ranks run a row of `CELLS` in `engine/kernel/calls.py`, as they run a cell.
@@ -282,7 +285,7 @@ def _why_not_again(
     """
     if attempt > retries:
         return f"this was the last of {retries + 1} attempts."
-    if not done.outcome.repaired.is_cloned:
+    if not done.outcome.repaired.is_cloned and not can_restore:
         return "the state of the ranks could not be restored, so the cell was not run again."
     error = done.outcome.error
     is_lost = isinstance(error, RankError) and any(

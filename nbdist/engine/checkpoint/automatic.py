@@ -76,6 +76,7 @@ _asked: _Asked | None = None
 _rhythm = Rhythm()
 _may_go_on = False  # the cell is run again, and none of its loops has begun
 _failed: str = ""
+_restored = 0  # calls of nbdist.restore before the cell
 _began_at = 0.0
 _steps = 0
 
@@ -89,10 +90,11 @@ def install() -> None:
 
 def begin_cell(asked: Mapping[str, Any] | None, *, is_retry: bool) -> None:
     """Begin a cell, with what it was asked for; None: it saves nothing by itself."""
-    global _asked, _rhythm, _may_go_on, _failed, _began_at, _steps
+    global _asked, _rhythm, _may_go_on, _failed, _restored, _began_at, _steps
     _asked = _Asked(asked["every"], asked["since"]) if asked else None
     _rhythm, _failed, _began_at, _steps = Rhythm(), "", 0.0, 0
     _may_go_on = _asked is not None and is_retry
+    _restored = restore.calls()
 
 
 def end_cell(*, has_succeeded: bool) -> tuple[str, ...]:
@@ -134,7 +136,7 @@ def _at_boundary(optimizer: Optimizer, steps: int) -> None:
 
 def _save(optimizer: Optimizer) -> None:
     training = each(training_state.find)
-    saving = save.begin(training, None, None, 3)
+    saving = save.begin(training, None, None, 3, is_automatic=True)
     moment = rest.moment(training)
     save.tell_later(saving, lambda: rest.facts_of(training, moment))
     counted = step_state.here().steps
@@ -155,6 +157,9 @@ def _before_pass() -> None:
         return
     assert _asked is not None
     _may_go_on, since = False, _asked.since
+    if restore.calls() > _restored:  # the cell does so itself
+        resume.forget_repeated()
+        return
     if not any(together(_is_lost)):
         return
     place = each(lambda: Place(save.place_of(None)))

@@ -6,7 +6,7 @@ Any thread; files alone, no torch.
 from dataclasses import dataclass
 
 from nbdist.engine.checkpoint.folder import COMMIT, Place
-from nbdist.engine.checkpoint.manifest import FORMAT, Manifest, order
+from nbdist.engine.checkpoint.manifest import FORMAT, Manifest, best_of, order
 from nbdist.errors import CheckpointError, UsageError
 from nbdist.formatting import counted
 
@@ -80,6 +80,9 @@ def _name(place: Place, found: dict[str, Manifest], which: str | int, pointed: s
         )
     if pointed in found:
         return pointed
+    best = best_of(found) if which == "best" else None
+    if best is not None:
+        return best
     if which == "best":
         raise CheckpointError(
             f"No checkpoint in {place.url} was saved with a metric, so none is the best.",

@@ -26,6 +26,7 @@ class Manifest:
         nbdist: The version that wrote it.
         torch: The version of torch that wrote it.
         format: Of the folder.
+        is_automatic: Whether a cell saved it by itself.
     """
 
     step: int
@@ -37,6 +38,7 @@ class Manifest:
     nbdist: str = ""
     torch: str = ""
     format: int = FORMAT
+    is_automatic: bool = False
 
     @property
     def nbytes(self) -> int:

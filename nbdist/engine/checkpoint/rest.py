@@ -219,7 +219,10 @@ def put_moment(
         _put_random(mine["random"])
     else:
         _derive_random(facts[0]["random"])
-        notes.append("random numbers are derived from the first rank's, for ranks differ")
+        notes.append(
+            "ranks or layout are others: sums are rounded otherwise, and random numbers follow "
+            "from the first rank's"
+        )
     _put_loaders(training, facts[0], repeats=repeats)
     return notes
 

@@ -6,6 +6,7 @@ Until all ranks have read all of it nothing is changed. Main thread, all ranks t
 """
 
 import io
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.checkpoint import chosen, fit, rest, save, training_state
+from nbdist.engine.checkpoint import chosen, fit, manifest, rest, save, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, same, together
 from nbdist.engine.checkpoint.chosen import Chosen
 from nbdist.engine.checkpoint.fit import Fit, SavedTraining
@@ -39,6 +40,7 @@ class Checkpoint:
         saved_at: Seconds since 1970.
         metric: What it was saved with, lower being better; None without.
         notes: What goes on otherwise than it was saved, in sentences.
+        what: What of it was restored, in words.
     """
 
     folder: str
@@ -48,11 +50,12 @@ class Checkpoint:
     saved_at: float
     metric: float | None = None
     notes: tuple[str, ...] = ()
+    what: str = "step"
 
     def __str__(self) -> str:
         spread = ", ".join(sorted(set(self.layouts.values())))
         said = (
-            f"Restored step {self.step} from {self.folder}, saved "
+            f"Restored {self.what} {self.step} from {self.folder}, saved "
             f"{_ago(time.time() - self.saved_at)} ago on {counted(self.world_size, 'rank')} "
             f"({spread})."
         )
@@ -61,7 +64,7 @@ class Checkpoint:
 
 
 def restore(
-    name: str | None = None,
+    name: str | os.PathLike[str] | None = None,
     *,
     which: str | int = "latest",
     only: str | None = None,
@@ -82,7 +85,7 @@ def restore(
     pickles: restore from folders that you trust.
 
     Args:
-        name: As of `nbdist.save`.
+        name: As of `nbdist.save`, or the folder of one checkpoint.
         which: "latest", "best" (by the metric), or a step.
         only: "model" leaves optimizers, loaders and random numbers as they are.
         missing_ok: Return None where there is no checkpoint at all.
@@ -98,9 +101,12 @@ def restore(
     """
     if only not in (None, "model"):
         raise UsageError(f'nbdist.restore takes only="model", not only={only!r}.')
+    global _calls
+    save.require_rank("nbdist.restore")
     same(f"name={name!r}, which={which!r}, only={only!r}", "nbdist.restore")
+    _calls += 1
     save.settle()
-    url = save.place_of(name)
+    url, which = _one_of(save.place_of(name), which)
     place = each(lambda: Place(url, storage_options), url)
     found = from_rank_0(lambda: chosen.choose(place, which), url)
     if found is None:
@@ -108,6 +114,21 @@ def restore(
             return None
         raise from_rank_0(lambda: chosen.missing(place), url)
     return go_on_from(place, found, only_model=only == "model")
+
+
+def calls() -> int:
+    """Return how often cells have called `restore` in this process."""
+    return _calls
+
+
+def _one_of(url: str, which: str | int) -> tuple[str, str | int]:
+    """Return the place and step that the URL of one checkpoint stands for; others as they are."""
+    above, _, last = url.rstrip("/").rpartition("/")
+    known = manifest.order(last)
+    return (above, known[0]) if known and which == "latest" else (url, which)
+
+
+_calls = 0
 
 
 def go_on_from(
@@ -141,7 +162,9 @@ def go_on_from(
         here = len(facts), training_state.layouts(training)
         is_alike = here == (ranks, dict(found.commit.layouts))
         notes += rest.put_moment(training, facts, is_alike=is_alike, repeats=repeats)
-    restored = _told(folder, found, notes)
+        notes += _loaders_at(training)
+    what = "the model of step" if only_model else "step"
+    restored = _told(folder, found, notes, what)
     if rank == 0:
         print(restored)
     return restored
@@ -202,7 +225,13 @@ def _put(training: Training, fitted: Fit) -> None:
     boundary.last = boundary.take()
 
 
-def _told(folder: str, found: Chosen, notes: list[str]) -> Checkpoint:
+def _loaders_at(training: Training) -> list[str]:
+    """Return where loaders go on that are in the midst of an epoch, or beyond the first."""
+    places = [(one.epoch, one.consumed) for one in training.loaders if one.epoch or one.consumed]
+    return [f"its loader is at sample {at:,} of epoch {epoch}" for epoch, at in places[:1]]
+
+
+def _told(folder: str, found: Chosen, notes: list[str], what: str) -> Checkpoint:
     commit = found.commit
     return Checkpoint(
         folder,
@@ -212,6 +241,7 @@ def _told(folder: str, found: Chosen, notes: list[str]) -> Checkpoint:
         commit.saved_at,
         commit.metric,
         tuple(notes),
+        what,
     )
 
 

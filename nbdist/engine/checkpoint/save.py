@@ -5,8 +5,10 @@ Threads: cells call it on the main thread of all ranks; each save has one thread
 
 import os
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from nbdist.engine.checkpoint import rest, training_state
@@ -27,7 +29,7 @@ _untold: tuple[Saving, Callable[[], rest.Facts]] | None = None
 
 
 def save(
-    name: str | None = None,
+    name: str | os.PathLike[str] | None = None,
     *,
     metric: float | None = None,
     higher_is_better: bool = False,
@@ -54,8 +56,10 @@ def save(
         name: A word for checkpoints beside the notebook's own, a folder, or a URL that fsspec
             opens (`s3://bucket/run`). By itself `.nbdist/checkpoints` and the notebook's name.
         metric: A number, such as the loss of a validation: the checkpoint with the best stays.
+            Rank 0's counts.
         higher_is_better: Whether that is the highest.
-        keep: How many of the newest stay, from 1; None keeps all.
+        keep: How many of the newest stay, from 1; None keeps all. Those that a cell saves by
+            itself (`--checkpoint`) are counted apart.
         wait: Return only when it counts.
         storage_options: For the library behind a URL, as fsspec takes them.
 
@@ -66,10 +70,13 @@ def save(
         CheckpointError: It cannot be saved there, or `wait` is set and writing failed; the same on
             all ranks, and the checkpoint before it still counts. What fails later the cell's last
             lines say.
-        UsageError: `keep` is no number of checkpoints.
+        UsageError: `keep` or `metric` makes no sense, or this is no rank.
     """
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise UsageError(f"nbdist.save keeps 1 checkpoint or more, not {keep!r}; None keeps all.")
+    if metric is not None and not _is_number(metric):
+        raise UsageError(f"nbdist.save takes a number as its metric, not {metric!r}.")
+    require_rank("nbdist.save")
     training = each(training_state.find)
     rated = None if metric is None else float(metric) * (-1 if higher_is_better else 1)
     saving = begin(training, name, rated, keep, storage_options)
@@ -79,27 +86,48 @@ def save(
 
 def begin(
     training: Training,
-    name: str | None,
+    name: str | os.PathLike[str] | None,
     metric: float | None,
     keep: int | None,
     storage_options: dict[str, Any] | None = None,
+    *,
+    is_automatic: bool = False,
 ) -> Saving:
     """Copy a training's tensors, for a save whose facts are told later; arguments as of `save`."""
     global _newest
     settle()
     place = each(lambda: Place(place_of(name), storage_options))
     tensors = each(lambda: training_state.tree(training, dist.get_rank()))
-    request = SaveRequest(place, training.step, training_state.layouts(training), metric, keep)
+    layouts = training_state.layouts(training)
+    request = SaveRequest(place, training.step, layouts, metric, keep, is_automatic)
     saving = Saving(request, tensors)
     _newest = saving
     _written.append(saving)
     return saving
 
 
-def place_of(name: str | None) -> str:
+def _is_number(metric: object) -> bool:
+    is_real = isinstance(metric, Real) and not isinstance(metric, bool)
+    return is_real or (isinstance(metric, torch.Tensor) and metric.numel() == 1)
+
+
+def require_rank(call: str) -> None:
+    """Refuse a call where there is no process group, as in a plain cell of the notebook."""
+    if not dist.is_initialized():
+        raise UsageError(
+            f"{call} is for ranks, and this process is none.",
+            do="call it in a %%distributed cell, on all ranks",
+        )
+
+
+def place_of(name: str | os.PathLike[str] | None) -> str:
     """Return the folder or URL that a name stands for."""
     if name is None:
         return _default
+    if isinstance(name, os.PathLike):
+        name = os.path.join(os.fspath(name), "")
+    if not isinstance(name, str):
+        raise UsageError(f"nbdist.save takes a name, a folder or a URL, not {name!r}.")
     if not name or name != name.strip():
         raise UsageError(f"nbdist.save takes a name, a folder or a URL, not {name!r}.")
     if "://" in name or os.sep in name or name.startswith(("~", ".")):

@@ -56,6 +56,7 @@ class SaveRequest:
     layouts: Mapping[str, str]
     metric: float | None = None
     keep: int | None = 3
+    is_automatic: bool = False
 
 
 @dataclass
@@ -259,7 +260,7 @@ class Saving:
             self._store.set(self._key("done"), pickle.dumps(told))
             raise told from error
         self._store.set(self._key("done"), pickle.dumps(None))
-        _tidy(self._request.place, self._name, self._request.keep)
+        _tidy(self._request, self._name)
 
     def _write_rest(self, writer: Writer, written: list[Written], facts: list[Facts]) -> None:
         place, request = self._request.place, self._request
@@ -278,6 +279,7 @@ class Saving:
             request.metric,
             nbdist.__version__,
             torch.__version__,
+            is_automatic=request.is_automatic,
         )
         place.commit(self._name, commit)
 
@@ -343,14 +345,19 @@ def _delete(place: Place, name: str) -> None:
         _log.exception("%s could not be deleted", place.folder(name))
 
 
-def _tidy(place: Place, newest: str, keep: int | None) -> None:
-    """Delete what is one too many; that this fails is no reason to say that nothing was saved."""
+def _tidy(request: SaveRequest, newest: str) -> None:
+    """Delete what is one too many; that this fails is no reason to say that nothing was saved.
+
+    What cells save by themselves takes no place from what was asked for, nor the other way round.
+    """
+    place = request.place
     try:
         committed = place.committed()
         best = manifest.best_of(committed)
         if best is not None:
             place.point_to_best(best)
-        for name in manifest.to_delete(committed, keep, best, newest):
+        alike = {n: c for n, c in committed.items() if c.is_automatic == request.is_automatic}
+        for name in manifest.to_delete(alike, request.keep, best, newest):
             place.delete(name)
         place.delete_interrupted(newest)
     except Exception:

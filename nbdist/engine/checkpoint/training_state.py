@@ -4,7 +4,8 @@ A model is what a living optimizer trains, or what `nbdist.keep` names. Main thr
 """
 
 import gc
-from collections.abc import Mapping
+import math
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from nbdist.engine.checkpoint.trained_models import Optimizer, TrainedModel, par
 from nbdist.engine.compat import torch_live, torch_sharded
 from nbdist.engine.data import position
 from nbdist.engine.data.position import Standing
+from nbdist.engine.layout.layout import Layout
 from nbdist.engine.steps import keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import CheckpointError
@@ -58,9 +60,9 @@ def find() -> Training:
         CheckpointError: There is nothing to save, or something that cannot be.
     """
     found = _find()
-    if len({type(m.module) for m in found.models}) < len(found.models):
+    if len({torch_sharded.plain_name(m.module) for m in found.models}) < len(found.models):
         gc.collect()  # an older one that only a cycle keeps is no part of it
-        found = _find()
+        found = _find(_forgotten())
     if not found.models:
         raise CheckpointError(
             "There is no training here: no optimizer trains a model, and nbdist.keep names none.",
@@ -69,8 +71,35 @@ def find() -> Training:
     return found
 
 
-def _find() -> Training:
-    optimizers = _optimizers()
+def _forgotten() -> set[int]:
+    """Return the ids of optimizers of older models that no cell has named any more.
+
+    `Out`, or a scheduler of the model that a cell has made before, keeps such a one alive. It is
+    older than a named model of its class, and was stepped in an earlier cell.
+    """
+    named = {n: v for n, v in keep.named().items() if not n.startswith("_") and n != "Out"}
+    seen = {id(value) for value in named.values()}
+    seen |= {id(value.model) for value in named.values() if isinstance(value, Layout)}
+    newest: dict[str, int] = {}  # by class, the cell in which a named one has stepped
+    unnamed: list[tuple[str, Optimizer]] = []
+    for optimizer in reversed(_optimizers()):
+        for module in trained_models.modules([optimizer]):
+            kind = torch_sharded.plain_name(module)
+            if id(optimizer) in seen or id(module) in seen:
+                newest.setdefault(kind, _stepped_in(optimizer))
+            elif kind in newest:
+                unnamed.append((kind, optimizer))
+    return {id(o) for kind, o in unnamed if _stepped_in(o) < (newest[kind] or math.inf)}
+
+
+def _stepped_in(optimizer: Optimizer) -> int:
+    """Return the newest cell in which an optimizer has stepped; 0: it has not."""
+    steps = step_state.here().steps.get(optimizer)
+    return 0 if steps is None else steps.cell
+
+
+def _find(without: Container[int] = ()) -> Training:
+    optimizers = [o for o in _optimizers() if id(o) not in without]
     modules = trained_models.modules(optimizers)
     counts: dict[str, int] = {}
     models = []
