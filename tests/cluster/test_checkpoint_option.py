@@ -122,3 +122,48 @@ def test_after_a_death_restore_makes_a_refused_model_whole(
         session.run("model(data)")
     session.run(f"nbdist.restore({str(tmp_path / 'saved')!r})")
     assert session.run(TRAIN.splitlines()[-1]).value_list == whole
+
+
+def test_a_cell_goes_on_from_its_checkpoint_when_all_ranks_have_died(
+    session: Session, tmp_path: Path
+) -> None:
+    flag = tmp_path / "has-died"
+    # Every rank dies once, and has a file of its own that tells so.
+    whole = MAKE.replace("pathlib.Path({flag!r})", "pathlib.Path({flag!r} + str(rank))")
+    whole = whole.replace("rank == 1 and ", "").format(flag=str(flag))
+    for rank in range(2):
+        (tmp_path / f"has-died{rank}").touch()
+    unbroken = session.run(f"{whole}\ntrain()", track=False).value_list
+    for rank in range(2):
+        (tmp_path / f"has-died{rank}").unlink()
+    resumed = session.run(f"{whole}\ntrain()", track=False, retry=1, checkpoint=5)
+    assert (tmp_path / "has-died0").exists()
+    assert "Restored step " in resumed[0].text
+    assert resumed.value_list == unbroken
+
+
+def test_a_save_by_hand_and_one_by_itself_may_fall_on_the_same_step(
+    session: Session, tmp_path: Path
+) -> None:
+    flag = tmp_path / "has-died"
+    flag.touch()
+    session.run(BEFORE.format(flag=str(flag)))
+    by_hand = f"    nbdist.save({str(tmp_path / 'mine')!r})\n"
+    cell = TRAIN.replace("torch.cat", f"{by_hand}torch.cat")
+    session.run(cell, track=False, checkpoint=8)
+    saved = sorted(path.name for path in (tmp_path / "mine").iterdir())
+    assert saved == ["latest", "step-00000016", "step-00000024", "step-00000032"]
+
+
+def test_an_older_model_that_only_out_keeps_is_no_part_of_a_checkpoint(
+    session: Session, tmp_path: Path
+) -> None:
+    flag = tmp_path / "has-died"
+    flag.touch()
+    folder = str(tmp_path / "saved")
+    session.run(f"{BEFORE.format(flag=str(flag))}\n{TRAIN}\nOut['older'] = opt\nopt", track=False)
+    session.run(f"{BEFORE.format(flag=str(flag))}\n{TRAIN}", track=False)
+    session.run(f"nbdist.save({folder!r}, wait=True)\nmodel.eval()")
+    with_forward = "with torch.no_grad(): model(data)\n"
+    session.run(f"{with_forward}found = nbdist.restore({folder!r})\nOut.pop('older')")
+    assert session.run("list(found.layouts)").value_list == [["Sequential"], ["Sequential"]]

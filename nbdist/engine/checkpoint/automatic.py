@@ -135,7 +135,7 @@ def _at_boundary(optimizer: Optimizer, steps: int) -> None:
 
 
 def _save(optimizer: Optimizer) -> None:
-    training = each(training_state.find)
+    training = each(lambda: training_state.find(step_state.here().stepped()))
     saving = save.begin(training, None, None, 3, is_automatic=True)
     moment = rest.moment(training)
     save.tell_later(saving, lambda: rest.facts_of(training, moment))
@@ -165,13 +165,13 @@ def _before_pass() -> None:
     place = each(lambda: Place(save.place_of(None)))
     found = from_rank_0(lambda: chosen.newest_since(place, since), place.url)
     if found is not None:
-        restore.go_on_from(place, found, repeats=True)
+        restore.go_on_from(place, found, repeats=True, among=step_state.here().made() or None)
         resume.forget_repeated()
 
 
 def _is_lost() -> bool:
     """Return whether what the cell trains is made anew, or refused."""
-    training = training_state.find()
+    training = training_state.find(step_state.here().made() or None)
     if sync_state.are_refused([m.module for m in training.models], training.optimizers):
         return True
     return not resume.goes_on_with(training.optimizers)

@@ -8,7 +8,7 @@ Until all ranks have read all of it nothing is changed. Main thread, all ranks t
 import io
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +132,12 @@ _calls = 0
 
 
 def go_on_from(
-    place: Place, found: Chosen, *, only_model: bool = False, repeats: bool = False
+    place: Place,
+    found: Chosen,
+    *,
+    only_model: bool = False,
+    repeats: bool = False,
+    among: Collection[torch.optim.Optimizer] | None = None,
 ) -> Checkpoint:
     """Go on from one checkpoint, and say so. Collective.
 
@@ -141,13 +146,14 @@ def go_on_from(
         found: Which.
         only_model: As of `restore`.
         repeats: As of `rest.put_moment`.
+        among: As of `training_state.find`.
 
     Raises:
         CheckpointError: As `restore`.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     folder = place.folder(found.name)
-    training = each(training_state.find)
+    training = each(lambda: training_state.find(among))
     together(lambda: chosen.verify(place, found, rank, ranks), folder)
     facts, fitted = _read(training, place, found, only_model=only_model)
     loads = rest.Loads(fitted.loads)

@@ -5,7 +5,7 @@ A model is what a living optimizer trains, or what `nbdist.keep` names. Main thr
 
 import gc
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,16 +53,23 @@ class Training:
         return max((counts[o].whole for o in self.optimizers if o in counts), default=0)
 
 
-def find() -> Training:
+def find(among: Collection[Optimizer] | None = None) -> Training:
     """Return the training of this rank.
+
+    Args:
+        among: The optimizers that belong to it; None: all that are alive, but for those of older
+            models that no cell has named any more.
 
     Raises:
         CheckpointError: There is nothing to save, or something that cannot be.
     """
-    found = _find()
-    if len({torch_sharded.plain_name(m.module) for m in found.models}) < len(found.models):
+    found = _find(among)
+    if among is None and len({torch_sharded.plain_name(m.module) for m in found.models}) < len(
+        found.models
+    ):
         gc.collect()  # an older one that only a cycle keeps is no part of it
-        found = _find(_forgotten())
+        forgotten = _forgotten()
+        found = _find([o for o in _optimizers() if id(o) not in forgotten])
     if not found.models:
         raise CheckpointError(
             "There is no training here: no optimizer trains a model, and nbdist.keep names none.",
@@ -98,8 +105,9 @@ def _stepped_in(optimizer: Optimizer) -> int:
     return 0 if steps is None else steps.cell
 
 
-def _find(without: Container[int] = ()) -> Training:
-    optimizers = [o for o in _optimizers() if id(o) not in without]
+def _find(among: Collection[Optimizer] | None) -> Training:
+    chosen = None if among is None else {id(optimizer) for optimizer in among}
+    optimizers = [o for o in _optimizers() if chosen is None or id(o) in chosen]
     modules = trained_models.modules(optimizers)
     counts: dict[str, int] = {}
     models = []

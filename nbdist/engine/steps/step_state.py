@@ -216,7 +216,7 @@ class Boundary:
 
     def _first_step(self, optimizer: Optimizer, steps: OptimizerSteps) -> None:
         """Note the optimizer's first step in this cell."""
-        is_first = not self._stepped()
+        is_first = not self.stepped()
         self._goes_on = optimizer in self._before_cell and (self._goes_on or is_first)
         steps.cell = self._cell
         self._has_stepped = True
@@ -265,7 +265,7 @@ class Boundary:
         if mark is not None:
             _set_rng(mark)
 
-    def _stepped(self) -> list[Optimizer]:
+    def stepped(self) -> list[Optimizer]:
         """Return the optimizers that have stepped in this cell."""
         return [one for one, steps in self.steps.items() if steps.cell == self._cell]
 
@@ -275,7 +275,7 @@ class Boundary:
 
     def is_idle(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer has not stepped in the last cell."""
-        return optimizer not in self._stepped()
+        return optimizer not in self.stepped()
 
     def goes_on(self) -> bool:
         """Return whether the optimizers that stepped in the last cell were there before it."""
@@ -283,7 +283,7 @@ class Boundary:
 
     def made(self) -> list[Optimizer]:
         """Return the optimizers that the last cell has made: those that stepped, if any has."""
-        found = self._stepped() if self._has_stepped else torch_live.live(Optimizer)
+        found = self.stepped() if self._has_stepped else torch_live.live(Optimizer)
         return [one for one in found if one not in self._before_cell]
 
     def note_made(self, made: object) -> None:
