@@ -64,9 +64,8 @@ def find(among: Collection[Optimizer] | None = None) -> Training:
         CheckpointError: There is nothing to save, or something that cannot be.
     """
     found = _find(among)
-    if among is None and len({torch_sharded.plain_name(m.module) for m in found.models}) < len(
-        found.models
-    ):
+    kinds = {torch_sharded.plain_name(model.module) for model in found.models}
+    if among is None and len(kinds) < len(found.models):
         gc.collect()  # an older one that only a cycle keeps is no part of it
         forgotten = _forgotten()
         found = _find([o for o in _optimizers() if id(o) not in forgotten])
