@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.checkpoint import training_state
+from nbdist.engine.checkpoint import trained_models, training_state
 from nbdist.engine.checkpoint.agreement import together
 from nbdist.engine.checkpoint.fit import Fit
 from nbdist.engine.checkpoint.training_state import Training
@@ -24,6 +24,7 @@ from nbdist.engine.compat import random_states
 from nbdist.engine.data import position
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.passes import Position
+from nbdist.engine.group import ddp_buckets
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.engine.steps.step_state import StepState
@@ -67,6 +68,11 @@ def facts_of(training: Training, of_moment: Facts) -> Facts:
             if isinstance(o, Wrapper)
         },
         "aliases": {model.name: model.aliases for model in training.models},
+        "buckets": {
+            model.name: ddp_buckets.order_of(ddp)
+            for model in training.models
+            if (ddp := trained_models.ddp_of(model.module)) is not None
+        },
         "apart": [model.name for model in training.models if model.is_apart],
         "schedulers": [_named(one) for one in training.schedulers],
         "scalers": [_named(one) for one in training.scalers],
@@ -217,6 +223,7 @@ def put_moment(
     notes = []
     if is_alike:
         _put_random(mine["random"])
+        _put_buckets(training, mine["buckets"])
     else:
         _derive_random(facts[0]["random"])
         notes.append(
@@ -225,6 +232,14 @@ def put_moment(
         )
     _put_loaders(training, facts[0], repeats=repeats)
     return notes
+
+
+def _put_buckets(training: Training, told: Mapping[str, Any]) -> None:
+    """Have gradients summed in the order of the training that was saved."""
+    for model in training.models:
+        ddp, buckets = trained_models.ddp_of(model.module), told.get(model.name)
+        if ddp is not None and buckets:
+            ddp_buckets.go_on_with(ddp, buckets)
 
 
 def _put_random(told: tuple[Any, ...]) -> None:

@@ -95,6 +95,12 @@ def modules(optimizers: Iterable[Optimizer]) -> list[nn.Module]:
     return [m for m in found if id(m) not in inside]
 
 
+def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
+    """Return the DDP that averages a plain module's gradients, if any does."""
+    around = (ddp for ddp in torch_modules.live_ddps() if _plain(ddp) is module)
+    return torch_modules.reducer_of(module) or next(around, None)
+
+
 def _plain(module: nn.Module) -> nn.Module:
     module = torch_modules.uncompiled(module)
     return module.module if isinstance(module, DistributedDataParallel) else module

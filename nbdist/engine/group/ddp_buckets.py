@@ -35,6 +35,7 @@ Exchange = Callable[[str, str], dict[int, str]]
 
 _MOST = 2  # steps are counted up to here: nothing changes in a reducer later
 
+_laid: "WeakKeyDictionary[Any, Buckets]" = WeakKeyDictionary()  # by reducer
 _ended: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()  # a reducer: steps since it was made
 
 
@@ -115,6 +116,29 @@ def settle(ddps: Iterable[DistributedDataParallel], exchange: Exchange) -> set[i
             torch_reducers.remake_reducer(ddp, buckets)
             remade.add(id(ddp))
     return remade
+
+
+def order_of(ddp: DistributedDataParallel) -> Buckets | None:
+    """Return the buckets by which gradients are summed from the next step on; None: nobody knows.
+
+    Those that are laid stay, and are looked up once: it takes room for all gradients.
+    """
+    if not torch_reducers.has_reducer(ddp):
+        return None
+    known = _laid.get(ddp.reducer)
+    if known is None:
+        claims = _claims(ddp)
+        if not claims:
+            return None
+        known = claims[0].buckets
+        if claims[0].kind == "laid":
+            _laid[ddp.reducer] = known
+    return known
+
+
+def go_on_with(ddp: DistributedDataParallel, buckets: Buckets) -> None:
+    """Sum gradients in the order of `order_of`, of another process. On all ranks; no collective."""
+    torch_reducers.remake_reducer(ddp, buckets)
 
 
 def plan(facts: list[Fact]) -> str:
