@@ -6,6 +6,13 @@ import pytest
 
 from nbdist import RankError, Session, UsageError
 
+
+@pytest.fixture(autouse=True)
+def _new_ranks(session: Session) -> None:
+    """Begin with ranks that hold nothing: what other tests have trained is no part of a save."""
+    session.restart()
+
+
 MAKE = """
 import os, pathlib, signal
 FLAG = pathlib.Path({flag!r})

@@ -166,7 +166,7 @@ def test_sharded_ranks_one_step_apart_without_a_snapshot_are_refused_and_told_wh
         assert "no snapshot is common to all of them" in agreed[0][0]
         for error in errors:
             assert "Sequential cannot be trained on: its state is not whole." in error
-            assert "Do:  build it again, or load a checkpoint" in error
+            assert "Do:  build it again, or nbdist.restore() a checkpoint" in error
         assert all("more than half of the" in said["refused"] for said in status)
 
         ranks.run(ranks_.build, "fsdp")

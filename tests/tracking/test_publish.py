@@ -92,7 +92,9 @@ def served(home: Path, uri: str, model: str, request: bytes) -> dict[str, Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = mlflow_environment(os.environ) | {"MLFLOW_TRACKING_URI": uri}
+    # MLflow starts uvicorn by its name, as in an environment that is activated.
+    scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = mlflow_environment(os.environ) | {"MLFLOW_TRACKING_URI": uri, "PATH": scripts}
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", model]
     command += ["--env-manager", "local", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--workers", "1"]

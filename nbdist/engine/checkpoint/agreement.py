@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from nbdist.engine.checkpoint.folder import reason
 from nbdist.engine.group import agreement
-from nbdist.errors import NBDistError, UsageError
+from nbdist.errors import CheckpointError, NBDistError, UsageError
 
 T = TypeVar("T")
 
@@ -46,6 +46,24 @@ def refuse_others(values: list[str], what: str) -> None:
             f"{values[other]}.",
             do="call it on all ranks with the same arguments",
         )
+
+
+def found(find: Callable[[], T]) -> T:
+    """Return what is found on this rank, which is called the same on all of them. Collective.
+
+    Raises:
+        CheckpointError: It is not.
+    """
+    mine = each(find)
+    every = together(lambda: str(mine))
+    other = next((rank for rank, text in enumerate(every) if text != every[0]), None)
+    if other is not None:
+        raise CheckpointError(
+            f"Ranks hold different trainings: rank 0 has {every[0]}; rank {other} {every[other]}.",
+            why="an older model is alive on some of them; a variable, Out or a scheduler holds it",
+            do="del it on all ranks (and Out), or %dist restart and build the model again",
+        )
+    return mine
 
 
 def _in_words(url: str, error: Exception) -> NBDistError:

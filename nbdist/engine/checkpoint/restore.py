@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.checkpoint import chosen, fit, manifest, rest, save, training_state
+from nbdist.engine.checkpoint import agreement, chosen, fit, manifest, rest, save, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, same, together
 from nbdist.engine.checkpoint.chosen import Chosen
 from nbdist.engine.checkpoint.fit import Fit, SavedTraining
@@ -153,7 +153,7 @@ def go_on_from(
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     folder = place.folder(found.name)
-    training = each(lambda: training_state.find(among))
+    training = agreement.found(lambda: training_state.find(among))
     together(lambda: chosen.verify(place, found, rank, ranks), folder)
     facts, fitted = _read(training, place, found, only_model=only_model)
     loads = rest.Loads(fitted.loads)
@@ -163,6 +163,7 @@ def go_on_from(
         loads.undo()
         raise
     each(lambda: _put(training, fitted), folder)
+    save.know(training)
     notes = list(fitted.notes)
     if not only_model:
         here = len(facts), training_state.layouts(training)

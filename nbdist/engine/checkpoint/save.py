@@ -4,15 +4,16 @@ Threads: cells call it on the main thread of all ranks; each save has one thread
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 
 from nbdist.engine.checkpoint import rest, training_state
-from nbdist.engine.checkpoint.agreement import each
+from nbdist.engine.checkpoint.agreement import each, found
 from nbdist.engine.checkpoint.folder import Place
 from nbdist.engine.checkpoint.saving import SaveRequest, Saving
 from nbdist.engine.checkpoint.training_state import Training
@@ -24,6 +25,7 @@ AT_CELL_END_S = 60.0  # that a cell's end waits for what is still being written
 _default = ".nbdist/checkpoints/notebook"
 _newest: Saving | None = None
 _written: list[Saving] = []  # of this cell
+_known: "WeakSet[torch.optim.Optimizer]" = WeakSet()  # of which there is a checkpoint
 # A save, and what is told of it when the next step begins.
 _untold: tuple[Saving, Callable[[], rest.Facts]] | None = None
 
@@ -77,7 +79,7 @@ def save(
     if metric is not None and not _is_number(metric):
         raise UsageError(f"nbdist.save takes a number as its metric, not {metric!r}.")
     require_rank("nbdist.save")
-    training = each(training_state.find)
+    training = found(training_state.find)
     rated = None if metric is None else float(metric) * (-1 if higher_is_better else 1)
     saving = begin(training, name, rated, keep, storage_options)
     saving.go(lambda: rest.facts_of(training, rest.moment(training)))
@@ -101,6 +103,7 @@ def begin(
     layouts = training_state.layouts(training)
     request = SaveRequest(place, training.step, layouts, metric, keep, is_automatic)
     saving = Saving(request, tensors)
+    know(training)
     _newest = saving
     _written.append(saving)
     return saving
@@ -135,9 +138,14 @@ def place_of(name: str | os.PathLike[str] | None) -> str:
     return os.path.join(os.path.dirname(_default), name)
 
 
-def has_saved() -> bool:
-    """Return whether a checkpoint was begun in this process."""
-    return _newest is not None
+def has_saved(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Return whether a checkpoint was begun, or restored, of what one of these trains."""
+    return any(optimizer in _known for optimizer in optimizers)
+
+
+def know(training: Training) -> None:
+    """Remember that there is a checkpoint of this training."""
+    _known.update(training.optimizers)
 
 
 def tell_later(saving: Saving, facts: Callable[[], rest.Facts]) -> None:

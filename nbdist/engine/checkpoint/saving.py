@@ -8,6 +8,7 @@ the store that they are done, and it commits, or deletes what there is where one
 dies ends the save; the checkpoint before it still counts.
 """
 
+import contextlib
 import io
 import logging
 import pickle
@@ -38,6 +39,7 @@ from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
 from nbdist.errors import CheckpointError, NBDistError
 
+_OTHERS = timedelta(seconds=30)  # for what others write of a save that is given up
 _LIMIT = timedelta(hours=6)  # for the slowest rank's file; a rank that dies ends the wait at once
 
 _TOLD = ("step", "folder", "nbytes", "blocked_s", "seconds")  # of a save, in any process
@@ -225,9 +227,12 @@ class Saving:
         """Have nobody wait for this rank, which goes no further. Main thread."""
         self._tell(error)
         if self._rank == 0:
-            self._store.set(self._key("done"), pickle.dumps(self._reason(error)))
             if self._name:
+                # What others still write would come back after the deletion.
+                with contextlib.suppress(Exception):
+                    self._store.wait([self._key(rank) for rank in range(self._ranks)], _OTHERS)
                 _delete(self._request.place, self._name)
+            self._store.set(self._key("done"), pickle.dumps(self._reason(error)))
         self._finish(error)
 
     def _key(self, what: object) -> str:

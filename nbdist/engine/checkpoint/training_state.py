@@ -46,6 +46,11 @@ class Training:
     loaders: list[Standing]
     names: dict[int, str] = field(default_factory=dict)  # "GPT.head.weight", by id of parameters
 
+    def __str__(self) -> str:
+        optimizers = ", ".join(type(real(optimizer)).__name__ for optimizer in self.optimizers)
+        models = ", ".join(model.name for model in self.models)
+        return f"{models or 'no model'}, trained by {optimizers or 'none'}"
+
     @property
     def step(self) -> int:
         """Steps of the optimizer that has made most."""

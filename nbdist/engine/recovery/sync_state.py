@@ -37,12 +37,12 @@ _stopped: "WeakKeyDictionary[torch.optim.Optimizer, Any]" = WeakKeyDictionary()
 _left_alone: "WeakSet[torch.nn.Module]" = WeakSet()  # what some ranks do not hold; it was said
 
 
-def _not_wanted() -> bool:
+def _not_wanted(_optimizers: object) -> bool:
     """Say that what is refused need not travel."""
     return False
 
 
-_are_shapes_wanted: Callable[[], bool] = _not_wanted
+_are_shapes_wanted: Callable[[Iterable[torch.optim.Optimizer]], bool] = _not_wanted
 _to_refuse: list[tuple[wrapped_models.Unit, Decision]] = []
 
 
@@ -98,7 +98,7 @@ def sync(newcomers: Iterable[int]) -> list[Decision]:
             # Before its first forward FSDP2 has not said which modules are a unit's: nothing there
             # could be refused, so nothing may come without its contents.
             can_come = bool(new and decision.identity and unit.modules and unit.can_be_restored)
-            if can_come and _are_shapes_wanted():
+            if can_come and _are_shapes_wanted(unit.optimizers):
                 for newcomer in sorted(set(new) & set(unit.ranks)):
                     peer_state.expect(newcomer, unit)
                 _to_refuse.append((unit, decision))  # after the clone: hooks would travel, too
@@ -236,10 +236,11 @@ def allow_again(
             handle.remove()
 
 
-def keep_shapes(wanted: Callable[[], bool]) -> None:
+def keep_shapes(wanted: Callable[[Iterable[torch.optim.Optimizer]], bool]) -> None:
     """Have what is refused travel to new ranks without its contents, where `wanted` says so.
 
-    A checkpoint then has a place on all ranks to be restored to. The same on all of them.
+    A checkpoint then has a place on all ranks to be restored to. It is asked of a unit's
+    optimizers, and says the same on all ranks.
     """
     global _are_shapes_wanted
     _are_shapes_wanted = wanted
