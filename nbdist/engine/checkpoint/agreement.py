@@ -54,16 +54,26 @@ def found(find: Callable[[], T]) -> T:
     Raises:
         CheckpointError: It is not.
     """
-    mine = each(find)
-    every = together(lambda: str(mine))
-    other = next((rank for rank, text in enumerate(every) if text != every[0]), None)
+    mine: list[T] = []
+
+    def tell() -> str:
+        mine.append(find())
+        return str(mine[0])
+
+    refuse_different(together(tell))
+    return mine[0]
+
+
+def refuse_different(trainings: list[str]) -> None:
+    """Refuse trainings that are not called the same; one of each rank."""
+    first = trainings[0]
+    other = next((rank for rank, text in enumerate(trainings) if text != first), None)
     if other is not None:
         raise CheckpointError(
-            f"Ranks hold different trainings: rank 0 has {every[0]}; rank {other} {every[other]}.",
+            f"Ranks hold different trainings: rank 0 has {first}; rank {other} {trainings[other]}.",
             why="an older model is alive on some of them; a variable, Out or a scheduler holds it",
             do="del it on all ranks (and Out), or %dist restart and build the model again",
         )
-    return mine
 
 
 def _in_words(url: str, error: Exception) -> NBDistError:

@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 
 from nbdist.engine.checkpoint import chosen, folder, rest, restore, save, training_state
-from nbdist.engine.checkpoint.agreement import each, found, from_rank_0, together
+from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
 from nbdist.engine.checkpoint.folder import Place
 from nbdist.engine.data import position, resume
 from nbdist.engine.group import group
@@ -135,8 +135,10 @@ def _at_boundary(optimizer: Optimizer, steps: int) -> None:
 
 
 def _save(optimizer: Optimizer) -> None:
-    training = found(lambda: training_state.find(step_state.here().stepped()))
-    saving = save.begin(training, None, None, 3, is_automatic=True)
+    stepped = step_state.here().stepped()
+    saving, training = save.begin(
+        lambda: training_state.find(stepped), None, None, 3, is_automatic=True
+    )
     moment = rest.moment(training)
     save.tell_later(saving, lambda: rest.facts_of(training, moment))
     counted = step_state.here().steps

@@ -22,7 +22,7 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import psutil
@@ -33,6 +33,7 @@ from nbdist.formatting import name_bytes
 
 COMMIT, WRITING, TRAINING = "checkpoint.json", "writing.json", "training.pt"
 _CHUNK = 8 << 20
+Syncs = Literal["none", "file", "folder"]
 _ANSWER_S = 30.0  # within which a server says what there is
 _ABANDONED_S = 24 * 3600.0  # after which a save on another host has surely ended
 # A server that does not answer is told of in seconds; by themselves these libraries take minutes.
@@ -154,14 +155,17 @@ class Place:
                 )
         self._sign(name)
 
-    def write(self, name: str, file: str, content: bytes) -> tuple[int, int]:
-        """Write a small file in one piece; returns its size and checksum."""
-        self._put(self._path(name, file), content)
+    def write(self, name: str, file: str, content: bytes, syncs: Syncs = "file") -> tuple[int, int]:
+        """Write a small file in one piece; returns its size and checksum.
+
+        Its name outlasts a loss of power when that of the commit does, which is written later.
+        """
+        self._put(self._path(name, file), content, syncs)
         return len(content), zlib.crc32(content)
 
     def commit(self, name: str, commit: Manifest) -> None:
         """Have a checkpoint count, and be the newest."""
-        self.write(name, COMMIT, commit.to_json().encode())
+        self.write(name, COMMIT, commit.to_json().encode(), "folder")
         self._put(self._path("latest"), name.encode())
         with contextlib.suppress(Exception):  # it counts all the same
             self._fs.rm_file(self._path(name, WRITING))
@@ -215,7 +219,7 @@ class Place:
             "since": _started(os.getpid()),
             "at": time.time(),
         }
-        self.write(name, WRITING, json.dumps(who).encode())
+        self.write(name, WRITING, json.dumps(who).encode(), "none")
 
     def _is_left(self, name: str) -> bool:
         """Return whether nobody works on a folder any more that is no checkpoint."""
@@ -266,8 +270,15 @@ class Place:
     def _path(self, *names: str) -> str:
         return "/".join([self._root.rstrip("/"), *names])
 
-    def _put(self, path: str, content: bytes) -> None:
-        """Write a file so that it is there whole or not at all."""
+    def _put(self, path: str, content: bytes, syncs: Syncs = "folder") -> None:
+        """Write a file so that it is there whole or not at all.
+
+        Args:
+            path: The file.
+            content: All of it.
+            syncs: Whether it must outlast a loss of power: the "file", with its name ("folder"),
+                or "none" of it. On a disk each takes milliseconds.
+        """
         if not self.is_local:
             self._fs.pipe_file(path, content)
             return
@@ -275,8 +286,11 @@ class Place:
         with open(f"{path}.tmp", "wb") as stream:
             stream.write(content)
             stream.flush()
-            os.fsync(stream.fileno())
+            if syncs != "none":
+                os.fsync(stream.fileno())
         os.replace(f"{path}.tmp", path)
+        if syncs != "folder":
+            return
         parent = os.open(os.path.dirname(path), os.O_RDONLY)
         try:
             os.fsync(parent)

@@ -4,6 +4,7 @@ Threads: cells call it on the main thread of all ranks; each save has one thread
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
@@ -13,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.checkpoint import rest, training_state
-from nbdist.engine.checkpoint.agreement import each, found
 from nbdist.engine.checkpoint.folder import Place
-from nbdist.engine.checkpoint.saving import SaveRequest, Saving
+from nbdist.engine.checkpoint.saving import Prepared, SaveRequest, Saving
 from nbdist.engine.checkpoint.training_state import Training
+from nbdist.engine.compat.torch_checkpoint import WritePlanner
 from nbdist.errors import NBDistError, UsageError
 from nbdist.formatting import counted, figure, name_bytes
 
@@ -79,34 +80,42 @@ def save(
     if metric is not None and not _is_number(metric):
         raise UsageError(f"nbdist.save takes a number as its metric, not {metric!r}.")
     require_rank("nbdist.save")
-    training = found(training_state.find)
     rated = None if metric is None else float(metric) * (-1 if higher_is_better else 1)
-    saving = begin(training, name, rated, keep, storage_options)
+    saving, training = begin(training_state.find, name, rated, keep, storage_options)
     saving.go(lambda: rest.facts_of(training, rest.moment(training)))
     return saving.wait() if wait else saving
 
 
 def begin(
-    training: Training,
+    find: Callable[[], Training],
     name: str | os.PathLike[str] | None,
     metric: float | None,
     keep: int | None,
     storage_options: dict[str, Any] | None = None,
     *,
     is_automatic: bool = False,
-) -> Saving:
-    """Copy a training's tensors, for a save whose facts are told later; arguments as of `save`."""
+) -> tuple[Saving, Training]:
+    """Copy the tensors of what is found, for a save whose facts are told later; else as `save`."""
     global _newest
+    began = time.monotonic()
     settle()
-    place = each(lambda: Place(place_of(name), storage_options))
-    tensors = each(lambda: training_state.tree(training, dist.get_rank()))
-    layouts = training_state.layouts(training)
-    request = SaveRequest(place, training.step, layouts, metric, keep, is_automatic)
-    saving = Saving(request, tensors)
+    trainings: list[Training] = []
+
+    def prepare() -> Prepared:
+        training = find()
+        trainings.append(training)
+        place = Place(place_of(name), storage_options)
+        layouts = training_state.layouts(training)
+        request = SaveRequest(place, training.step, layouts, metric, keep, is_automatic)
+        planner = WritePlanner(training_state.tree(training, dist.get_rank()), dist.get_rank())
+        return Prepared(request, planner, str(training))
+
+    saving = Saving(prepare, began)
+    (training,) = trainings
     know(training)
     _newest = saving
     _written.append(saving)
-    return saving
+    return saving, training
 
 
 def _is_number(metric: object) -> bool:

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,9 @@ import torch.distributed as dist
 import nbdist
 from nbdist.engine.checkpoint import folder, manifest
 from nbdist.engine.checkpoint.agreement import (
-    each,
     from_rank_0,
     one_error,
+    refuse_different,
     refuse_others,
     together,
 )
@@ -61,6 +61,14 @@ class SaveRequest:
     is_automatic: bool = False
 
 
+class Prepared(NamedTuple):
+    """What this rank would save: the request, its tensors, and what it calls its training."""
+
+    request: SaveRequest
+    planner: WritePlanner
+    training: str
+
+
 @dataclass
 class _Remembered:
     """What the save before has left for the next: its plan, and room on the CPU."""
@@ -84,26 +92,24 @@ class Saving:
         seconds: From its begin to its commit; 0 before.
     """
 
-    def __init__(self, request: SaveRequest, tensors: dict[str, Any]) -> None:
+    def __init__(self, prepare: Callable[[], Prepared], began: float) -> None:
         """Plan the save and copy this rank's part. Collective, main thread.
 
         Args:
-            request: Where to, of which step.
-            tensors: As `training_state.tree` returned them.
+            prepare: Returns what is to be saved, and where; runs no collective.
+            began: By `time.monotonic`, when training stood still.
 
         Raises:
             CheckpointError: It cannot be written there; the same on all ranks.
             UsageError: Ranks name different places.
         """
-        self._began = time.monotonic()
+        self._began = began
+        (request, planner, _), plan, self._id = _agree(prepare)
         place = request.place
-        rank = dist.get_rank()
-        planner = each(lambda: WritePlanner(tensors, rank))
-        plan, self._id = _agree(planner, place)
         self.step, self.nbytes, self.seconds = request.step, plan.nbytes, 0.0
         self.folder = place.url
+        self._request, self._plan, self._rank = request, plan, dist.get_rank()
         self._name = ""
-        self._request, self._plan, self._rank = request, plan, rank
         self._ranks = dist.get_world_size()
         self._store = PatientStore(state.member().client)
         self._is_done = threading.Event()
@@ -149,6 +155,7 @@ class Saving:
         """
         told: Facts = {}
         error: BaseException | None = None
+        began = time.monotonic()
         try:
             told = facts()
         except Exception as raised:
@@ -160,6 +167,7 @@ class Saving:
             error.__cause__ = raised
         except BaseException as raised:
             error = raised
+        self.blocked_s += time.monotonic() - began
         # Also where it has failed: the others wait for this rank's word.
         self._thread = threading.Thread(
             target=self._run, args=(told, error), name="nbdist-save", daemon=True
@@ -319,23 +327,31 @@ def _retold(told: dict[str, Any]) -> Saving:
 # ---- Its parts ----------------------------------------------------------------------------------
 
 
-def _agree(planner: WritePlanner, place: Place) -> tuple[WritePlan, str]:
-    """Return what this rank writes, and what the save is known by in the store.
+def _agree(prepare: Callable[[], Prepared]) -> tuple[Prepared, WritePlan, str]:
+    """Return what is prepared here, what this rank writes, and the save's name in the store.
 
     The plan is that of the save before where nothing has changed.
     """
-    known = _remembered.plan
-    # A new rank remembers none.
-    is_known = known is not None and planner.local == _remembered.local
-    told = together(lambda: (is_known, uuid.uuid4().hex, place.asked))
-    refuse_others([asked for _, _, asked in told], "nbdist.save")
-    name = told[0][1]
-    if all(is_alike for is_alike, _, _ in told) and known is not None:
-        return known, name
-    every = together(lambda: planner.local)
-    plan = planner.agree(every, _writer(place, place.url))
-    _remembered.local, _remembered.plan = planner.local, plan
-    return plan, name
+    mine: list[Prepared] = []
+
+    def tell() -> tuple[bool, str, str, str]:
+        one = prepare()
+        mine.append(one)
+        # A new rank remembers none.
+        is_known = _remembered.plan is not None and one.planner.local == _remembered.local
+        return is_known, uuid.uuid4().hex, one.request.place.asked, one.training
+
+    told = together(tell)
+    refuse_others([asked for _, _, asked, _ in told], "nbdist.save")
+    refuse_different([training for *_, training in told])
+    (one,), known, name = mine, _remembered.plan, told[0][1]
+    if known is not None and all(is_known for is_known, *_ in told):
+        return one, known, name
+    every = together(lambda: one.planner.local)
+    place = one.request.place
+    plan = one.planner.agree(every, _writer(place, place.url))
+    _remembered.local, _remembered.plan = one.planner.local, plan
+    return one, plan, name
 
 
 def _writer(place: Place, url: str) -> Writer:
