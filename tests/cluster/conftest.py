@@ -22,6 +22,15 @@ from tests.lifecycle.kernels import argv_of, pid_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_S = 30.0  # a bound that tells a hang from a slow machine
+# What a cell has before any test. The rest goes where a module of tests begins: a model in shards
+# that no test holds any more would be lost with a rank that another kills, and the cell would fail.
+FORGET = """
+_first = {"In", "Out", "device", "dist", "exit", "get_ipython", "local_rank", "nbdist", "open",
+          "quit", "rank", "torch", "world_size"}
+for _name in [name for name in globals() if name[0] != "_" and name not in _first]:
+    del globals()[_name]
+import gc; _ = gc.collect()
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,6 +47,7 @@ class SharedCluster:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._session: Session | None = None
+        self.module = ""  # of the newest test
 
     def healthy(self) -> Session:
         """Return a session whose two ranks live, agree and do nothing."""
@@ -75,9 +85,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]
 
 
 @pytest.fixture
-def session(cluster: SharedCluster, monkeypatch: pytest.MonkeyPatch) -> Session:
+def session(
+    cluster: SharedCluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Session:
     """A running session with two healthy ranks."""
     session = cluster.healthy()
+    if cluster.module != request.path.stem:
+        cluster.module = request.path.stem
+        session.run(FORGET)
     monkeypatch.chdir(cluster._folder)
     return session
 
@@ -133,6 +148,7 @@ class Kernel:
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
+        self.module = ""  # of the newest test
         self._environment = environment
         self._start()
 
@@ -294,7 +310,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 
 @pytest.fixture
-def notebook(kernel: Kernel) -> Kernel:
+def notebook(kernel: Kernel, request: pytest.FixtureRequest) -> Kernel:
     """The kernel with `%load_ext nbdist` and two healthy ranks."""
     kernel.run("%load_ext nbdist")
     check = kernel.cell("_t = torch.ones(2); dist.all_reduce(_t); _t.tolist()")
@@ -302,4 +318,7 @@ def notebook(kernel: Kernel) -> Kernel:
         kernel.run("%dist stop")
         started = kernel.run("%dist start -n 2 --device cpu", timeout_s=2 * LONGEST_S)
         assert "Started 2 ranks" in started.text, started
+    if kernel.module != request.path.stem:
+        kernel.module = request.path.stem
+        assert kernel.cell(FORGET, "--no-track").error is None
     return kernel
