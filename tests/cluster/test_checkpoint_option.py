@@ -1,6 +1,10 @@
 """`%%distributed --checkpoint every=N --retry K`: a cell goes on after its shards were lost."""
 
+import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,3 +178,84 @@ def test_an_older_model_that_only_out_keeps_is_no_part_of_a_checkpoint(
     with_forward = "with torch.no_grad(): model(data)\n"
     session.run(f"{with_forward}found = nbdist.restore({folder!r})\nOut.pop('older')")
     assert session.run("list(found.layouts)").value_list == [["Sequential"], ["Sequential"]]
+
+
+ANYWHERE = """
+import json, os, pathlib, signal
+FOLDER = pathlib.Path({folder!r})
+def train(layout="zero3", dying=None):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    nbdist.parallelize(model.double(), layout)
+    opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = torch.randn(60, 4, generator=torch.Generator().manual_seed(5)).double()
+    data[:, 0] = torch.arange(60) / 60
+    loader = nbdist.loader(data, global_batch=6, seed=3)
+    for epoch in range(4):
+        for x in loader:
+            model(x).pow(2).mean().backward()
+            opt.step(); opt.zero_grad()
+            step = int(opt.state[next(iter(opt.state))]["step"])
+            with open(FOLDER / f"{{world_size}}-{{rank}}", "a") as lines:
+                print(json.dumps([step, (x[:, 0] * 60).round().int().tolist()]), file=lines)
+            if rank == dying and step == 17 and world_size == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()]).tolist()
+"""
+
+
+@pytest.fixture
+def three(session: Session, tmp_path: Path) -> Iterator[Session]:
+    """A session of three ranks; new processes of a rank that is one of three die at once."""
+    session.scale(3)
+    session.run(ANYWHERE.format(folder=str(tmp_path)))
+    native = session._cluster._engine_spec
+
+    def spec(rank: int, n: int | None) -> dict[str, Any]:
+        return native(rank, n) if n == 2 else {"rank": rank}
+
+    session._cluster._engine_spec = spec
+    yield session
+    del session._cluster._engine_spec
+    if session.broken:
+        session.restart()
+    session.scale(2)
+
+
+def samples_by_step(folder: Path, ranks: int) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for rank in range(ranks):
+        for line in (folder / f"{ranks}-{rank}").read_text().splitlines():
+            step, samples = json.loads(line)
+            found[step] = sorted([*found.get(step, []), *samples])
+    return found
+
+
+@pytest.mark.parametrize("dying", [2, 1])
+def test_a_cell_goes_on_with_fewer_ranks_where_one_cannot_be_replaced(
+    three: Session, tmp_path: Path, dying: int
+) -> None:
+    unbroken = three.run("train()", track=False)[0].value
+    expected = samples_by_step(tmp_path, 3)
+    done = three.run(f"train(dying={dying})", track=False, retry=1, checkpoint=5)
+    assert list(done) == [0, 1]
+    restored = re.search(r"Restored step (\d+) from .*, saved .* ago on 3 ranks", done[0].text)
+    assert restored, done[0].text
+    after = samples_by_step(tmp_path, 2)
+    step = int(restored[1])
+    assert f"at sample {6 * step % 60} of epoch {step // 10}" in done[0].text
+    assert sorted(after) == list(range(step + 1, 41))
+    assert all(after[step] == expected[step] for step in after)
+    assert done[0].value == pytest.approx(unbroken, abs=1e-12)
+    assert done[1].value == done[0].value
+    assert three.world_size == 2
+    assert three.describe.startswith("2 ranks")
+
+
+def test_a_layout_that_fits_no_fewer_ranks_ends_with_both_reasons(three: Session) -> None:
+    with pytest.raises(RankError) as caught:
+        three.run("train('fsdp=3', dying=2)", track=False, retry=1, checkpoint=5)
+    told = str(caught.value)
+    assert "Rank 2 could not be replaced: Rank 2 ended while starting" in told
+    assert "with fewer ranks: the cell's layouts fit no smaller number of ranks" in told
+    assert three.pull("rank", "0") == [0]

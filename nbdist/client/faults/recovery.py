@@ -40,13 +40,15 @@ class Repaired:
 
     `lines` are sentences for people. `replaced` are the ranks with new processes. `is_cloned` tells
     whether these hold what a living rank holds, `is_whole` that nothing was lost with the ones
-    before: shards have no copy.
+    before: shards have no copy. `irreplaceable` are the ranks whose new processes did not come or
+    stay, where that is why the cluster is `broken`.
     """
 
     lines: tuple[str, ...] = ()
     replaced: tuple[int, ...] = ()
     is_whole: bool = True
     is_cloned: bool = True
+    irreplaceable: tuple[int, ...] = ()
 
 
 def no_words(_rank: int) -> Sequence[str]:
@@ -106,9 +108,10 @@ def repair(
             return replace(done, lines=(*ends, *done.lines))
     ends += _ends(cluster, known, last_words)
     new |= set(cluster.dead())
+    irreplaceable = () if cluster.broken else tuple(sorted(new))
     _break(cluster, new, why)
     lines = (*ends, cluster.broken or "")
-    return Repaired(lines, tuple(sorted(new)), is_whole=False, is_cloned=False)
+    return Repaired(lines, tuple(sorted(new)), False, False, irreplaceable)
 
 
 def _ends(
@@ -153,7 +156,7 @@ def _break(cluster: Cluster, new: Iterable[int], why: str) -> None:
         else "The process group could not be re-created"
     )
     cluster.broken = cluster.broken or (
-        f"{what}: {why.rstrip('.')}.Variables of living ranks can still be pulled."
+        f"{what}: {why.rstrip('.')}. Variables of living ranks can still be pulled."
     )
 
 

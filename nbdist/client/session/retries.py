@@ -18,14 +18,15 @@ from nbdist.client.cells.request import CellAttempt, CellRequest
 from nbdist.client.cells.run import CellRun, Outcome
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.rank_errors import should_go_on, uses_what_is_lost
-from nbdist.client.faults.recovery import repair
+from nbdist.client.faults.recovery import Repaired, repair
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.collectives import Heard
 from nbdist.client.metrics.profile.gather import Profiled, folder_of, gather
 from nbdist.client.output.result import CellResult
 from nbdist.client.session.cell_context import Showing
+from nbdist.client.session.scale import go_on_without
 from nbdist.client.session.shown_cell import ShownCell
-from nbdist.errors import ClusterError, Interrupted, RankError
+from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError
 from nbdist.ranks import begin_with_ranks
 
 
@@ -132,9 +133,28 @@ class Attempts:
             error.why = _why_not_again(done, earlier, attempt, retries, can_restore=can_restore)
             if error.why:
                 raise error
-            notice = announcement(attempt + 1, retries + 1, error, done.outcome.repaired.lines)
+            lines = done.outcome.repaired.lines
+            if self._cluster.broken:
+                lines = self._with_fewer_ranks(done.outcome.repaired, error)
+                request = replace(request, ranks=tuple(self._cluster.ranks))
+            notice = announcement(attempt + 1, retries + 1, error, lines)
             before = done
         raise AssertionError("the last attempt returns or raises")
+
+    def _with_fewer_ranks(self, repaired: Repaired, error: RankError) -> tuple[str, ...]:
+        """Go on without ranks that have died for good; returns what was done, in sentences.
+
+        Raises:
+            RankError: `error`, where that does not go.
+        """
+        if not repaired.irreplaceable:
+            raise error
+        try:
+            with Interrupts():
+                return go_on_without(self._cluster, repaired.irreplaceable)
+        except NBDistError as failed:
+            error.why = f"the cell could not go on with fewer ranks: {_in_a_sentence(failed)}"
+            raise error from failed
 
     def _has_failed(self, request: CellRequest, done: _Before, before: _Before | None) -> None:
         """Note the cell that failed, and whether it is the one whose loops can go on."""
@@ -274,6 +294,11 @@ def announcement(attempt: int, of: int, error: RankError, repaired: tuple[str, .
     """Return what is said above an attempt that follows a failed one."""
     causes = "; ".join(error.causes).rstrip(".")
     return " ".join([f"Attempt {attempt} of {of}, after: {causes}.", *repaired])
+
+
+def _in_a_sentence(error: NBDistError) -> str:
+    said = " ".join(filter(None, (error.what, error.why)))
+    return f"{said[0].lower()}{said[1:]}"
 
 
 def _why_not_again(

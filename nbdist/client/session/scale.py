@@ -8,15 +8,18 @@ Main thread; every rank's main thread is idle.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.process_group import Answers
 from nbdist.client.faults.recovery import MOST_ROUNDS, describe_newcomers, repair
-from nbdist.errors import NBDistError, StartError
+from nbdist.errors import ClusterError, NBDistError, StartError
+from nbdist.formatting import counted
 from nbdist.ranks import name_ranks
 
 log = logging.getLogger(__name__)
+
+_ANSWER_S = 30.0
 
 
 def scale(cluster: Cluster, n: int) -> tuple[str, ...]:
@@ -45,6 +48,55 @@ def scale(cluster: Cluster, n: int) -> tuple[str, ...]:
         if not new:
             raise _broken(cluster, n, error) from error
         return _go_back(cluster, before, error)
+
+
+def go_on_without(cluster: Cluster, irreplaceable: Collection[int]) -> tuple[str, ...]:
+    """Go on with fewer ranks where some cannot be replaced: as many as the cell's layouts allow.
+
+    Numbers of ranks have no gaps, so the highest go. A lost rank below them gets a new process,
+    in the room that they leave. Every rank is idle, and the group is one that failed to form.
+
+    Returns:
+        What was done, in sentences.
+
+    Raises:
+        ClusterError: No number of ranks fits, or no rank is left that holds anything.
+        StartError: The ranks that are left could not form the group. The cluster is `broken`
+            still, either way.
+    """
+    why, before = cluster.broken, len(cluster.ranks)
+    left = [rank for rank in cluster.living() if rank not in irreplaceable]
+    n = most_ranks(left, _fitting(cluster, left))
+    if n == 0:
+        raise ClusterError("The cell's layouts fit no smaller number of ranks.")
+    cluster.events.note("scale", begins=before, ends=n)
+    cluster.broken = None
+    new = [rank for rank in range(n) if rank not in left]
+    try:
+        cluster.group.leave([rank for rank in left if rank < n])
+        cluster.drop([rank for rank in cluster.ranks if rank >= n])
+        if new:
+            cluster.replace(new, n)
+        lines = _form(cluster, n, new)
+    except NBDistError as error:
+        cluster.broken = why
+        raise StartError(f"Nor could {counted(n, 'rank')} go on.", why=error.what) from error
+    first = (why or "").partition("Variables of")[0]
+    return (f"{first}The cell goes on with {counted(n, 'rank')}.", *lines[1:])
+
+
+def most_ranks(left: Collection[int], fitting: Collection[int]) -> int:
+    """Return with how many ranks to go on: 0 for none, where no rank would be one that is left."""
+    return max((n for n in fitting if n <= len(left) and min(left) < n), default=0)
+
+
+def _fitting(cluster: Cluster, left: Sequence[int]) -> list[int]:
+    if not left:
+        return []
+    counts = list(range(1, len(left) + 1))
+    asked = cluster.requests.ask(left[0], "layout.fitting", counts=counts)
+    found: list[int] = asked.result(_ANSWER_S)
+    return found
 
 
 def _start(cluster: Cluster, new: Sequence[int], n: int) -> None:

@@ -195,8 +195,13 @@ class Session:
         )
         if resume and track and run_name is not None:
             self._showing.require_run(run_name)
+        before = self.world_size
         with self._alone():
-            return self._attempts.run(request, retry, go_on=go_on)
+            try:
+                return self._attempts.run(request, retry, go_on=go_on)
+            finally:
+                if self.world_size != before:  # ranks could not be replaced
+                    self.describe = str(self._cluster.options)
 
     def sweep(
         self,

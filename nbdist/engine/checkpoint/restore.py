@@ -234,8 +234,9 @@ def _put(training: Training, fitted: Fit) -> None:
 
 def _loaders_at(training: Training) -> list[str]:
     """Return where loaders go on that are in the midst of an epoch, or beyond the first."""
-    places = [(one.epoch, one.consumed) for one in training.loaders if one.epoch or one.consumed]
-    return [f"its loader is at sample {at:,} of epoch {epoch}" for epoch, at in places[:1]]
+    places = [one.trains_on_at for one in training.loaders]
+    begun = [at for at in places if at.epoch or at.consumed]
+    return [f"its loader is at sample {at.consumed:,} of epoch {at.epoch}" for at in begun[:1]]
 
 
 def _told(folder: str, found: Chosen, notes: list[str], what: str) -> Checkpoint:

@@ -60,6 +60,11 @@ class Standing:
                 return max(0, planned.epoch - ahead)
         return self.batches.epoch
 
+    @property
+    def trains_on_at(self) -> Position:
+        """Where the next pass begins that gets anything."""
+        return next((one for one in self.plan if one is not None), self._position())
+
     def ends(self) -> list[int]:
         """Return where the batches that are left of this epoch end."""
         return self.batches.ends(self.consumed)

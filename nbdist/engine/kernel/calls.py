@@ -21,6 +21,7 @@ MAIN = {
     "boot.join": "nbdist.engine.rank.boot:join",
     "group.leave": "nbdist.engine.rank.boot:leave",
     "group.recover": "nbdist.engine.rank.boot:recover",
+    "layout.fitting": "nbdist.engine.layout.parallelize:fitting",
     "profile.read": "nbdist.engine.training.torch_profile:read",
     "records.resend": "nbdist.engine.rank.boot:resend",
     "transfer.push": "nbdist.engine.rank.transfer:push",

@@ -41,6 +41,7 @@ def _tell_nobody(**_facts: str) -> None:
 
 
 _tell: Callable[..., None] = _tell_nobody
+_asked: list[str] = []  # texts of layouts that the newest cell has asked for
 
 
 def parallelize(
@@ -106,6 +107,7 @@ def with_weights(
     ranks_on_host = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # as torchrun sets it
     ranks_on_host = min(ranks_on_host, world_size)
     shape = mesh.parse(layout, world_size, ranks_on_host)
+    _asked.append(layout)
     asked = _with_groups(read(policies, shape), world_size, ranks_on_host)
     given, source = make()
     model = torch_modules.uncompiled(given)
@@ -139,6 +141,16 @@ def with_weights(
     attach(result)
     _tell(**layout_facts(result))
     return result
+
+
+def begin_cell() -> None:
+    """Begin a cell, which has asked for no layout yet."""
+    _asked.clear()
+
+
+def fitting(counts: list[int]) -> list[int]:
+    """Return which of these numbers of ranks fit all layouts that the newest cell asked for."""
+    return [n for n in counts if all(mesh.fits(text, n, n) for text in _asked)]
 
 
 def tell_facts_to(tell: Callable[..., None]) -> None:

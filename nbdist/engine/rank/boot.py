@@ -107,6 +107,7 @@ class Program:
         from nbdist.engine.checkpoint import automatic, save
         from nbdist.engine.checks import model_facts
         from nbdist.engine.data import resume
+        from nbdist.engine.layout import parallelize
         from nbdist.engine.recovery import snapshot
         from nbdist.engine.steps import step_state
         from nbdist.engine.tap import tap
@@ -137,6 +138,7 @@ class Program:
         )
         step_state.begin_cell()
         snapshot.forget_kinds()
+        parallelize.begin_cell()
         save.begin_cell(options.get("checkpoints"))
         automatic.begin_cell(options.get("checkpoint"), is_retry=bool(options.get("retry")))
         chaos.begin_cell()

@@ -151,10 +151,11 @@ def parse(text: str, world_size: int, ranks_on_host: int | None = None) -> MeshS
     try:
         return _shape(text, world_size, ranks_on_host)
     except Misfit as misfit:
-        raise misfit.error(lambda other: _fits(other, world_size, ranks_on_host)) from None
+        raise misfit.error(lambda other: fits(other, world_size, ranks_on_host)) from None
 
 
-def _fits(text: str, world_size: int, ranks_on_host: int | None) -> bool:
+def fits(text: str, world_size: int, ranks_on_host: int | None = None) -> bool:
+    """Return whether `parse` would not refuse it."""
     try:
         _shape(text, world_size, ranks_on_host)
     except Misfit:

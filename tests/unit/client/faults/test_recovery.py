@@ -53,13 +53,15 @@ def test_a_rank_that_dies_again_and_again_breaks_the_cluster_with_its_reason() -
     assert not done.is_whole
     assert fake.broken is not None
     assert fake.broken.startswith("Rank 1 could not be replaced: trouble: kill 1.")
+    assert fake.broken.endswith(": kill 1. Variables of living ranks can still be pulled.")
+    assert done.irreplaceable == (1,)
     assert done.lines[-1] == fake.broken
     assert done.lines[0] == "Rank 1 died during the recovery: killed by SIGKILL."
 
 
 def test_a_recovery_that_fails_each_time_is_given_up() -> None:
     fake = FakeCluster([], ["odd"] * 9)
-    mended(fake)
+    assert mended(fake).irreplaceable == ()
     assert 9 - len(fake.plan) == MOST_ROUNDS
     assert "The process group could not be re-created: trouble: odd." in (fake.broken or "")
 
