@@ -5,6 +5,7 @@
     │   └── LostStateError  something used whose state was lost, such as shards of a dead rank
     ├── StartError          a cluster that could not be started
     ├── UsageError          a wrong word on a magic's line
+    ├── DataError           data that is not there, cannot be read, or has changed
     ├── CellSyntaxError     a cell that does not compile
     ├── LayoutError         a layout that does not fit the model or the ranks
     ├── MismatchError       ranks that call collectives which cannot meet
@@ -69,6 +70,10 @@ class StartError(NBDistError):
 
 class UsageError(NBDistError):
     """A word on a magic's line is wrong; the text says what is right."""
+
+
+class DataError(NBDistError):
+    """Data of a loader is not there, cannot be read, or is not what it was."""
 
 
 class CellSyntaxError(NBDistError):

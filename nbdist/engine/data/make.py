@@ -1,7 +1,7 @@
 """Make a loader: `nbdist.loader`. Main thread."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -10,8 +10,10 @@ from torch.utils.data import IterableDataset
 from nbdist.engine.data import resume
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.data.position import Standing
-from nbdist.engine.data.sampler import Batches
+from nbdist.engine.data.sampler import Batches, SourceBatches
+from nbdist.engine.data.samples import Rows, Transformed, as_is
 from nbdist.engine.data.shards import by_rank, data_shard
+from nbdist.engine.data.sources.open_source import open_source
 from nbdist.errors import UsageError
 
 # Options of torch's DataLoader that say how batches are made: ours to say.
@@ -31,9 +33,19 @@ def loader(
     seed: int = 0,
     drop_last: bool = False,
     weights: Sequence[float] | str | None = None,
+    columns: Sequence[str] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    interleave: int = 16,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Loader[Any]:
     """Return a DataLoader over this rank's parts of global batches of `dataset`.
+
+    A dataset with items by index is read item by item. Files and tables are read by row groups,
+    ahead of the loop, and each group once over all ranks where their number divides `interleave`;
+    all ranks make such a loader together. Its batches are dicts: a tensor for each column of
+    numbers, `[batch]` or for lists of one length `[batch, length]`, times as int64 nanoseconds;
+    lists of str, bytes or tensors otherwise. With `transform` or `collate_fn` samples are dicts.
 
     Every sample comes exactly once an epoch on exactly one rank. Parts of a batch differ by at most
     one sample: `layout.step` weighs by it, and a plain loop, which averages ranks, may do so by
@@ -42,9 +54,11 @@ def loader(
     too.
 
     Args:
-        dataset: Anything with a length and items by index.
+        dataset: Anything with a length and items by index; or a folder, pattern or URL of Parquet
+            files, or a list of these.
         global_batch: Samples in a batch over all ranks together.
-        shuffle: A new order each epoch; False keeps the dataset's order.
+        shuffle: A new order each epoch; False keeps the dataset's order, of files and tables that
+            in each of the groups which are mixed.
         seed: Decides the order, and with epoch and rank the seeds of workers.
         drop_last: Leave out a last batch that is not full.
         weights: One number a rank (of those that share a batch), such as `[1, 0.5]` where rank 1
@@ -53,17 +67,51 @@ def loader(
             own pace in their last 50 steps, whatever they trained; it is agreed anew when a loop
             begins, which all ranks must do together then. Parts are equal until it is known, and
             where ranks differ by less than a tenth. None shares equally.
+        columns: Of files and tables, those to read; None for all.
+        transform: Of one sample, before samples are collated; in the workers, where there are
+            some. torch's, Python's and numpy's random numbers in it follow from seed, epoch and
+            sample alone.
+        interleave: Of how many row groups samples are mixed. More mix better, and need more
+            memory: a rank holds its share of so many groups, and two more. 1 keeps files' order.
+        storage_options: For the filesystem behind a URL, as fsspec takes them.
         options: The other options of `torch.utils.data.DataLoader`.
 
     Raises:
         UsageError: A dataset without length or index, fewer samples than ranks, weights that do
-            not fit, or an option that says how batches are made.
+            not fit, an option that says how batches are made, or a column that is not there.
+        DataError: Files that are not there, cannot be read, or differ in their columns.
     """
     for name, why in _OURS.items():
         if name in options:
             raise UsageError(
                 f"nbdist.loader takes no {name}.", why=why, do="leave it out; give global_batch"
             )
+    how: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
+    source = open_source(dataset, columns, storage_options)
+    if source is None:
+        _refuse_stream(dataset)
+        _refuse_options_of_sources(columns, storage_options)
+        batches: Batches = Batches(len(dataset), global_batch, **how)
+        if transform is not None:
+            dataset = Transformed(dataset, transform)
+    else:
+        _check_interleave(interleave)
+        batches = SourceBatches(source, global_batch, interleave, **how)
+        is_by_sample = transform is not None or options.get("collate_fn") is not None
+        dataset = Rows(batches.samples, transform, is_by_sample)
+        if not is_by_sample:
+            options["collate_fn"] = as_is
+    if dist.is_initialized() and data_shard() != by_rank():
+        gc.collect()  # a layout that only a reference cycle keeps says nothing of what comes
+    _check_sizes(batches.samples, global_batch, drop_last)
+    standing = Standing(batches, resume.cell_number())
+    made = Loader(dataset, standing, options)
+    made.weights = weights
+    resume.add(standing)
+    return made
+
+
+def _refuse_stream(dataset: Any) -> None:
     if isinstance(dataset, IterableDataset) or not (
         hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     ):
@@ -73,9 +121,26 @@ def loader(
             why="a stream cannot be cut so that every sample comes once, in a known order",
             do="make it a list or a map-style Dataset, or give the stream to torch's DataLoader",
         )
-    if dist.is_initialized() and data_shard() != by_rank():
-        gc.collect()  # a layout that only a reference cycle keeps says nothing of what comes
-    ranks, samples = data_shard().count, len(dataset)
+
+
+def _refuse_options_of_sources(columns: Any, storage_options: Any) -> None:
+    for name, value in (("columns", columns), ("storage_options", storage_options)):
+        if value is not None:
+            raise UsageError(
+                f"{name}= is for files and tables.", do="leave it out, or give a path or a table"
+            )
+
+
+def _check_interleave(interleave: int) -> None:
+    if isinstance(interleave, bool) or not isinstance(interleave, int) or interleave < 1:
+        raise UsageError(
+            f"interleave={interleave!r} is no number of row groups.",
+            do="use a whole number, best one that the number of ranks divides, such as 16",
+        )
+
+
+def _check_sizes(samples: int, global_batch: int, drop_last: bool) -> None:
+    ranks = data_shard().count
     if isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < ranks:
         raise UsageError(
             f"global_batch={global_batch!r} gives {ranks} ranks nothing to share.",
@@ -88,10 +153,3 @@ def loader(
             f"{global_batch}.",
             do="use more samples, fewer ranks, or a smaller batch",
         )
-    standing = Standing(
-        Batches(samples, global_batch, shuffle, seed, drop_last), resume.cell_number()
-    )
-    made = Loader(dataset, standing, options)
-    made.weights = weights
-    resume.add(standing)
-    return made

@@ -18,7 +18,6 @@ from nbdist.engine.data.sampler import Batches
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.weighting import Heed
 from nbdist.engine.steps import step_state
-from nbdist.errors import UsageError
 
 _log = logging.getLogger("nbdist.data")
 
@@ -149,27 +148,16 @@ class Standing:
 
     def state_dict(self) -> dict[str, int]:
         """Return the position: the same on every rank, and good for any number of ranks."""
-        return {
-            "epoch": self.batches.epoch,
-            "consumed": self.consumed,
-            "seed": self.batches.seed,
-            "samples": self.batches.samples,
-        }
+        return {**self.batches.state(), "consumed": self.consumed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Stand where `state` was taken, or where nothing is left there, at the next epoch.
 
         Raises:
             UsageError: The dataset has another number of samples than the state's.
+            DataError: The data of a source has changed.
         """
-        if state["samples"] != self.batches.samples:
-            raise UsageError(
-                f"The state is of a dataset with {state['samples']} samples; this one has "
-                f"{self.batches.samples}.",
-                why="the order of an epoch depends on their number",
-                do="resume with the dataset that the state was taken from",
-            )
-        self.batches.seed = state["seed"]
+        self.batches.load(state)
         self.stand_at(Position(state["epoch"], state["consumed"]))
         if not self.ends():
             self._tell_left_out()

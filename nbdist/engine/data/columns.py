@@ -1,0 +1,93 @@
+"""Columns of samples, as groups are read into them and batches are cut from them.
+
+A column is a numpy array (its first dimension counts samples), a pyarrow array (strings, binary,
+lists, structs) or a list. pyarrow is not imported here: what is no numpy array and no list is one.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nbdist.engine.data.sources.source import Columns
+
+
+def count(columns: Columns) -> int:
+    """Return how many samples there are."""
+    return len(next(iter(columns.values())))
+
+
+def chunks(columns: Columns, order: npt.NDArray[np.int64] | None, size: int) -> Iterator[Columns]:
+    """Yield the samples in an order, or as they lie, `size` at a time; each chunk is a copy."""
+    total = count(columns)
+    for start in range(0, total, size):
+        stop = min(start + size, total)
+        rows = slice(start, stop) if order is None else order[start:stop]
+        yield {name: _chosen(column, rows) for name, column in columns.items()}
+
+
+def _chosen(column: Any, rows: slice | npt.NDArray[np.int64]) -> Any:
+    if isinstance(rows, slice):
+        if isinstance(column, np.ndarray):
+            return column[rows].copy()
+        if isinstance(column, list):
+            return column[rows]
+        rows = np.arange(rows.start, rows.stop)
+    if isinstance(column, np.ndarray):
+        return np.take(column, rows, axis=0)
+    if isinstance(column, list):
+        return [column[i] for i in rows.tolist()]
+    return column.take(_pyarrow().array(rows))
+
+
+def cut(columns: Columns, start: int, stop: int) -> Columns:
+    """Return some samples in a row; arrays are not copied."""
+    return {name: column[start:stop] for name, column in columns.items()}
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Return the samples of several parts one after the other, copied."""
+    return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+
+def _joined(parts: list[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts)
+    if isinstance(first, list):
+        return [sample for part in parts for sample in part]
+    return _pyarrow().concat_arrays(parts)
+
+
+def size_bytes(columns: Columns) -> int:
+    """Return the bytes of columns; of lists only those of what is bytes or text in them."""
+    return sum(_size_bytes(column) for column in columns.values())
+
+
+def _size_bytes(column: Any) -> int:
+    if isinstance(column, list):
+        return sum(len(one) if isinstance(one, bytes | str) else 8 for one in column)
+    return int(column.nbytes)
+
+
+def _pyarrow() -> Any:
+    return sys.modules["pyarrow"]
+
+
+def numbers_of_lists(column: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]] | None:
+    """Return all numbers of an Arrow array of lists, copied, and the length of each list.
+
+    None where it holds something else, or a list or a number is missing.
+    """
+    pa = _pyarrow()
+    kind = column.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or column.null_count:
+        return None
+    flat = column.flatten()
+    is_number = pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)
+    if not is_number or flat.null_count:
+        return None
+    lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)
+    return flat.to_numpy().copy(), lengths

@@ -1,0 +1,255 @@
+"""Read the groups of a source ahead of a loop, and cut batches from them.
+
+The buffer holds what is left of the groups that this rank's lanes are in, and `AHEAD` groups more:
+a group is kept in chunks, and a chunk goes when its samples have been given. So lanes that come to
+their ends together find their next groups read, and memory stays level.
+
+Threads: `Feed` is the loop's. Groups are read on threads of the pass (`nbdist-read-N`), which end
+with it; one that a store keeps waiting ends when its read does.
+"""
+
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from nbdist.engine.data import columns
+from nbdist.engine.data.batches import Shard, part
+from nbdist.engine.data.interleave import Interleave, Ints, Piece
+from nbdist.engine.data.sources.source import Columns, Source
+
+AHEAD = 2  # groups that are read before a lane wants them
+THREADS = 4
+_CHUNKS = 8  # of a group
+IDS = "\0id"  # the column of samples' numbers, which no file can have
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A rank's samples of one batch.
+
+    Attributes:
+        columns: Of the source, by name.
+        ids: The samples' numbers in the source, int64[samples].
+        seed: The loader's, and the epoch: of the samples' transforms.
+    """
+
+    columns: Columns
+    ids: Ints
+    seed: tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Group:
+    """A group in the buffer: its chunks, None where they are given."""
+
+    read: "Future[list[Columns | None]]"
+    size: int
+    chunk: int  # samples of a chunk
+    left: int  # samples that take memory
+
+    def cut(self, piece: Piece) -> Iterator[Columns]:
+        chunks = self.read.result()
+        for nth in range(piece.start // self.chunk, (piece.stop - 1) // self.chunk + 1):
+            one, first = chunks[nth], nth * self.chunk
+            assert one is not None, "samples are given once"
+            yield columns.cut(one, max(piece.start - first, 0), piece.stop - first)
+
+    def free(self, given: int) -> None:
+        """Let go of the chunks whose samples were given."""
+        whole = -(-given // self.chunk) if given == self.size else given // self.chunk
+        self.left = self.size - min(whole * self.chunk, self.size)
+        if self.read.done() and self.read.exception() is None:
+            self.read.result()[:whole] = [None] * whole
+
+
+class Feed:
+    """The samples of one pass over this rank's parts."""
+
+    def __init__(
+        self,
+        source: Source,
+        order: Interleave,
+        start: int,
+        ends: list[int],
+        shard: Shard,
+        weights: tuple[float, ...] | None = None,
+        seed: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Begin a pass; nothing is read before the first block is asked for.
+
+        Args:
+            source: Where groups are read.
+            order: Of the epoch.
+            start: The position at which the pass begins.
+            ends: Where its batches end.
+            shard: Which part of each batch is this rank's.
+            weights: How large parts are.
+            seed: For the blocks.
+        """
+        self._source, self._order, self._seed = source, order, seed
+        self._start, self._ends, self._nth = start, ends, 0
+        self._shard, self._weights = shard, weights
+        self._groups: dict[int, _Group] = {}
+        self._pool: _Pool | None = None
+        self._lanes: set[int] = set()  # this rank's
+        self._live = -1  # for how many live lanes these are its lanes
+        self._next = 0  # in the queue of the epoch
+        self._budget = 0
+
+    def __iter__(self) -> Iterator[Block]:
+        return self
+
+    def __next__(self) -> Block:
+        """Return the next batch's samples. An error or an interrupt leaves the feed as it was."""
+        if self._nth == len(self._ends):
+            self.close()
+            raise StopIteration
+        pieces = self._pieces(self._nth)
+        wanted = [self._wanted(piece.group) for piece in pieces]
+        self._read_ahead()
+        try:
+            found = columns.joined(
+                [
+                    cut
+                    for piece, group in zip(pieces, wanted, strict=True)
+                    for cut in group.cut(piece)
+                ]
+            )
+        except Exception:
+            # What failed is read again, should the loop be asked again.
+            self._groups = {
+                n: g for n, g in self._groups.items() if not (g.read.done() and g.read.exception())
+            }
+            raise
+        self._nth += 1
+        self._free()
+        self._read_ahead()
+        return Block(found, found.pop(IDS), self._seed)
+
+    def close(self) -> None:
+        """End the threads, and let go of all samples."""
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+        self._groups.clear()
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all samples in the buffer."""
+        done = [g.read.result() for g in self._groups.values() if g.read.done()]
+        return sum(columns.size_bytes(c) for chunks in done for c in chunks if c is not None)
+
+    def _begin_of(self, nth: int) -> int:
+        return self._ends[nth - 1] if nth else self._start
+
+    def _pieces(self, nth: int) -> list[Piece]:
+        start, end = self._begin_of(nth), self._ends[nth]
+        return self._order.pieces(start, end, part(start, end, self._shard, self._weights))
+
+    def _wanted(self, group: int) -> _Group:
+        if group not in self._groups:
+            if self._pool is None:
+                self._pool = _Pool(THREADS)
+            size = int(self._order.sizes[group])
+            chunk = -(-size // _CHUNKS)
+            read = self._pool.submit(lambda: self._read(group, chunk))
+            self._groups[group] = _Group(read, size, chunk, size)
+        return self._groups[group]
+
+    def _free(self) -> None:
+        given = self._order.given(self._begin_of(self._nth))
+        for number, group in list(self._groups.items()):
+            group.free(self._order.given_of(number, given))
+            if not group.left:
+                del self._groups[number]
+
+    def _read_ahead(self) -> None:
+        """Have the next groups of this rank's lanes read, as far as there is room for them."""
+        if self._nth == len(self._ends):
+            return
+        given = self._order.given(self._begin_of(self._nth))
+        if (live := self._order.live(given)) != self._live:
+            self._live, self._next = live, 0
+            self._lanes = self._own_lanes(live)
+            mean = float(self._order.sizes.mean())
+            self._budget = math.ceil((len(self._lanes) + AHEAD) * mean)
+        held = sum(group.left for group in self._groups.values())
+        while self._next < len(self._order.queue):
+            group = int(self._order.queue[self._next])
+            if self._is_wanted_later(group, given):
+                size = int(self._order.sizes[group])
+                if held + size > self._budget:
+                    return
+                self._wanted(group)
+                held += size
+            self._next += 1
+
+    def _is_wanted_later(self, group: int, given: Ints) -> bool:
+        return (
+            int(self._order.lane_of[group]) in self._lanes
+            and group not in self._groups
+            and self._order.given_of(group, given) == 0
+        )
+
+    def _own_lanes(self, live: int) -> set[int]:
+        """Return the lanes that the next rounds' batches take this rank's samples from."""
+        sizes = self._ends[self._nth] - self._begin_of(self._nth)
+        # After so many batches the cut through the lanes lies as it lay.
+        period = live // math.gcd(live, sizes) if live else 1
+        last = min(self._nth + period, len(self._ends))
+        return {piece.lane for nth in range(self._nth, last) for piece in self._pieces(nth)}
+
+    def _read(self, group: int, chunk: int) -> list[Columns | None]:
+        read = {**self._source.read(group), IDS: self._order.ids(group)}
+        return list(columns.chunks(read, self._order.rows(group), chunk))
+
+
+class _Pool:
+    """Threads that do what they are given, in order; daemons, for none may keep a rank alive."""
+
+    def __init__(self, threads: int) -> None:
+        self._todo: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self.threads = [
+            threading.Thread(target=_work, args=(self._todo,), name=f"nbdist-read-{n}", daemon=True)
+            for n in range(threads)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def submit(self, action: Callable[[], Any]) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self._todo.put((future, action))
+        return future
+
+    def close(self) -> None:
+        """Let each thread end after what it does; nothing else is begun."""
+        while True:
+            try:
+                one = self._todo.get_nowait()
+            except queue.Empty:
+                break
+            if one is not None:
+                one[0].cancel()
+        for _ in self.threads:
+            self._todo.put(None)
+
+
+def _work(todo: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
+    while (one := todo.get()) is not None:
+        future, action = one
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+        del one, future, action  # what was read is the feed's alone

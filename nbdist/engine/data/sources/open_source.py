@@ -1,0 +1,55 @@
+"""Find the source for what `nbdist.loader` was given. Main thread, all ranks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbdist.engine.data.sources import folder
+from nbdist.engine.data.sources.source import Source
+
+# Returns the source of what it was given, or None if that is of another kind.
+Opener = Callable[[Any, Sequence[str] | None, Mapping[str, Any] | None], Source | None]
+
+
+def paths_in(data: Any) -> list[str | Path]:
+    """Return the paths that were given; none where it is something else.
+
+    A list of texts may be a dataset of its own: those of paths end as data files do, or are URLs.
+    """
+    if isinstance(data, str | Path):
+        return [data]
+    if not isinstance(data, list | tuple) or not data:
+        return []
+    return list(data) if all(isinstance(o, Path) or _is_path(o) for o in data) else []
+
+
+def _is_path(one: Any) -> bool:
+    return isinstance(one, str) and (one.endswith(folder.ENDINGS) or "://" in one)
+
+
+def _folder(
+    data: Any, columns: Sequence[str] | None, options: Mapping[str, Any] | None
+) -> Source | None:
+    paths = paths_in(data)
+    return folder.open_folder(paths, columns, options) if paths else None
+
+
+# The first that returns a source has it: what is a folder too stands before folders.
+KINDS: tuple[Opener, ...] = (_folder,)
+
+
+def open_source(
+    data: Any, columns: Sequence[str] | None, options: Mapping[str, Any] | None
+) -> Source | None:
+    """Return the source of paths, URLs or tables; None for anything else. Collective.
+
+    Args:
+        data: As given to `nbdist.loader`.
+        columns: Names of the columns to read; None for all.
+        options: For the filesystem behind a URL, as fsspec takes them.
+    """
+    for kind in KINDS:
+        source = kind(data, columns, options)
+        if source is not None:
+            return source
+    return None

@@ -1,0 +1,203 @@
+"""Parquet files as a source: a group is a row group.
+
+What a table says of a file comes with it: columns that are constant in it (partitions), rows that
+are deleted, and names of columns that have changed since.
+
+Threads: `read` on reader threads; everything else while the loader is made.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nbdist.engine.data.sources import agreed, arrow_columns, urls
+from nbdist.engine.data.sources.source import Columns, fingerprint
+from nbdist.errors import DataError
+
+_FOOTERS = 256  # that a rank keeps; those of a thousand files with many columns are a gigabyte
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file of a source.
+
+    Attributes:
+        path: As its filesystem calls it.
+        name: Below the source's folder; the same wherever the data lies.
+        size_bytes: Its length.
+        constants: Columns that are not in the file, and have one value in all its rows.
+        deleted: Rows that no longer count, in ascending order, int64[deleted].
+        names: What a column is called in the file, where that is not its name; None: it is not
+            in the file, and is null.
+    """
+
+    path: str
+    name: str
+    size_bytes: int
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    deleted: npt.NDArray[np.int64] | None = None
+    names: Mapping[str, str | None] = field(default_factory=dict)
+
+
+class _Footer(NamedTuple):
+    """What the loader must know of a file before it reads it: rows of each row group, and types."""
+
+    rows: list[int]
+    schema: Any
+
+
+class ParquetSource:
+    """Row groups of Parquet files."""
+
+    def __init__(
+        self,
+        name: str,
+        fs: Any,
+        files: Sequence[DataFile],
+        columns: Sequence[str] | None = None,
+        schema: Any = None,
+    ) -> None:
+        """Read the footers. Collective.
+
+        Args:
+            name: As its user knows it.
+            fs: Where the files lie, an fsspec filesystem.
+            files: The same on all ranks.
+            columns: Those to read; None for all.
+            schema: The table's, a pyarrow.Schema: files follow it, and may lack columns. None:
+                all files must have the same.
+
+        Raises:
+            DataError: Files of different schemas, or one that is no Parquet file.
+            UsageError: A column that is not there.
+        """
+        self.name = name
+        self._fs, self._files = fs, tuple(files)
+        footers = agreed.for_each(self._footer, self._files, name)
+        if schema is None:
+            schemas = [
+                arrow_columns.with_fields(footer.schema, file.constants)
+                for file, footer in zip(self._files, footers, strict=True)
+            ]
+            _refuse_different(self._files, schemas, columns)
+            schema = schemas[0]
+        self._schema = arrow_columns.chosen(schema, columns, name)
+        self._groups: list[tuple[int, int, int]] = []  # file, row group, its first row in the file
+        sizes: list[int] = []
+        for nth, (file, footer) in enumerate(zip(self._files, footers, strict=True)):
+            first = 0
+            for row_group, rows in enumerate(footer.rows):
+                if left := rows - len(_within(file.deleted, first, rows)):
+                    self._groups.append((nth, row_group, first))
+                    sizes.append(left)
+                first += rows
+        self.sizes = np.array(sizes, dtype=np.int64)
+        about = [(one.name, one.size_bytes) for one in self._files]
+        self.fingerprint = fingerprint([*about, self.sizes])
+        self._begin()
+
+    def _begin(self) -> None:
+        self._kept: OrderedDict[int, Any] = OrderedDict()  # footers, the newest last
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k not in ("_kept", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def where(self, group: int) -> str:
+        """Return file and row group, for messages."""
+        file, row_group, _ = self._groups[group]
+        return f"{self._files[file].name}, row group {row_group}"
+
+    def read(self, group: int) -> Columns:
+        """Return the columns of a row group."""
+        nth, row_group, first = self._groups[group]
+        file = self._files[nth]
+        try:
+            with self._open(file) as stream:
+                parquet = _parquet().ParquetFile(stream, metadata=self._kept_footer(nth))
+                self._keep_footer(nth, parquet.metadata)
+                names = [
+                    file.names.get(n, n) for n in self._schema.names if n not in file.constants
+                ]
+                table = parquet.read_row_group(row_group, [n for n in names if n is not None])
+            return self._as_columns(table, file, first)
+        except Exception as error:
+            raise urls.reason(error, f"{self.name}: {self.where(group)}") from error
+
+    def _as_columns(self, table: Any, file: DataFile, first: int) -> Columns:
+        if len(deleted := _within(file.deleted, first, table.num_rows)):
+            table = table.filter(arrow_columns.kept(table.num_rows, deleted - first))
+        found = {
+            field.name: file.constants[field.name]
+            if field.name in file.constants
+            else arrow_columns.column(table, file.names.get(field.name, field.name))
+            for field in self._schema
+        }
+        return arrow_columns.of(found, self._schema, table.num_rows)
+
+    def _open(self, file: DataFile) -> Any:
+        return self._fs.open(file.path, "rb")
+
+    def _footer(self, file: DataFile) -> _Footer:
+        try:
+            with self._open(file) as stream:
+                footer = _parquet().read_metadata(stream)
+        except Exception as error:
+            raise urls.reason(error, file.path) from error
+        rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+        return _Footer(rows, footer.schema.to_arrow_schema().remove_metadata())
+
+    def _kept_footer(self, nth: int) -> Any:
+        with self._lock:
+            if nth in self._kept:
+                self._kept.move_to_end(nth)
+            return self._kept.get(nth)
+
+    def _keep_footer(self, nth: int, footer: Any) -> None:
+        with self._lock:
+            self._kept[nth] = footer
+            if len(self._kept) > _FOOTERS:
+                self._kept.popitem(last=False)
+
+
+def _parquet() -> Any:
+    import pyarrow.parquet
+
+    return pyarrow.parquet
+
+
+def _within(rows: npt.NDArray[np.int64] | None, first: int, count: int) -> npt.NDArray[np.int64]:
+    """Return those of ascending row numbers that lie in `range(first, first + count)`."""
+    if rows is None:
+        return np.empty(0, dtype=np.int64)
+    low, high = np.searchsorted(rows, (first, first + count))
+    return rows[low:high]
+
+
+def _refuse_different(
+    files: Sequence[DataFile], schemas: Iterable[Any], columns: Sequence[str] | None
+) -> None:
+    first, *others = schemas
+    for file, schema in zip(files[1:], others, strict=True):
+        names = columns or dict.fromkeys([*first.names, *schema.names])
+        here = next((n for n in names if _type(first, n) != _type(schema, n)), None)
+        if here is not None:
+            raise DataError(
+                f"The files differ in column {here!r}: {_type(first, here)} in {files[0].name}, "
+                f"{_type(schema, here)} in {file.name}.",
+                why="all files of a folder must have one schema; only a table can add columns",
+                do="name columns= that all files have, write the files anew, or make it a table",
+            )
+
+
+def _type(schema: Any, name: str) -> str:
+    return str(schema.field(name).type) if name in schema.names else "missing"

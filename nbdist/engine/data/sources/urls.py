@@ -1,0 +1,108 @@
+"""fsspec, for the sources: what a path or URL names, in words where it names nothing.
+
+Any thread.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from nbdist.error_text import named
+from nbdist.errors import DataError, NBDistError, UsageError
+
+_PATTERN = "*?["
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file that is there: its path as its filesystem calls it, and the path below its root."""
+
+    path: str
+    name: str
+    size_bytes: int
+
+
+def filesystem(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """Return fsspec's filesystem of a URL, and its path there.
+
+    Raises:
+        UsageError: fsspec knows no such URL, or the package for it is missing.
+    """
+    import fsspec  # type: ignore[import-untyped]
+
+    try:
+        return fsspec.core.url_to_fs(url, **(options or {}))  # type: ignore[no-any-return]
+    except (ImportError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"{url} cannot be opened.",
+            why=str(error),
+            do="install fsspec's package for it (s3fs, gcsfs, adlfs) where the ranks run, and "
+            "give its options as storage_options=",
+        ) from error
+
+
+def files(fs: Any, path: str, endings: tuple[str, ...]) -> list[Listed]:
+    """Return the files that a folder, a pattern or a file's path names, in the order of names.
+
+    In folders, and in folders in them, only those with one of the `endings` count, and none whose
+    name, or whose folder's, begins with `_` or `.`: by convention these are no data.
+
+    Raises:
+        DataError: There is nothing, or no file that counts.
+    """
+    is_pattern = any(sign in path for sign in _PATTERN)
+    try:
+        found: dict[str, Any] = (
+            fs.glob(path, detail=True) if is_pattern else fs.find(path, detail=True)
+        )
+        is_there = bool(found) or (not is_pattern and fs.exists(path))
+    except Exception as error:
+        raise reason(error, path) from error
+    root = (
+        _root(path, found) if is_pattern or path not in found else str(PurePosixPath(path).parent)
+    )
+    listed = [
+        Listed(one, PurePosixPath(one).relative_to(root).as_posix(), int(about["size"] or 0))
+        for one, about in sorted(found.items())
+        if about["type"] == "file"
+    ]
+    if not is_pattern and path not in found:
+        listed = [one for one in listed if _is_data(one.name, endings)]
+    if listed:
+        return listed
+    if is_pattern or not is_there:
+        raise DataError(
+            f"{'No file matches' if is_pattern else 'There is no'} {path}.",
+            why="a relative path begins in the folder of the notebook's ranks",
+            do="check the path; ranks on several machines need one that all of them see",
+        )
+    raise DataError(
+        f"{path} has no {' or '.join(endings)} file.", do="name the folder of the files"
+    )
+
+
+def _root(path: str, found: Mapping[str, Any]) -> str:
+    """Return the folder below which names count: that before the first pattern sign."""
+    plain = []
+    for part in PurePosixPath(path).parts:
+        if any(sign in part for sign in _PATTERN):
+            break
+        plain.append(part)
+    return str(PurePosixPath(*plain)) if plain else ""
+
+
+def _is_data(name: str, endings: tuple[str, ...]) -> bool:
+    parts = PurePosixPath(name).parts
+    return name.endswith(endings) and not any(part.startswith(("_", ".")) for part in parts)
+
+
+def reason(error: Exception, path: str, do: str = "") -> NBDistError:
+    """Return why something could not be read, in words."""
+    if isinstance(error, NBDistError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{path} is not there.", why="it was moved or deleted", do=do)
+    if isinstance(error, PermissionError):
+        return DataError(f"{path} may not be read by this account.", why=str(error), do=do)
+    return DataError(f"{path} could not be read.", why=named(error), do=do)
