@@ -36,7 +36,7 @@ def test_views_stacks_and_the_interrupt_of_a_rank_are_clicked_while_a_cell_train
 
     assert re.search(r"rank 1 .*KeyboardInterrupt", cell.text), cell.text
     output.get_by_text(
-        re.compile(r"Step-time breakdown on 2 ranks, failed after \d+ steps\.")
+        re.compile(r"Step-time breakdown on 2 ranks, failed after [\d,]+ steps\.")
     ).wait_for()
     assert output.get_by_role("button", name="Interrupt").count() == 0
     assert not any(WIDGET in o.get("data", {}) for o in cell.saved_outputs())

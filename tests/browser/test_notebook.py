@@ -95,7 +95,7 @@ def test_the_board_opens_by_itself_moves_and_leaves_its_picture(
 
     frames = {s["frame"] for s in cell.states if s["is_running"] and s["frame"]}
     assert len(frames) >= 3
-    sentence = r"Loss and communication time on 2 ranks over \d+ steps\."
+    sentence = r"Loss and communication time on 2 ranks over [\d,]+ steps\."
     cell.output.locator(PICTURE).wait_for()
     assert cell.output.locator(PICTURE).count() == 1
     assert cell.output.locator(".widget-image, .jp-OutputArea-output.jupyter-widgets").count() == 0
@@ -134,7 +134,7 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     (notebook.path.parent / "enough").touch()
     cell.wait()
     cell.output.get_by_text(
-        re.compile(r"Step-time breakdown on 2 ranks over \d+ steps\.")
+        re.compile(r"Step-time breakdown on 2 ranks over [\d,]+ steps\.")
     ).wait_for()
     cell.picture("view-step-static")
 

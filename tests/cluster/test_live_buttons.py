@@ -153,7 +153,7 @@ def test_view_stacks_and_cost_are_shown_while_the_cell_runs(training: RunningCel
     (cell.kernel.folder / "enough").touch()
     cell.until(lambda: cell.has_ended)
     left = " ".join(str(m["content"].get("data", "")) for m in cell.shown[-8:])
-    assert re.search(r"Speed and memory on 2 ranks over \d+ steps\.", left), (
+    assert re.search(r"Speed and memory on 2 ranks over [\d,]+ steps\.", left), (
         "the chosen view's picture stays"
     )
 
