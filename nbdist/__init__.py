@@ -35,6 +35,7 @@ _PLACES = {
     "Offload": "nbdist.engine.layout.policies.efficiency",
     "publish": "nbdist.engine.layout.publish",
     "loader": "nbdist.engine.data.make",
+    "coverage": "nbdist.engine.data.coverage",
     "log": "nbdist.engine.training.training",
     "scale_lr": "nbdist.engine.data.lr_scaling",
     "keep": "nbdist.engine.steps.keep",

@@ -111,11 +111,11 @@ class Loader(DataLoader[T]):
         standing.begin_pass(weakref.ref(loop))
         return loop
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the position: the same on every rank, and good for any number of ranks."""
         return self._standing.state_dict()
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken: the next `for` gives the rest of that epoch.
 
         Raises:

@@ -43,7 +43,8 @@ class Commit(NamedTuple):
     """A loader at a boundary.
 
     `given` counts the batches of the running pass, `passes` those begun in `cell` so far;
-    `is_resumed` says that the next pass goes on from here, and is no new epoch.
+    `is_resumed` says that the next pass goes on from here, and is no new epoch. `served` counts
+    the batches of all passes, for the ledger.
     """
 
     position: Position
@@ -52,6 +53,7 @@ class Commit(NamedTuple):
     passes: int
     cell: int
     draws: Draws
+    served: int = 0
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class Trail:
 
     def __init__(self, position: Position, cell: int) -> None:
         self._passes: list[_Pass] = []
+        self._had_trained = False  # the last pass of the cell before
         self._cell = cell
         self._is_alive: Callable[[], object] = _is_over
         self._moved = False  # the running pass was given a batch since the last boundary
@@ -72,11 +75,20 @@ class Trail:
         self.began = Commit(position, 0, False, 0, cell, Draws())
         self.committed = self.began
 
-    def begin_cell(self, position: Position, given: int, is_resumed: bool, cell: int) -> None:
+    @property
+    def has_trained(self) -> bool:
+        """Whether an optimizer has stepped on what the newest pass was given."""
+        return self._passes[-1].has_trained if self._passes else self._had_trained
+
+    def begin_cell(
+        self, position: Position, given: int, is_resumed: bool, cell: int, served: int = 0
+    ) -> None:
         """Forget the passes of the cell before."""
+        self._had_trained = self.has_trained
         self._passes, self._cell = [], cell
         self._is_alive, self._moved = _is_over, False
-        self.began = self.committed = Commit(position, given, is_resumed, 0, cell, Draws())
+        self.began = Commit(position, given, is_resumed, 0, cell, Draws(), served)
+        self.committed = self.began
 
     def __getstate__(self) -> dict[str, object]:
         # A loader travels to a replacement rank; the loop that runs here does not.
@@ -125,16 +137,18 @@ class Trail:
         if len(self._passes) < MAX_PASSES:
             self._passes.append(one)
 
-    def commit(self, position: Position, given: int, is_resumed: bool) -> Commit:
+    def commit(self, position: Position, given: int, is_resumed: bool, served: int = 0) -> Commit:
         """Note a boundary; what the running pass was given has been trained on."""
         if self._moved:
             if self._is_alive() and self._passes:
                 self._passes[-1].has_trained = True
             self._moved = False
-        *before, _ = self.committed
+        *before, _, served_before = self.committed
         here = position, given, is_resumed, len(self._passes), self._cell
         if here != tuple(before):
-            self.committed = Commit(*here, Draws())
+            self.committed = Commit(*here, Draws(), served)
+        elif served != served_before:
+            self.committed = self.committed._replace(served=served)
         return self.committed
 
     def goes_back_to(self, commit: Commit) -> bool:

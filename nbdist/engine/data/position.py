@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nbdist.engine.data import weighting
+from nbdist.engine.data.account import Account
 from nbdist.engine.data.passes import Commit, Draws, Position, Trail
 from nbdist.engine.data.sampler import Batches
 from nbdist.engine.data.shards import data_shard
@@ -42,6 +43,8 @@ class Standing:
         self._to_draw: Draws | None = None  # with which the next batch is asked for
         self._given = 0  # batches of the running loop that it was given
         self._is_resumed = False
+        self._is_replayed = False  # the running pass was in the ledger when its cell failed
+        self.account = Account(cell, batches.spec(), **batches.about())
         self.trail = Trail(self._position(), cell)
         _note(self)
         _take_pending(self)
@@ -71,9 +74,14 @@ class Standing:
     def next_pass(self) -> bool:
         """Stand where the next pass begins; return False if it is done and gets nothing."""
         _before_pass()
+        is_look = self._given == 1 and not self._is_resumed and not self._is_replayed
+        if is_look and not self.trail.has_trained:
+            self.account.go_back(self.account.served - 1)
+        self._is_replayed = False
         if self.plan:
             planned = self.plan.popleft()
             self._to_draw = self.draws if not self.plan else None
+            self._is_replayed = bool(self.plan)
             if planned is None:
                 self.trail.pass_over(self._position())
                 return False
@@ -106,12 +114,17 @@ class Standing:
         self.consumed = end
         self._given += 1
         self.trail.give()
-        weights, parts = self.batches.weights, data_shard().count
+        part, shard = self.batches.given()
+        if not self._is_replayed:
+            self.account.give(self.batches.epoch, self.newest, part, shard)
+        weights, parts = self.batches.weights, shard.count
         self.heed.give(weighting.UNHEEDED if weights else weighting.uneven(len(self.newest), parts))
 
     def end_pass(self) -> None:
         """Stand at the begin of the next epoch: the loop has come to its end."""
         self.trail.end_pass()
+        if not self._is_replayed:
+            self._close_epoch()
         self._next_epoch()
 
     def go_on(self, plan: Iterable[Position | None], draws: Draws) -> None:
@@ -121,23 +134,32 @@ class Standing:
 
     def begin_cell(self, number: int) -> None:
         """Begin a cell in which all passes begin as always, or as `go_on` was told."""
-        self.trail.begin_cell(self._position(), self._given, self._is_resumed, number)
+        self.trail.begin_cell(
+            self._position(), self._given, self._is_resumed, number, self.account.served
+        )
 
     def commit(self) -> Commit:
         """Note a boundary, here."""
-        return self.trail.commit(self._position(), self._given, self._is_resumed)
+        return self.trail.commit(
+            self._position(), self._given, self._is_resumed, self.account.served
+        )
 
     def stood(self) -> Commit:
         """Return where the loader stands, for `go_back`; a boundary is not noted."""
         last = self.trail.committed
         return last._replace(
-            position=self._position(), given=self._given, is_resumed=self._is_resumed, passes=0
+            position=self._position(),
+            given=self._given,
+            is_resumed=self._is_resumed,
+            passes=0,
+            served=self.account.served,
         )
 
     def go_back(self, commit: Commit) -> None:
         """Stand where the loader stood at a boundary; its next loop is another pass, as always."""
         self.batches.epoch, self.consumed = commit.position
         self._given, self._is_resumed = commit.given, commit.is_resumed
+        self.account.go_back(commit.served)
         self.trail.committed = commit
 
     def stand_at(self, position: Position) -> None:
@@ -146,11 +168,12 @@ class Standing:
         self._given = 0
         self._is_resumed = True
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the position: the same on every rank, and good for any number of ranks."""
-        return {**self.batches.state(), "consumed": self.consumed}
+        state = {**self.batches.state(), "consumed": self.consumed}
+        return {**state, "ledger": self.account.state()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand where `state` was taken, or where nothing is left there, at the next epoch.
 
         Raises:
@@ -159,13 +182,15 @@ class Standing:
         """
         self.batches.load(state)
         self.stand_at(Position(state["epoch"], state["consumed"]))
+        self.account.resume(state.get("ledger"), *self._position())
         if not self.ends():
             self._tell_left_out()
+            self._close_epoch()
             self._next_epoch()
 
     def resume(
         self,
-        state: dict[str, int],
+        state: dict[str, Any],
         random_numbers: Any = None,
         plan: Iterable[Position | None] = (),
     ) -> None:
@@ -197,6 +222,13 @@ class Standing:
                 data_shard().count,
             )
 
+    def _close_epoch(self) -> None:
+        """Note in the ledger that the epoch is over, and what no rank was given of it."""
+        epoch, samples = self.batches.epoch, self.batches.samples
+        if self.consumed < samples:
+            self.account.leave_out(epoch, range(self.consumed, samples))
+        self.account.end_epoch(epoch, samples)
+
     def _next_epoch(self) -> None:
         self.batches.epoch += 1
         self.consumed = 0
@@ -220,13 +252,13 @@ def in_order() -> list[Standing]:
 
 
 def resume_later(
-    state: dict[str, int], random_numbers: Any = None, plan: Iterable[Position | None] = ()
+    state: dict[str, Any], random_numbers: Any = None, plan: Iterable[Position | None] = ()
 ) -> None:
     """Have the next loader over as many samples `resume` so, if it is made in this cell."""
     _pending.append((state, random_numbers, list(plan)))
 
 
-def take_pending() -> list[dict[str, int]]:
+def take_pending() -> list[dict[str, Any]]:
     """Return the positions that no loader of the cell has taken, and forget them."""
     left = [state for state, *_ in _pending]
     _pending.clear()
@@ -264,7 +296,7 @@ def forget_newest() -> None:
 
 _before_pass: Callable[[], None] = _do_nothing
 _numbers = itertools.count()
-_pending: list[tuple[dict[str, int], Any, list[Position | None]]] = []
+_pending: list[tuple[dict[str, Any], Any, list[Position | None]]] = []
 _live: "weakref.WeakSet[Standing]" = weakref.WeakSet()
 _were_made = False  # each step asks, and a weak set takes microseconds to say that it is empty
 _newest: "weakref.ref[Standing] | None" = None

@@ -21,14 +21,29 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from nbdist.engine.data import position
+from nbdist.engine.data import ledger, position
+from nbdist.engine.data.account import Account
+from nbdist.engine.data.ledger import Entry
 from nbdist.engine.data.passes import Commit, Draws, Position, Trail
 from nbdist.engine.data.position import Standing
 from nbdist.engine.data.sampler import Spec
 from nbdist.engine.steps import step_state
 
 _Mark = list[tuple[Trail, Commit]]
-_Planned = tuple[Spec, list[Position | None], Draws]
+
+
+class _Planned(NamedTuple):
+    """Where a loader that the cell makes goes on: what it is, its passes' `plan`, its `account`.
+
+    The last pass of the plan goes on with the random numbers `draws`, after so many batches
+    (`served`).
+    """
+
+    spec: Spec
+    plan: list[Position | None]
+    draws: Draws
+    account: Account
+    served: int
 
 
 class _Place(NamedTuple):
@@ -50,7 +65,7 @@ class _Again:
     `goes_on` says that the optimizers which stepped were there before the cell; else `optimizers`
     are those that it had made. `made` are the loaders that the cell makes, `live` all that there
     are, each with where its passes go on. `began` and `kept` are the random numbers with which the
-    cell begins that starts over, or goes on after all.
+    cell begins that starts over, or goes on after all; `entries` is the ledger for the latter.
     """
 
     number: int
@@ -61,6 +76,7 @@ class _Again:
     optimizers: list["weakref.ref[Optimizer]"]
     began: step_state.StepState | None = None
     kept: step_state.StepState | None = None
+    entries: list[Entry] | None = None
 
 
 @dataclass
@@ -68,7 +84,7 @@ class _Cell:
     """The loaders of the cell that runs, or has just ended. `number` counts the session's cells."""
 
     number: int = 0
-    made: list[tuple[Spec, Trail]] = field(default_factory=list)
+    made: list[tuple[Spec, Trail, Account]] = field(default_factory=list)
     inherited: list[_Planned] = field(default_factory=list)
     # A loader that only its loop held would go with the exception, and its position with it.
     newest: "deque[Standing]" = field(default_factory=lambda: deque(maxlen=16))
@@ -78,10 +94,13 @@ class _Cell:
     def add(self, new: Standing) -> None:
         """Note a loader that this cell makes; run again, the cell makes it go on."""
         spec, nth = new.batches.spec(), len(self.made)
-        self.made.append((spec, new.trail))
+        self.made.append((spec, new.trail, new.account))
         self.newest.append(new)
-        if nth < len(self.inherited) and self.inherited[nth][0] == spec:
-            new.go_on(*self.inherited[nth][1:])
+        if nth < len(self.inherited) and self.inherited[nth].spec == spec:
+            planned = self.inherited[nth]
+            new.go_on(planned.plan, planned.draws)
+            if planned.plan or planned.account.loader == planned.account.born:
+                new.account.go_on_as(planned.account, planned.served if planned.plan else 0)
 
     def again(self) -> _Again:
         """Return how it would be run again."""
@@ -94,7 +113,10 @@ class _Cell:
             self.number,
             step_state.goes_on(),
             step_state.has_stepped(),
-            [(spec, trail.plan(), trail.committed.draws) for spec, trail in self.made],
+            [
+                _Planned(spec, trail.plan(), trail.committed.draws, account, trail.committed.served)
+                for spec, trail, account in self.made
+            ],
             [(weakref.ref(one), _place(one)) for one in position.live()],
             [weakref.ref(one) for one in step_state.here().made()],
             step_state.here().cell_began,
@@ -125,8 +147,12 @@ def begin_cell(
             step_state.here().fail_elsewhere()
     again = _again if is_retry else None
     if again is not None and not again.goes_on:
-        kept = again.kept or step_state.here().random_numbers()
-        again = replace(again, goes_on=goes_on, kept=kept)
+        again = replace(
+            again,
+            goes_on=goes_on,
+            kept=again.kept or step_state.here().random_numbers(),
+            entries=ledger.here().entries() if again.entries is None else again.entries,
+        )
     _cell = _Cell(number, repeats=again)
     for live in position.live():
         live.plan.clear()
@@ -143,15 +169,18 @@ def _prepare(again: _Again) -> str | None:
         step_state.start_over(again.began)
         for live, place in living:
             live.go_back(place.began)
+        if not again.has_stepped:
+            _forget_accounts(again)
         return None
     if again.kept is not None:  # it had started over
         step_state.start_over(again.kept)
+        ledger.here().put_back(again.entries or [])
         for live, place in living:
             live.go_back(place.stood)
     for live, place in living:
         live.go_on(place.plan, place.draws)
     _cell.inherited = again.made
-    plans = [*(plan for _, plan, _ in again.made), *(place.plan for _, place in again.live)]
+    plans = [*(planned.plan for planned in again.made), *(place.plan for _, place in again.live)]
     ends = {plan[-1] for plan in plans if plan}
     places = sorted(f"sample {p.consumed:,} of epoch {p.epoch}" for p in ends if p is not None)
     return f"The cell continues: its loader is at {', '.join(places)}." if places else None
@@ -185,11 +214,18 @@ def _begin_steps(optimizer: Optimizer) -> None:
         raise step_state.KeptOptimizerError(
             "The optimizer existed before the cell was run again, so the cell continues."
         )
+    _forget_accounts(again)
     if again.has_stepped and dist.get_rank() == 0:
         print(
             "The cell starts over: it creates its optimizer again, and loops start from the "
             "beginning."
         )
+
+
+def _forget_accounts(again: _Again) -> None:
+    """Forget what the loaders were given that a cell had made, which starts over."""
+    for planned in again.made:
+        ledger.here().forget(planned.account.loader)
 
 
 _Handed = tuple[int, bool, bool, list[_Planned], list[tuple[Standing, _Place]], list[Optimizer]]
@@ -241,7 +277,7 @@ def cell_number() -> int:
 
 def are_loops_begun() -> bool:
     """Return whether loops of the cell have trained: run by hand, they would begin anew."""
-    trails = [*(trail for _, trail in _cell.made), *(live.trail for live in position.live())]
+    trails = [*(trail for _, trail, _ in _cell.made), *(live.trail for live in position.live())]
     return any(trail.plan() for trail in trails)
 
 

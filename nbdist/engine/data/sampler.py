@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.data.batches import cut, mix, part
+from nbdist.engine.data.batches import Shard, cut, mix, part
 from nbdist.engine.data.interleave import Interleave
 from nbdist.engine.data.reader import Block, Feed
 from nbdist.engine.data.shards import data_shard
@@ -44,6 +44,10 @@ class Batches:
         self.weights: tuple[float, ...] | None = None
         self.epoch = 0
         self.start = 0
+        self._given: Iterator[tuple[range, Shard]] = iter(())  # of the pass
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_given": iter(())}
 
     def __len__(self) -> int:
         return len(self.ends(0))
@@ -75,21 +79,39 @@ class Batches:
             )
         self.seed = state["seed"]
 
-    def __iter__(self) -> Iterator[Any]:
-        shard, start = data_shard(), self.start
-        order = self._order()
-        for end in self.ends(start):
-            positions = part(start, end, shard, self.weights)
-            chosen = (
-                positions if order is None else order[positions.start : positions.stop].tolist()
-            )
-            yield Seeded(chosen, (self.seed, self.epoch))
-            start = end
+    def about(self) -> dict[str, Any]:
+        """Return what a loader gives, for people."""
+        return {"samples": self.samples, "global_batch": self.global_batch}
 
-    def _order(self) -> torch.Tensor | None:
+    def __iter__(self) -> Iterator[Any]:
+        order, seed = self._order(self.epoch), (self.seed, self.epoch)
+        return (
+            Seeded(
+                positions if order is None else order[positions.start : positions.stop].tolist(),
+                seed,
+            )
+            for positions, _ in self.begin()
+        )
+
+    def begin(self) -> Iterator[tuple[range, Shard]]:
+        """Begin a pass: return its parts of this rank, which `given` returns one by one, too."""
+        ends, shard, weights = self.ends(self.start), data_shard(), self.weights
+        self._given = parts(self.start, ends, shard, weights)
+        return parts(self.start, ends, shard, weights)
+
+    def given(self) -> tuple[range, Shard]:
+        """Return the positions of the next part that a loop is given, and whose part it is."""
+        return next(self._given)
+
+    def ids(self, epoch: int, positions: Iterable[int]) -> list[int]:
+        """Return which samples of the dataset stand at some positions of an epoch."""
+        order = self._order(epoch)
+        return [at if order is None else int(order[at]) for at in positions]
+
+    def _order(self, epoch: int) -> torch.Tensor | None:
         if not self.shuffle:
             return None
-        generator = torch.Generator().manual_seed(mix(self.seed, self.epoch))
+        generator = torch.Generator().manual_seed(mix(self.seed, epoch))
         return torch.randperm(self.samples, generator=generator)
 
 
@@ -139,7 +161,32 @@ class SourceBatches(Batches):
     def __iter__(self) -> Iterator[Block]:
         order = Interleave(self.source.sizes, self.lanes, self.shuffle, self.seed, self.epoch)
         ends, seed = self.ends(self.start), (self.seed, self.epoch)
+        self.begin()
         return Feed(self.source, order, self.start, ends, data_shard(), self.weights, seed)
+
+    def ids(self, epoch: int, positions: Iterable[int]) -> list[int]:
+        """Return the numbers of the samples that stand at some positions of an epoch.
+
+        Of samples in one batch: there a position is any of its samples, for ranks take theirs in
+        the order of lanes.
+        """
+        order = Interleave(self.source.sizes, self.lanes, self.shuffle, self.seed, epoch)
+        return [self._id(order, at) for at in positions]
+
+    def _id(self, order: Interleave, position: int) -> int:
+        (piece,) = order.pieces(position, position + 1, range(position, position + 1))
+        rows = order.rows(piece.group)
+        row = piece.start if rows is None else int(rows[piece.start])
+        return int(order.ids(piece.group)[row])
+
+
+def parts(
+    start: int, ends: Iterable[int], shard: Shard, weights: tuple[float, ...] | None
+) -> Iterator[tuple[range, Shard]]:
+    """Return a shard's part of each batch, and the shard."""
+    for end in ends:
+        yield part(start, end, shard, weights), shard
+        start = end
 
 
 def is_shared_out(iterator: Any) -> bool:

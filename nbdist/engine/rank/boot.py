@@ -308,6 +308,7 @@ def join(
     Raises:
         RuntimeError: The notebook runs another version of nbdist.
     """
+    from nbdist.engine.data import account
     from nbdist.engine.group import group
     from nbdist.engine.rank.register import connect
     from nbdist.engine.recovery import recovery, resize
@@ -326,6 +327,13 @@ def join(
     here.variables.update(environment.group_variables(asked.address, store_port))
     environment.restore(here.variables)
     device = _device(here.device.type)
+    account.keep_in(
+        Path(here.logs),
+        str(store_port),
+        here.rank,
+        asked.n,
+        is_first=not generation and not newcomers,
+    )
     connect(here, device)
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(

@@ -1,0 +1,125 @@
+"""What one loader has been given so far, in the ledger of this rank.
+
+A loader keeps its account while it goes on: made again by a cell that is run again, restored from
+a checkpoint of this session, cloned to a replacement rank.
+
+Main thread.
+"""
+
+import hashlib
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from nbdist.engine.data import ledger
+from nbdist.engine.data.batches import Shard
+from nbdist.engine.data.ledger import Entry
+
+_FILE = "ledger-{}-{}"  # the cluster's token, the rank
+
+_session = ""  # that of the cluster; the same on all its ranks
+_made: Counter[int] = Counter()  # loaders by what they were made of, to tell those alike apart
+_about: dict[int, dict[str, Any]] = {}  # by loader: what it is, for people
+
+
+class Account:
+    """The entries of one loader. It travels to replacement ranks with its loader."""
+
+    def __init__(self, cell: int, spec: tuple[Any, ...], **about: Any) -> None:
+        """Open an account.
+
+        Args:
+            cell: The number of the cell that makes the loader.
+            spec: What tells its batches; loaders of a cell with the same are told apart in order.
+            about: What it is, for people.
+        """
+        alike = _number(cell, *spec)
+        self.loader = _number(cell, *spec, _made[alike])
+        _made[alike] += 1
+        self.born = self.loader  # before it went on as another
+        self.served = 0  # batches that loops were given; the serial of the next
+        _about[self.loader] = {"cell": cell, **about}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        about = state.pop("about")
+        self.__dict__.update(state)
+        _about.setdefault(self.loader, about)
+        # In a replacement rank, whose predecessor may have been given more.
+        ledger.here().cut(self.loader, self.served)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "about": _about.get(self.loader, {})}
+
+    def give(self, epoch: int, batch: range, part: range, shard: Shard) -> None:
+        """Note that a loop gets `part` of the global batch `batch`."""
+        ledger.here().give(self.loader, self.served, epoch, batch, part, shard)
+        self.served += 1
+
+    def go_back(self, served: int) -> None:
+        """Forget what was given after the first `served` batches."""
+        ledger.here().cut(self.loader, served)
+        self.served = served
+
+    def leave_out(self, epoch: int, positions: range, *, is_bad: bool = False) -> None:
+        """Note samples that no rank is given, or (`is_bad`) that could not be read."""
+        kind = ledger.SKIPPED if is_bad else ledger.LEFT_OUT
+        self._note(kind, epoch, positions.start, len(positions))
+
+    def end_epoch(self, epoch: int, samples: int) -> None:
+        """Note that a loop has come to the end of an epoch."""
+        self._note(ledger.OVER, epoch, samples, 0)
+
+    def go_on_as(self, other: "Account", served: int) -> None:
+        """Go on with the entries of another loader, after its first `served` batches."""
+        self.loader = other.loader
+        self.go_back(served)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a loader's state says, so that a restored one goes on here."""
+        return {"session": session(), "loader": self.loader, "served": self.served}
+
+    def resume(self, state: dict[str, Any] | None, epoch: int, consumed: int) -> None:
+        """Go on where a state was taken, or note what was given in another session."""
+        if state is not None and state["session"] == session():
+            self.loader = state["loader"]
+            self.go_back(state["served"])
+        elif epoch or consumed:
+            self._note(ledger.BEFORE, epoch, 0, consumed)
+
+    def _note(self, kind: int, epoch: int, start: int, size: int) -> None:
+        ledger.here().add(Entry(self.loader, kind, self.served, epoch, start, size))
+
+
+def session() -> str:
+    """Return what tells this cluster, or program, from others."""
+    return _session or os.environ.get("MASTER_PORT", "") or str(os.getpid())
+
+
+def about() -> dict[int, dict[str, Any]]:
+    """Return what is known of all loaders, by their number in the ledger."""
+    return _about
+
+
+def keep_in(folder: Path, token: str, rank: int, ranks: int, *, is_first: bool) -> None:
+    """Keep the ledger in a file that outlives this process, after each join.
+
+    Args:
+        folder: The cluster's on this host.
+        token: Of the cluster.
+        rank: This process's.
+        ranks: How many there are now.
+        is_first: A new cluster begins.
+    """
+    global _session
+    here = ledger.here()
+    if not _session:
+        here.keep_in(folder / _FILE.format(token, rank), is_new=is_first)
+    _session = f"{folder.name}-{token}"
+    if int(os.environ.get("LOCAL_RANK", rank)) == 0:
+        here.take_over(folder, _FILE.format(token, "{}"), ranks)
+
+
+def _number(*parts: Any) -> int:
+    digest = hashlib.blake2b(repr((session(), *parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

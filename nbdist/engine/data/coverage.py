@@ -1,0 +1,214 @@
+"""`nbdist.coverage`: which samples loops over loaders were given how often, over all ranks.
+
+Main thread, all ranks.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from nbdist.engine.data import account, counts, ledger, position
+from nbdist.engine.data.counts import Kind
+from nbdist.engine.data.ledger import Entry
+from nbdist.engine.data.loaders import Loader
+from nbdist.engine.steps import keep
+from nbdist.formatting import aligned, counted
+
+_MOST_LINES = 20  # of the table; beyond it only the newest half, and what is wrong
+_WORDS = {
+    "missing": "missing",
+    "repeated": "given twice or more",
+    "left_out": "left out at the end",
+    "skipped": "could not be read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCoverage:
+    """One epoch of one loader, over all ranks: each number counts samples.
+
+    Attributes:
+        loader: What it is called.
+        epoch: From 0.
+        samples: In the epoch; None for a stream whose end is not known yet.
+        once: Given once.
+        missing: Given to no rank, though the epoch went on beyond them.
+        repeated: Given twice or more.
+        left_out: Dropped at the end of the epoch (`drop_last`, or fewer than there are ranks).
+        skipped: Could not be read, and were left out (`on_bad="skip"`).
+        before: Given before this session, or before the loader took up another's position.
+        to_come: Of an epoch that is not over.
+        ids: By kind (`missing`, `repeated`, `left_out`, `skipped`) the dataset's indices of the
+            first few samples; their positions in the epoch's order, where the order is not known
+            any more.
+    """
+
+    loader: str
+    epoch: int
+    samples: int | None
+    once: int
+    missing: int
+    repeated: int
+    left_out: int
+    skipped: int
+    before: int
+    to_come: int
+    ids: dict[str, tuple[int, ...]]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no sample is missing, and none came twice, so far."""
+        return not self.missing and not self.repeated
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What `nbdist.coverage` found: the same on every rank.
+
+    Attributes:
+        epochs: Of each loader, in order.
+        ranks: How many there are now.
+        is_exact: Whether no sample is missing, and none came twice, in all epochs.
+    """
+
+    epochs: tuple[EpochCoverage, ...]
+    ranks: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no sample is missing, and none came twice, in all epochs."""
+        return all(epoch.is_exact for epoch in self.epochs)
+
+    def __repr__(self) -> str:
+        if not self.epochs:
+            return "No loop over a loader of nbdist was given a batch."
+        if self.is_exact:
+            once = sum(epoch.once for epoch in self.epochs)
+            return f"Each sample once: {once:,} in {counted(len(self.epochs), 'epoch')}."
+        missing, repeated = (
+            sum(getattr(epoch, name) for epoch in self.epochs) for name in ("missing", "repeated")
+        )
+        return f"{counted(missing, 'sample')} missing, {repeated:,} given twice or more."
+
+    def table(self) -> str:
+        """Return the table that is printed: a line an epoch, and the ids of what is wrong."""
+        rows = [["loader", "epoch", "samples", "once", "missing", "twice", "left out", "to come"]]
+        notes: list[str] = []
+        shown = _shown(self.epochs)
+        for epoch in shown:
+            numbers = [epoch.once, epoch.missing, epoch.repeated]
+            numbers += [epoch.left_out + epoch.skipped, epoch.to_come]
+            total = "?" if epoch.samples is None else f"{epoch.samples:,}"
+            rows.append([epoch.loader, str(epoch.epoch), total, *(f"{one:,}" for one in numbers)])
+            notes += _notes(epoch)
+        if len(shown) < len(self.epochs):
+            notes.append(f"{len(self.epochs) - len(shown):,} more epochs, each as it should be.")
+        return "\n".join([*aligned(rows, [False, *[True] * 7]), *notes])
+
+
+def coverage() -> Coverage:
+    """Count how often each sample was given to a loop, over all ranks, and print it. Collective.
+
+    Each rank notes which part of each batch its loops over `nbdist.loader` were given. What a fault
+    has undone (given, but beyond the optimizer's last step) does not count, and neither does the
+    batch of a loop that only looked at its first. Ranks that died or left count with what they
+    were given. Ranks that get the same samples by design (tp, pp, cp) count once.
+
+    Returns:
+        What was found, by loader and epoch, the same on every rank. Rank 0 prints it as a table.
+    """
+    living = {one.account.loader: one for one in position.in_order()}
+    is_group = dist.is_available() and dist.is_initialized()
+    entries, about = _together(ledger.here().entries(), _named(), is_group=is_group)
+    found = Coverage(tuple(_each(entries, about, living)), dist.get_world_size() if is_group else 1)
+    if not is_group or dist.get_rank() == 0:
+        print(found.table() if found.epochs else found)
+    return found
+
+
+def _named() -> dict[int, dict[str, Any]]:
+    """Return what is known of the loaders, with the names that cells have given to them."""
+    names = {
+        value._standing.account.loader: name
+        for name, value in keep.named().items()
+        if isinstance(value, Loader)
+    }
+    return {key: {**told, "name": names.get(key, "")} for key, told in account.about().items()}
+
+
+def _together(
+    entries: list[Entry], about: dict[int, dict[str, Any]], *, is_group: bool
+) -> tuple[list[Entry], dict[int, dict[str, Any]]]:
+    """Return all ranks' entries, and what is known of loaders; the first rank's word counts."""
+    if not is_group:
+        return entries, about
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (entries, about))
+    known: dict[int, dict[str, Any]] = {}
+    for _, told in reversed(everyone):
+        known |= told
+    return [entry for each, _ in everyone for entry in each], known
+
+
+def _each(
+    entries: Iterable[Entry],
+    about: Mapping[int, dict[str, Any]],
+    living: Mapping[int, position.Standing],
+) -> Iterator[EpochCoverage]:
+    """Return every epoch of every loader, loaders in the order in which they were made."""
+    by_epoch = counts.by_epoch(entries)
+    last = dict(sorted(by_epoch))
+    places = {loader: at for at, loader in enumerate(about)}
+    unknown: dict[str, Any] = {"cell": -1, "name": "", "samples": None}
+    for loader, epoch in sorted(by_epoch, key=lambda key: (places.get(key[0], -1), key)):
+        told = about.get(loader, unknown)
+        found = counts.count(
+            by_epoch[loader, epoch], told["samples"], is_followed=epoch < last[loader]
+        )
+        name = told["name"] or "loader"
+        kinds: dict[str, Kind] = {
+            "missing": found.missing,
+            "repeated": found.repeated,
+            "left_out": found.left_out,
+            "skipped": found.skipped,
+        }
+        standing = living.get(loader)
+        yield EpochCoverage(
+            f"{name} (cell {told['cell']})" if told["cell"] > 0 else name,
+            epoch,
+            found.samples,
+            found.once,
+            **{kind: value.count for kind, value in kinds.items()},
+            before=found.before,
+            to_come=found.to_come,
+            ids={
+                kind: tuple(standing.batches.ids(epoch, value.first) if standing else value.first)
+                for kind, value in kinds.items()
+                if value.count
+            },
+        )
+
+
+def _shown(epochs: Sequence[EpochCoverage]) -> list[EpochCoverage]:
+    """Return those that the table shows: all, or the newest and those with something wrong."""
+    newest = set(range(len(epochs) - _MOST_LINES // 2, len(epochs)))
+    if len(epochs) <= _MOST_LINES:
+        return list(epochs)
+    return [epoch for at, epoch in enumerate(epochs) if at in newest or not epoch.is_exact]
+
+
+def _notes(epoch: EpochCoverage) -> Iterator[str]:
+    """Tell the first samples of each kind that is not as it should be, or not given."""
+    for kind, words in _WORDS.items():
+        number = getattr(epoch, kind)
+        if number:
+            first = ", ".join(map(str, epoch.ids[kind]))
+            more = ", ..." if number > len(epoch.ids[kind]) else ""
+            yield f"{epoch.loader}, epoch {epoch.epoch}, {words}: {first}{more}"
+    if epoch.before:
+        yield (
+            f"{epoch.loader}, epoch {epoch.epoch}: its first {counted(epoch.before, 'sample')} "
+            "were given before this session, and are not counted."
+        )
