@@ -81,7 +81,7 @@ class Account:
 
     def resume(self, state: dict[str, Any] | None, epoch: int, consumed: int) -> None:
         """Go on where a state was taken, or note what was given in another session."""
-        if state is not None and state["session"] == session():
+        if state is not None and state["session"] and state["session"] == session():
             self.loader = state["loader"]
             self.go_back(state["served"])
         elif epoch or consumed:
@@ -92,8 +92,8 @@ class Account:
 
 
 def session() -> str:
-    """Return what tells this cluster, or program, from others."""
-    return _session or os.environ.get("MASTER_PORT", "") or str(os.getpid())
+    """Return what tells this cluster, or program, from others; "" where nothing does."""
+    return _session or os.environ.get("MASTER_PORT", "")
 
 
 def about() -> dict[int, dict[str, Any]]:

@@ -30,7 +30,8 @@ class EpochCoverage:
     """One epoch of one loader, over all ranks: each number counts samples.
 
     Attributes:
-        loader: What it is called.
+        loader: What the cells call it; "loader" where they do not.
+        cell: In which it was made, as the session counts them; 0 where it was no cell.
         epoch: From 0.
         samples: In the epoch; None for a stream whose end is not known yet.
         once: Given once.
@@ -46,6 +47,7 @@ class EpochCoverage:
     """
 
     loader: str
+    cell: int
     epoch: int
     samples: int | None
     once: int
@@ -61,6 +63,11 @@ class EpochCoverage:
     def is_exact(self) -> bool:
         """Whether no sample is missing, and none came twice, so far."""
         return not self.missing and not self.repeated
+
+    @property
+    def title(self) -> str:
+        """The loader, told from others of its name."""
+        return f"{self.loader} (cell {self.cell})" if self.cell > 0 else self.loader
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,7 @@ class Coverage:
             numbers = [epoch.once, epoch.missing, epoch.repeated]
             numbers += [epoch.left_out + epoch.skipped, epoch.to_come]
             total = "?" if epoch.samples is None else f"{epoch.samples:,}"
-            rows.append([epoch.loader, str(epoch.epoch), total, *(f"{one:,}" for one in numbers)])
+            rows.append([epoch.title, str(epoch.epoch), total, *(f"{one:,}" for one in numbers)])
             notes += _notes(epoch)
         if len(shown) < len(self.epochs):
             notes.append(f"{len(self.epochs) - len(shown):,} more epochs, each as it should be.")
@@ -130,11 +137,10 @@ def coverage() -> Coverage:
 
 def _named() -> dict[int, dict[str, Any]]:
     """Return what is known of the loaders, with the names that cells have given to them."""
-    names = {
-        value._standing.account.loader: name
-        for name, value in keep.named().items()
-        if isinstance(value, Loader)
-    }
+    names: dict[int, str] = {}
+    for name, value in keep.named().items():
+        if isinstance(value, Loader) and not name.startswith("_"):
+            names.setdefault(value._standing.account.loader, name)
     return {key: {**told, "name": names.get(key, "")} for key, told in account.about().items()}
 
 
@@ -162,12 +168,15 @@ def _each(
     last = dict(sorted(by_epoch))
     places = {loader: at for at, loader in enumerate(about)}
     unknown: dict[str, Any] = {"cell": -1, "name": "", "samples": None}
-    for loader, epoch in sorted(by_epoch, key=lambda key: (places.get(key[0], -1), key)):
+
+    def place(key: tuple[int, int]) -> tuple[int, int, int]:
+        return about.get(key[0], unknown)["cell"], places.get(key[0], -1), key[1]
+
+    for loader, epoch in sorted(by_epoch, key=place):
         told = about.get(loader, unknown)
         found = counts.count(
             by_epoch[loader, epoch], told["samples"], is_followed=epoch < last[loader]
         )
-        name = told["name"] or "loader"
         kinds: dict[str, Kind] = {
             "missing": found.missing,
             "repeated": found.repeated,
@@ -176,7 +185,8 @@ def _each(
         }
         standing = living.get(loader)
         yield EpochCoverage(
-            f"{name} (cell {told['cell']})" if told["cell"] > 0 else name,
+            told["name"] or "loader",
+            told["cell"],
             epoch,
             found.samples,
             found.once,
@@ -206,9 +216,9 @@ def _notes(epoch: EpochCoverage) -> Iterator[str]:
         if number:
             first = ", ".join(map(str, epoch.ids[kind]))
             more = ", ..." if number > len(epoch.ids[kind]) else ""
-            yield f"{epoch.loader}, epoch {epoch.epoch}, {words}: {first}{more}"
+            yield f"{epoch.title}, epoch {epoch.epoch}, {words}: {first}{more}"
     if epoch.before:
         yield (
-            f"{epoch.loader}, epoch {epoch.epoch}: its first {counted(epoch.before, 'sample')} "
+            f"{epoch.title}, epoch {epoch.epoch}: its first {counted(epoch.before, 'sample')} "
             "were given before this session, and are not counted."
         )
