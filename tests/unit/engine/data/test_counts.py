@@ -9,7 +9,6 @@ from nbdist.engine.data.batches import Shard, part
 from nbdist.engine.data.counts import Kind, by_epoch, count
 from nbdist.engine.data.ledger import BEFORE, FORGOTTEN, GIVEN, LEFT_OUT, OVER, SKIPPED, Entry
 
-
 ALL = Shard(0, 1)
 
 
