@@ -1,11 +1,12 @@
 """What `--resume` goes on with: decided in the kernel, whatever has been sent to MLflow by then."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nbdist.client.tracking.run import Tracker
-from nbdist.client.tracking.runs import require_run
+from nbdist.client.tracking.runs import require_run, runs
 from nbdist.client.tracking.sender import _newest_of_name
 from nbdist.client.tracking.spool import spooled_runs
 from nbdist.errors import UsageError
@@ -23,9 +24,9 @@ def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
     return tracker
 
 
-def train(tracker: Tracker, name: str, study: str | None = None) -> None:
+def train(tracker: Tracker, name: str, study: str | None = None, **changes: Any) -> None:
     ranks = Ranks(2)
-    run = tracker.follow(cell(run_name=name, study=study), ranks.telemetry)
+    run = tracker.follow(cell(run_name=name, study=study, **changes), ranks.telemetry)
     ranks.step(2)
     assert run.finish("finished") is not None
 
@@ -72,6 +73,16 @@ def test_a_run_of_a_sweep_is_gone_on_with_by_its_own_name(tracker: Tracker) -> N
     sweep(tracker, "tried")
     require_run(tracker.folder, EXPERIMENT, "lr2")
     require_run(tracker.folder, EXPERIMENT, "nobody here knows it")
+
+
+def test_a_run_keeps_its_params_where_it_is_resumed_without_them(tracker: Tracker) -> None:
+    train(tracker, "long", params={"lr": 0.1, "width": 8})
+    train(tracker, "long", resume=True, params={"lr": 0.01})
+    train(tracker, "long", resume=True)
+    (row,) = runs(tracker.folder, EXPERIMENT)
+    assert row.params == {"lr": "0.01", "width": "8"}
+    assert row.facts["width"] == "8"  # which comparisons look at
+    assert row.steps == 6
 
 
 @pytest.mark.parametrize("name", ["plain", "it's", 'a "b"', 'it\'s "b" \\', "%"])

@@ -109,7 +109,10 @@ class RunWriter:
         self._place, self._info, self._cells, self._feed = place, info, cells, feed
         before = continued(place, info, self._facts())
         self._curves_before = before.curves() if before else {}
-        self._steps_before = int(before.summary().get("steps", 0)) if before else 0
+        told_before = before.summary() if before else {}
+        self._steps_before = int(told_before.get("steps", 0))
+        # A run keeps its params, as in MLflow; the newest cell's own stand above them.
+        self._params = told_before.get("params", {}) | params_of(info.params)
         self._machine = HostFacts()
         self._facts_told: set[str] = set()
         self._taken = {*own_params(info)}
@@ -302,8 +305,8 @@ class RunWriter:
             "last_step": series.last_step,
             "values": self._medians | series.last,
             "user_keys": series.user_keys,
-            "params": params_of(info.params),
-            "facts": own_params(info) | params_of(facts) | _versions(begin.tags),
+            "params": self._params,
+            "facts": self._params | own_params(info) | params_of(facts) | _versions(begin.tags),
             "layout": facts.get("layout", ""),
             "lost": self.lost,
         }
