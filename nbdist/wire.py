@@ -21,6 +21,7 @@ REQUEST = "nbdist_request"  # shell (main thread) and control (any time) message
 REPLY = "nbdist_reply"
 SUMMARY_KEY = "nbdist"  # where a cell's reply carries its Summary
 PUBLISHED = "published"  # a fact: models that the cell has published, as JSON
+GOES_ON = "goes_on"  # a fact of a cell that is run again: it trains on what is there, or restored
 SILENT_KEY = "nbdist_silent"  # true in the reply of a cell that has sent nothing on iopub
 
 

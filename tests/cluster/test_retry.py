@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nbdist import ClusterError, Session
+from nbdist.client.tracking.runs import runs
 from tests.cluster.conftest import Kernel
 from tests.cluster.test_faults import fail
 
@@ -172,15 +173,20 @@ def test_a_cell_that_left_loops_says_what_lets_it_go_on_also_when_mended(
 def test_what_a_cell_that_is_run_again_says_is_what_it_does(
     notebook: Kernel, tmp_path: Path
 ) -> None:
-    def said(makes: str) -> str:
+    def said(makes: str) -> tuple[str, int]:
         flag = str(tmp_path / makes.replace(" ", "-"))
         notebook.cell(f"globals().pop('kept', None)\n{MAKE.format(flag=flag, dropout=1, at=20)}")
         cell = f"print('begun')\n{CELLS[makes]}\n{LOOP.format(fault='raise')}; None"
-        ran = notebook.cell(cell, "--retry 1 --no-track")
+        ran = notebook.cell(cell, "--retry 1")
         assert ran.error is None, ran.error
-        return ran.text
+        newest = runs(notebook.folder / ".nbdist")[0]
+        assert newest.attempt == 2
+        return ran.text, newest.steps
 
-    goes_on, starts_over = said("all behind a guard"), said("all made anew")
+    (goes_on, steps_of_both), (starts_over, steps_of_one) = map(
+        said, ("all behind a guard", "all made anew")
+    )
+    assert (steps_of_both, steps_of_one) == (32, 32)  # a fault had followed the 20th
 
     assert "The cell continues: its loader is at sample 32 of epoch 2." in goes_on
     assert "starts over" not in goes_on

@@ -84,6 +84,10 @@ def notebook(make_home: Callable[[], Path]) -> Notebook:
     assert broken.data.tags["nbdist.error"] == "ValueError: once"
     train("mended", Ranks(2), 2, "finished", run_name="mended", resume=True)
     assert tracker.flush(60), (home / "logs/tracking.log").read_text()
+    train("struck", Ranks(2), 7, "failed", "ValueError: once", run_name="again")
+    before = links["struck"].folder.name
+    train("newest", Ranks(2), 5, "finished", run_name="again", continues=before)
+    assert tracker.flush(60), (home / "logs/tracking.log").read_text()
     tracker.close(5)
     return Notebook(home, client_of(home), links)
 
@@ -176,6 +180,18 @@ def test_a_run_that_goes_on_and_finishes_has_no_error_any_more(notebook: Noteboo
     assert "nbdist.error" not in run.data.tags
 
 
+def test_an_attempt_that_starts_over_is_a_run_with_the_failed_one_below_it(
+    notebook: Notebook,
+) -> None:
+    run, failed = notebook.run("newest"), notebook.run("struck")
+    steps = [p.step for p in notebook.client.get_metric_history(run.info.run_id, "loss")]
+    assert (run.info.run_name, sorted(steps)) == ("again", [1, 2, 3, 4, 5])
+    assert run.data.tags["nbdist.attempt"] == "2"
+    assert "Finished in attempt 2 (1 failed before) after 5 steps" in run.data.tags["mlflow.note.content"]
+    assert (failed.info.run_name, failed.info.status) == ("again (attempt 1)", "FAILED")
+    assert failed.data.tags["mlflow.parentRunId"] == run.info.run_id
+
+
 def test_the_cells_last_line_has_no_number_that_changes(notebook: Notebook) -> None:
     text = notebook.links["failed"].text
     assert text == 'Saved as MLflow run "small". List runs: %dist runs. Open the UI: %dist ui.'
@@ -184,6 +200,7 @@ def test_the_cells_last_line_has_no_number_that_changes(notebook: Notebook) -> N
 def test_the_runs_of_a_notebook_are_listed_newest_first(notebook: Notebook) -> None:
     rows = runs(notebook.home, "02_train")
     assert [(r.name, r.state, r.steps) for r in rows] == [
+        ("again", "finished", 5),
         ("mended", "finished", 5),
         ("small", "finished", 8),
         ("small", "failed", 3),
@@ -192,7 +209,8 @@ def test_the_runs_of_a_notebook_are_listed_newest_first(notebook: Notebook) -> N
     assert all(r.is_sent and r.run_id for r in rows)
     assert runs(notebook.home, "another notebook") == ()
     table = runs_table(notebook.home)
-    assert str(table).splitlines()[0].split()[:6] == ["#", "run", "state", "layout", "ranks", "lr"]
+    header = ["#", "run", "state", "attempt", "layout", "ranks", "lr"]
+    assert str(table).splitlines()[0].split()[:7] == header
     assert "<td>ddp-w4-lr0.03</td>" in table._repr_html_()
 
 

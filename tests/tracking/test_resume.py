@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.tracking.run import Tracker
-from nbdist.client.tracking.runs import require_run, runs
+from nbdist.client.tracking.run import Outcome, Tracker
+from nbdist.client.tracking.runs import WHAT_ATTEMPTS_ARE, require_run, runs, runs_table
 from nbdist.client.tracking.sender import _newest_of_name
-from nbdist.client.tracking.spool import spooled_runs
+from nbdist.client.tracking.spool import SpooledRun, spool_of, spooled_runs
 from nbdist.errors import UsageError
+from nbdist.wire import GOES_ON
 from tests.tracking.conftest import Ranks, cell, client_of
 
 EXPERIMENT = "02_train"
@@ -83,6 +84,53 @@ def test_a_run_keeps_its_params_where_it_is_resumed_without_them(tracker: Tracke
     assert row.params == {"lr": "0.01", "width": "8"}
     assert row.facts["width"] == "8"  # which comparisons look at
     assert row.steps == 6
+
+
+def attempt(
+    tracker: Tracker, steps: int, outcome: Outcome, before: str | None = None, **facts: str
+) -> str:
+    """Train as one attempt at a cell, after that of the key `before`; return its key."""
+    ranks = Ranks(2, facts)
+    info = cell(run_name="again", continues=before)
+    run = tracker.follow(info, ranks.telemetry)
+    ranks.step(steps)
+    link = run.finish(outcome)
+    assert link is not None
+    return link.folder.name
+
+
+def test_an_attempt_that_starts_over_counts_alone_and_says_that_one_failed(
+    tracker: Tracker,
+) -> None:
+    failed = attempt(tracker, 7, "failed")
+    newest = attempt(tracker, 16, "finished", failed)
+    (row,) = runs(tracker.folder, EXPERIMENT)
+    assert (row.steps, row.state, row.attempt, row.key) == (16, "finished", 2, newest)
+    curves = SpooledRun(spool_of(tracker.folder) / newest).curves()
+    assert [point[0] for point in curves["loss"]] == list(range(1, 17))
+    table = runs_table(tracker.folder, EXPERIMENT)
+    assert table.rows == (row,)
+    assert "attempt" in str(table).splitlines()[0]
+    assert WHAT_ATTEMPTS_ARE in str(table)
+
+
+def test_an_attempt_that_goes_on_counts_with_the_one_before(tracker: Tracker) -> None:
+    failed = attempt(tracker, 7, "failed")
+    goes_on = attempt(tracker, 9, "failed", failed, **{GOES_ON: "yes"})
+    (row,) = runs(tracker.folder, EXPERIMENT)
+    assert (row.steps, row.attempt) == (16, 2)
+    assert GOES_ON not in row.facts
+
+    attempt(tracker, 5, "finished", goes_on)  # and a third one that starts over after all
+    (row,) = runs(tracker.folder, EXPERIMENT)
+    assert (row.steps, row.attempt) == (5, 3)
+
+
+def test_an_attempt_at_a_resumed_run_goes_on_with_it(tracker: Tracker) -> None:
+    train(tracker, "again")
+    failed = attempt(tracker, 7, "failed")
+    train(tracker, "again", continues=failed, resume=True)
+    assert [row.steps for row in runs(tracker.folder, EXPERIMENT)] == [9, 2]
 
 
 @pytest.mark.parametrize("name", ["plain", "it's", 'a "b"', 'it\'s "b" \\', "%"])

@@ -41,16 +41,18 @@ def name_of(info: CellInfo, facts: Mapping[str, str]) -> str:
     return asked_name(name)
 
 
-def continued(place: RunPlace, info: CellInfo, facts: Mapping[str, str]) -> SpooledRun | None:
+def continued(
+    place: RunPlace, info: CellInfo, facts: Mapping[str, str], *, goes_on: bool = False
+) -> SpooledRun | None:
     """Return the run of this folder that the cell goes on with, if it goes on with any.
 
-    That is the run that a failed attempt at the same cell has begun, or with `--resume` the newest
-    of the cell's name. A newer one that only the server knows is found when the run is sent.
+    That is the run that a failed attempt at the same cell has begun, where this one `goes_on` with
+    what that had trained, or with `--resume` the newest of the cell's name. A newer one that only the
+    server knows is found when the run is sent.
     """
-    if info.continues is not None:
-        run = SpooledRun(spool_of(place.folder) / info.continues)
-        if run.summary():
-            return run
+    failed = failed_attempt(place, info)
+    if failed is not None and (goes_on or info.resume):
+        return failed
     if not info.resume:
         return None
     wanted = {"name": name_of(info, facts), "experiment": place.experiment, "uri": place.uri}
@@ -59,6 +61,14 @@ def continued(place: RunPlace, info: CellInfo, facts: Mapping[str, str]) -> Spoo
         if summary.get("kind") != "study" and wanted.items() <= summary.items():
             return run
     return None
+
+
+def failed_attempt(place: RunPlace, info: CellInfo) -> SpooledRun | None:
+    """Return the run of the failed attempt that the cell repeats; None where there is none."""
+    if info.continues is None:
+        return None
+    run = SpooledRun(spool_of(place.folder) / info.continues)
+    return run if run.summary() else None
 
 
 def make_begin(
@@ -82,6 +92,10 @@ def make_begin(
     # MLflow draws a run in a colour of its id, and neighbours often come out alike.
     tags["mlflow.runColor"] = _COLORS[_count(place) % len(_COLORS)]
     told = before.summary() if before else {}
+    failed = failed_attempt(place, info)
+    attempt = int(failed.summary().get("attempt", 1)) + 1 if failed else 1
+    if failed:
+        tags["nbdist.attempt"] = str(attempt)
     return Begin(
         key=new_key(info.number),
         uri=place.uri,
@@ -93,6 +107,8 @@ def make_begin(
         resume=info.resume,
         first_step=int(told.get("last_step", 0)),
         study=info.study,
+        starts_over=failed.key if failed and not before else None,
+        attempt=attempt,
         tags=tags,
     )
 
@@ -114,6 +130,8 @@ def summary_of(begin: Begin, info: CellInfo, status: str) -> dict[str, Any]:
         "world_size": len(info.ranks),
         "ranks": info.ranks,
         "continues": begin.continues,
+        "starts_over": begin.starts_over,
+        "attempt": begin.attempt,
         "study": begin.study,
     }
 

@@ -23,6 +23,7 @@ def description(
     facts: Mapping[str, str],
     verdicts: Sequence[str],
     *,
+    attempt: int = 1,
     has_picture: bool,
 ) -> str:
     """Return a run's description, in Markdown.
@@ -33,13 +34,15 @@ def description(
         values: Its last numbers, by their names in MLflow.
         facts: What its ranks told, such as `layout` and `proof`, and `world_size`.
         verdicts: Who made others wait, in sentences.
+        attempt: Which attempt at its cell it is; those before it have failed.
         has_picture: Whether `board.png` is among its artifacts.
     """
     said = [f"**{_escaped(sentence)}**" for sentence in verdicts]
     if not said and steps >= RECENT and values.get("wait_pct") is not None:
         said = [f"No rank stands out over the last {RECENT} steps."]
     numbers = ", ".join([counted(steps, "step"), *_told(values)])
-    said.append(f"{outcome.capitalize()} after {numbers}.")
+    again = f" in attempt {attempt} ({attempt - 1} failed before)" if attempt > 1 else ""
+    said.append(f"{outcome.capitalize()}{again} after {numbers}.")
     ranks = counted(int(facts.get("world_size", 1)), "rank")
     layout = facts.get("layout")
     said.append(f"**Layout:** {_escaped(layout)} on {ranks}" if layout else f"**Ranks:** {ranks}")

@@ -29,7 +29,8 @@ class RunRow:
     `values` are the last flat values (`loss`, `step_ms`, ..., and what was logged). `is_sent` says
     whether MLflow has all of it; `waits_for` why not, if that is known. `run_id` is MLflow's.
     `kind` is "study" for the run that holds a sweep's, `study` the key of that one in each of them.
-    `facts` are all that may tell it from other runs: params, layout, versions.
+    `facts` are all that may tell it from other runs: params, layout, versions. `attempt` counts
+    those at the same cell, from 1: all before it have failed.
     """
 
     name: str
@@ -53,6 +54,7 @@ class RunRow:
     kind: str = "run"
     study: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class RunsTable:
             notes.append(f"There {many}; %dist runs NAME, %dist board NAME and %dist ui show them.")
         if any("step_ms" in row.values for row in self.rows):
             notes.append(WHAT_RECENT_IS)
+        if any(row.attempt > 1 for row in self.rows):
+            notes.append(WHAT_ATTEMPTS_ARE)
         kept = [row for row in self.rows if not row.is_sent and row.state != "running"]
         if why := next((row for row in kept if row.waits_for), None):
             notes.append(
@@ -99,13 +103,18 @@ class RunsTable:
         return notes
 
 
+WHAT_ATTEMPTS_ARE = (
+    "attempt: those before it failed. Of a cell that started over, all numbers are the newest "
+    'attempt\'s; MLflow keeps the others, as "RUN (attempt 1)".'
+)
 _NONE = "No runs yet: a run begins with a cell's first optimizer step or nbdist.log."
 
 
 def runs(folder: Path, experiment: str | None = None, limit: int = 20) -> tuple[RunRow, ...]:
     """Return the runs kept in the private folder `folder`, newest first.
 
-    A run that a later cell continued stands there once, as the later cell left it.
+    A run that a later cell continued stands there once, as the later cell left it; so does one that
+    failed and was made again from the beginning.
 
     Args:
         folder: The private folder beside the notebook.
@@ -118,8 +127,7 @@ def runs(folder: Path, experiment: str | None = None, limit: int = 20) -> tuple[
         summary = run.summary()
         if not summary or (experiment is not None and summary["experiment"] != experiment):
             continue
-        if summary.get("continues"):
-            continued.add(summary["continues"])
+        continued |= {summary.get("continues"), summary.get("starts_over")} - {None}
         if run.key not in continued:
             rows.append(_row(run, summary))
         if len(rows) == limit:
@@ -249,6 +257,7 @@ def _row(run: SpooledRun, summary: dict[str, Any]) -> RunRow:
         kind=summary.get("kind", "run"),
         study=summary.get("study") or "",
         facts=summary.get("facts", {}),
+        attempt=summary.get("attempt", 1),
     )
 
 
@@ -256,7 +265,7 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
     """Return the table's header and its rows as texts; a column nobody fills is left out."""
     params = list(dict.fromkeys(key for row in rows for key in row.params))[:_MOST_PARAMS]
     logged = list(dict.fromkeys(key for row in rows for key in row.logged if key != "loss"))
-    header = ["#", "run", "state", "layout", "ranks", *params, "steps", "last loss"]
+    header = ["#", "run", "state", "attempt", "layout", "ranks", *params, "steps", "last loss"]
     header += [f"last {key}" for key in logged[:_MOST_LOGGED]]
     header += ["step ms", "median ms", "samples/s", "comm %", "seconds", "started"]
     header += ["in MLflow"]
@@ -264,7 +273,8 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
     for place, row in enumerate(rows, 1):
         value = row.values.get
         name = f"└ {row.name}" if row.study else row.name
-        texts = [str(place), name, row.state, row.layout]
+        attempt = str(row.attempt) if row.attempt > 1 else ""
+        texts = [str(place), name, row.state, attempt, row.layout]
         texts += [str(row.world_size), *(row.params.get(key, "") for key in params)]
         texts += [str(row.steps) if row.kind == "run" else "", number(value("loss"))]
         texts += [number(value(key)) for key in logged[:_MOST_LOGGED]]

@@ -152,6 +152,7 @@ class RunSender:
             )
             if found:
                 state.run_id = found[0].info.run_id
+                self._fold_failed()
                 return
         state.creating = True
         self._run.save(state)
@@ -162,6 +163,22 @@ class RunSender:
             run_name=begin.name,
         )
         state.run_id, state.creating = created.info.run_id, False
+        self._fold_failed()
+
+    def _fold_failed(self) -> None:
+        """Put the run of the attempt that this one makes again below it, under a name of its own.
+
+        What MLflow has of a run stays: one that begins again from step 1 has to be another.
+        """
+        if self._begin.starts_over is None:
+            return
+        failed = SpooledRun(self._run.folder.parent / self._begin.starts_over)
+        run_id = failed.state().run_id
+        if not run_id or self._known(run_id) is None:
+            return
+        name = f"{failed.summary()['name']} (attempt {failed.summary().get('attempt', 1)})"
+        self._client.update_run(run_id, name=name)
+        self._client.set_tag(run_id, "mlflow.parentRunId", self._state.run_id)
 
     def _nesting(self) -> dict[str, str]:
         """Return the tag that nests the run under its study."""

@@ -51,7 +51,8 @@ class Begin:
     where the client chooses it (None: the server's business). `continues` is the key of the run in
     this spool that this one goes on with, `first_step` what was added to its steps for that;
     `resume` asks for the newest run of that name, which may only be on the server. `study` is the
-    key of the run under which this one is nested.
+    key of the run under which this one is nested. `starts_over` is the key of the run of the failed
+    attempt which this one makes again from the beginning, `attempt` counts them from 1.
     """
 
     key: str
@@ -64,6 +65,8 @@ class Begin:
     resume: bool = False
     first_step: int = 0
     study: str | None = None
+    starts_over: str | None = None
+    attempt: int = 1
     tags: dict[str, str] = field(default_factory=dict)
 
 

@@ -37,7 +37,7 @@ from nbdist.client.tracking.names import hide_secrets, merge_facts, params_of
 from nbdist.client.tracking.series import Point, RunSeries
 from nbdist.client.tracking.spool import SpoolWriter, spool_of
 from nbdist.client.tracking.story import story
-from nbdist.wire import PUBLISHED, Record
+from nbdist.wire import GOES_ON, PUBLISHED, Record
 
 Outcome = Literal["finished", "failed", "interrupted"]
 STATUS: dict[Outcome, str] = {
@@ -107,7 +107,8 @@ class RunWriter:
         make_private_folder(place.folder)
         self._explained = explained
         self._place, self._info, self._cells, self._feed = place, info, cells, feed
-        before = continued(place, info, self._facts())
+        goes_on = any(GOES_ON in told for told in dict(feed.facts).values())
+        before = continued(place, info, self._facts(), goes_on=goes_on)
         self._curves_before = before.curves() if before else {}
         told_before = before.summary() if before else {}
         self._steps_before = int(told_before.get("steps", 0))
@@ -236,6 +237,7 @@ class RunWriter:
             series.last,
             facts,
             [verdict.sentence for verdict in end.verdicts],
+            attempt=self.begin.attempt,
             has_picture=end.picture is not None,
         )
         self._spool.tags({TAG: hide_secrets(text)})
@@ -246,6 +248,7 @@ class RunWriter:
         facts = merge_facts(told[rank] for rank in sorted(told))
         facts.pop(EXPLAINED, None)
         facts.pop(PUBLISHED, None)
+        facts.pop(GOES_ON, None)
         return facts
 
     def _write_facts(self, settled_only: bool) -> None:

@@ -79,6 +79,7 @@ _failed: str = ""
 _restored = 0  # calls of nbdist.restore before the cell
 _began_at = 0.0
 _steps = 0
+_goes_on = False  # the cell, from a checkpoint
 
 
 def install() -> None:
@@ -90,11 +91,17 @@ def install() -> None:
 
 def begin_cell(asked: Mapping[str, Any] | None, *, is_retry: bool) -> None:
     """Begin a cell, with what it was asked for; None: it saves nothing by itself."""
-    global _asked, _rhythm, _may_go_on, _failed, _restored, _began_at, _steps
+    global _asked, _rhythm, _may_go_on, _failed, _restored, _began_at, _steps, _goes_on
+    _goes_on = False
     _asked = _Asked(asked["every"], asked["since"]) if asked else None
     _rhythm, _failed, _began_at, _steps = Rhythm(), "", 0.0, 0
     _may_go_on = _asked is not None and is_retry
     _restored = restore.calls()
+
+
+def goes_on() -> bool:
+    """Return whether the cell goes on from a checkpoint, restored by it or for it."""
+    return _goes_on or restore.calls() > _restored
 
 
 def end_cell(*, has_succeeded: bool) -> tuple[str, ...]:
@@ -154,7 +161,7 @@ def _tell(_optimizer: Optimizer) -> None:
 
 def _before_pass() -> None:
     """Go on from the newest checkpoint of the cell, where what it trained is gone."""
-    global _may_go_on
+    global _may_go_on, _goes_on
     if not _may_go_on:
         return
     assert _asked is not None
@@ -169,6 +176,7 @@ def _before_pass() -> None:
     if found is not None:
         restore.go_on_from(place, found, repeats=True, among=step_state.here().made() or None)
         resume.forget_repeated()
+        _goes_on = True
 
 
 def _is_lost() -> bool:

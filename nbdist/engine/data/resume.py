@@ -200,6 +200,11 @@ def goes_on_with(optimizers: Iterable[Optimizer]) -> bool:
     return any(one is made for one in optimizers for made in known)
 
 
+def goes_on() -> bool:
+    """Return whether the cell is run again, and its loops go on where they stood."""
+    return _cell.repeats is not None and _cell.repeats.goes_on
+
+
 def forget_repeated() -> None:
     """Let the cell that is run again be a cell like others: it goes on from a checkpoint."""
     _cell.repeats, _cell.inherited = None, []

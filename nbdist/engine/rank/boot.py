@@ -108,6 +108,7 @@ class Program:
         from nbdist.engine.checks import model_facts
         from nbdist.engine.data import resume
         from nbdist.engine.layout import parallelize
+        from nbdist.engine.rank import register
         from nbdist.engine.recovery import snapshot
         from nbdist.engine.steps import step_state
         from nbdist.engine.tap import tap
@@ -118,7 +119,7 @@ class Program:
         self.output.begin_cell(options["cell"])
         self.tracks = bool(options.get("track", True))
         self.published.clear()
-        self.recorder.forget(wire.PUBLISHED, *model_facts.FACTS)
+        self.recorder.forget(wire.PUBLISHED, wire.GOES_ON, *model_facts.FACTS)
         self._first_seq = self.recorder.begin_cell()
         self.kernel.shell.user_ns.update(
             {name: plain.decode(value) for name, value in options.get("params", {}).items()}
@@ -143,6 +144,7 @@ class Program:
         automatic.begin_cell(options.get("checkpoint"), is_retry=bool(options.get("retry")))
         chaos.begin_cell()
         location.running = options["cell"]
+        register.tell_going_on(self.recorder)  # before the cell logs anything
         if line and self.rank == 0:
             print(line)
         torch_profile.begin_cell(options.get("profile"), self.rank, cuda=self.device.type == "cuda")

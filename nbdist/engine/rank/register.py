@@ -15,6 +15,7 @@ from nbdist.engine.checks import first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.data import resume, shards
 from nbdist.engine.group import link_stats
+from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout import layout, parallelize, publish, wrapped
 from nbdist.engine.layout.axes import unused, zero1
 from nbdist.engine.recovery import recovery
@@ -64,6 +65,7 @@ def connect(program: "Program", device: torch.device) -> None:
     wrapped.look_on()
     first_weights.look_on()
     training.at_new_optimizer("trained", lambda optimizer: model_facts.tell(recorder, optimizer))
+    training.at_new_optimizer("going on", lambda _: tell_going_on(recorder))
     program.checks = RankChecks(recorder.add)
     training.at_new_optimizer("checks", program.checks.optimizer_begins)
     training.at_step_end("checks", program.checks.step_ended)
@@ -76,6 +78,12 @@ def connect(program: "Program", device: torch.device) -> None:
         Gpu(device) if device.type == "cuda" else None,
     )
     recorder.before_publishing(program.links.sample, program.devices.sample)
+
+
+def tell_going_on(recorder: Recorder) -> None:
+    """Tell whether the cell goes on with what an attempt before has trained, as far as is known."""
+    if resume.goes_on() or automatic.goes_on():
+        recorder.fact(**{wire.GOES_ON: "yes"})
 
 
 def _tell_published(program: "Program", told: dict[str, Any]) -> None:
