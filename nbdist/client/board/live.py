@@ -187,9 +187,9 @@ class LiveBoard:
             if self._controls is not None and self._controls.wanted != self._name:
                 self._change_view(self._controls.wanted)
                 drawn, due = -1, 0.0
-            if count == drawn:
+            if count == drawn and not self._is_quiet():
                 continue
-            if time.monotonic() < due:
+            if count == drawn or time.monotonic() < due:
                 self._show_words(self._look())
             else:
                 self._draw()
@@ -197,6 +197,10 @@ class LiveBoard:
                 drawn = count
                 due = time.monotonic() + pause_s(PERIOD_S, worked_s, SHARE, waits.share())
             rest_s = max(0.0, due - time.monotonic())
+
+    def _is_quiet(self) -> bool:
+        """Return whether no step has come for so long that words say it, each second anew."""
+        return time.monotonic() - self._telemetry.trained_s > text.IDLE_S
 
     def _has_ended(self, rest_s: float) -> bool:
         """Rest until a view is chosen; return whether the cell has ended."""

@@ -3,6 +3,7 @@
 Any thread may look: series are snapshots, and nothing of the telemetry is held.
 """
 
+import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,7 @@ def look(
             "",
         ),
         history=parts_over_steps(telemetry.series) if name is None else (),
+        idle_s=time.monotonic() - telemetry.trained_s if telemetry.trained_s else 0.0,
     )
 
 

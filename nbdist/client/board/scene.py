@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nbdist.client.board.scales import Floats
+from nbdist.client.board.text import IDLE_S
 from nbdist.client.metrics.analysis.values import PARTS, Analysis, RankStep
 from nbdist.client.metrics.recent import RecentSteps, comm_pct, divided
 
@@ -18,6 +19,7 @@ ALL = -1  # the rank of a line that is of all of them
 # From which share of the longest step a part counts: half a pixel where a picture stays. Live ones
 # must not come and go, for each time the page is composed anew.
 SEEN, SEEN_LIVE = 4e-3, 1e-4
+IDLE_STEPS = 10  # so many a training may be quiet, and `IDLE_S`
 REPORT_S = 0.25  # a rank's report may be late by so much on a busy machine
 
 
@@ -122,7 +124,8 @@ class Scene:
     `devices` what processes and devices do over the seconds, and `gpu_unknown` says what of GPUs is
     not known. `history` is what steps were made of over the whole run, a panel a part (see
     part_history.py), only once the cell has ended. `outcome` is how the cell ended, finished,
-    failed or interrupted; None while it runs.
+    failed or interrupted; None while it runs. `idle_s` is for how long no step and no logged value
+    had come when the scene was read.
     """
 
     panels: tuple[Panel, ...]
@@ -136,6 +139,7 @@ class Scene:
     gpu_unknown: str = ""
     history: tuple[Panel, ...] = ()
     outcome: str | None = None
+    idle_s: float = 0.0
 
     def panel(self, key: str) -> Panel:
         """Return the plot of `key`, which must be there."""
@@ -159,6 +163,21 @@ class Scene:
         return max((row.step for row in self.rows), default=0)
 
     @property
+    def step(self) -> int:
+        """Return the step that a sentence is about: once it is over the last one, as in the run.
+
+        A rank that was killed has not told its last ones: they are no part of where all stand.
+        """
+        return self.first_step if self.outcome is None else self.last_step
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Return the newest losses by rank: once it is over of those that told the last step."""
+        ended = self.outcome is not None
+        told = [row for row in self.rows if not ended or row.step == self.last_step]
+        return {row.rank: row.loss for row in told if row.loss is not None}
+
+    @property
     def records(self) -> int:
         """Return how many records the longest line shows, 1 when there is no line."""
         return max((len(line.x) for panel in self.panels for line in panel.lines), default=1)
@@ -172,6 +191,12 @@ class Scene:
     def ranks(self) -> tuple[int, ...]:
         """Return the ranks of the cell."""
         return tuple(row.rank for row in self.rows)
+
+    @property
+    def stands_still(self) -> bool:
+        """Return whether nothing has come for longer than the steps so far let one expect."""
+        step_s = 1 / self.steps_per_s if self.steps_per_s else 0.0
+        return self.idle_s > max(IDLE_S, IDLE_STEPS * step_s)
 
     def state(self, row: Row) -> str:
         """Return what a rank does, as far as its records tell."""

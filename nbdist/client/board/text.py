@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for its type alone: the scene loads numpy
 
 STYLE = "font: 12px/1.5 var(--jp-ui-font-family, sans-serif); font-variant-numeric: tabular-nums"
 _LISTED = re.compile(r"^(\d*)([-+=.)])")  # what begins a list or a heading
+IDLE_S = 5.0  # so long a training may be quiet before it is said
 MARKDOWN = str.maketrans({c: "\\" + c for c in "\\`*_[]<>#$|~&"})
 ENDINGS = {
     "finished": " over ",
@@ -70,19 +71,23 @@ def markdown(text: str) -> str:
 def progress(scene: "Scene", elapsed_s: float, pictured: int | None = None) -> str:
     """Return the progress: 812 [00:24, 34.1 steps/s] · 12/100 of this epoch, 00:03 left in it.
 
-    `pictured` is the step of a picture that is old: where it is another, that is said.
+    Where the training stands still, that stands there instead of what it would take. `pictured` is
+    the step of a picture that is old: where it is another, that is said.
 
     A loader knows the end of its pass alone, so nothing is said of the end of the loop.
     """
     done, speed = scene.first_step, scene.steps_per_s
     parts = [clock(elapsed_s)]
-    if speed:
+    stands_still = scene.stands_still
+    if speed and not stands_still:
         parts.append(f"{figure(speed)} steps/s")
     text = f"{done:,} [{', '.join(parts)}]" if scene.last_step else f"[{parts[0]}]"
     if scene.epoch is not None:
         text += f" · {scene.epoch}"
-        if speed:
+        if speed and not stands_still:
             text += f", {clock((scene.epoch.steps - scene.epoch.done) / speed)} left in it"
+    if stands_still:
+        text += f" · no {'step' if scene.last_step else 'record'} for {clock(scene.idle_s)}"
     if scene.is_behind:
         last = next(row.rank for row in scene.reporting if row.step == scene.first_step)
         text += f" · ranks at {scene.first_step:,}–{scene.last_step:,}, rank {last} is last"

@@ -18,6 +18,7 @@ half the memory. Subscribers see every record. At most `MAX_KEYS` keys have a se
 
 import logging
 import threading
+import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -98,6 +99,7 @@ class Telemetry:
         first_record: Set when the first step or logged value has arrived: from now on the cell is a
             run. Collectives and links alone, as of a cell with a `dist.barrier()`, make none.
         count: Records received, each counted once.
+        trained_s: When the newest step or logged value came, by `time.monotonic()`; 0 before one.
         ignored_keys: Keys beyond `MAX_KEYS`, which have no series.
     """
 
@@ -112,6 +114,7 @@ class Telemetry:
         self.facts: dict[int, dict[str, str]] = {}
         self.first_record = threading.Event()
         self.count = 0
+        self.trained_s = 0.0
         self.ignored_keys: set[str] = set()
         self._begin = dict(begin or {})
         self._received: dict[int, _Ranges] = {}
@@ -139,6 +142,7 @@ class Telemetry:
             self._remember(batch.rank, fresh, is_late)
             self.count += len(fresh)
             if any(record.kind in RUN_KINDS for record in fresh):
+                self.trained_s = time.monotonic()
                 self.first_record.set()
             self._tell(fresh)
 

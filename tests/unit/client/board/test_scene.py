@@ -226,6 +226,20 @@ def test_progress_reads_like_tqdm_and_names_the_last_rank() -> None:
     assert line.endswith("ranks at 20–60, rank 1 is last")
 
 
+def test_a_training_that_stands_still_is_told_no_time_that_is_left() -> None:
+    view = look(training(2, 20, total=100), cell_info(2))
+    assert view.idle_s < text.IDLE_S
+    goes, stands = (
+        text.progress(replace(view, idle_s=idle_s), elapsed_s=75) for idle_s in (1.0, 12.0)
+    )
+    assert "steps/s" in goes
+    assert goes.endswith("left in it")
+    assert stands == "20 [01:15] · 20/100 of this epoch · no step for 00:12"
+    # Steps of 20 s each are no standstill.
+    slow = replace(view, idle_s=12.0, rows=tuple(replace(r, steps_per_s=0.05) for r in view.rows))
+    assert text.progress(slow, elapsed_s=75).endswith("left in it")
+
+
 def test_ranks_whose_reports_are_a_moment_apart_are_told_as_abreast() -> None:
     telemetry = training(2, 20, total=100)
     telemetry.receive(steps_of(0, 2, 3, first=21, total=100))
