@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -174,6 +174,33 @@ def test_the_sentences_of_the_board_agree(shown: Shown) -> None:
     assert sum(shares) == pytest.approx(shown.comm_pct, abs=1.0)
     agrees(found(r"([\d.]+) % waiting", of_step), shown.mlflow()["wait_pct"])
     agrees(found(r"loss ([\d.]+)", VIEWS["loss"].sentence(shown.scene)), shown.loss)
+
+
+def test_where_a_rank_was_killed_the_last_step_is_the_same_everywhere(tmp_path: Path) -> None:
+    """Its last records went with it; the others told theirs."""
+    info = CellInfo(5, "train()", RANKS, 2, "gloo", ("cpu", "cpu"), run_name="killed")
+    telemetry = Telemetry()
+    home = tmp_path / ".nbdist"
+    place = RunPlace(home, f"sqlite:///{home}/mlflow.db", "numbers")
+    writer = RunWriter(place, info, [info], telemetry, 10**9)
+    for step in range(1, 31):
+        for rank in RANKS[: 2 if step <= 20 else 1]:
+            values = {"loss": 1 / step + rank, "step_s": 0.01}
+            record = Record(rank, step - 1, "step", step, 10**15 + 10**7 * step, values)
+            telemetry.receive(Batch(rank, (record,)))
+            writer.add([record])
+    running = look(telemetry, info)
+    assert VIEWS["overview"].sentence(running).startswith("Step 20, loss 0.5")
+    writer.end(RunEnd("failed", None, None, 2 * 10**9))
+    writer.close()
+
+    scene = replace(running, outcome="failed")
+    (row,) = run_list.runs(home)
+    for name in ("overview", "loss"):
+        said = VIEWS[name].sentence(scene)
+        assert found(r"Step (\d+)", said) == str(row.steps) == "30"
+        agrees(found(r"loss ([\d.]+)", said), row.values["loss"])
+    assert row.values["loss"] == pytest.approx(1 / 30)
 
 
 def test_the_list_of_runs_agrees(shown: Shown) -> None:

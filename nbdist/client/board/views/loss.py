@@ -81,14 +81,14 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
 
 def sentence(scene: "Scene") -> str:
     """Return the mean loss, and its range over the ranks."""
-    losses = {row.rank: row.loss for row in scene.rows if row.loss is not None}
+    losses = scene.losses
     if not losses:
         return "No loss has been recorded yet."
     bad = [rank for rank, loss in losses.items() if not math.isfinite(loss)]
     if bad:
-        return f"Step {scene.first_step:,}: the loss of {name_ranks(bad)} is not finite."
+        return f"Step {scene.step:,}: the loss of {name_ranks(bad)} is not finite."
     high, low = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
-    text = f"Step {scene.first_step:,}: loss {figure(sum(losses.values()) / len(losses))}"
+    text = f"Step {scene.step:,}: loss {figure(sum(losses.values()) / len(losses))}"
     least, most = figure(losses[low]), figure(losses[high])
     if least != most:
         text += f", from {least} on rank {low} to {most} on rank {high}"

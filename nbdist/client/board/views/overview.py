@@ -83,8 +83,8 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
 def sentence(scene: "Scene") -> str:
     """Return the step, the loss, the share of communication, and who makes others wait."""
     of = f" ({scene.epoch})" if scene.epoch is not None and scene.outcome is None else ""
-    parts = [f"Step {scene.first_step:,}{of}" if scene.last_step else "Logging"]
-    losses = {row.rank: row.loss for row in scene.rows if row.loss is not None}
+    parts = [f"Step {scene.step:,}{of}" if scene.last_step else "Logging"]
+    losses = scene.losses
     if losses:
         bad = [rank for rank, loss in losses.items() if not math.isfinite(loss)]
         mean = sum(losses.values()) / len(losses)
