@@ -52,6 +52,14 @@ def test_looking_sets_no_view_and_the_option_does_from_the_next_cell_on(notebook
         notebook.run('%config NBDist.view = "overview"')
 
 
+def test_what_builds_a_model_counts_as_no_collective_that_was_left_out(notebook: Kernel) -> None:
+    ddp = TRAIN.replace("opt =", "model = torch.nn.parallel.DistributedDataParallel(model)\nopt =")
+    notebook.cell(ddp.replace("range(60)", "range(10)"), "--no-track")
+    shown = notebook.run("%dist board collectives")
+    assert "collectives per step" in shown.text
+    assert "not timed" not in shown.text
+
+
 def test_the_run_that_runs_is_shown_by_its_name(notebook: Kernel) -> None:
     notebook.run(
         "import nbdist, pathlib, threading, time\n"

@@ -231,15 +231,15 @@ def take(step: int | None = None, end_ns: int | None = None, *, is_next: bool = 
         _find_begins(ended)
     is_timed = state.level == "full" and state.told == state.collectives
     total_ns = _total_ns(ended) if is_timed else None
-    state.skipped += state.collectives - state.told
     state.rows += ended
     total_ns = _take_cuda(total_ns)
     told = None
-    if step is None:
-        state.skipped += len(state.rows)
+    if step is not None:
+        state.skipped += state.collectives - state.told
+    else:  # what builds a model, or ends a cell, is nothing that was left out of steps
         state.rows, state.waits = [], deque(maxlen=MAX_ROWS)
         state.cuda.forget()
-    elif state.level == "full":
+    if step is not None and state.level == "full":
         if state.is_telling:
             state.late.append((step, end_ns or perf_counter_ns()))
         state.is_telling = is_next and state.stride.tells(step + 1)
