@@ -16,13 +16,15 @@ def test_a_run_of_yesterday_shows_the_same_board_in_a_kernel_without_ranks(
     notebook: Kernel,
 ) -> None:
     notebook.cell(TRAIN, "--run yesterday")
-    notebook.cell("nbdist.log(x=1)", "--run today")
+    notebook.cell("nbdist.log(x=1)", "--run 'of today'")
     now = notebook.run("nbdist.current().show_board('step', run='yesterday')")
     later = Kernel(notebook.folder)
     try:
         later.run("%load_ext nbdist")
         assert "yesterday" in later.complete("%dist board yes")
         assert later.complete("%dist board yesterday col") == ["collectives"]
+        assert later.complete("%dist board of") == ["'of today'"]
+        assert later.complete("%dist runs 'of to") == ["'of today'"]
         shown = later.run("%dist board yesterday step")
         assert shown.error is None
         pictures = [["image/png", "text/html", "text/plain"]]
@@ -35,7 +37,7 @@ def test_a_run_of_yesterday_shows_the_same_board_in_a_kernel_without_ranks(
         assert "There is no board yet in this kernel" in none_yet.error[2]
         unknown = later.run("%dist board yesterdy")
         assert unknown.error is not None
-        assert "did you mean yesterday? The newest runs: today, yesterday" in unknown.error[2]
+        assert "did you mean yesterday? The newest runs: of today, yesterday" in unknown.error[2]
     finally:
         later.close()
 

@@ -44,7 +44,7 @@ def _complete(shell: Any) -> None:
         words = completion.complete(line, column, values)
         if words:
             found = [SimpleCompletion(text=word, type="param") for word in words]
-            fragment = line[:column].rsplit(" ", 1)[-1]
+            fragment = completion.typed_word(line, column)
             return {"completions": found, "suppress": True, "matched_fragment": fragment}
         above = context.full_text.split("\n")[: context.cursor_line]
         text = "\n".join([*above, line[:column]])

@@ -12,6 +12,7 @@ from nbdist.client.board import VIEWS
 from nbdist.client.notebook import arguments
 
 _MAGICS = ("%dist", "%%distributed")
+_QUOTES = ("'", '"')
 _PATH = re.compile(r"(?<![\w.)\]}'\"])((?:[^\W\d]\w*\.)*)([^\W\d]\w*)?$")
 
 
@@ -53,7 +54,13 @@ def complete(text: str, cursor: int, values: Values | None = None) -> list[str]:
         return _kinds(last)
     previous = before[-1] if before else ""
     offered = _values(command, previous if previous in options else "", values or Values(), before)
-    return [word for word in map(shlex.quote, offered) if word.startswith(last)]
+    closed = text[cursor : cursor + 1]  # editors close a quote as soon as it is opened
+    return [_as_typed(word, last, closed) for word in offered if word.startswith(_plain(last))]
+
+
+def typed_word(text: str, cursor: int) -> str:
+    """Return what is typed of the word that `complete` completes, with its quote if it has one."""
+    return _words(text, cursor)[2]
 
 
 def help_at(text: str, cursor: int) -> str:
@@ -109,10 +116,39 @@ def _words(text: str, cursor: int, *, whole: bool = False) -> tuple[str, list[st
     magic, space, rest = line.partition(" ")
     if not space:
         return (magic if whole else ""), [], ""
-    *before, last = rest.split(" ")
+    *before, last = _split(rest)
     if whole:
         before, last = [*before, last], ""
-    return magic, [word for word in before if word], last
+    return magic, [_plain(word) for word in before if word], last
+
+
+def _split(line: str) -> list[str]:
+    """Return a line's words as they are typed, the last one perhaps with an open quote."""
+    words, quote = [""], ""
+    for letter in line:
+        if letter == " " and not quote:
+            words.append("")
+            continue
+        if letter == quote:
+            quote = ""
+        elif letter in _QUOTES and words[-1] == "":  # within a word it is an apostrophe
+            quote = letter
+        words[-1] += letter
+    return words
+
+
+def _plain(word: str) -> str:
+    """Return a word without its quotes."""
+    is_quoted = word[:1] in _QUOTES
+    return word[1:].removesuffix(word[0]) if word and is_quoted else word
+
+
+def _as_typed(word: str, last: str, closed: str) -> str:
+    """Return a word as it has to stand in the line, in the quotes in which it was begun."""
+    quote = last[:1] if last[:1] in _QUOTES else ""
+    if not quote or quote in word:
+        return shlex.quote(word)
+    return f"{quote}{word}{'' if closed == quote else quote}"
 
 
 def _kinds(last: str) -> list[str]:

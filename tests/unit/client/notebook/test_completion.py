@@ -8,6 +8,7 @@ from nbdist.client.notebook.completion import (
     fitting,
     help_at,
     hint,
+    typed_word,
     word_of_ranks,
 )
 
@@ -40,10 +41,23 @@ VALUES = Values(
         ("%dist board careful step ", []),
         ("%dist board --run ", ["careful", "'my run'"]),
         ("%dist board --run careful lo", ["loss"]),
+        ("%dist runs my", ["'my run'"]),
+        ("%dist board my", ["'my run'"]),
+        ("%dist board 'my r", ["'my run'"]),
+        ('%dist board "my r', ['"my run"']),
+        ("%dist board 'my run' st", ["step"]),
+        ("%dist runs 'my run' ca", ["careful"]),
+        ("%%distributed -p it's --run ca", ["careful"]),
     ],
 )
 def test_values_of_magics_complete(text: str, expected: list[str]) -> None:
     assert complete(text, len(text), VALUES) == expected
+
+
+def test_a_quote_that_the_editor_has_closed_is_not_closed_twice() -> None:
+    line = "%dist board 'my '"
+    assert complete(line, len(line) - 1, VALUES) == ["'my run"]
+    assert typed_word(line, len(line) - 1) == "'my "
 
 
 @pytest.mark.parametrize(
