@@ -39,9 +39,9 @@ PART_LABELS = {"hidden": "communication hidden behind compute"}
 
 MANY = 8  # more ranks than this are shown as a band, not as one line each
 
-# The grey with the same contrast (4.3) on white and on #111: all that can be done for text
-# when the kernel cannot know the theme.
-MID_GREY = "#797979"
+# Text where the kernel cannot know the theme: no grey has WCAG's 4.5 on white and on #111. This one
+# has it on `PAPER`, which lies under the picture wherever the page does not tell its theme either.
+MID_GREY, PAPER = "#767676", "#ffffff"
 
 # What such a picture's colours are multiplied with where the page tells its theme: text gets a
 # contrast of 6 on white and on #111.

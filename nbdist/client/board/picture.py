@@ -10,8 +10,9 @@ times what one PNG did.
 image/png, with one pixel for each CSS pixel, is for what shows no HTML: PDF, diffs of notebooks. A
 viewer that removes data URIs from HTML, as GitHub did from 2021 to 2024, shows the words alone.
 
-Grey that is readable on white and on black alike has a contrast of 4.3 at most. Where the page
-tells its theme, colours of a picture without a background get darker or lighter with it.
+Grey that is readable on white and on black alike has a contrast of 4.3 at most, and 4.5 is asked of
+text. Where the page tells its theme, colours of a picture without a background get darker or lighter
+with it. Elsewhere, and in the PNG, white lies under it.
 """
 
 import base64
@@ -19,7 +20,7 @@ import html
 import io
 
 from nbdist.client.board.measures import WIDE
-from nbdist.client.board.palette import BRIGHTNESS, Theme
+from nbdist.client.board.palette import BRIGHTNESS, PAPER, Theme
 from nbdist.client.output.result import Display
 
 SWITCH_PX = 860  # output's width from which the wide picture's letters have ten pixels or more
@@ -33,6 +34,7 @@ _PAGES = {
 }
 ON_PAGES = "<style>{}</style>".format(
     " ".join(
+        f"{page} .{AUTO_CLASS} {{background: none !important}} "
         f"{page} .{AUTO_CLASS} img {{filter: brightness({BRIGHTNESS[theme]})}}"
         for theme, pages in _PAGES.items()
         for page in pages
@@ -84,18 +86,26 @@ def framed(images: str, theme: Theme) -> str:
     frame = 'style="overflow-x: auto"'
     if theme.background is not None:
         return f"<div {frame}>{images}</div>"
+    frame = f'style="overflow-x: auto; background: {PAPER}"'  # inline: a page may drop all rules
     return f'{ON_PAGES}<div class="{AUTO_CLASS}" {frame}>{images}</div>'
 
 
 def halved(png: bytes, theme: Theme) -> bytes:
-    """Return a picture with half of its pixels in each direction, in the colours of `theme`."""
+    """Return a picture with half of its pixels in each direction, in the colours of `theme`.
+
+    One without a background gets a white one: what shows a PNG alone may be dark.
+    """
     import numpy as np
     from PIL import Image
 
     from nbdist.client.board import colors
 
     with Image.open(io.BytesIO(png)) as image:
-        return colors.png(np.asarray(image.convert("RGBA").reduce(2)), theme, small=True)
+        half = image.convert("RGBA").reduce(2)
+    if theme.background is None:
+        theme = Theme(theme.text, PAPER)
+        half = Image.alpha_composite(Image.new("RGBA", half.size, PAPER), half)
+    return colors.png(np.asarray(half), theme, small=True)
 
 
 def _display(page: str, png: bytes, alt: str, theme: Theme) -> Display:

@@ -16,6 +16,7 @@ from PIL import Image
 from nbdist.client.board import VIEWS, compare_plot, palette
 from nbdist.client.board.look import look
 from nbdist.client.board.measures import NARROW, WIDE
+from nbdist.client.board.palette import PAPER
 from nbdist.client.board.past import NARROW_SHARP, SHARP, Past
 from nbdist.client.board.picture import AUTO_CLASS, NARROW_PX, SWITCH_PX, single
 from nbdist.client.output.result import Display
@@ -140,3 +141,18 @@ def test_a_comparison_of_runs_has_its_alt_text_and_the_colours_of_its_runs() -> 
     color, _ = palette.line_style(0)
     pixels = np.asarray(image.convert("RGB"))
     assert (pixels == list(bytes.fromhex(color[1:]))).all(axis=2).any()
+
+
+def test_where_no_theme_is_told_white_lies_under_the_picture() -> None:
+    shown = picture("overview", "auto").data
+    frame = f'<div class="{AUTO_CLASS}" style="overflow-x: auto; background: {PAPER}">'
+    assert frame in shown["text/html"]
+    for page in ('[data-jp-theme-light="false"]', ".vscode-dark"):
+        assert f"{page} .{AUTO_CLASS} {{background: none !important}}" in shown["text/html"]
+    with Image.open(io.BytesIO(base64.b64decode(shown["image/png"]))) as alone:
+        colors = alone.convert("RGBA").getcolors(1 << 20)
+    assert colors is not None
+    assert max(colors)[1] == (255, 255, 255, 255)
+    assert all(color[3] == 255 for _, color in colors)
+    assert any(color[:3] == (0x76, 0x76, 0x76) for _, color in colors)  # letters
+    assert PAPER not in picture("overview", "dark").data["text/html"]
