@@ -174,6 +174,12 @@ def test_a_runs_page_says_who_made_others_wait_and_shows_the_board(
     page.goto(f"{url.partition('/#')[0]}/#/experiments/1/runs/{run_id}")
     for said in (VERDICT, "Layout:", "ddp on 4 ranks", "equal within round-off over 3 steps"):
         page.get_by_text(said).first.wait_for(timeout=30_000)
+    folded = page.get_by_text("Show more").bounding_box()
+    for said in ("Finished after 100 steps", VERDICT):  # seen without a click
+        box = page.get_by_text(said).first.bounding_box()
+        assert box is not None
+        assert folded is not None
+        assert box["y"] + box["height"] < folded["y"] - 20
     board = page.locator('img[src*="board.png"]')  # MLflow drops its alternative text
     board.wait_for(timeout=30_000)
     page.wait_for_function(

@@ -13,6 +13,7 @@ from nbdist.formatting import counted, figure
 TAG = "mlflow.note.content"
 RUN_ID, EXPERIMENT_ID = "{run_id}", "{experiment_id}"  # whoever sends the run knows them
 MOST_CHARACTERS = 4000  # below the least limit that MLflow's stores have for a tag
+_BREAK = "  \n"  # a new line of the same paragraph
 _SIGNS = str.maketrans({sign: "\\" + sign for sign in "\\`*_[]<>#$|~"})
 
 
@@ -37,12 +38,13 @@ def description(
         attempt: Which attempt at its cell it is; those before it have failed.
         has_picture: Whether `board.png` is among its artifacts.
     """
-    said = [f"**{_escaped(sentence)}**" for sentence in verdicts]
-    if not said and steps >= RECENT and values.get("wait_pct") is not None:
-        said = [f"No rank stands out over the last {RECENT} steps."]
+    first = [f"**{_escaped(sentence)}**" for sentence in verdicts]
+    if not first and steps >= RECENT and values.get("wait_pct") is not None:
+        first = [f"No rank stands out over the last {RECENT} steps."]
     numbers = ", ".join([counted(steps, "step"), *_told(values)])
     again = f" in attempt {attempt} ({attempt - 1} failed before)" if attempt > 1 else ""
-    said.append(f"{outcome.capitalize()}{again} after {numbers}.")
+    # A run's page folds all behind three lines: the numbers take the first one, the verdict follows.
+    said = [_BREAK.join([f"{outcome.capitalize()}{again} after {numbers}.", *first])]
     ranks = counted(int(facts.get("world_size", 1)), "rank")
     layout = facts.get("layout")
     said.append(f"**Layout:** {_escaped(layout)} on {ranks}" if layout else f"**Ranks:** {ranks}")

@@ -13,8 +13,8 @@ FACTS = {"world_size": "2", "layout": "fsdp=2", "proof": "equal bit for bit"}
 def test_it_has_verdict_numbers_layout_proof_and_picture() -> None:
     said = description("finished", 300, VALUES, FACTS, ["Rank 1 is slow."], has_picture=True)
     assert said.split("\n\n") == [
+        "Finished after 300 steps, loss 0.123, 12.3 ms per step, 13 % of it in communication.  \n"
         "**Rank 1 is slow.**",
-        "Finished after 300 steps, loss 0.123, 12.3 ms per step, 13 % of it in communication.",
         "**Layout:** fsdp=2 on 2 ranks",
         "**Proof** (`layout.verify`): equal bit for bit",
         f"[Charts of all runs]({CHARTS})",
@@ -34,7 +34,7 @@ def test_that_no_rank_stands_out_is_said_when_enough_steps_were_compared() -> No
         return description("finished", steps, VALUES, FACTS, [], has_picture=False)
 
     assert "stands out" not in said(9)
-    assert said(90).startswith("No rank stands out over the last 50 steps.")
+    assert said(90).splitlines()[1] == "No rank stands out over the last 50 steps."
 
 
 def test_words_from_outside_are_no_markdown_and_leave_room_for_the_picture() -> None:
