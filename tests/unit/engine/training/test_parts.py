@@ -96,6 +96,24 @@ def test_without_a_loader_forward_begins_where_the_optimizer_has_ended(clock: Cl
     assert clock.close()["forward"] == 4
 
 
+@pytest.mark.parametrize("waited", [0, 4])  # by itself, and under DDP, whose backward waits
+def test_what_python_does_before_a_forward_is_compute_with_ddp_and_without(
+    clock: Clock, waited: int
+) -> None:
+    clock.step(1)
+    clock.close()
+    clock.run(20)  # it sleeps, or augments
+    clock.run(3)  # the model
+    clock.backward(6, blocked=waited)
+    clock.step(1)
+    assert clock.close() == {
+        "forward": 23,
+        "backward": 6,
+        "compute": 29 - waited,
+        "optimizer": 1,
+    } | ({"comm": waited} if waited else {})
+
+
 def test_between_two_backwards_lies_a_forward_and_after_the_last_the_rest(clock: Clock) -> None:
     for _ in range(3):  # accumulation
         clock.fetch(2)
