@@ -187,7 +187,10 @@ def test_an_attempt_that_starts_over_is_a_run_with_the_failed_one_below_it(
     steps = [p.step for p in notebook.client.get_metric_history(run.info.run_id, "loss")]
     assert (run.info.run_name, sorted(steps)) == ("again", [1, 2, 3, 4, 5])
     assert run.data.tags["nbdist.attempt"] == "2"
-    assert "Finished in attempt 2 (1 failed before) after 5 steps" in run.data.tags["mlflow.note.content"]
+    assert (
+        "Finished in attempt 2 (1 failed before) after 5 steps"
+        in run.data.tags["mlflow.note.content"]
+    )
     assert (failed.info.run_name, failed.info.status) == ("again (attempt 1)", "FAILED")
     assert failed.data.tags["mlflow.parentRunId"] == run.info.run_id
 

@@ -47,8 +47,8 @@ def continued(
     """Return the run of this folder that the cell goes on with, if it goes on with any.
 
     That is the run that a failed attempt at the same cell has begun, where this one `goes_on` with
-    what that had trained, or with `--resume` the newest of the cell's name. A newer one that only the
-    server knows is found when the run is sent.
+    what that had trained, or with `--resume` the newest of the cell's name. A newer one that only
+    the server knows is found when the run is sent.
     """
     failed = failed_attempt(place, info)
     if failed is not None and (goes_on or info.resume):

@@ -43,7 +43,7 @@ def description(
         first = [f"No rank stands out over the last {RECENT} steps."]
     numbers = ", ".join([counted(steps, "step"), *_told(values)])
     again = f" in attempt {attempt} ({attempt - 1} failed before)" if attempt > 1 else ""
-    # A run's page folds all behind three lines: the numbers take the first one, the verdict follows.
+    # A run's page folds all behind three lines: numbers take the first one, the verdict follows.
     said = [_BREAK.join([f"{outcome.capitalize()}{again} after {numbers}.", *first])]
     ranks = counted(int(facts.get("world_size", 1)), "rank")
     layout = facts.get("layout")

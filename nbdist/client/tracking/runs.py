@@ -18,6 +18,7 @@ _MOST_PARAMS = 4
 _MOST_LOGGED = 3
 _MOST_NAMED = 8
 _UNEVEN = 0.2  # of a step's mean: its median is shown too
+_BEFORE = ("continues", "starts_over")  # what names an earlier run that is no row of its own
 _MOST_SEARCHED = 1000  # runs, for one of a name
 
 
@@ -127,7 +128,7 @@ def runs(folder: Path, experiment: str | None = None, limit: int = 20) -> tuple[
         summary = run.summary()
         if not summary or (experiment is not None and summary["experiment"] != experiment):
             continue
-        continued |= {summary.get("continues"), summary.get("starts_over")} - {None}
+        continued |= {key for name in _BEFORE if (key := summary.get(name))}
         if run.key not in continued:
             rows.append(_row(run, summary))
         if len(rows) == limit:
