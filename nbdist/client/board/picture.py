@@ -10,7 +10,7 @@ times what one PNG did.
 image/png, with one pixel for each CSS pixel, is for what shows no HTML: PDF, diffs of notebooks. A
 viewer that removes data URIs from HTML, as GitHub did from 2021 to 2024, shows the words alone.
 
-Grey that is readable on white and on black alike has a contrast of 4.3 at most; WCAG asks text for 4.5.
+Grey that is readable on white and on black alike has a contrast of 4.3 at most, below WCAG's 4.5.
 Where the page tells its theme, colours of a picture without a background get darker or
 lighter with it. Elsewhere, and in the PNG, white lies under it.
 """
