@@ -14,6 +14,7 @@ order of lanes: where the number of ranks divides that of lanes, each lane belon
 Source: tf.data's `interleave` with a fixed cycle, made random access by its arithmetic.
 """
 
+import bisect
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class _Lane:
     """The groups that one lane takes, and how many samples it has given before each of them."""
 
     groups: list[int]
-    starts: Ints  # int64[groups + 1]; the last one is all that the lane gives
+    starts: list[int]  # [groups + 1]; the last one is all that the lane gives
 
 
 class Interleave:
@@ -75,10 +76,16 @@ class Interleave:
             self._before_group[lane.groups] = lane.starts[:-1]
         self._ends = np.array([lane.starts[-1] for lane in self._lanes], dtype=np.int64)
         self._sorted_ends = np.sort(self._ends)
+        self._given = (-1, self._ends)  # the newest answer: a batch begins where the last one ended
         self._before_end = np.array([self._before(r) for r in self._sorted_ends], dtype=np.int64)
 
     def given(self, position: int) -> Ints:
         """Return how many samples each lane has given before a position: int64[lanes]."""
+        if self._given[0] != position:
+            self._given = position, self._find_given(position)
+        return self._given[1]
+
+    def _find_given(self, position: int) -> Ints:
         # Between two lanes' ends every round has the same number of samples.
         nth = int(np.searchsorted(self._before_end, position, side="right"))
         if nth == len(self._ends):
@@ -100,27 +107,23 @@ class Interleave:
             part: Positions of the part, in the range of the batch.
         """
         lows, highs = self.given(start), self.given(end)
-        offsets = np.concatenate(([0], np.cumsum(highs - lows))) + start
-        first = int(np.searchsorted(offsets, part.start, side="right")) - 1
         found: list[Piece] = []
-        for lane in range(first, len(self._lanes)):
-            offset = int(offsets[lane])
+        offset = start  # of the lane's samples in the batch
+        for lane, (low, high) in enumerate(zip(lows.tolist(), highs.tolist(), strict=True)):
             if offset >= part.stop:
                 break
-            low = int(lows[lane])
-            found += self._of_lane(
-                lane,
-                low + max(0, part.start - offset),
-                min(int(highs[lane]), low + part.stop - offset),
-            )
+            first, last = max(low, low + part.start - offset), min(high, low + part.stop - offset)
+            if first < last:
+                found += self._of_lane(lane, first, last)
+            offset += high - low
         return found
 
     def _of_lane(self, lane: int, low: int, high: int) -> list[Piece]:
         groups, starts = self._lanes[lane].groups, self._lanes[lane].starts
         found = []
-        nth = int(np.searchsorted(starts, low, side="right")) - 1
+        nth = bisect.bisect_right(starts, low) - 1
         while low < high:
-            begin, stop = int(starts[nth]), min(high, int(starts[nth + 1]))
+            begin, stop = starts[nth], min(high, starts[nth + 1])
             found.append(Piece(lane, groups[nth], low - begin, stop - begin))
             low, nth = stop, nth + 1
         return found
@@ -164,8 +167,7 @@ def _shared_out(order: Ints, sizes: Ints, lanes: int) -> list[_Lane]:
         taken[lane].append(group)
         heapq.heapreplace(free, (round_ + int(sizes[group]), lane))
     return [
-        _Lane(groups, np.concatenate(([0], np.cumsum(sizes[groups], dtype=np.int64))))
-        for groups in taken
+        _Lane(groups, [0, *np.cumsum(sizes[groups], dtype=np.int64).tolist()]) for groups in taken
     ]
 
 

@@ -55,7 +55,8 @@ def loader(
 
     Args:
         dataset: Anything with a length and items by index; or a folder, pattern or URL of Parquet
-            files, or a list of these.
+            or Arrow files, or a list of these; a Delta table, its DeltaTable, pyiceberg's Table,
+            or a pyarrow.dataset.Dataset.
         global_batch: Samples in a batch over all ranks together.
         shuffle: A new order each epoch; False keeps the dataset's order, of files and tables that
             in each of the groups which are mixed.

@@ -1,26 +1,32 @@
-"""Folders, patterns and lists of Parquet files. While a loader is made."""
+"""Folders, patterns and lists of Parquet or Arrow files. While a loader is made."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
 from nbdist.engine.data.sources import agreed, urls
+from nbdist.engine.data.sources.ipc import ArrowSource
 from nbdist.engine.data.sources.parquet import DataFile, ParquetSource
 
-ENDINGS = (".parquet", ".pq")
+PARQUET = (".parquet", ".pq")
+ARROW = (".arrow", ".feather", ".ipc")
+ENDINGS = (*PARQUET, *ARROW)
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def open_folder(
     paths: Sequence[str | Path], columns: Sequence[str] | None, options: Mapping[str, Any] | None
-) -> ParquetSource:
-    """Return the row groups of all Parquet files that paths, patterns or URLs name. Collective.
+) -> ParquetSource | ArrowSource:
+    """Return the groups of the Parquet files that paths or URLs name; else of the Arrow files.
+
+    Collective.
 
     Folders named `key=value` give a column `key`, as Hive and Spark write them.
 
     Raises:
-        DataError: Nothing is there, no Parquet file, or files of different schemas.
+        DataError: Nothing is there, no file that counts, or files of different schemas.
         UsageError: A URL that fsspec cannot open, or a column that is not there.
     """
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
@@ -30,12 +36,16 @@ def open_folder(
         return [one for fs, path in opened for one in urls.files(fs, path, ENDINGS)]
 
     found = agreed.from_rank_0(listed, name)
+    open_file = partial(urls.open_file, opened[0][0])
+    if not any(one.name.endswith(PARQUET) for one in found):
+        return ArrowSource(name, open_file, found, columns)
+    found = [one for one in found if not one.name.endswith(ARROW)]
     constants = _typed([_partitions(one.name) for one in found])
     files = [
         DataFile(one.path, one.name, one.size_bytes, here)
         for one, here in zip(found, constants, strict=True)
     ]
-    return ParquetSource(name, opened[0][0], files, columns)
+    return ParquetSource(name, open_file, files, columns)
 
 
 def _partitions(name: str) -> dict[str, str | None]:

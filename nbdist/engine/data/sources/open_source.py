@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbdist.engine.data.sources import folder
+from nbdist.engine.data.sources import arrow_dataset, delta, folder, iceberg
 from nbdist.engine.data.sources.source import Source
 
 # Returns the source of what it was given, or None if that is of another kind.
@@ -34,8 +34,41 @@ def _folder(
     return folder.open_folder(paths, columns, options) if paths else None
 
 
+def _delta(
+    data: Any, columns: Sequence[str] | None, options: Mapping[str, Any] | None
+) -> Source | None:
+    paths = paths_in(data)
+    if _is_of(data, "deltalake", "DeltaTable") or (
+        len(paths) == 1 and delta.is_table(paths[0], options)
+    ):
+        return delta.open_delta(paths[0] if paths else data, columns, options)
+    return None
+
+
+def _iceberg(
+    data: Any, columns: Sequence[str] | None, options: Mapping[str, Any] | None
+) -> Source | None:
+    is_table = _is_of(data, "pyiceberg", "Table")
+    return iceberg.open_iceberg(data, columns) if is_table else None
+
+
+def _arrow_dataset(
+    data: Any, columns: Sequence[str] | None, options: Mapping[str, Any] | None
+) -> Source | None:
+    is_dataset = _is_of(data, "pyarrow", "Dataset")
+    return arrow_dataset.open_dataset(data, columns) if is_dataset else None
+
+
+def _is_of(data: Any, package: str, name: str) -> bool:
+    """Return whether something is of a class of that package, which need not be there."""
+    return any(
+        one.__name__ == name and one.__module__.partition(".")[0] == package
+        for one in type(data).__mro__
+    )
+
+
 # The first that returns a source has it: what is a folder too stands before folders.
-KINDS: tuple[Opener, ...] = (_folder,)
+KINDS: tuple[Opener, ...] = (_delta, _iceberg, _arrow_dataset, _folder)
 
 
 def open_source(

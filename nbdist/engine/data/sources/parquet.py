@@ -8,8 +8,9 @@ Threads: `read` on reader threads; everything else while the loader is made.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,9 @@ from nbdist.engine.data.sources import agreed, arrow_columns, urls
 from nbdist.engine.data.sources.source import Columns, fingerprint
 from nbdist.errors import DataError
 
+OpenFile = Callable[[str], Any]
+
+_FIELD_ID = b"PARQUET:field_id"  # where pyarrow keeps a column's number
 _FOOTERS = 256  # that a rank keeps; those of a thousand files with many columns are a gigabyte
 
 
@@ -57,34 +61,43 @@ class ParquetSource:
     def __init__(
         self,
         name: str,
-        fs: Any,
+        open_file: OpenFile,
         files: Sequence[DataFile],
         columns: Sequence[str] | None = None,
         schema: Any = None,
+        field_ids: Mapping[str, int] | None = None,
+        gone: str = "",
     ) -> None:
         """Read the footers. Collective.
 
         Args:
             name: As its user knows it.
-            fs: Where the files lie, an fsspec filesystem.
+            open_file: Opens a file by its path; can be pickled.
             files: The same on all ranks.
             columns: Those to read; None for all.
             schema: The table's, a pyarrow.Schema: files follow it, and may lack columns. None:
                 all files must have the same.
+            field_ids: Numbers of the schema's columns, by which a table finds them in its files
+                whatever they are called there.
+            gone: What to do where a file is no longer there.
 
         Raises:
             DataError: Files of different schemas, or one that is no Parquet file.
             UsageError: A column that is not there.
         """
         self.name = name
-        self._fs, self._files = fs, tuple(files)
-        footers = agreed.for_each(self._footer, self._files, name)
+        self._open_file, self._gone = open_file, gone
+        footers = agreed.for_each(partial(_footer, open_file, gone), files, name)
+        self._files = tuple(
+            replace(file, names=_names(footer.schema, field_ids or {}))
+            for file, footer in zip(files, footers, strict=True)
+        )
         if schema is None:
             schemas = [
                 arrow_columns.with_fields(footer.schema, file.constants)
                 for file, footer in zip(self._files, footers, strict=True)
             ]
-            _refuse_different(self._files, schemas, columns)
+            refuse_different([file.name for file in files], schemas, columns)
             schema = schemas[0]
         self._schema = arrow_columns.chosen(schema, columns, name)
         self._groups: list[tuple[int, int, int]] = []  # file, row group, its first row in the file
@@ -122,39 +135,30 @@ class ParquetSource:
         nth, row_group, first = self._groups[group]
         file = self._files[nth]
         try:
-            with self._open(file) as stream:
+            with self._open_file(file.path) as stream:
                 parquet = _parquet().ParquetFile(stream, metadata=self._kept_footer(nth))
                 self._keep_footer(nth, parquet.metadata)
-                names = [
-                    file.names.get(n, n) for n in self._schema.names if n not in file.constants
-                ]
-                table = parquet.read_row_group(row_group, [n for n in names if n is not None])
+                # One thread for a group: several groups are read at a time.
+                table = parquet.read_row_group(row_group, self._names_in(file), use_threads=False)
             return self._as_columns(table, file, first)
         except Exception as error:
-            raise urls.reason(error, f"{self.name}: {self.where(group)}") from error
+            where = f"{self.where(group)} of {self.name}"
+            raise urls.reason(error, where, self._gone) from error
+
+    def _names_in(self, file: DataFile) -> list[str]:
+        own = [n for n in self._schema.names if n not in file.constants]
+        return [name for n in own if (name := file.names.get(n, n)) is not None]
 
     def _as_columns(self, table: Any, file: DataFile, first: int) -> Columns:
         if len(deleted := _within(file.deleted, first, table.num_rows)):
             table = table.filter(arrow_columns.kept(table.num_rows, deleted - first))
         found = {
-            field.name: file.constants[field.name]
-            if field.name in file.constants
-            else arrow_columns.column(table, file.names.get(field.name, field.name))
-            for field in self._schema
+            name: file.constants[name]
+            if name in file.constants
+            else arrow_columns.column(table, file.names.get(name, name))
+            for name in self._schema.names
         }
         return arrow_columns.of(found, self._schema, table.num_rows)
-
-    def _open(self, file: DataFile) -> Any:
-        return self._fs.open(file.path, "rb")
-
-    def _footer(self, file: DataFile) -> _Footer:
-        try:
-            with self._open(file) as stream:
-                footer = _parquet().read_metadata(stream)
-        except Exception as error:
-            raise urls.reason(error, file.path) from error
-        rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
-        return _Footer(rows, footer.schema.to_arrow_schema().remove_metadata())
 
     def _kept_footer(self, nth: int) -> Any:
         with self._lock:
@@ -167,6 +171,26 @@ class ParquetSource:
             self._kept[nth] = footer
             if len(self._kept) > _FOOTERS:
                 self._kept.popitem(last=False)
+
+
+def _footer(open_file: OpenFile, gone: str, file: DataFile) -> _Footer:
+    try:
+        with open_file(file.path) as stream:
+            footer = _parquet().read_metadata(stream)
+    except Exception as error:
+        raise urls.reason(error, file.path, gone) from error
+    rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+    return _Footer(rows, footer.schema.to_arrow_schema().remove_metadata())
+
+
+def _names(schema: Any, field_ids: Mapping[str, int]) -> dict[str, str | None]:
+    """Return what a file calls the columns with these numbers, where it has numbers at all."""
+    numbers = {
+        int(field.metadata[_FIELD_ID]): field.name
+        for field in schema
+        if field.metadata and _FIELD_ID in field.metadata
+    }
+    return {name: numbers.get(number) for name, number in field_ids.items()} if numbers else {}
 
 
 def _parquet() -> Any:
@@ -183,17 +207,22 @@ def _within(rows: npt.NDArray[np.int64] | None, first: int, count: int) -> npt.N
     return rows[low:high]
 
 
-def _refuse_different(
-    files: Sequence[DataFile], schemas: Iterable[Any], columns: Sequence[str] | None
+def refuse_different(
+    files: Sequence[str], schemas: Iterable[Any], columns: Sequence[str] | None
 ) -> None:
+    """Refuse files that differ in a column that is read; by name, and their schemas.
+
+    Raises:
+        DataError: It names the column, two files and both types.
+    """
     first, *others = schemas
     for file, schema in zip(files[1:], others, strict=True):
         names = columns or dict.fromkeys([*first.names, *schema.names])
         here = next((n for n in names if _type(first, n) != _type(schema, n)), None)
         if here is not None:
             raise DataError(
-                f"The files differ in column {here!r}: {_type(first, here)} in {files[0].name}, "
-                f"{_type(schema, here)} in {file.name}.",
+                f"The files differ in column {here!r}: {_type(first, here)} in {files[0]}, "
+                f"{_type(schema, here)} in {file}.",
                 why="all files of a folder must have one schema; only a table can add columns",
                 do="name columns= that all files have, write the files anew, or make it a table",
             )

@@ -82,6 +82,25 @@ def files(fs: Any, path: str, endings: tuple[str, ...]) -> list[Listed]:
     )
 
 
+def open_file(fs: Any, path: str) -> Any:
+    """Return a file to read, for pyarrow; of this machine's it reads them by itself."""
+    import pyarrow
+
+    if _is_local(fs):
+        return pyarrow.OSFile(path)
+    # Arrow knows which ranges it wants: what fsspec would read beyond them is for nobody.
+    return fs.open(path, "rb", cache_type="none")
+
+
+def open_below(fs: Any, root: str, path: str) -> Any:
+    """Return a file below a folder, as `open_file`."""
+    return open_file(fs, f"{root}/{path}")
+
+
+def _is_local(fs: Any) -> bool:
+    return "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,))
+
+
 def _root(path: str, found: Mapping[str, Any]) -> str:
     """Return the folder below which names count: that before the first pattern sign."""
     plain = []
@@ -101,6 +120,10 @@ def reason(error: Exception, path: str, do: str = "") -> NBDistError:
     """Return why something could not be read, in words."""
     if isinstance(error, NBDistError):
         return error
+    if isinstance(error, ImportError):
+        return UsageError(
+            f"{path} cannot be read: {error}.", do="pip install nbdist[data] where the ranks run"
+        )
     if isinstance(error, FileNotFoundError):
         return DataError(f"{path} is not there.", why="it was moved or deleted", do=do)
     if isinstance(error, PermissionError):
