@@ -19,22 +19,16 @@ def count(columns: Columns) -> int:
     return len(next(iter(columns.values())))
 
 
-def chunks(columns: Columns, order: npt.NDArray[np.int64] | None, size: int) -> Iterator[Columns]:
-    """Yield the samples in an order, or as they lie, `size` at a time; each chunk is a copy."""
+def chunks(columns: Columns, order: npt.NDArray[np.int64], size: int) -> Iterator[Columns]:
+    """Yield the samples in an order, `size` at a time; each chunk is a copy."""
     total = count(columns)
     for start in range(0, total, size):
-        stop = min(start + size, total)
-        rows = slice(start, stop) if order is None else order[start:stop]
-        yield {name: _chosen(column, rows) for name, column in columns.items()}
+        rows = order[start : start + size]
+        yield {name: take_rows(column, rows) for name, column in columns.items()}
 
 
-def _chosen(column: Any, rows: slice | npt.NDArray[np.int64]) -> Any:
-    if isinstance(rows, slice):
-        if isinstance(column, np.ndarray):
-            return column[rows].copy()
-        if isinstance(column, list):
-            return column[rows]
-        rows = np.arange(rows.start, rows.stop)
+def take_rows(column: Any, rows: npt.NDArray[np.int64]) -> Any:
+    """Return some samples of a column in an order, copied."""
     if isinstance(column, np.ndarray):
         return np.take(column, rows, axis=0)
     if isinstance(column, list):
@@ -49,10 +43,11 @@ def cut(columns: Columns, start: int, stop: int) -> Columns:
 
 def joined(parts: Sequence[Columns]) -> Columns:
     """Return the samples of several parts one after the other, copied."""
-    return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    return {name: join([part[name] for part in parts]) for name in parts[0]}
 
 
-def _joined(parts: list[Any]) -> Any:
+def join(parts: list[Any]) -> Any:
+    """Return one column of several, one after the other."""
     first = parts[0]
     if isinstance(first, np.ndarray):
         return np.concatenate(parts)

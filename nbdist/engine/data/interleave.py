@@ -45,6 +45,17 @@ class _Lane:
     starts: list[int]  # [groups + 1]; the last one is all that the lane gives
 
 
+def lanes_of(interleave: int, groups: int, global_batch: int) -> int:
+    """Return how many lanes an epoch has, `interleave` at most.
+
+    Best is a number that divides the batch: all batches then take alike of all lanes, and a rank
+    keeps its lanes. Where that would be less than half of what was asked for, the mix counts more.
+    """
+    most = min(interleave, groups)
+    dividing = (lanes for lanes in range(most, most // 2, -1) if global_batch % lanes == 0)
+    return next(dividing, most)
+
+
 class Interleave:
     """The order of one epoch."""
 
@@ -62,6 +73,7 @@ class Interleave:
         """
         self.sizes = np.asarray(sizes, dtype=np.int64)
         self._seed = mix(seed, epoch) if shuffle else None
+        self.is_shuffled = shuffle
         self._first_ids = np.cumsum(self.sizes) - self.sizes
         count = len(self.sizes)
         in_order = np.arange(count, dtype=np.int64)
@@ -114,11 +126,24 @@ class Interleave:
                 break
             first, last = max(low, low + part.start - offset), min(high, low + part.stop - offset)
             if first < last:
-                found += self._of_lane(lane, first, last)
+                found += self.of_lane(lane, first, last)
             offset += high - low
         return found
 
-    def _of_lane(self, lane: int, low: int, high: int) -> list[Piece]:
+    def rounds_at(self, position: int) -> tuple[list[int], int | None]:
+        """Return the lanes that live at a position, and the round that begins there, if any."""
+        given = self.given(position)
+        lives = np.flatnonzero(given < self._ends)
+        rounds = given[lives]
+        begins = len(lives) > 0 and bool((rounds == rounds[0]).all())
+        return lives.tolist(), int(rounds[0]) if begins else None
+
+    def rounds_left(self, lanes: list[int]) -> int:
+        """Return in which round the first of some lanes ends."""
+        return int(self._ends[lanes].min())
+
+    def of_lane(self, lane: int, low: int, high: int) -> list[Piece]:
+        """Return the samples `low` to `high` that a lane gives."""
         groups, starts = self._lanes[lane].groups, self._lanes[lane].starts
         found = []
         nth = bisect.bisect_right(starts, low) - 1

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.engine.data import columns
+from nbdist.engine.data import columns, mixing
 from nbdist.engine.data.batches import Shard, part
 from nbdist.engine.data.interleave import Interleave, Ints, Piece
 from nbdist.engine.data.sources.source import Columns, Source
@@ -99,6 +99,7 @@ class Feed:
         self._live = -1  # for how many live lanes these are its lanes
         self._next = 0  # in the queue of the epoch
         self._budget = 0
+        self._mixed: Iterator[Columns] = iter(())  # batches that are made already
 
     def __iter__(self) -> Iterator[Block]:
         return self
@@ -108,9 +109,12 @@ class Feed:
         if self._nth == len(self._ends):
             self.close()
             raise StopIteration
+        if (found := next(self._mixed, None) or self._mix()) is not None:
+            self._nth += 1
+            return Block(found, found.pop(IDS), self._seed)
         pieces = self._pieces(self._nth)
         wanted = [self._wanted(piece.group) for piece in pieces]
-        self._read_ahead()
+        self._read_ahead(self._nth)
         try:
             found = columns.joined(
                 [
@@ -126,9 +130,31 @@ class Feed:
             }
             raise
         self._nth += 1
-        self._free()
-        self._read_ahead()
+        self._free(self._nth)
+        self._read_ahead(self._nth)
         return Block(found, found.pop(IDS), self._seed)
+
+    def _mix(self) -> Columns | None:
+        """Return the first of several batches, made at once; None where they are not alike.
+
+        What cannot be read is left to `__next__`.
+        """
+        begin, left = self._begin_of(self._nth), self._ends[self._nth :]
+        mine = part(begin, left[0], self._shard, self._weights)
+        most = int(self._order.sizes.mean() / 2)
+        found = mixing.stretch(self._order, begin, left, mine, most)
+        if found is None:
+            return None
+        pieces = [piece for _, of_lane in found.lanes for piece in of_lane]
+        groups = {piece.group: self._wanted(piece.group) for piece in pieces}
+        self._read_ahead(self._nth)
+        if any(group.read.exception() for group in groups.values()):
+            return None
+        made = mixing.mixed(found, lambda piece: list(groups[piece.group].cut(piece)))
+        self._mixed = iter(made)
+        self._free(self._nth + found.batches)
+        self._read_ahead(self._nth + found.batches)
+        return next(self._mixed)
 
     def close(self) -> None:
         """End the threads, and let go of all samples."""
@@ -136,6 +162,7 @@ class Feed:
             self._pool.close()
         self._pool = None
         self._groups.clear()
+        self._mixed = iter(())
 
     def __del__(self) -> None:
         self.close()
@@ -158,28 +185,30 @@ class Feed:
             if self._pool is None:
                 self._pool = _Pool(THREADS)
             size = int(self._order.sizes[group])
-            chunk = -(-size // _CHUNKS)
+            # As it lies a group is not copied, and all of it goes at once.
+            chunk = -(-size // _CHUNKS) if self._order.is_shuffled else size
             read = self._pool.submit(lambda: self._read(group, chunk))
             self._groups[group] = _Group(read, size, chunk, size)
         return self._groups[group]
 
-    def _free(self) -> None:
-        given = self._order.given(self._begin_of(self._nth))
+    def _free(self, nth: int) -> None:
+        given = self._order.given(self._begin_of(nth))
         for number, group in list(self._groups.items()):
             group.free(self._order.given_of(number, given))
             if not group.left:
                 del self._groups[number]
 
-    def _read_ahead(self) -> None:
-        """Have the next groups of this rank's lanes read, as far as there is room for them."""
-        if self._nth == len(self._ends):
+    def _read_ahead(self, nth: int) -> None:
+        """Have the groups that batch `nth` and later ones want read, as far as there is room."""
+        if nth == len(self._ends):
             return
-        given = self._order.given(self._begin_of(self._nth))
+        given = self._order.given(self._begin_of(nth))
         if (live := self._order.live(given)) != self._live:
             self._live, self._next = live, 0
-            self._lanes = self._own_lanes(live)
-            mean = float(self._order.sizes.mean())
-            self._budget = math.ceil((len(self._lanes) + AHEAD) * mean)
+            self._lanes = self._own_lanes(live, nth)
+            lanes, mean = len(self._lanes), float(self._order.sizes.mean())
+            ahead = AHEAD if self._order.is_shuffled else max(AHEAD, lanes)
+            self._budget = math.ceil((lanes + ahead) * mean)
         held = sum(group.left for group in self._groups.values())
         while self._next < len(self._order.queue):
             group = int(self._order.queue[self._next])
@@ -198,17 +227,18 @@ class Feed:
             and self._order.given_of(group, given) == 0
         )
 
-    def _own_lanes(self, live: int) -> set[int]:
+    def _own_lanes(self, live: int, nth: int) -> set[int]:
         """Return the lanes that the next rounds' batches take this rank's samples from."""
-        sizes = self._ends[self._nth] - self._begin_of(self._nth)
+        size = self._ends[nth] - self._begin_of(nth)
         # After so many batches the cut through the lanes lies as it lay.
-        period = live // math.gcd(live, sizes) if live else 1
-        last = min(self._nth + period, len(self._ends))
-        return {piece.lane for nth in range(self._nth, last) for piece in self._pieces(nth)}
+        period = live // math.gcd(live, size) if live else 1
+        last = min(nth + period, len(self._ends))
+        return {piece.lane for later in range(nth, last) for piece in self._pieces(later)}
 
     def _read(self, group: int, chunk: int) -> list[Columns | None]:
         read = {**self._source.read(group), IDS: self._order.ids(group)}
-        return list(columns.chunks(read, self._order.rows(group), chunk))
+        rows = self._order.rows(group)
+        return [read] if rows is None else list(columns.chunks(read, rows, chunk))
 
 
 class _Pool:

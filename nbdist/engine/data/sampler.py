@@ -8,7 +8,7 @@ from torch.utils.data import DistributedSampler
 
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.data.batches import Shard, cut, mix, part
-from nbdist.engine.data.interleave import Interleave
+from nbdist.engine.data.interleave import Interleave, lanes_of
 from nbdist.engine.data.reader import Block, Feed
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.sources.source import Source
@@ -132,7 +132,7 @@ class SourceBatches(Batches):
         """
         super().__init__(int(source.sizes.sum()), global_batch, **how)
         self.source = source
-        self.lanes = min(interleave, len(source.sizes))
+        self.lanes = lanes_of(interleave, len(source.sizes), global_batch)
 
     def spec(self) -> Spec:
         """Return what decides which batches come, the data too."""

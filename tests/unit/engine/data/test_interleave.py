@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbdist.engine.data.batches import Shard, cut, part
-from nbdist.engine.data.interleave import Interleave
+from nbdist.engine.data.interleave import Interleave, lanes_of
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 LANES = st.integers(1, 20)
@@ -135,6 +135,14 @@ def test_each_group_is_read_by_one_rank_where_ranks_divide_lanes(
                 read.setdefault(piece.group, set()).add(rank)
         start = end
     assert all(len(ranks) == 1 for ranks in read.values())
+
+
+def test_the_number_of_lanes_divides_the_batch_where_that_leaves_enough() -> None:
+    assert lanes_of(16, groups=1000, global_batch=4096) == 16
+    assert lanes_of(16, groups=1000, global_batch=100) == 10
+    assert lanes_of(16, groups=10, global_batch=64) == 8
+    assert lanes_of(16, groups=1000, global_batch=127) == 16
+    assert lanes_of(16, groups=1, global_batch=127) == lanes_of(1, 9, 64) == 1
 
 
 def test_a_billion_samples_take_memory_and_time_by_groups_alone() -> None:
