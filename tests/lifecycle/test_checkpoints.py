@@ -1,12 +1,17 @@
 """Checkpoints where processes die: a rank in the midst of its save, and the notebook's kernel."""
 
+import json
 import os
+import random
 import re
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nbdist.engine.checkpoint.folder import Place
 from tests.lifecycle.kernels import Family, Notebook, wait_for
 
 _BUILD = """
@@ -104,3 +109,77 @@ def test_a_training_goes_on_in_a_new_kernel_where_the_last_was_killed(tmp_path: 
         said = notebook.on_ranks(f"{_BUILD}print(nbdist.restore())\nPAUSE = 0\n{_TRAIN}")
         assert re.search(r"Restored step (25|30|75|80)\b", said), said
         assert weights_of(said) == unbroken
+
+
+# Each step is noted before the next begins: its samples, and what the weights have come to.
+_NOTES = """
+import json, time, zlib
+numbers = {tuple(row.tolist()): i for i, row in enumerate(loader.dataset.tensors[0])}
+found = nbdist.restore("run", missing_ok=True)
+made = found.step if found else 0
+with open(f"{LOG}-{rank}", "a", buffering=1) as lines:
+    while loader.epoch < 2:
+        for x, y in loader:
+            (model(x) - y).pow(2).mean().backward()
+            opt.step(); opt.zero_grad()
+            made += 1
+            mine = 0
+            for p in model.parameters():
+                mine = zlib.crc32(p.to_local().detach().numpy().tobytes(), mine)
+            samples = [numbers[tuple(row.tolist())] for row in x]
+            lines.write(json.dumps({"step": made, "samples": samples, "sum": mine}) + "\\n")
+            if made % 4 == 0:
+                nbdist.save("run", keep=2)
+"""
+_STEPS, _DEATHS = 100, 10
+
+
+def _noted(log: Path, rank: int) -> list[dict[str, Any]]:
+    path = Path(f"{log}-{rank}")
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_kernel_killed_at_any_moment_loses_no_checkpoint_and_no_sample(tmp_path: Path) -> None:
+    cell = f"LOG = 'unbroken'\n{_BUILD}{_NOTES}"
+    (tmp_path / "whole").mkdir()
+    with Notebook(tmp_path / "whole") as notebook:
+        notebook.start()
+        began = time.monotonic()
+        notebook.on_ranks(cell)
+        seconds = time.monotonic() - began
+    unbroken = [_noted(tmp_path / "whole" / "unbroken", rank) for rank in (0, 1)]
+    assert [len(steps) for steps in unbroken] == [_STEPS, _STEPS]
+
+    drawn, newest = random.Random(16), 0
+    place = Place(str(tmp_path / ".nbdist" / "checkpoints" / "run"))
+    for death in range(_DEATHS + 1):
+        log = tmp_path / f"log-{death}"
+        with Notebook(tmp_path) as notebook:
+            notebook.start()
+            cell = f"LOG = {str(log)!r}\n{_BUILD}{_NOTES}"
+            if death == _DEATHS:
+                said = notebook.on_ranks(cell)
+                assert "Error" not in said, said
+            else:
+                notebook.send(f"%%distributed\n{cell}")
+                time.sleep(drawn.random() * seconds / 8)  # whenever it is, it must be survived
+                family = Family(notebook.pid)
+                os.kill(notebook.pid, signal.SIGKILL)
+                family.assert_gone()
+        for rank in (0, 1):
+            steps = _noted(log, rank)
+            if steps:
+                first = steps[0]["step"]
+                assert first == newest + 1
+                assert steps == unbroken[rank][newest : newest + len(steps)]
+        committed, damaged = place.survey()
+        assert damaged == []
+        for name, commit in committed.items():
+            assert place.damage(name, commit, commit.files).found == ()
+        counts = max((commit.step for commit in committed.values()), default=0)
+        assert counts >= newest
+        newest = counts
+    assert newest == _STEPS
