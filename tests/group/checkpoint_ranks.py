@@ -168,6 +168,8 @@ def save_many(folder: str, case: Case, at: list[int], **how: Any) -> list[str]:
         training.train(step - before)
         nbdist.save(folder, wait=True, **how)
     training.end()
+    wait_for_saves()
+    dist.barrier()
     return sorted(path.name for path in Path(folder).iterdir())
 
 

@@ -35,6 +35,7 @@ def save_at(folder: str, case: Case, at: list[int], how: Options | None = None) 
         training.train(step - before)
         nbdist.save(folder, wait=True, **(how or {}))
     training.end()
+    checkpoint_ranks.wait_for_saves()
 
 
 def save_often_and_go_on(
@@ -52,6 +53,7 @@ def save_often_and_go_on(
     training.train(last + more, last, lambda: nbdist.save(folder, wait=True, keep=2, **how))
     found = training.state()
     training.end()
+    checkpoint_ranks.wait_for_saves()
     return found
 
 

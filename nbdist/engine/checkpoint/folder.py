@@ -73,6 +73,11 @@ class Place:
                 f"A URL with a password in it ({protocol}://...) would be shown with it.",
                 do="leave it out of the URL, and pass it in storage_options",
             )
+        if protocol == "memory":
+            raise UsageError(
+                f"{url} is the memory of one process, and ranks are several.",
+                do="give a folder, or the URL of a server",
+            )
         self.asked = url
         self.is_local = protocol in ("file", "local")
         self.url = os.path.abspath(_path_of(url)) if self.is_local else url.rstrip("/")
@@ -144,7 +149,14 @@ class Place:
             OSError: It cannot be made.
         """
         if self.is_local:
-            os.makedirs(self.folder(name), mode=0o700)
+            try:
+                os.makedirs(self.folder(name), mode=0o700)
+            except FileExistsError as error:
+                raise CheckpointError(
+                    f"{self.folder(name)} was begun by another process a moment ago.",
+                    why="another notebook saves to the same name",
+                    do="give each training a name of its own",
+                ) from error
             free = shutil.disk_usage(self.url).free
             if nbytes > free:
                 os.rmdir(self.folder(name))
@@ -337,6 +349,8 @@ def _open(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             why=str(error),
             do="install fsspec's package for it (s3fs, gcsfs, adlfs) where the ranks run",
         ) from error
+    except Exception as error:  # some libraries connect at once
+        raise reason(error, url) from error
 
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def _read(
             raise CheckpointError(
                 f"{folder} cannot be read here.",
                 why=f"{type(error).__name__}: {error}",
-                do=f"it was written with torch {found.commit.torch}; this is {torch.__version__}",
+                do=_how_to_read(found.commit.torch),
             ) from error
         saved = SavedTraining(reader.tensors(), facts)
         fitted = fit.fit(training, saved, rank, only_model=only_model)
@@ -211,6 +211,12 @@ def _read(
         raise _other(folder, [f"it has {fit.some_of(more)}, which the model here has not"])
     together(lambda: reader.read(fitted.parts), folder)
     return facts, fitted
+
+
+def _how_to_read(torch_version: str) -> str:
+    if torch_version != torch.__version__:
+        return f"use torch {torch_version}, which wrote it; this is {torch.__version__}"
+    return "define the classes that kept states name before restoring"
 
 
 def _other(folder: str, complaints: list[str], *, is_same_model: bool = False) -> CheckpointError:

@@ -216,7 +216,8 @@ def _failures() -> list[str]:
 def not_written(step: int, error: NBDistError) -> str:
     """Return what is said of a checkpoint that failed, with its cause."""
     said = f"The checkpoint of step {step} was not written"
-    return error.what if error.what.startswith(said) else f"{said}. {error.what}"
+    told = " ".join(filter(None, (error.what, error.why)))
+    return told if error.what.startswith(said) else f"{said}. {told}"
 
 
 def _successes() -> list[str]:

@@ -34,7 +34,7 @@ from nbdist.engine.checkpoint.agreement import (
 )
 from nbdist.engine.checkpoint.folder import Place
 from nbdist.engine.checkpoint.manifest import Manifest
-from nbdist.engine.compat.torch_checkpoint import WritePlan, WritePlanner, Writer, Written
+from nbdist.engine.compat.torch_checkpoint import Spread, WritePlan, WritePlanner, Writer, Written
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
 from nbdist.errors import CheckpointError, NBDistError
@@ -74,6 +74,7 @@ class _Remembered:
     """What the save before has left for the next: its plan, and room on the CPU."""
 
     local: bytes = b""
+    spread: Spread = field(default_factory=dict)
     plan: WritePlan | None = None
     buffers: dict[Any, torch.Tensor] = field(default_factory=dict)
 
@@ -113,6 +114,7 @@ class Saving:
         self._ranks = dist.get_world_size()
         self._store = PatientStore(state.member().client)
         self._is_done = threading.Event()
+        self._is_over = threading.Event()  # and older ones are deleted
         self._error: NBDistError | None = None
         self._thread: threading.Thread | None = None
         try:
@@ -167,12 +169,12 @@ class Saving:
             error.__cause__ = raised
         except BaseException as raised:
             error = raised
-        self.blocked_s += time.monotonic() - began
         # Also where it has failed: the others wait for this rank's word.
         self._thread = threading.Thread(
             target=self._run, args=(told, error), name="nbdist-save", daemon=True
         )
         self._thread.start()
+        self.blocked_s += time.monotonic() - began
         if error is not None and not isinstance(error, Exception):
             raise error
 
@@ -191,8 +193,11 @@ class Saving:
         return self
 
     def settle(self, timeout: float | None = None) -> None:
-        """Return when it is over, however, or `timeout` seconds later."""
-        self._is_done.wait(timeout)
+        """Return when it is over, however, or `timeout` seconds later.
+
+        Over means that older checkpoints are deleted, too: the next save of the place may begin.
+        """
+        self._is_over.wait(timeout)
 
     def give_up(self, why: str) -> None:
         """End it: a rank that has a part of it is gone. Any thread."""
@@ -213,8 +218,12 @@ class Saving:
             else:
                 self._hear()
             self._finish(None)
+            if self._rank == 0:
+                _tidy(self._request, self._name)
         except BaseException as verdict:
             self._finish(error if isinstance(verdict, ReleasedError) and error else verdict)
+        finally:
+            self._is_over.set()
 
     def _write(self, writer: Writer, facts: Facts) -> BaseException | None:
         try:
@@ -242,6 +251,7 @@ class Saving:
                 _delete(self._request.place, self._name)
             self._store.set(self._key("done"), pickle.dumps(self._reason(error)))
         self._finish(error)
+        self._is_over.set()
 
     def _key(self, what: object) -> str:
         return f"nbdist/save/{self._id}/{what}"
@@ -273,7 +283,6 @@ class Saving:
             self._store.set(self._key("done"), pickle.dumps(told))
             raise told from error
         self._store.set(self._key("done"), pickle.dumps(None))
-        _tidy(self._request, self._name)
 
     def _write_rest(self, writer: Writer, written: list[Written], facts: list[Facts]) -> None:
         place, request = self._request.place, self._request
@@ -319,8 +328,9 @@ class Saving:
 def _retold(told: dict[str, Any]) -> Saving:
     """Return a save of another process, which is over as far as this one knows."""
     saving = Saving.__new__(Saving)
-    vars(saving).update(told, _is_done=threading.Event())
+    vars(saving).update(told, _is_done=threading.Event(), _is_over=threading.Event())
     saving._is_done.set()
+    saving._is_over.set()
     return saving
 
 
@@ -338,7 +348,9 @@ def _agree(prepare: Callable[[], Prepared]) -> tuple[Prepared, WritePlan, str]:
         one = prepare()
         mine.append(one)
         # A new rank remembers none.
-        is_known = _remembered.plan is not None and one.planner.local == _remembered.local
+        is_known = _remembered.plan is not None and (
+            one.planner.spread() == _remembered.spread or one.planner.local == _remembered.local
+        )
         return is_known, uuid.uuid4().hex, one.request.place.asked, one.training
 
     told = together(tell)
@@ -351,6 +363,7 @@ def _agree(prepare: Callable[[], Prepared]) -> tuple[Prepared, WritePlan, str]:
     place = one.request.place
     plan = one.planner.agree(every, _writer(place, place.url))
     _remembered.local, _remembered.plan = one.planner.local, plan
+    _remembered.spread = one.planner.spread()
     return one, plan, name
 
 

@@ -10,11 +10,13 @@ with torch 2.13.0 (CPU). Threads: any; a plan belongs to one save.
 """
 
 import io
+import os
 import pickle
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import IO, Any
 
@@ -36,6 +38,9 @@ from torch.distributed.tensor import DTensor
 
 from nbdist.engine.compat.torch_groups import lacking
 
+_SMALL_BYTES = 1 << 16
+_TO_DISK_BYTES = 8 << 20  # of a file, after which the disk begins with them
+
 _planning: Any = planner_helpers
 _fsspec: Any = fsspec_files
 
@@ -54,6 +59,9 @@ def check() -> list[str]:
 
 
 # ---- Writing ------------------------------------------------------------------------------------
+
+
+Spread = dict[str, tuple[object, ...]]
 
 
 @dataclass
@@ -88,7 +96,22 @@ class WritePlanner:
         self._planner = DefaultSavePlanner()
         self._planner.set_up_planner(state, is_coordinator=rank == 0)
         self._rank = rank
-        self.local = pickle.dumps(self._planner.create_local_plan())
+
+    @cached_property
+    def local(self) -> bytes:
+        """This rank's part of the plan: what it has of which tensor. Costs milliseconds."""
+        return pickle.dumps(self._planner.create_local_plan())
+
+    def spread(self) -> "Spread":
+        """Return how each tensor lies on the ranks: `local` follows from it. Costs little."""
+        return {
+            name: (
+                tensor.shape,
+                tensor.dtype,
+                *((tensor.placements, tensor.device_mesh) if isinstance(tensor, DTensor) else ()),
+            )
+            for name, tensor in self._planner.state_dict.items()
+        }
 
     def agree(self, every: Sequence[bytes], writer: "Writer") -> WritePlan:
         """Return what this rank writes, from `local` of every rank. The same on all of them."""
@@ -188,7 +211,10 @@ class Writer:
         name = str(path).rsplit("/", 1)[-1]
         facts = self._files[name] = FileFacts()
         with open_file(path, mode) as stream:
-            yield _CountedStream(stream, facts, self._before_write)
+            descriptor = stream.fileno() if self._is_local else None
+            counted = _CountedStream(stream, facts, self._before_write, descriptor)
+            yield counted
+            counted.flush()
 
 
 class _CountedFiles:
@@ -207,33 +233,85 @@ class _CountedFiles:
 
 
 class _CountedStream(io.RawIOBase):
-    """A stream that counts what is written to it."""
+    """A stream that counts what is written to it.
 
-    def __init__(self, stream: IO[bytes], facts: FileFacts, before_write: Callable[[], None]):
+    torch writes each tensor in some forty pieces, nearly all of some bytes: those are joined.
+
+    Args:
+        stream: Where bytes go.
+        facts: Where they are counted.
+        before_write: As of `Writer`.
+        descriptor: Of the file; None where there is none on this machine.
+    """
+
+    def __init__(
+        self,
+        stream: IO[bytes],
+        facts: FileFacts,
+        before_write: Callable[[], None],
+        descriptor: int | None = None,
+    ):
         super().__init__()
         self._stream, self._facts, self._before_write = stream, facts, before_write
+        self._descriptor = descriptor
+        self._small = bytearray()
+        self._begun = 0  # bytes that the disk was told to begin with
 
     def write(self, chunk: Any) -> int:
+        nbytes = memoryview(chunk).nbytes
+        if nbytes < _SMALL_BYTES:
+            self._small += chunk
+        if nbytes >= _SMALL_BYTES or len(self._small) >= _SMALL_BYTES:
+            self._pass_on_small()
+        if nbytes >= _SMALL_BYTES:
+            self._pass_on(chunk)
+        return nbytes
+
+    def _pass_on_small(self) -> None:
+        if self._small:
+            small, self._small = self._small, bytearray()
+            self._pass_on(small)
+
+    def _pass_on(self, chunk: Any) -> None:
         self._before_write()
         self._stream.write(chunk)
         self._facts.add(chunk)
-        return memoryview(chunk).nbytes
+        if self._descriptor is not None and self._facts.size > self._begun + _TO_DISK_BYTES:
+            self._begin_on_disk(self._descriptor)
+
+    def _begin_on_disk(self, descriptor: int) -> None:
+        """Have the disk write what it has been given, beside what is still to come.
+
+        Linux begins to write pages that it is told are not needed; by itself it would wait for
+        the sync at the end, which then waits for all of them.
+        """
+        if hasattr(os, "posix_fadvise"):
+            nbytes = self._facts.size - self._begun
+            os.posix_fadvise(descriptor, self._begun, nbytes, os.POSIX_FADV_DONTNEED)
+        self._begun = self._facts.size
 
     def writable(self) -> bool:
         return True
 
     def tell(self) -> int:
-        return self._facts.size
+        return self._facts.size + len(self._small)
 
     def fileno(self) -> int:
+        """Return the file's, which torch asks for to sync it: all of it must be there."""
+        self.flush()
         return self._stream.fileno()
 
     def flush(self) -> None:
         if not self._stream.closed:
+            self._pass_on_small()
             self._stream.flush()
 
     def close(self) -> None:
-        self._stream.close()
+        if not self.closed:
+            try:
+                self.flush()
+            finally:
+                self._stream.close()
         super().close()
 
 

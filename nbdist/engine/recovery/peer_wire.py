@@ -268,7 +268,8 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
 
 def _fill(connection: socket.socket, room: memoryview) -> None:
     while room:
-        got = connection.recv_into(room)
+        # One call for all of it: each piece would take the GIL from training once more.
+        got = connection.recv_into(room, flags=socket.MSG_WAITALL)
         if not got:
             raise OSError("the other end has closed it")
         room = room[got:]

@@ -320,3 +320,20 @@ def test_errors_of_files_say_what_to_do() -> None:
     assert in_words(OSError("first line\nsecond")) == (
         "/data/run could not be reached or used.\nWhy: OSError: first line"
     )
+
+
+def test_a_folder_that_another_process_has_just_begun_is_left_to_it(place: Place) -> None:
+    place.begin("step-00000003", 10)
+    with pytest.raises(CheckpointError, match="was begun by another process a moment ago"):
+        place.begin("step-00000003", 10)
+    assert place.names() == ["step-00000003"]
+
+
+def test_the_memory_of_one_process_is_no_place_for_several_ranks() -> None:
+    with pytest.raises(UsageError, match="memory of one process, and ranks are several"):
+        Place("memory://run")
+
+
+def test_a_server_that_refuses_at_once_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"ftp://127\.0\.0\.1:9/run could not be reached"):
+        Place("ftp://127.0.0.1:9/run")
