@@ -114,7 +114,8 @@ class Training:
             "weights": weights,
             "lr": self.opt.param_groups[0]["lr"],
             "average": self.average.value,
-            "loader": self.loader.state_dict(),
+            # Where it stands; its number in the ledger is each loader's own.
+            "loader": {k: v for k, v in self.loader.state_dict().items() if k != "ledger"},
             "draw": float(torch.rand(())),
         }
 
