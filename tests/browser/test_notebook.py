@@ -139,11 +139,11 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
     cell.picture("view-step-static")
 
     board = notebook.run("%dist board").wait()
-    board.output.locator(".widget-toggle-buttons button").first.wait_for()
+    board.output.locator(".widget-radio-box input").first.wait_for()
     before = board.output.locator(PICTURE).get_attribute("src")
-    button = board.output.get_by_role("button", name="Collectives")
+    button = board.output.get_by_role("radio", name="Collectives")
     button.focus()
-    notebook.page.keyboard.press("Enter")
+    notebook.page.keyboard.press("Space")
     board.output.get_by_role("table").get_by_text("all_reduce").first.wait_for()
     assert board.output.locator(PICTURE).get_attribute("src") != before
     assert board.output.get_by_role("columnheader", name="busbw").count() == 1
@@ -154,7 +154,7 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
 
     notebook.run("1 + 1").wait()
     board.output.get_by_text("Collectives on 2 ranks over").wait_for()
-    assert board.output.locator(".widget-toggle-buttons").count() == 0
+    assert board.output.locator(".widget-radio-box").count() == 0
     assert not any(WIDGET in o.get("data", {}) for o in board.saved_outputs())
     later = reopen(notebook)
     again = later.cell(board.index)
@@ -168,9 +168,9 @@ def test_a_chosen_view_is_live_and_its_buttons_work_between_cells(
 def test_buttons_that_nobody_uses_go_by_themselves(notebook: OpenNotebook) -> None:
     notebook.run("from nbdist.client.board import controls\ncontrols.IDLE_S = 2").wait()
     board = notebook.run('%config NBDist.view = "overview"\n%dist board').wait()
-    board.output.locator(".widget-toggle-buttons button").first.wait_for()
+    board.output.locator(".widget-radio-box input").first.wait_for()
 
-    board.output.locator(".widget-toggle-buttons").wait_for(state="detached")
+    board.output.locator(".widget-radio-box").wait_for(state="detached")
 
     assert not any(WIDGET in o.get("data", {}) for o in board.saved_outputs())
     board.output.get_by_text(re.compile("Loss and communication time on 2 ranks")).wait_for()

@@ -137,7 +137,7 @@ def training(notebook: Kernel) -> Iterator[RunningCell]:
 
 def test_view_stacks_and_cost_are_shown_while_the_cell_runs(training: RunningCell) -> None:
     cell = training
-    cell.choose("ToggleButtonsModel", 4)  # the ranks
+    cell.choose("RadioButtonsModel", 4)  # the ranks
     cell.until(lambda: cell.says(r"<th[^>]*>\s*memory"))  # the overview's table has none
     cell.click("Stacks")
     cell.until(lambda: cell.says(r"Stacks at \d\d:\d\d:\d\d(?s:.*)rank 0: (?s:.*)rank 1: "))

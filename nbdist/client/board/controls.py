@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from nbdist.client.board import VIEWS, text
 from nbdist.client.board import past as past_module
+from nbdist.client.board.choice import choice_of_views
 from nbdist.client.board.past import Past
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slot, Slots, is_live, kernel_shell
@@ -75,13 +76,7 @@ class Controls:
         self._lock = threading.Lock()
         self._is_retired = False
         self._smoothing: int | None = None
-        self._views = ipywidgets.ToggleButtons(
-            options=[(name.capitalize(), name) for name in VIEWS],
-            value=name,
-            description="View",
-            tooltips=[view.HELP for view in VIEWS.values()],
-        )
-        self._views.style.button_width = "auto"
+        self._views = choice_of_views(name)
         self._slider = ipywidgets.IntSlider(
             value=0,
             min=0,

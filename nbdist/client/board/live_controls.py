@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.client.board import VIEWS, text
+from nbdist.client.board import text
+from nbdist.client.board.choice import choice_of_views
 from nbdist.errors import NBDistError
 
 ALL = -1  # the choice of all ranks
@@ -74,12 +75,7 @@ class LiveControls:
         self._wanted = name
         self._lock = threading.Lock()
         self._is_closed = False
-        self._views = ipywidgets.ToggleButtons(
-            options=[(name.capitalize(), name) for name in VIEWS],
-            value=name,
-            tooltips=[view.HELP for view in VIEWS.values()],
-        )
-        self._views.style.button_width = "auto"
+        self._views = choice_of_views(name)
         stacks = _button("Stacks", "Show where each rank is now")
         cost = _button("Cost", "Show what watching costs this training")
         stop = _button("Interrupt", "End this cell: an interrupt on all ranks, or on one")

@@ -134,8 +134,8 @@ def test_ranks_of_a_cell_that_has_ended_are_told_as_they_were_at_its_end(past: P
 def test_every_button_says_what_it_shows(shown: tuple[Places, Events, Controls]) -> None:
     buttons = shown[2].box.children[0]
 
-    assert len(buttons.tooltips) == len(buttons.options) == len(VIEWS)
-    assert all(buttons.tooltips)
+    assert [name for _, name in buttons.options] == list(VIEWS)
+    assert all(view.HELP in buttons.tooltip for view in VIEWS.values())
 
 
 def test_smoothing_is_there_for_the_loss_and_changes_its_picture(
