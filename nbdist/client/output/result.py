@@ -70,6 +70,6 @@ class CellResult(Mapping[int, RankResult]):
     def __repr__(self) -> str:
         lines = []
         for part in self.by_rank.values():
-            said = f"{part.error[0]}: {part.error[1]}" if part.error else repr(part.value)
+            said = ": ".join(filter(None, part.error)) if part.error else repr(part.value)
             lines.append(f"rank {part.rank}: {said}")
         return "\n".join(lines) or "no ranks"

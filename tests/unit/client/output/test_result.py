@@ -15,4 +15,6 @@ def test_a_result_is_a_mapping_by_rank() -> None:
 
 def test_an_empty_result_is_well() -> None:
     assert CellResult().ok
+    interrupted = CellResult({0: RankResult(0, error=("KeyboardInterrupt", ""))})
+    assert repr(interrupted) == "rank 0: KeyboardInterrupt"
     assert repr(CellResult()) == "no ranks"
