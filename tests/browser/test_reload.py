@@ -1,8 +1,11 @@
 """What a person sees of a training whose page was closed and opened again, or whose kernel ends."""
 
+import time
+
 import pytest
 from playwright.sync_api import Browser
 
+from nbdist.client.tracking.runs import runs
 from tests.browser.lab import Lab, OpenNotebook
 from tests.browser.test_notebook import TRAIN, WIDGET
 
@@ -61,6 +64,33 @@ def test_a_page_that_is_opened_again_shows_the_training_go_on_and_how_it_ended(
     following.picture("reload-next-cell")
     assert again.run("1 + 1").wait().text.strip().endswith("2")
     assert "opened again" not in again.cell(following.index + 1).text
+    again.close()
+
+
+def test_a_page_that_is_opened_after_the_end_says_from_when_it_is_and_where_the_end_is(
+    own: OpenNotebook,
+) -> None:
+    index = own.run(PRINTS.replace("--no-track", "--run closed")).index
+    own.cell(index).output.locator(".nbdist-live .widget-image").wait_for()
+    own.cell(index).output.get_by_text("step 50").wait_for()
+    own.saved()
+    own.page.close()
+    (own.path.parent / "enough").touch()
+    deadline = time.monotonic() + 60
+    while not (found := runs(own.path.parent / ".nbdist")) or found[0].state == "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)  # another process' file: there is no event to wait for
+
+    again = own.opened_again()
+    kept = again.cell(index).output.locator(".nbdist-kept")
+    kept.locator("img").wait_for()
+    assert "The board as it was at" in kept.inner_text()
+    assert "%dist board shows what is known now" in kept.inner_text()
+    again.page.get_by_text("Loading widget").wait_for(state="hidden")
+    again.cell(index).picture("opened-after-the-end")
+    board = again.run("%dist board").wait()
+    board.output.get_by_text(f"Step {found[0].steps:,}, loss").wait_for()
+    assert "step 50" in again.run("nbdist.current().last[0].show()").wait().text
     again.close()
 
 
