@@ -17,6 +17,7 @@ from nbdist.client.board.palette import Theme
 from nbdist.client.board.scales import Floats, Limits, grown
 from nbdist.client.board.scene import Scene, Stack
 from nbdist.client.board.text import slower
+from nbdist.client.metrics.analysis.advice import advice_for
 from nbdist.formatting import figure
 
 MOST_NAMES = 4  # ranks whose bars are wide enough for names beside each other
@@ -75,7 +76,7 @@ class OwnWork:
             places = places[[int(own[places].argmax())]]
         for place in places:
             verdict = judged[stack.ranks[place]]
-            words = f"rank {verdict.rank}: {_more(verdict.share)}, {verdict.cause}"
+            words = f"rank {verdict.rank}: {_more(verdict.share)}, {advice_for(verdict).cause}"
             self._artists.append(self._name(float(at[place]), float(own[place]), words, len(at)))
         return changed
 

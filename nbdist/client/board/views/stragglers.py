@@ -9,6 +9,7 @@ from nbdist.client.board import sentences
 from nbdist.client.board.measures import MARGIN_PX, TITLE_PT, WIDE, wrapped
 from nbdist.client.board.tables import ViewTable
 from nbdist.client.board.text import slower
+from nbdist.client.metrics.analysis.advice import cause_of
 
 if TYPE_CHECKING:  # for their types alone: they load numpy and matplotlib
     from nbdist.client.board.page import Page, Plot
@@ -75,7 +76,7 @@ def table(scene: "Scene") -> ViewTable:
     """Return the verdicts' numbers; their sentences stand above."""
     head = ("rank", "slower by", "cause", "since step")
     rows = tuple(
-        (str(v.rank), slower(v.share), v.cause, f"{v.since_step:,}")
+        (str(v.rank), slower(v.share), cause_of(v), f"{v.since_step:,}")
         for v in scene.analysis.verdicts
     )
     return ViewTable("Ranks that slow the others down", head, rows)

@@ -62,6 +62,11 @@ def test_a_forward_in_which_the_rank_sleeps_is_no_matter_of_its_processor() -> N
     assert "temperature" in to_text([slow])
     assert "%dist stacks" in to_text([replace(slow, within="idle")])
     assert headline([replace(slow, within="idle")]).endswith(": idle time")
+    # The table of the view says the same as the head, and in which part.
+    known = analysis_of(2, slow=1)
+    idle = replace(known.verdicts[0], cause="forward", within="idle")
+    scene = look(training(2, 60), cell_info(2), replace(known, verdicts=(idle,)))
+    assert VIEWS["verdicts"].table(scene).rows[0][2] == "idle time in forward"
 
 
 def test_without_a_verdict_there_is_no_block() -> None:

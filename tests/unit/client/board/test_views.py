@@ -366,7 +366,7 @@ def test_verdicts_are_told_as_they_are() -> None:
     (said,) = sentences.verdicts(view)
 
     assert said == "rank 2 is 48 % slower: its data loading (5.6 ms against 0.8 ms a step)."
-    assert VIEWS["verdicts"].table(view).rows[0][:3] == ("2", "48 %", "data")
+    assert VIEWS["verdicts"].table(view).rows[0][:3] == ("2", "48 %", "data loading")
 
 
 @pytest.mark.parametrize(
