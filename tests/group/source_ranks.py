@@ -1,5 +1,6 @@
 """What the ranks run in test_sources: loaders over files and tables, whose samples are numbered."""
 
+import logging
 import random
 from typing import Any
 
@@ -89,3 +90,15 @@ def error_of(data: Any, state: dict[str, Any] | None = None) -> str:
     except NBDistError as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def warnings_of(data: Any, interleave: int) -> list[str]:
+    """Return what two epochs of a loader log on this rank."""
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("nbdist.data").addHandler(handler)
+    train = made(data, interleave=interleave)
+    for _ in range(2):
+        ids(train)
+    return heard

@@ -77,6 +77,14 @@ def test_a_resume_on_changed_files_and_what_is_not_there_are_one_error_on_all_ra
     assert first.startswith(f"DataError: {folder}/1.parquet could not be read (on rank 1).")
 
 
+def test_ranks_that_must_share_row_groups_are_told_so_once(folder: str) -> None:
+    first, second = run_ranks(2, RANKS + "warnings_of", folder, 1)
+    (told,) = first
+    assert told.startswith("2 ranks share the samples of 1 row group at a time")
+    assert second == []
+    assert run_ranks(2, RANKS + "warnings_of", folder, 2) == [[], []]
+
+
 def test_transforms_draw_the_same_numbers_on_any_number_of_ranks_and_workers(folder: str) -> None:
     (alone,) = run_ranks(1, RANKS + "draws", folder, 0)
     two = run_ranks(2, RANKS + "draws", folder, 2)

@@ -1,5 +1,6 @@
 """The sampler of a loader: this rank's parts of global batches. Main thread."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,7 +14,9 @@ from nbdist.engine.data.reader import Block, Feed
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.sources.source import Source
 from nbdist.errors import DataError, UsageError
+from nbdist.formatting import counted
 
+_log = logging.getLogger("nbdist.data")
 Spec = tuple[int, ...]  # what decides which batches a loader gives
 
 
@@ -133,6 +136,7 @@ class SourceBatches(Batches):
         super().__init__(int(source.sizes.sum()), global_batch, **how)
         self.source = source
         self.lanes = lanes_of(interleave, len(source.sizes), global_batch)
+        self._is_told = False
 
     def spec(self) -> Spec:
         """Return what decides which batches come, the data too."""
@@ -161,8 +165,23 @@ class SourceBatches(Batches):
     def __iter__(self) -> Iterator[Block]:
         order = Interleave(self.source.sizes, self.lanes, self.shuffle, self.seed, self.epoch)
         ends, seed = self.ends(self.start), (self.seed, self.epoch)
+        self._tell_shared_lanes()
         self.begin()
         return Feed(self.source, order, self.start, ends, data_shard(), self.weights, seed)
+
+    def _tell_shared_lanes(self) -> None:
+        """Say once that several ranks read the same groups, for there are too few lanes."""
+        shard = data_shard()
+        if shard.count > self.lanes and shard.index == 0 and not self._is_told:
+            _log.warning(
+                "%d ranks share the samples of %s at a time, so each group is read by "
+                "several of them. interleave=%d lets one rank read each, where the data has so "
+                "many groups.",
+                shard.count,
+                counted(self.lanes, "row group"),
+                shard.count,
+            )
+        self._is_told = True
 
     def ids(self, epoch: int, positions: Iterable[int]) -> list[int]:
         """Return the numbers of the samples that stand at some positions of an epoch.
