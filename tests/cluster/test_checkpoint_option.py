@@ -252,6 +252,38 @@ def test_a_cell_goes_on_with_fewer_ranks_where_one_cannot_be_replaced(
     assert three.describe.startswith("2 ranks")
 
 
+REPLICATED = """
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).double()
+layout = nbdist.parallelize(model, "ddp")
+opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+data = torch.randn(60, 4, generator=torch.Generator().manual_seed(5)).double()
+loader = nbdist.loader(data, global_batch=6, seed=3)
+"""
+STEPS = """
+import os, signal
+seen = 0
+for x in loader:
+    model(x).pow(2).mean().backward()
+    seen += 1
+    if DIES and world_size == 3 and seen == 7:
+        if rank == 2: os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 1: raise ValueError("it has not made the step that rank 0 has made")
+    opt.step(); opt.zero_grad()
+torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+"""
+
+
+def test_what_replicas_hold_goes_on_from_memory_on_fewer_ranks(three: Session) -> None:
+    three.run(REPLICATED)
+    unbroken = three.run(STEPS, track=False, params={"DIES": False})[0].value
+    three.run(REPLICATED)
+    params = {"DIES": True}
+    done = three.run(STEPS, track=False, params=params, retry=1, checkpoint=100)
+    assert list(done) == [0, 1]
+    assert done[0].value == done[1].value == pytest.approx(unbroken, abs=1e-12)
+
+
 def test_a_layout_that_fits_no_fewer_ranks_ends_with_both_reasons(three: Session) -> None:
     with pytest.raises(RankError) as caught:
         three.run("train('fsdp=3', dying=2)", track=False, retry=1, checkpoint=5)

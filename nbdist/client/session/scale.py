@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.process_group import Answers
-from nbdist.client.faults.recovery import MOST_ROUNDS, describe_newcomers, repair
+from nbdist.client.faults.recovery import MOST_ROUNDS, describe, describe_newcomers, repair
 from nbdist.errors import ClusterError, NBDistError, StartError
 from nbdist.formatting import counted
 from nbdist.ranks import name_ranks
@@ -78,6 +78,8 @@ def go_on_without(cluster: Cluster, irreplaceable: Collection[int]) -> tuple[str
         if new:
             cluster.replace(new, n)
         lines = _form(cluster, n, new)
+        if not new:  # who is left has not been brought to one step: new ranks come with that
+            lines += describe(cluster.recover(), {}, is_news=False).lines
     except NBDistError as error:
         cluster.broken = why
         raise StartError(f"Nor could {counted(n, 'rank')} go on.", why=error.what) from error
