@@ -57,7 +57,8 @@ class RankChecks:
 
     def end_cell(self) -> None:
         """Take all hooks out: nothing of them shall be in what a replacement rank is given."""
-        self._look(is_on=False)
+        if self._is_looking:
+            self._look(is_on=False)
         for use in self._uses:
             use.end()
         self._uses.clear()
@@ -81,11 +82,15 @@ class RankChecks:
         Costs a pass over the parameters, at most `fingerprint.SELECTION` elements of each; on a
         GPU it waits for what is queued.
         """
-        self._tell_alike()
-        has_repeated = self._epochs.is_repeated(*training.current_pass())
+        if self._numbers:
+            self._tell_alike()
+        iterator, began_at = training.current_pass()
+        has_repeated = iterator is not None and self._epochs.is_repeated(iterator, began_at)
         if is_due(step) or has_repeated:
             self._tell_uses(step, has_repeated=has_repeated)
-        self._look(is_on=is_due(step + 1))
+        is_on = is_due(step + 1)
+        if is_on or self._is_looking:
+            self._look(is_on=is_on)
 
     def _tell_alike(self) -> None:
         # Once each, where several optimizers train one model.
@@ -120,8 +125,6 @@ class RankChecks:
         }
 
     def _look(self, *, is_on: bool) -> None:
-        if not (is_on or self._is_looking):
-            return
         self._is_looking = is_on
         self._scaled_before = torch_hooks.count_of_scaled()
         tap.look_for_reductions(is_on)

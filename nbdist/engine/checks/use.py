@@ -32,7 +32,7 @@ class Use:
     """What one optimizer and its model do, from the optimizer's first step in a cell on."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        """Look for the model; changes nothing but for a hook on its forward."""
+        """Look for the model; a hook counts the steps of a layout's optimizer."""
         self._optimizer = weakref.ref(optimizer)
         spread = model_facts.spread_by(optimizer)
         self._spread = None if spread is None else weakref.ref(spread)
@@ -45,18 +45,16 @@ class Use:
         self._fed: dict[str, float] = {}
         self._hooks: list[Any] = []
         self._summed = 0
-        if model is not None:
-            before_forward = _weakly(weakref.WeakMethod(self._before_forward))
-            hook = model.register_forward_pre_hook(before_forward, with_kwargs=True)
-            self._hooks.append(hook)
-            sample = next((p for p in model.parameters() if p.requires_grad), None)
-            if sample is not None:
-                self._sample = weakref.ref(sample)
-                before_sum = _weakly(weakref.WeakMethod(self._before_sum))
-                self._hooks.append(sample.register_hook(before_sum))
-        after_step = _weakly(weakref.WeakMethod(self._after_step))
-        self._hooks.append(optimizer.register_step_post_hook(after_step))
-        self._hooks.append(optimizer.register_step_post_hook(_Stepped(weakref.ref(self))))
+        self._model = None if model is None else weakref.ref(model)
+        parameters = () if model is None else model.parameters()
+        sample = next((p for p in parameters if p.requires_grad), None)
+        self._sample = None if sample is None else weakref.ref(sample)
+        # Only what has a layout is asked whether it has stepped.
+        self._counting = (
+            optimizer.register_step_post_hook(_Stepped(weakref.ref(self)))
+            if isinstance(spread, Layout)
+            else None
+        )
         self._has_stepped = False
         self.is_looking = False  # in the step that runs
         self._has_fed = False
@@ -64,9 +62,31 @@ class Use:
         self.is_unscaled = False  # a GradScaler's: these gradients have been divided by its scale
 
     def end(self) -> None:
-        """Take the hooks out."""
+        """Take all hooks out."""
+        self._take_out()
+        if self._counting is not None:
+            self._counting.remove()
+
+    def _put_in(self) -> None:
+        """Put in the hooks that look: they cost a step 20 us, and most steps are not looked at."""
+        optimizer = self._optimizer()
+        model = None if self._model is None else self._model()
+        sample = None if self._sample is None else self._sample()
+        if optimizer is not None:
+            after_step = _weakly(weakref.WeakMethod(self._after_step))
+            self._hooks.append(optimizer.register_step_post_hook(after_step))
+        if model is not None:
+            before_forward = _weakly(weakref.WeakMethod(self._before_forward))
+            hook = model.register_forward_pre_hook(before_forward, with_kwargs=True)
+            self._hooks.append(hook)
+        if sample is not None:
+            before_sum = _weakly(weakref.WeakMethod(self._before_sum))
+            self._hooks.append(sample.register_hook(before_sum))
+
+    def _take_out(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._hooks.clear()
 
     @property
     def layout(self) -> Layout | None:
@@ -83,14 +103,17 @@ class Use:
         return self._place_by_hand() | ({} if weights is None else {"weights": weights})
 
     def take_stepped(self) -> bool:
-        """Return whether the optimizer has stepped since the last call."""
+        """Return whether the optimizer of a layout has stepped since the last call."""
         stepped, self._has_stepped = self._has_stepped, False
         return stepped
 
     def look(self, *, is_on: bool) -> None:
         """Look, or do not look, at the step that begins."""
+        self._take_out()
         self.is_looking, self._has_fed, self._summed = is_on, False, 0
         self._fed, self._stepped, self.is_unscaled = {}, None, False
+        if is_on:
+            self._put_in()
 
     def at_step_end(self, reduced: set[int]) -> dict[str, float]:
         """Return what is known of the step that has ended.
@@ -166,7 +189,7 @@ class Use:
 
     def _before_sum(self, _gradient: Tensor) -> None:
         """One parameter gets a gradient: note whether it is added to another one."""
-        sample = self._sample()
+        sample = None if self._sample is None else self._sample()
         if sample is not None and sample.grad is not None:
             self._summed += bool(sample.grad.any())
 

@@ -24,6 +24,8 @@ _torch: Any = torch  # for names that its types do not tell
 
 Undo = Callable[[], None]
 Closure = Callable[[], Any]
+StepArgs = tuple[Any, ...]
+StepKeywords = dict[str, Any]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 unbox_group = c10d.ProcessGroup.unbox
@@ -34,6 +36,7 @@ def check() -> list[str]:
     """Return what this torch lacks of what the tap and the training hooks use."""
     wanted = [
         (c10d.ProcessGroup, ["unbox", "_get_backend", "group_name"]),
+        (torch.ScriptObject, ["_get_method"]),
         (c10d.Work, ["wait", "boxed", "get_future", "is_completed"]),
         *((owner, [name]) for owner, name in _WAITING_IN_NATIVE),
         (torch.library.Library, ["impl", "_destroy"]),
@@ -151,6 +154,15 @@ def work_after(work: Any, then: Callable[[], object]) -> Any:
         return value
 
     return _create_work(work.get_future().then(finish))
+
+
+def reduction_of(argument: Any) -> int:
+    """Return the reduction's number that an operator's argument holds."""
+    # As `argument.op()`, whose attribute takes a microsecond more to be found.
+    return int(_method_of(argument, "op")())
+
+
+_method_of: Any = torch.ScriptObject._get_method
 
 
 def reduce_op(kind: int) -> Any:
@@ -302,32 +314,42 @@ def local_scalar(loss: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
-def on_optimizer_step(hook: Callable[[torch.optim.Optimizer], None]) -> Undo:
-    """Call `hook` after every `step()` of every `torch.optim` optimizer of the process."""
-    handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: hook(optimizer))
-    return handle.remove
+def on_optimizer_step(
+    hook: Callable[[torch.optim.Optimizer, StepArgs, StepKeywords], None],
+) -> Undo:
+    """Call `hook` after every `step()` of every `torch.optim` optimizer of the process.
+
+    It gets the optimizer and the arguments of `step`, among them the optimizer once more.
+    """
+    return register_optimizer_step_post_hook(hook).remove
 
 
 def before_optimizer_step(
-    hook: Callable[[torch.optim.Optimizer, Closure | None], Closure | None],
+    hook: Callable[
+        [torch.optim.Optimizer, StepArgs, StepKeywords], tuple[StepArgs, StepKeywords] | None
+    ],
 ) -> Undo:
-    """Call `hook(optimizer, closure)` before every `step()` of every `torch.optim` optimizer.
+    """Call `hook` before every `step()` of every `torch.optim` optimizer of the process.
 
-    What it returns, if anything, the step gets as its closure instead.
+    It gets what that of `on_optimizer_step` gets; what it returns, if anything, `step` gets instead
+    (`with_closure`).
     """
+    return register_optimizer_step_pre_hook(hook).remove
 
-    def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # torch passes the optimizer once more, as the first of `args`.
-        is_first = len(args) > 1
-        given = args[1] if is_first else kwargs.get("closure")
-        ours = hook(optimizer, given)
-        if ours is None:
-            return None
-        return (
-            ((args[0], ours, *args[2:]), kwargs) if is_first else (args, kwargs | {"closure": ours})
-        )
 
-    return register_optimizer_step_pre_hook(before).remove
+def closure_of(args: StepArgs, kwargs: StepKeywords) -> Closure | None:
+    """Return the closure that an optimizer's `step` was given with these arguments."""
+    given: Closure | None = args[1] if len(args) > 1 else kwargs.get("closure")
+    return given
+
+
+def with_closure(
+    args: StepArgs, kwargs: StepKeywords, closure: Closure
+) -> tuple[StepArgs, StepKeywords]:
+    """Return the arguments of a `step` that was given a closure, with another one."""
+    if len(args) > 1:
+        return (args[0], closure, *args[2:]), kwargs
+    return args, kwargs | {"closure": closure}
 
 
 def wrap_prepare_profiler(wrapper: Wrapper) -> Undo:

@@ -68,7 +68,9 @@ def forget(gone: Any) -> None:
 
 def live(kind: type[T]) -> list[T]:
     """Return the living objects of a watched class, in the order of making."""
-    return list(_live[kind])
+    # Faster than the dictionary's own iterator, which is asked at each step.
+    references = _live[kind].keyrefs()
+    return [made for reference in references if (made := reference()) is not None]
 
 
 def newest_number() -> int:

@@ -57,6 +57,11 @@ def live_ddps() -> list[DistributedDataParallel]:
     return torch_live.live(DistributedDataParallel)
 
 
+def has_comm_hooks(module: DistributedDataParallel) -> bool:
+    """Return whether a module's gradients pass communication hooks."""
+    return bool(module._comm_hooks)
+
+
 def comm_hooks_of(module: DistributedDataParallel) -> list[tuple[Callable[..., Any], Any]]:
     """Return the communication hooks that a module's gradients pass, each as (hook, its state)."""
     return list(module._comm_hooks)

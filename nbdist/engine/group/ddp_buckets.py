@@ -66,9 +66,11 @@ class Claim:
 _BEST_FIRST = ("laid", "to come", "own")
 
 
-def at_boundary() -> None:
-    """Count the steps that reducers have ended. At the end of an optimizer step."""
-    for ddp in _reducing(torch_live.live(DistributedDataParallel)):
+def at_boundary(ddps: Iterable[DistributedDataParallel]) -> None:
+    """Count the steps that these modules' reducers have ended. At the end of an optimizer step."""
+    for ddp in ddps:
+        if not torch_reducers.has_reducer(ddp):
+            continue
         ended = _ended.get(ddp.reducer, 0)
         if ended < _MOST and torch_reducers.has_gradients(ddp):
             _ended[ddp.reducer] = ended + 1

@@ -74,8 +74,9 @@ def watch() -> None:
 
 def snapshot() -> None:
     """Note the state of every live communication hook. Main thread, at a boundary."""
-    ddp_buckets.at_boundary()
-    for ddp in torch_live.live(DistributedDataParallel):
+    ddps = torch_live.live(DistributedDataParallel)
+    ddp_buckets.at_boundary(ddps)
+    for ddp in ddps:
         _take_notes(ddp)
 
 
@@ -131,8 +132,7 @@ def _refuse_buckets(ddp: DistributedDataParallel) -> None:
 
 
 def _take_notes(ddp: DistributedDataParallel) -> None:
-    notes = _notes_of(ddp)
-    if notes:
+    if torch_modules.has_comm_hooks(ddp) and (notes := _notes_of(ddp)):
         _notes[ddp] = notes
 
 

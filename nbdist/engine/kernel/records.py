@@ -95,7 +95,7 @@ class Recorder:
             record = Record(self._rank, self._next_seq, kind, step, now_ns, values, detail)
             self._ring.append(record)
             self._next_seq += 1
-            self._points += _size(record)
+            self._points += len(values) or 1 if detail is None else _size(record)
             while self._points > RING_POINTS and len(self._ring) > 1:
                 oldest = self._ring.popleft()
                 self._points -= _size(oldest)
@@ -103,7 +103,8 @@ class Recorder:
                     self._sent = oldest.seq + 1
                     self._lost += 1
                     self._set_fact("records_lost", str(self._lost))
-        if not self._wake.is_set():
+        if not self._is_woken:
+            self._is_woken = True
             self._wake.set()
 
     def fact(self, **texts: str) -> None:
@@ -162,6 +163,7 @@ class Recorder:
             self._wake.wait(pause_s)
             # Cleared before publishing: a record made meanwhile sets it again.
             self._wake.clear()
+            self._is_woken = False
             self._take_sample()
             self._publish_new()
             self._stop.wait(INTERVAL_S)
@@ -209,6 +211,7 @@ class Recorder:
         self._lock = threading.Lock()  # the fields; held for microseconds
         self._publishing = threading.Lock()  # one batch after the other, in order
         self._wake = threading.Event()
+        self._is_woken = False  # what the event says, or was about to; a function call less
         self._stop = threading.Event()
 
     def _start_thread(self) -> threading.Thread:

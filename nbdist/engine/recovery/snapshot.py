@@ -81,6 +81,7 @@ class _Series:
 
 
 _series: "WeakKeyDictionary[torch.optim.Optimizer, _Series | None]" = WeakKeyDictionary()
+_NOT_KNOWN = _Series("", is_leader=False)
 _status: dict[str, Any] | None = None  # replaced, never changed: any thread may read it
 _notices: list[str] = []  # refusals that nobody has been told of
 _free_bytes: Callable[[], int] = memory.free_bytes
@@ -88,13 +89,11 @@ _free_bytes: Callable[[], int] = memory.free_bytes
 
 def at_boundary(optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Take a snapshot if one is due. Called at each boundary with the optimizer's steps."""
-    series = _series.get(optimizer)
-    if series is None:
-        if optimizer in _series:
-            return
+    series = _series.get(optimizer, _NOT_KNOWN)
+    if series is _NOT_KNOWN:
         series = _series[optimizer] = _new_series(optimizer)
-        if series is None:
-            return
+    if series is None:
+        return
     if series.is_sent:
         _send_if_due(optimizer, series, steps)
         return

@@ -18,13 +18,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from threading import get_ident
+from time import thread_time_ns
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
 from nbdist.engine.compat import random_states, torch_hooks, torch_live
-from nbdist.engine.kernel.cost_clock import clocked
+from nbdist.engine.compat.torch_hooks import StepArgs, StepKeywords
+from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.steps import defer_interrupt
 
 BUFFER_BYTES = 8 << 20  # larger buffers are left out, and so is what would go beyond it in sum
@@ -156,11 +159,14 @@ class Boundary:
 
     # -- hooks
 
-    @clocked("boundary")
-    def _before_step(self, optimizer: Optimizer, closure: object) -> None:
-        is_within = self._inside is not None and self._inside is not optimizer
-        is_outer = not is_within and threading.get_ident() == self._main
-        steps = self._steps_of(optimizer)
+    # They run at every step: where nothing is due, few functions are called.
+
+    def _before_step(self, optimizer: Optimizer, args: StepArgs, kwargs: StepKeywords) -> None:
+        began_ns = thread_time_ns() if clock.is_on else 0
+        inside = self._inside
+        is_outer = (inside is None or inside is optimizer) and get_ident() == self._main
+        newest, known = self._newest  # a weak dictionary takes microseconds to say it
+        steps = known if newest() is optimizer else self._steps_of(optimizer)
         if is_outer and (steps is None or steps.cell != self._cell):
             self.before_first_step(optimizer)
             steps = self.steps.get(optimizer)
@@ -173,15 +179,19 @@ class Boundary:
             for before in due:
                 before(optimizer)
         steps.begun += 1
+        closure = torch_hooks.closure_of(args, kwargs) if kwargs or len(args) > 1 else None
         steps.versions = None if closure is None else _versions(optimizer)
         if is_outer and self._inside is None:
             self._inside = optimizer
             if closure is None:  # which may take any time
                 defer_interrupt.begin()
+        if began_ns:
+            clock.add("boundary", thread_time_ns() - began_ns)
 
-    @clocked("boundary")
-    def _after_step(self, optimizer: Optimizer) -> None:
-        steps = self._steps_of(optimizer)
+    def _after_step(self, optimizer: Optimizer, _args: StepArgs, _kwargs: StepKeywords) -> None:
+        began_ns = thread_time_ns() if clock.is_on else 0
+        newest, known = self._newest
+        steps = known if newest() is optimizer else self._steps_of(optimizer)
         if steps is None:
             return  # made before the hooks were there
         steps.whole = steps.begun
@@ -203,12 +213,11 @@ class Boundary:
             _log.exception("Step boundaries are no longer recorded")
             self.remove()
         defer_interrupt.end()
+        if began_ns:
+            clock.add("boundary", thread_time_ns() - began_ns)
 
     def _steps_of(self, optimizer: Optimizer) -> OptimizerSteps | None:
-        """Return what an optimizer has done; a weak dictionary takes microseconds to say it."""
-        newest, known = self._newest
-        if newest() is optimizer:
-            return known
+        """Return what an optimizer has done, and remember that it was asked for last."""
         steps = self.steps.get(optimizer)
         if steps is not None:
             self._newest = ref(optimizer), steps

@@ -82,6 +82,7 @@ class GroupCounters:
 class _Books:
     def __init__(self) -> None:
         self.by_name: dict[str, GroupCounters] = {}
+        self.newest: GroupCounters | None = None  # the one among them that was asked for last
         # What all ranks of a group count alike, also those that have not used it: how often the
         # counts began anew in this generation, and how many groups of its name were destroyed.
         self.period = 0
@@ -100,9 +101,13 @@ def book_of(group: dist.ProcessGroup) -> GroupCounters:
     Raises:
         ClusterError: The group's ranks have left it.
     """
+    book = _books.newest
+    if book is not None and book.group() is group:
+        return book
     book = _books.by_name.get(group.group_name)
     if book is None or book.group() is not group:
         book = _open(group)
+    _books.newest = book
     return book
 
 
@@ -151,7 +156,7 @@ def begin_generation(table: AnyTable | None, generation: int = 0) -> None:
     for book in _books.by_name.values():
         # Lets the old memory go, whoever still holds the book.
         book.channel = book.messages = None
-    _books.by_name, _books.table = {}, table
+    _books.by_name, _books.newest, _books.table = {}, None, table
     _books.generation, _books.period = generation, 0
     _books.destroyed.clear()
 
@@ -170,7 +175,7 @@ def moment(group: dist.ProcessGroup) -> tuple[int, int]:
 
 def reset() -> None:
     """Begin to count at zero. On all ranks, between two of their collectives."""
-    _books.by_name = {}
+    _books.by_name, _books.newest = {}, None
     _books.period += 1
 
 

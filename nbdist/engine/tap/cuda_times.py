@@ -84,6 +84,7 @@ class CudaTimes:
         self._tried_ns: dict[torch.device, int] = {}
         self._compute: dict[torch.device, int] = {}
         self._device: torch.device | None = None  # of the last launch
+        self.is_used = False  # by any collective of this process
         self._is_on_host = False  # the last launch's end is: gloo's
         self.forget()
 
@@ -105,7 +106,7 @@ class CudaTimes:
         tensor = first_tensor(tensors) if self.step is not None else None
         if tensor is None or not self._gpu.can_mark():
             return None
-        self._device = tensor.device
+        self._device, self.is_used = tensor.device, True
         self._compute.setdefault(tensor.device, self._gpu.stream(tensor.device))
         return self._mark(tensor.device)
 
@@ -211,11 +212,6 @@ class CudaTimes:
         self._append(EventSpan(self.step, last.begin, end=end, is_exposed=True, cut_by=last.launch))
 
     # -- what has passed
-
-    @property
-    def is_used(self) -> bool:
-        """Return whether any collective of this process has been on a GPU."""
-        return self._device is not None
 
     def is_open(self, step: int) -> bool:
         """Return whether something of this step, or of one before, is under way."""

@@ -387,23 +387,32 @@ def ended(launch: Launch, end_ns: int) -> None:
     state.ended.append(launch)
 
 
-def expect_end(launch: Launch, work: Any, outputs: Any) -> None:
-    """Note the end of an operator when it comes; of one that is not told, that it is over."""
+def expect_end(launch: Launch, work: Any, outputs: Any, *, is_main: bool) -> None:
+    """Note the end of an operator when it comes; of one that is not told, that it is over.
+
+    What the main thread has launched within backward, DDP's reducer may wait for.
+    """
     number = launch.number = state.launched = state.launched + 1
     launch.work, launch.outputs = work, outputs
-    state.under_way[number] = launch
-    if len(state.under_way) > MAX_UNDER_WAY:
-        _drop(next(iter(state.under_way)))
-    elif not launch.is_told and len(state.under_way) > MAX_UNTOLD:
-        sweep()
-    if work is None:
+    under_way = state.under_way
+    under_way[number] = launch
+    backward = state.backward
+    if is_main and backward is not None:
+        backward.last_launch_ns, backward.last = launch.handed_ns, launch
+        backward.exposed_ns = state.exposed_ns
+    if len(under_way) > MAX_UNTOLD:
+        if len(under_way) > MAX_UNDER_WAY:
+            _drop(next(iter(under_way)))
+        elif not launch.is_told:
+            sweep()
+    if work is None or not (launch.is_told or launch.is_message):
         return
     if launch.is_told and not launch.is_message:
         launch.future = torch_hooks.future_of(work)
     if launch.future is not None:
         # On gloo's thread.
         launch.future.add_done_callback(lambda _: _note_end(number, perf_counter_ns()))
-    elif launch.is_told or launch.is_message:
+    else:
         _hold(launch)  # its end is seen by whoever waits for it, or at the next `take`
 
 
@@ -412,14 +421,6 @@ def is_waited_as(launch: Launch, work: Any) -> None:
     launch.work = work
     if launch.number not in state.under_way:  # its end may come at any moment, on gloo's thread
         launch.forget()
-
-
-def launched_to_be_waited_for(launch: Launch) -> None:
-    """The main thread has launched an asynchronous operator: DDP's reducer may wait for it."""
-    if state.backward is not None:
-        state.backward.last_launch_ns = launch.handed_ns
-        state.backward.exposed_ns = state.exposed_ns
-        state.backward.last = launch
 
 
 def was_waited_for(launch: Launch) -> None:
@@ -483,6 +484,12 @@ def sweep(waited_for: Launch | None = None) -> None:
     Who waits may go on before the callback has run; and gloo's send and recv have no future, nor
     do they ever say that they are completed.
     """
-    for number, launch in tuple(state.under_way.items()):
-        if launch is waited_for or launch.is_over():
-            _note_end(number, perf_counter_ns())
+    under_way = state.under_way
+    for number, launch in tuple(under_way.items()):
+        if launch.is_told or launch is waited_for:
+            if launch is waited_for or launch.is_over():
+                _note_end(number, perf_counter_ns())
+        elif (work := launch.work) is not None and work.is_completed():
+            # Of those that are not told there is one a collective: it is only let go.
+            under_way.pop(number, None)
+            launch.work = launch.future = launch.outputs = None

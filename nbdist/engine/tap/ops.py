@@ -88,7 +88,7 @@ def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tupl
     """Return what tells of a call what must be alike: `call` and `size` of `collective_check`.
 
     It takes the arguments, the reduction as a number, and the payload's bytes. Of a message nothing
-    is announced.
+    is announced. It is called with each collective.
     """
     base = 0 if op.is_message else collective_check.pack(op.kind)
     root_at, reduction_at = op.root_at, op.reduction_at
@@ -96,17 +96,22 @@ def describer(op: Op, device_type: str) -> Callable[[tuple[Any, ...], int], tupl
     is_payload = alike_at == op.payload_at
     with_size = op.alike == "size and type" or (op.alike == CPU and device_type == "cpu")
 
+    dtypes, roots, types = _DTYPES, collective_check.ROOT, collective_check.DTYPE
+    reductions = collective_check.REDUCTION
+
     def describe(args: tuple[Any, ...], payload_bytes: int) -> tuple[int, int]:
         call, size = base, 0
         if root_at is not None:
-            call += collective_check.ROOT * (args[root_at] + 1)
+            call += roots * (args[root_at] + 1)
         if reduction_at is not None:
-            call += collective_check.REDUCTION * args[reduction_at]
+            call += reductions * args[reduction_at]
         if alike_at is not None:
             tensor = args[alike_at]
             if with_size:
                 size = payload_bytes if is_payload else size_bytes(tensor)
-            call += collective_check.DTYPE * dtype_index(tensor)
+            while tensor.__class__ is list and tensor:  # as `dtype_index`, without a call
+                tensor = tensor[0]
+            call += types * dtypes.get(getattr(tensor, "dtype", None), 0)
         return call, size
 
     return describe
@@ -123,6 +128,8 @@ def size_bytes(payload: Any) -> int:
     """Return the bytes of a tensor, or of tensors in lists."""
     if isinstance(payload, torch.Tensor):
         return payload.nbytes
+    if len(payload) == 1 and isinstance(payload[0], torch.Tensor):  # most are
+        return payload[0].nbytes
     total = 0
     for part in payload:
         total += part.nbytes if isinstance(part, torch.Tensor) else size_bytes(part)

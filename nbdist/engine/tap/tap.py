@@ -68,7 +68,6 @@ from nbdist.engine.tap.in_flight import (
     last_kind,
     late,
     launch_of,
-    launched_to_be_waited_for,
     look_for_reductions,
     reset_counts,
     state,
@@ -176,33 +175,35 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
     device, is_cuda = torch.device(device_type), device_type == "cuda"
     is_reduction = op.kind == "all_reduce"
     unbox, is_gloo = torch_hooks.unbox_group, torch_hooks.is_gloo
+    reduction_of = torch_hooks.reduction_of
     get_ident, now = threading.get_ident, perf_counter_ns
 
     def kernel(*args: Any) -> Any:
-        clocked_ns = thread_time_ns() if clock.is_on and get_ident() == state.main else 0
+        is_main = get_ident() == state.main
+        clocked_ns = thread_time_ns() if clock.is_on and is_main else 0
         group = unbox(args[group_at])
         book = book_of(group)
         if reduction_at is not None:
-            reduction = args[reduction_at].op()  # 2 us: once
+            reduction = reduction_of(args[reduction_at])  # 2 us: once
             args = (*args[:reduction_at], reduction, *args[reduction_at + 1 :])
         size = 0 if payload_at is None else size_bytes(args[payload_at])
         place = cell_place(sys._getframe(1)) if is_full else None
-        peer = None
-        channel, messages = (None, book.messages) if is_message else (book.channel, None)
+        peer = channel = messages = None
         if is_message:
+            messages = book.messages
             peer, numbers, seq = _message(book, op, args)
         else:
+            channel = book.channel
             seq = book.count + 1
         start_ns = now()
         launch = Launch(kind, book, seq, size, start_ns, place, peer)
-        there = -1 if peer is None else peer
         if is_message:
+            there = -1 if peer is None else peer
             # NCCL knows no tags.
             backend = group._get_backend(device)
             tag = args[tag_at] if tag_at is not None and is_gloo(backend) else 0
             launch.tag, launch.tag_number = book.next_in_tag(sends, there, tag, seq)
         state.last = launch
-        is_main = get_ident() == state.main
         if is_main:
             state.blocked = (launch, start_ns)
         try:
@@ -254,9 +255,7 @@ def _kernel(op: Op, device_type: str, *, is_full: bool) -> Callable[..., Any]:
                 if state.is_telling and tell(launch):
                     launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
                 if not is_sync:
-                    expect_end(launch, work, args[0])
-                    if is_main:
-                        launched_to_be_waited_for(launch)
+                    expect_end(launch, work, args[0], is_main=is_main)
             if arrival is not None and tell(launch):
                 launch.dtype = 0 if payload_at is None else dtype_index(args[payload_at])
                 is_on_host = is_gloo(backend)

@@ -84,6 +84,7 @@ class Cell:
         self._parts = PartTimer()
         self._measuring = Measuring()
         self.is_measured = True  # the step that is being made
+        self._is_second = True  # the one after it is measured, by the stride as it is now
         self._began_ns = 0  # when it began, where that was seen
         self._rule = StepRule()
         self._made_by_then = 0  # number of the newest optimizer when the newest step ended
@@ -227,9 +228,11 @@ class Cell:
             is_outermost = self._parts.leave_optimizer(key)
         if not is_outermost:
             return False
-        made = torch_live.number_of(torch.optim.Optimizer, optimizer)
-        if not self._rule.closes(key, is_new=made > self._made_by_then):
-            return False
+        rule = self._rule
+        if not rule.leads(key):
+            made = torch_live.number_of(torch.optim.Optimizer, optimizer)
+            if not rule.closes(key, is_new=made > self._made_by_then):
+                return False
         self._close_step(now_ns)
         return True
 
@@ -240,7 +243,9 @@ class Cell:
         self._made_by_then = torch_live.newest_number()
         if self.is_measured:
             self._measuring.measured(self.step, now_ns)
-        is_next = self._measuring.measures(self.step + 1)
+            self._is_second = self._measuring.measures(self.step + 1)
+        is_next = self._is_second
+        self._is_second = self._measuring.measures(self.step + 2)
         if self.is_measured:
             values = self._measured_values(now_ns, is_next=is_next)
         else:
@@ -262,7 +267,7 @@ class Cell:
     def end_clock(self, *, was_measured: bool) -> None:
         """The step that was closed last has told all."""
         # Of steps that are not measured those are clocked that come before one that is.
-        clocks_next = self.is_measured or self._measuring.measures(self.step + 2)
+        clocks_next = self.is_measured or self._is_second
         clock.end_step(self._began_ns, is_measured=was_measured, clocks_next=clocks_next)
 
     def _measured_values(self, now_ns: int, *, is_next: bool) -> dict[str, float]:
@@ -299,9 +304,9 @@ class Cell:
         """Record a step, at once where all its numbers are here."""
         losses = self._losses
         if not (losses.copies or self._held or self._shares):
-            if losses.values:
-                values["loss"] = sum(losses.values) / len(losses.values)
-                losses.values.clear()
+            if found := losses.values:
+                values["loss"] = found[0] if len(found) == 1 else sum(found) / len(found)
+                found.clear()
             self._recorder.add("step", self.step, values)
             return
         self._held.append(_Held(self.step, values, losses, self._take_shares()))

@@ -11,14 +11,22 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from threading import get_ident
 from time import thread_time_ns
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
+from torch.compiler import is_compiling
 
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.compat.torch_hooks import Closure
+from nbdist.engine.compat.torch_hooks import (
+    Closure,
+    StepArgs,
+    StepKeywords,
+    closure_of,
+    with_closure,
+)
 from nbdist.engine.kernel.cost_clock import clock, clocked
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.training.cell import Cell, RankMachine
@@ -29,6 +37,10 @@ _TELL_PARTS = {"data", "backward"}
 _log = logging.getLogger("nbdist.training")
 
 
+def _none() -> None:
+    """Stand for a reference to an optimizer."""
+
+
 class Hooks:
     """The hooks of one rank. Main thread, but for `is_loading`."""
 
@@ -36,9 +48,11 @@ class Hooks:
         self.recorder = recorder
         self.grad_norm = False
         self.is_loading = False  # the main thread waits for a batch
-        self.on_step: dict[str, Callable[[int], None]] = {}  # what else to do when one has ended
+        # What else to do when a step has ended: replaced, never changed.
+        self.on_step: dict[str, Callable[[int], None]] = {}
         self.on_new_optimizer: dict[str, Callable[[torch.optim.Optimizer], None]] = {}
         self._seen: WeakSet[torch.optim.Optimizer] = WeakSet()  # that have stepped in this cell
+        self._newest: Callable[[], torch.optim.Optimizer | None] = _none  # the last one among them
         self._machine: RankMachine | None = None
         self._undo: list[torch_hooks.Undo] = []
         self._broken: set[str] = set()
@@ -80,12 +94,18 @@ class Hooks:
         clock.begin_cell()
         self._is_inside = self.is_loading = False
         self._seen.clear()
+        self._newest = _none
 
     def end_cell(self) -> int:
         """Record what is still held back; return the steps made."""
         self._guard("loss", self.cell.record_held, wait=True)
         clock.end_cell()
         return self.cell.step
+
+    def at_step_end(self, name: str, callback: Callable[[int], None] | None) -> None:
+        """Call `callback` with the number of each step that has ended; None: no more."""
+        others = {other: called for other, called in self.on_step.items() if other != name}
+        self.on_step = others if callback is None else {**others, name: callback}
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
@@ -99,43 +119,67 @@ class Hooks:
 
     # -- hooks
 
-    def _is_ours(self) -> bool:
-        return threading.get_ident() == self._main and not torch.compiler.is_compiling()
+    # Those that run at every step do their own guarding and clocking: a Python function more costs
+    # microseconds there, for torch's own work has driven it out of the caches.
 
-    @clocked("hooks")
     def _before_optimizer_step(
-        self, optimizer: torch.optim.Optimizer, closure: Closure | None
-    ) -> Closure | None:
-        if not self._is_ours():
+        self, optimizer: torch.optim.Optimizer, args: StepArgs, kwargs: StepKeywords
+    ) -> tuple[StepArgs, StepKeywords] | None:
+        if get_ident() != self._main or is_compiling():
             return None
+        began_ns = thread_time_ns() if clock.is_on else 0
+        cell = self.cell
         # Before the step's record is made, for a fact travels with the records that follow it.
         # What a wrapper such as LocalSGD steps inside is told by the wrapper.
-        if optimizer not in self._seen and not self.cell.is_stepping:
+        if self._newest() is not optimizer and not cell.is_stepping:
+            self._begin_optimizer(optimizer)
+        closure = closure_of(args, kwargs) if kwargs or len(args) > 1 else None
+        is_outermost = False
+        if "step" not in self._broken:
+            try:
+                is_outermost = cell.optimizer_began(optimizer, has_closure=callable(closure))
+            except Exception as error:
+                self._break("step", error)
+        if began_ns:
+            clock.add("hooks", thread_time_ns() - began_ns)
+        if closure is None or not is_outermost:
+            return None
+        return with_closure(args, kwargs, self._around_closure(optimizer, closure))
+
+    def _begin_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Tell of one that has not stepped in this cell."""
+        self._newest = ref(optimizer)
+        if optimizer not in self._seen:
             self._seen.add(optimizer)
             for name, callback in self.on_new_optimizer.copy().items():
                 self._guard(name, callback, optimizer)
-        has_closure = callable(closure)
-        is_outermost = self._guard(
-            "step", self.cell.optimizer_began, optimizer, has_closure=has_closure
-        )
-        return self._around_closure(optimizer, closure) if closure and is_outermost else None
 
-    def _after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._is_ours():
+    def _after_optimizer_step(
+        self, optimizer: torch.optim.Optimizer, _args: StepArgs, _kwargs: StepKeywords
+    ) -> None:
+        if get_ident() != self._main or is_compiling() or "step" in self._broken:
             return
-        cell, was_measured = self.cell, self.cell.is_measured
         began_ns = thread_time_ns() if clock.is_on else 0
-        is_closed = self._guard("step", cell.optimizer_ended, optimizer)
+        cell = self.cell
+        was_measured, is_closed = cell.is_measured, False
+        try:
+            is_closed = cell.optimizer_ended(optimizer)
+        except Exception as error:
+            self._break("step", error)
+        ended_ns = thread_time_ns() if began_ns else 0
         if began_ns:
-            clock.add("hooks", thread_time_ns() - began_ns)
-        if is_closed:
-            self._tell_of_step(cell.step)
-            cell.end_clock(was_measured=was_measured)
-
-    @clocked("checks")
-    def _tell_of_step(self, step: int) -> None:
-        for name, callback in self.on_step.copy().items():
-            self._guard(name, callback, step)
+            clock.add("hooks", ended_ns - began_ns)
+        if not is_closed:
+            return
+        for name, callback in self.on_step.items():
+            if name not in self._broken:
+                try:
+                    callback(cell.step)
+                except Exception as error:
+                    self._break(name, error)
+        if began_ns:
+            clock.add("checks", thread_time_ns() - ended_ns)
+        cell.end_clock(was_measured=was_measured)
 
     def _around_closure(self, optimizer: torch.optim.Optimizer, native: Closure) -> Closure:
         @wraps(native)
@@ -151,7 +195,7 @@ class Hooks:
     def _around_backward(self, native: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(native)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_inside or not self._is_ours():
+            if self._is_inside or get_ident() != self._main or is_compiling():
                 return native(tensors, *args, **kwargs)
             self._backward_begins(tensors)
             self._is_inside = True
@@ -163,24 +207,41 @@ class Hooks:
 
         return backward
 
-    @clocked("hooks")
     def _backward_begins(self, tensors: Any) -> None:
-        self._guard("backward", self.cell.backward_began)
-        self._guard("loss", self.cell.note_loss, tensors)
+        began_ns = thread_time_ns() if clock.is_on else 0
+        cell, broken = self.cell, self._broken
+        if "backward" not in broken:
+            try:
+                cell.backward_began()
+            except Exception as error:
+                self._break("backward", error)
+        if "loss" not in broken:
+            try:
+                cell.note_loss(tensors)
+            except Exception as error:
+                self._break("loss", error)
+        if began_ns:
+            clock.add("hooks", thread_time_ns() - began_ns)
 
-    @clocked("hooks")
     def _backward_ends(self) -> None:
-        self._guard("backward", self.cell.backward_ended)
+        began_ns = thread_time_ns() if clock.is_on else 0
+        if "backward" not in self._broken:
+            try:
+                self.cell.backward_ended()
+            except Exception as error:
+                self._break("backward", error)
+        if began_ns:
+            clock.add("hooks", thread_time_ns() - began_ns)
 
     def note_loss(self, loss: torch.Tensor) -> None:
         """Take in a loss whose backward is none that can be seen."""
-        if self._undo and self._is_ours():
+        if self._undo and get_ident() == self._main and not is_compiling():
             self._guard("loss", self.cell.note_loss, loss)
 
     def _around_next_batch(self, native: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(native)
         def __next__(iterator: Any) -> Any:
-            if self._is_inside or not self._is_ours():
+            if self._is_inside or get_ident() != self._main or is_compiling():
                 return native(iterator)
             self._fetch_begins()
             self._is_inside = self.is_loading = True
@@ -215,9 +276,13 @@ class Hooks:
         try:
             return action(*args, **kwargs)
         except Exception as error:
-            self._broken.add(hook)
-            if hook in _TELL_PARTS:
-                self.cell.knows_parts = False
-            _log.exception("The hook on each %s failed and is switched off", hook)
-            self.recorder.fact(**{f"hook_{hook}": f"switched off: {named(error)}"})
+            self._break(hook, error)
             return None
+
+    def _break(self, hook: str, error: Exception) -> None:
+        """Switch a hook off that has failed."""
+        self._broken.add(hook)
+        if hook in _TELL_PARTS:
+            self.cell.knows_parts = False
+        _log.error("The hook on each %s failed and is switched off", hook, exc_info=error)
+        self.recorder.fact(**{f"hook_{hook}": f"switched off: {named(error)}"})

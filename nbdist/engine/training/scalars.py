@@ -50,6 +50,9 @@ def loss_of(tensors: object) -> torch.Tensor | None:
     None where it is no loss: several roots, no real scalar, or a sharded one that only a collective
     could tell.
     """
+    if type(tensors) is torch.Tensor:  # most are: neither sharded nor of anybody's own class
+        is_loss = tensors.numel() == 1 and tensors.is_floating_point()
+        return unscaled(tensors) if is_loss else None
     if not isinstance(tensors, torch.Tensor):
         if not isinstance(tensors, list | tuple) or len(tensors) != 1:
             return None

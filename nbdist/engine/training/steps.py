@@ -28,6 +28,14 @@ class StepRule:
         self._leader: int | None = None
         self._others: set[int] = set()
 
+    def leads(self, optimizer: int) -> bool:
+        """Return whether a call is the leader's own: then it ends a step, as `closes` would say."""
+        if optimizer != self._leader:
+            return False
+        if self._others:
+            self._others.clear()
+        return True
+
     def closes(self, optimizer: int, *, is_new: bool = False) -> bool:
         """Return whether this call, by the optimizer of that `id`, ends a step.
 

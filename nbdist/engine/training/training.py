@@ -45,9 +45,7 @@ def at_step_end(name: str, callback: Callable[[int], None] | None) -> None:
         callback: Gets the step's number.
     """
     if _hooks is not None:
-        _hooks.on_step.pop(name, None)
-        if callback is not None:
-            _hooks.on_step[name] = callback
+        _hooks.at_step_end(name, callback)
 
 
 def at_new_optimizer(name: str, callback: Callable[[torch.optim.Optimizer], None]) -> None:
