@@ -5,6 +5,7 @@ from typing import Any
 from nbdist.engine.kernel import location
 from nbdist.engine.tap.counters import GroupCounters
 
+MESSAGES = ("send", "recv")  # kinds that go from one rank to one other
 WAKING_NS = 50_000  # until a thread that is woken on another core runs
 
 
@@ -59,7 +60,7 @@ class Launch:
     @property
     def is_message(self) -> bool:
         """Return whether it goes from one rank to one other; gloo does not queue those."""
-        return self.kind in ("send", "recv")
+        return self.kind in MESSAGES
 
     @property
     def ready_ns(self) -> int:

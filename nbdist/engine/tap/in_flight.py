@@ -15,7 +15,7 @@ import torch.distributed as dist
 from nbdist.engine.compat import torch_groups, torch_hooks
 from nbdist.engine.kernel import location
 from nbdist.engine.tap import counters, intervals
-from nbdist.engine.tap.collective import Launch
+from nbdist.engine.tap.collective import MESSAGES, Launch
 from nbdist.engine.tap.cuda_times import CudaTimes, pointers
 from nbdist.engine.tap.encode import Templates
 from nbdist.engine.tap.sampling import Stride
@@ -405,9 +405,9 @@ def expect_end(launch: Launch, work: Any, outputs: Any, *, is_main: bool) -> Non
             _drop(next(iter(under_way)))
         elif not launch.is_told:
             sweep()
-    if work is None or not (launch.is_told or launch.is_message):
+    if work is None or not (launch.is_told or launch.kind in MESSAGES):
         return
-    if launch.is_told and not launch.is_message:
+    if launch.kind not in MESSAGES:
         launch.future = torch_hooks.future_of(work)
     if launch.future is not None:
         # On gloo's thread.

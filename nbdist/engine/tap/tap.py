@@ -39,7 +39,6 @@ collective is under way.
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from time import perf_counter_ns, thread_time_ns
@@ -301,13 +300,15 @@ def _wait_here(
     """Wait for a synchronous operator within it."""
     end_ns = 0
     if work is not None:
-        # The caller waits for the same Work next, and gets the same error from there, as without
-        # the tap.
-        with suppress(RuntimeError):
+        try:
             torch_hooks.native_work_wait(work)
             end_ns = perf_counter_ns()
             if finish is not None:
                 finish()
+        except RuntimeError:
+            # The caller waits for the same Work next, and gets the same error from there, as
+            # without the tap.
+            end_ns = 0
     if launch.is_told:
         ended(launch, end_ns or perf_counter_ns())
     if is_main:
@@ -317,17 +318,26 @@ def _wait_here(
 def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function in which a thread waits for a collective it launched before."""
     get_ident, now = threading.get_ident, perf_counter_ns
+    is_compiling = torch.compiler.is_compiling
 
     @wraps(native)
     def wait(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or get_ident() != state.main:
+        if is_compiling() or get_ident() != state.main:
             return native(*args, **kwargs)
         start_ns = now()
         outer = state.blocked
         # A Work, or a tensor: of a functional collective. What is not found is over, or not seen.
         launch = launch_of(args[0]) if args and state.under_way else None
-        state.blocked = (launch or state.last, start_ns)
-        if launch is not None and len(args) == 1 and not kwargs:
+        if launch is None:  # a synchronous one, which its operator has waited for
+            state.blocked = (state.last, start_ns)
+            try:
+                return native(*args, **kwargs)
+            finally:
+                state.blocked = outer
+                if outer is None:
+                    waited(start_ns, now(), is_found=False)
+        state.blocked = (launch, start_ns)
+        if len(args) == 1 and not kwargs:
             args = (*args, *_limit(launch))
         try:
             result = native(*args, **kwargs)
@@ -339,10 +349,9 @@ def _timed_wait(native: Callable[..., Any]) -> Callable[..., Any]:
             return result
         finally:
             state.blocked = outer
-            if launch is not None:
-                was_waited_for(launch)
+            was_waited_for(launch)
             if outer is None:
-                waited(start_ns, now(), is_found=launch is not None)
+                waited(start_ns, now())
 
     return wait
 
