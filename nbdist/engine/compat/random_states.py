@@ -1,9 +1,12 @@
 """Note the state of Python's and numpy's own generators at each step, in a microsecond.
 
 Asking them costs 20 and 80 us, more than all else that is noted at a step, and most loops draw from
-neither. So their 624 words are copied from memory. Those and a number kept back are all of Python's
+neither. So their 624 words are read from memory. Those and a number kept back are all of Python's
 state. numpy keeps back a number as well, and where, it does not tell: it is asked, but only when
 its words have changed since it last was, or when it has kept one back.
+
+Whether they have changed is told by a few of them: each draw moves the index, and when that comes
+round all words are new.
 
 numpy tells the address of its words (`bit_generator.ctypes`); of Python's, CPython's struct behind
 `random.Random` is used: `int index; uint32_t state[624]`, Modules/_randommodule.c. Where it is not
@@ -18,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 _WORDS: Final = 624
 _LAYOUT: Final = struct.Struct(f"=i{_WORDS}I")  # index, words
+_FEW: Final = 16  # bytes that tell of a change: the index and three words beside it
 _VERSION: Final = 3  # of what `random.getstate` returns
 
 _Memory = ctypes.Array[ctypes.c_char]
@@ -37,7 +41,11 @@ def check() -> list[str]:
 
 def take() -> States:
     """Return the states now."""
-    return States(_python.take(), _numpy.take())
+    global _last
+    python, numpy = _python.take(), _numpy.take()
+    if _last.python is not python or _last.numpy is not numpy:
+        _last = States(python, numpy)
+    return _last
 
 
 def put_back(states: States) -> None:
@@ -67,9 +75,10 @@ class _Python:
         size = type(generator).__mro__[1].__basicsize__  # of the C struct; it may be padded
         start = object.__basicsize__
         self._memory: _Memory | None = None
+        self._seen, self._last = b"", (b"", None)
         if _LAYOUT.size <= size - start < _LAYOUT.size + 8:
-            array = ctypes.c_char * _LAYOUT.size
-            self._memory = array.from_address(id(generator) + start)
+            self._memory = _at(id(generator) + start, _LAYOUT.size)
+            self._few = _at(id(generator) + start, _FEW)
             if not self._agrees():
                 self._memory = None
 
@@ -81,7 +90,10 @@ class _Python:
         """Return the state: what `getstate` returns, or the memory and the number kept back."""
         if self._memory is None:
             return self._generator.getstate()
-        return self._memory.raw, self._generator.gauss_next
+        few, kept_back = self._few.raw, self._generator.gauss_next
+        if few != self._seen or kept_back != self._last[1]:
+            self._seen, self._last = few, (self._memory.raw, kept_back)
+        return self._last
 
     def put_back(self, state: Any) -> None:
         """Go back to what `take` has returned."""
@@ -105,8 +117,8 @@ class _Numpy:
     """The generator behind `numpy.random.rand()`; those that a program makes are its own."""
 
     def __init__(self) -> None:
-        self._of: Any = None  # the bit generator that `_memory` is of; a program may set another
-        self._memory: _Memory | None = None
+        self._of: Any = None  # the bit generator that `_few` is of; a program may set another
+        self._few: _Memory | None = None
         self._seen = b""
         self._last: Any = None
 
@@ -118,20 +130,25 @@ class _Numpy:
             return None
         generator = module.get_bit_generator()
         if generator is not self._of:
-            self._of, self._memory, self._last = generator, self._words_of(generator), None
-        if self._memory is None:
+            self._of, self._few, self._last = generator, self._few_of(generator), None
+        if self._few is None:
             return module.get_state(legacy=False)
-        words = self._memory.raw
-        if self._last is None or words != self._seen or self._last["has_gauss"]:
-            self._seen, self._last = words, module.get_state(legacy=False)
+        few = self._few.raw
+        if self._last is None or few != self._seen or self._last["has_gauss"]:
+            self._seen, self._last = few, module.get_state(legacy=False)
         return self._last
 
-    def _words_of(self, generator: Any) -> _Memory | None:
+    def _few_of(self, generator: Any) -> _Memory | None:
+        """Return the last words and, behind them, the index."""
         if type(generator).__name__ != "MT19937":
             return None
-        array = ctypes.c_char * _LAYOUT.size
-        return array.from_address(generator.ctypes.state_address)
+        return _at(generator.ctypes.state_address + _LAYOUT.size - _FEW, _FEW)
+
+
+def _at(address: int, size: int) -> _Memory:
+    return (ctypes.c_char * size).from_address(address)
 
 
 _python = _Python(random._inst)
 _numpy = _Numpy()
+_last = States(None, None)

@@ -86,6 +86,14 @@ def remake_reducer(module: DistributedDataParallel, buckets: Buckets | None = No
     build_reducer(module, builtin, buckets)
 
 
+def remade() -> int:
+    """Return how many reducers have been built beside those of constructors."""
+    return _count_of_made
+
+
+_count_of_made = 0
+
+
 def build_reducer(
     module: DistributedDataParallel, builtin: str | None, buckets: Buckets | None = None
 ) -> None:
@@ -96,6 +104,8 @@ def build_reducer(
         builtin: From `builtin_hook_of`.
         buckets: By itself the constructor's.
     """
+    global _count_of_made
+    _count_of_made += 1
     ddp: Any = module
     parameters, expect_sparse = ddp._build_params_for_reducer()
     names = ddp._build_debug_param_to_name_mapping(parameters)

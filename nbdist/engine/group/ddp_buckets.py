@@ -66,14 +66,21 @@ class Claim:
 _BEST_FIRST = ("laid", "to come", "own")
 
 
-def at_boundary(ddps: Iterable[DistributedDataParallel]) -> None:
-    """Count the steps that these modules' reducers have ended. At the end of an optimizer step."""
+def at_boundary(ddps: Iterable[DistributedDataParallel]) -> bool:
+    """Count the steps that these modules' reducers have ended. At the end of an optimizer step.
+
+    Returns:
+        Whether all are counted, as long as no reducer is made anew.
+    """
+    are_counted = True
     for ddp in ddps:
         if not torch_reducers.has_reducer(ddp):
             continue
         ended = _ended.get(ddp.reducer, 0)
         if ended < _MOST and torch_reducers.has_gradients(ddp):
-            _ended[ddp.reducer] = ended + 1
+            ended = _ended[ddp.reducer] = ended + 1
+        are_counted = are_counted and ended >= _MOST
+    return are_counted
 
 
 def settle(ddps: Iterable[DistributedDataParallel], exchange: Exchange) -> set[int]:

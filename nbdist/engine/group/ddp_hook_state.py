@@ -49,6 +49,10 @@ Note = dict[str, Any]  # field of the state: its value
 
 _notes: "WeakKeyDictionary[DistributedDataParallel, list[tuple[Any, Note]]]" = WeakKeyDictionary()
 
+_registered = 0  # hooks so far
+# What was made and registered so far, when a boundary had nothing to note, and none after it will.
+_quiet: tuple[int, int, int] | None = None
+
 
 def watch() -> None:
     """Look at every hook that is registered from here on: refuse it, or note its state.
@@ -65,6 +69,8 @@ def watch() -> None:
     ) -> None:
         if type(state).__name__ == "PowerSGDState":
             _refuse_buckets(self)
+        global _registered
+        _registered += 1
         native(self, state, hook)
         _take_notes(self)
 
@@ -74,10 +80,16 @@ def watch() -> None:
 
 def snapshot() -> None:
     """Note the state of every live communication hook. Main thread, at a boundary."""
+    global _quiet
+    now = torch_live.newest_number(), torch_reducers.remade(), _registered
+    if now == _quiet:
+        return
     ddps = torch_live.live(DistributedDataParallel)
-    ddp_buckets.at_boundary(ddps)
+    is_quiet = ddp_buckets.at_boundary(ddps)
     for ddp in ddps:
         _take_notes(ddp)
+        is_quiet = is_quiet and not torch_modules.has_comm_hooks(ddp)
+    _quiet = now if is_quiet else None
 
 
 def restore(ddp: DistributedDataParallel) -> list[str]:
@@ -132,7 +144,8 @@ def _refuse_buckets(ddp: DistributedDataParallel) -> None:
 
 
 def _take_notes(ddp: DistributedDataParallel) -> None:
-    if torch_modules.has_comm_hooks(ddp) and (notes := _notes_of(ddp)):
+    notes = _notes_of(ddp)
+    if notes:
         _notes[ddp] = notes
 
 
