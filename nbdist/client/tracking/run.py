@@ -34,7 +34,7 @@ from nbdist.errors import TrackingError
 from nbdist.wire import RUN_KINDS, Record
 
 MOST_WAITING = 200_000  # records not yet on disk, about 100 MB; a disk that hangs fills it
-PERIOD_S = 0.25  # between writes to the spool
+PERIOD_S = 0.5  # between writes to the spool
 FINISH_TIMEOUT_S = 5.0
 
 _log = logging.getLogger("nbdist.tracking")

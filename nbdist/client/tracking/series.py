@@ -2,7 +2,7 @@
 
 Two kinds of series, named as research on MLflow's UI found readable:
 
-- *flat*, one for the whole run, to sort and compare by (`flat`; a few times a second
+- *flat*, one for the whole run, to sort and compare by (`flat`; once a second
   `metrics.recent`), and what `nbdist.log` was given, under its own name (mean over the ranks that
   logged it);
 - *by rank*: `rank_loss/00`, `rank_comm_ms/00`, `rank_step_ms/00`, `rank_data_ms/00` and
@@ -43,7 +43,8 @@ from nbdist.wire import Record, is_measured
 
 MOST_RANK_SERIES = 16
 MOST_LOSSES = 100  # a second, as the one below
-MOST_TIMINGS = 10
+MOST_TIMINGS = 4
+FIRST_TIMINGS = 20  # of the first steps so many have theirs, however short they are
 _LOSSES = frozenset({"loss", "grad_share"})
 LAG_S = 5.0
 DEVICES_EVERY_S, DEVICES_SHARE = 2.0, 1 / 500  # of the time since the first
@@ -74,17 +75,23 @@ class _KeptSteps:
     It is the same for all ranks: a new one holds from a step on that no rank has told yet.
     """
 
-    def __init__(self, most_a_second: float) -> None:
+    def __init__(self, most_a_second: float, at_first: int) -> None:
         self._most = most_a_second
+        self._enough = at_first  # to tell the rate by
         self._strides = [(0, 1)]  # from which step on
         self._newest = 0
         self._since: Record | None = None  # of the rank whose clock tells the rate
         self._count = 0
 
+    def is_one(self, step: int) -> bool:
+        """Return whether a step is one of those that have points."""
+        stride = next(stride for begin, stride in reversed(self._strides) if step >= begin)
+        return step % stride == 0
+
     def keeps(self, record: Record) -> bool:
+        """Return whether the step of a record is one of those, and count it."""
         self._newest = max(self._newest, record.step)
-        stride = next(stride for begin, stride in reversed(self._strides) if record.step >= begin)
-        if record.step % stride:
+        if not self.is_one(record.step):
             return False
         if self._since is None:
             self._since = record
@@ -94,10 +101,10 @@ class _KeptSteps:
 
     def _note(self, record: Record, since: Record) -> None:
         self._count += 1
-        if self._count >= 2 * self._most:
+        if self._count >= self._enough:
             if self._count * 1e9 > 1.5 * self._most * (record.time_ns - since.time_ns):
                 self._strides.append((self._newest + 1, 2 * self._strides[-1][1]))
-            self._since, self._count = record, 0
+            self._since, self._count, self._enough = record, 0, round(2 * self._most)
 
 
 class RunSeries:
@@ -115,7 +122,8 @@ class RunSeries:
         self._done: set[Group] = set()
         self._done_order: deque[Group] = deque()
         self._now_s = 0.0
-        self._losses, self._timings = _KeptSteps(MOST_LOSSES), _KeptSteps(MOST_TIMINGS)
+        self._losses = _KeptSteps(MOST_LOSSES, 2 * MOST_LOSSES)
+        self._timings = _KeptSteps(MOST_TIMINGS, FIRST_TIMINGS)
         self._left_out: dict[int, Record] = {}  # each rank's newest step without points
         self._device_points: dict[int, tuple[int, int]] = {}  # each rank's first and newest, ns
         self._device_left_out: dict[int, Record] = {}  # each rank's newest without a point
@@ -171,8 +179,11 @@ class RunSeries:
         for explained in steps:
             values: dict[str, float] = {}
             if explained.skew_ms is not None:
-                values["skew_ms"] = explained.skew_ms
                 self._estimates = None
+            if not self._timings.is_one(explained.step):
+                continue
+            if explained.skew_ms is not None:
+                values["skew_ms"] = explained.skew_ms
             if len(self._ranks) > MOST_RANK_SERIES:
                 values |= spread("wait_ms", explained.waiting_ms)
             else:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 PERIOD_S = 0.5  # between looks into the spool, with cores to spare
+LIVE_S = 2.0  # between two batches of a run that goes on: each takes 4 ms, and 0.07 a point
 SHARE = 0.5  # of a core, while it follows a kernel
 IDLE_S = 120.0  # without any run going on, we end and free 200 MB
 AFTER_KERNEL_S = 4.0  # how long we outlive a kernel that died
@@ -137,6 +138,7 @@ class Shipper:
         self._kernel_pid = kernel_pid
         self._servers: dict[str, _Server] = {}
         self._pauses: dict[str, _Pause] = {}  # runs that MLflow, though it answers, did not take
+        self._next_at: dict[str, float] = {}  # when more of a run is sent that goes on
         self.sent = 0
 
     def round(self, patient: bool = True) -> bool:
@@ -160,11 +162,14 @@ class Shipper:
             if is_owned and run.key.split("-")[1] != str(self._kernel_pid):
                 continue
             with try_lock(run.folder / "ship.lock") as mine:
-                if not mine:
+                if not mine or (patient and is_owned and self._has_just_sent(run.key)):
                     unfinished = True
                 elif run.ops.exists():
                     unfinished |= not self._ship(run, is_owned)
         return unfinished
+
+    def _has_just_sent(self, key: str) -> bool:
+        return time.monotonic() < self._next_at.get(key, 0.0)
 
     def _ship(self, run: SpooledRun, is_owned: bool) -> bool:
         """Send what is new in `run`; return whether it is finished."""
@@ -209,6 +214,7 @@ class Shipper:
             state.error = ""
             run.save(state)
         if state.is_done:
+            self._next_at.pop(run.key, None)
             run.drop_content()
         return state.is_done
 
@@ -288,6 +294,8 @@ class Shipper:
             sender.end_with_kernel()
             run.save(state)
         self.sent += state.sent - sent_before
+        if state.sent > sent_before:
+            self._next_at[run.key] = time.monotonic() + LIVE_S
         self._update_view(run, state, server)
 
     def _update_view(self, run: SpooledRun, state: SpoolState, server: _Server) -> None:

@@ -47,7 +47,7 @@ STATUS: dict[Outcome, str] = {
 }
 SUMMARY_S = 2.0
 MOST_HELD = 1000  # points: a run may have no loss
-RECENT_S = 0.25  # between points of what recent steps are like
+RECENT_S = 1.0  # between points of what recent steps are like
 EXPLAINED = "layout_explained"  # a fact of some lines: too long for a param
 MOST_EXPLAINED = 20_000  # characters
 _log = logging.getLogger("nbdist.tracking")

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 
 from torch.nn.parallel import DistributedDataParallel
 
-from nbdist.engine.compat import torch_groups, torch_live, torch_reducers
+from nbdist.engine.compat import torch_groups, torch_reducers
 from nbdist.engine.compat.torch_reducers import Buckets
 from nbdist.engine.group import identity
 

@@ -1,7 +1,7 @@
 """Number this rank's records and publish them in batches while the cell runs.
 
 A record gets its `seq` when it is made; `seq` counts without gaps for as long as the rank lives.
-A thread publishes what is new every 250 ms, the first record after a pause at once. The newest
+A thread publishes what is new every 500 ms, the first record after a pause at once. The newest
 records stay in a ring, so that the client can ask again for what the push has lost.
 
 The ring holds `RING_POINTS` values: 60 s of an eighth of 20 000 values a second. At worst, with
@@ -30,7 +30,7 @@ from nbdist.packed import Calls
 from nbdist.wire import Batch, Record
 
 SAMPLE_S = 1.0  # between samples while there is no record
-INTERVAL_S = 0.25  # a message costs a rank about a millisecond, however little is in it
+INTERVAL_S = 0.5  # a message costs a rank about a millisecond, however little is in it
 RING_POINTS = 150_000
 MAX_ROWS = 1000  # a message: keeps the notebook's IO thread responsive while it parses
 
@@ -59,6 +59,7 @@ class Recorder:
         self._news: dict[str, str] = {}  # facts that the client of this cell has not heard
         self._publish_failed = False
         self._is_forked = False
+        self._is_woken = False  # what `_wake` says, or is about to; to ask that is a call more
         self._samples: list[Callable[[], None]] = []
         self._is_in_cell = False
         self._make_locks()
@@ -211,7 +212,7 @@ class Recorder:
         self._lock = threading.Lock()  # the fields; held for microseconds
         self._publishing = threading.Lock()  # one batch after the other, in order
         self._wake = threading.Event()
-        self._is_woken = False  # what the event says, or was about to; a function call less
+        self._is_woken = False
         self._stop = threading.Event()
 
     def _start_thread(self) -> threading.Thread:

@@ -22,7 +22,7 @@ from nbdist.client.metrics.analysis.values import Analysis, ExplainedStep
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.wire import Record
 
-PERIOD_S = 0.3  # between two looks; records come every 0.25 s
+PERIOD_S = 0.5  # between two looks; records come as often
 SHARE = 0.05  # of a core
 MOST_WAITING = 20_000  # records that have not been looked at
 _KINDS = frozenset({"step", "calls", "links"})
