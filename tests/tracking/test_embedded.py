@@ -96,9 +96,9 @@ def test_every_point_of_4_ranks_is_in_mlflow_once(notebook: Notebook) -> None:
     run_id = notebook.links["big"].run_id
     history = notebook.client.get_metric_history(run_id, "loss")
     assert sorted(p.step for p in history) == list(range(1, STEPS + 1))
-    for key in ("rank_loss/00", "rank_comm_ms/03"):  # of so many steps, about ten a second
+    for key in ("rank_loss/00", "rank_comm_ms/03"):  # of so many steps, about four a second
         steps = [p.step for p in notebook.client.get_metric_history(run_id, key)]
-        assert len(steps) == len(set(steps)) > STEPS // 20, key
+        assert len(steps) == len(set(steps)) > STEPS // 40, key
     last = notebook.run("big").data.metrics
     assert last["loss"] == pytest.approx(1 / STEPS + 1.5)
     assert last["rank_loss/02"] == pytest.approx(1 / STEPS + 2)
