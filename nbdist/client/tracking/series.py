@@ -50,7 +50,9 @@ LAG_S = 5.0
 DEVICES_EVERY_S, DEVICES_SHARE = 2.0, 1 / 500  # of the time since the first
 _MOST_PENDING = 4096  # groups that wait for a rank, and groups remembered as done
 
-Group = tuple[str, int, int]  # what was logged ("" for a step row), step, how manieth this step
+# What was logged ("" for a step row), step, how manieth this step (of a step row 1 is what was left
+# out beside its loss).
+Group = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ class RunSeries:
         points = []
         for record in self._left_out.values():
             if record.step == self.steps:  # the last one always has its points
-                points += self._step_points(record)
+                points += self._step_points(record, has_losses=self._losses.is_one(record.step))
         points += [self._device_point(record) for record in self._device_left_out.values()]
         for group in list(self._pending):
             points.append(self._close(group))
@@ -213,13 +215,14 @@ class RunSeries:
         is_all_there_is = is_measured(record.values) or "step_s" not in record.values
         if is_all_there_is and self._timings.keeps(record):
             return self._step_points(record)
+        self._left_out[record.rank] = record
         if self._losses.keeps(record):
             losses = {key: v for key, v in record.values.items() if key in _LOSSES}
             return self._join(("", record.step, 0), record, losses) if losses else []
-        self._left_out[record.rank] = record
         return []
 
-    def _step_points(self, record: Record) -> list[Point]:
+    def _step_points(self, record: Record, *, has_losses: bool = False) -> list[Point]:
+        """Return all points of a step, but for the flat ones where it has these already."""
         points = []
         if len(self._ranks) <= MOST_RANK_SERIES:
             own = {
@@ -228,7 +231,9 @@ class RunSeries:
             }
             if own:
                 points.append(self._point(record.time_ns, record.step, own))
-        return points + self._join(("", record.step, 0), record, record.values)
+            if has_losses:
+                return points
+        return points + self._join(("", record.step, int(has_losses)), record, record.values)
 
     def _add_log(self, record: Record) -> list[Point]:
         points = []
@@ -295,7 +300,7 @@ class RunSeries:
             # would be one vertical line.
             step = step or nth
         else:
-            values = flat_values(pending.by_rank)
+            values = {} if nth else flat_values(pending.by_rank)
             if len(self._ranks) > MOST_RANK_SERIES:
                 own = {rank: of_rank(values) for rank, values in pending.by_rank.items()}
                 for quantity in MEASURED_BY_RANK:

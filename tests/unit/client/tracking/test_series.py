@@ -105,6 +105,20 @@ def test_of_thousands_of_steps_a_second_some_have_points_the_same_of_all_ranks()
     assert MOST_TIMINGS / 2 <= a_second <= 2 * MOST_TIMINGS
 
 
+def test_the_last_step_has_all_its_points_beside_a_loss_that_it_had_before() -> None:
+    series, points = RunSeries((0, 1)), []
+    for n in range(1, 1502):
+        for rank in (0, 1):
+            times = {"step_s": 0.01, "compute_s": 0.008, "comm_s": 0.002}
+            points += series.add([step(rank, n, 10 * n, loss=float(n), **times)])
+    points += series.finish()
+    assert [n for n, _ in values_of(points, "loss")] == list(range(1, 1502))
+    for key in ("rank_loss/01", "rank_comm_ms/00"):
+        steps = [n for n, _ in values_of(points, key)]
+        assert steps[-1] == 1501, key
+        assert len(steps) == len(set(steps)) < 150, key
+
+
 def test_steps_of_ten_milliseconds_all_have_their_loss() -> None:
     series = RunSeries((0,))
     points = series.add([step(0, n, 10 * n, loss=1.0) for n in range(1, 2001)])
@@ -241,3 +255,16 @@ def test_devices_of_many_ranks_have_no_series() -> None:
     points = series.add([device(rank, 0.0, cpu_pct=90.0) for rank in range(17)])
 
     assert [*points, *series.finish()] == []
+
+
+def test_of_many_ranks_the_last_step_has_all_its_points_too() -> None:
+    ranks = range(17)
+    series, points = RunSeries(ranks), []
+    for n in range(1, 202):
+        for rank in ranks:
+            times = {"step_s": 0.01, "compute_s": 0.008, "comm_s": 0.002}
+            points += series.add([step(rank, n, 10 * n, loss=float(n), **times)])
+    points += series.finish()
+    assert values_of(points, "loss") == [(n, float(n)) for n in range(1, 202)]
+    assert [n for n, _ in values_of(points, "rank_loss/max")][-1] == 201
+    assert [n for n, _ in values_of(points, "rank_comm_ms/median")][-1] == 201
