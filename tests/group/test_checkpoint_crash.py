@@ -1,9 +1,12 @@
 """Ranks are killed while they save, restore and train: none resumes wrong, or loses a checkpoint.
 
 Every step's samples, weights and optimizer states are compared with those of a training that
-nothing has broken, bit for bit.
+nothing has broken, bit for bit. The slow test writes what came of it, where that is asked for:
+
+    NBDIST_WRITE_CRASH_TABLE=1 python -m pytest tests/group/test_checkpoint_crash.py -m slow
 """
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -23,6 +26,7 @@ from tests.group.checkpoint_crash_ranks import steps_in
 from tests.group.engines import Cluster, RankFailed, cluster
 from tests.group.harness import HANG_S
 
+FILE = Path(__file__).parent / "crash_table.md"
 STEPS, MORE = 12, 4  # in which ranks die; and more, so that two saves follow the last one
 
 
@@ -210,9 +214,57 @@ def test_a_training_survives_deaths(
     survives(world, moment, unbroken, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[dict[Moment, bool]]:
+    """Which moments a training has survived; all of them are a table."""
+    found: dict[Moment, bool] = {}
+    yield found
+    if os.environ.get("NBDIST_WRITE_CRASH_TABLE"):
+        FILE.write_text(render(found), "utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", moments(50, seed=19), ids=str)
 def test_a_training_survives_deaths_at_any_moment(
-    world: World, unbroken: Unbroken, tmp_path: Path, moment: Moment
+    world: World,
+    unbroken: Unbroken,
+    tmp_path: Path,
+    moment: Moment,
+    outcomes: dict[Moment, bool],
 ) -> None:
+    outcomes[moment] = False
     survives(world, moment, unbroken, tmp_path)
+    outcomes[moment] = True
+
+
+def render(outcomes: dict[Moment, bool]) -> str:
+    """Return the outcomes as Markdown: a row for who dies, a column for in what."""
+    what = ["save", "restore", "train"]
+    lines = [["killed", *(f"in {one}" for one in what)], ["---"] * 4]
+    for who, ranks, all_die in WHO:
+        cells = []
+        for one in what:
+            known = [
+                survived
+                for moment, survived in outcomes.items()
+                if (moment.what, moment.all_die) == (one, all_die) and moment.rank in ranks
+            ]
+            cells.append(f"{sum(known)} of {len(known)}")
+        lines.append([who, *cells])
+    return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+WHO = [("rank 0", [0], False), ("rank 1", [1], False), ("both ranks", [0, 1], True)]
+HEAD = """# What deaths leave of a training and its checkpoints
+
+Two ranks train a model with dropout under zero3, save every second step, and are killed (SIGKILL)
+at random moments: in a save or a restore at one of their uses of files, in training at any time.
+Then the training is begun again and restored. It has survived where no checkpoint that counted is
+lost or damaged, nothing is left of what was interrupted, and every step's samples, weights and
+optimizer states are those of a training that nothing has broken, bit for bit. Cells tell how many
+did.
+
+The notebook's kernel is killed at ten more random moments, with the same result
+(`tests/lifecycle/test_checkpoints.py`).
+
+"""
