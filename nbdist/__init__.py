@@ -51,6 +51,7 @@ _PLACES = {
     "CellSyntaxError": "nbdist.errors",
     "LayoutError": "nbdist.errors",
     "MismatchError": "nbdist.errors",
+    "DataError": "nbdist.errors",
     "CheckpointError": "nbdist.errors",
     "PublishError": "nbdist.errors",
     "TransferError": "nbdist.errors",

@@ -18,6 +18,7 @@ THREAD_NICE, PROCESS_NICE = 5, 10
 FULL = 0.4  # from this share of waiting on, pauses are the longest
 LONGEST_S = 2.0
 
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -43,6 +44,18 @@ def _lower(who: int, nice: int) -> None:
             os.setpriority(os.PRIO_PROCESS, who, nice)
 
 
+def cores() -> float:
+    """Return how many cores this process may use; a container's quota may be a fraction."""
+    allowed = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    try:
+        quota, period = _QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return allowed
+    return allowed if quota == "max" else min(allowed, int(quota) / int(period))
+
+
 def pause_s(usual_s: float, worked_s: float, share: float, waiting: float) -> float:
     """Return how long to rest after work: longer the more it had to wait for a core.
 
@@ -65,7 +78,7 @@ class CoreWaits:
     """How much the thread that made this waits for a core; it alone may ask."""
 
     def __init__(self) -> None:
-        self._seen_ns = _own_ns()
+        self._seen_ns = thread_ns()
         self._worked_ns = self._delayed_ns = 0.0
 
     def share(self) -> float:
@@ -74,7 +87,7 @@ class CoreWaits:
         What was before the last call counts half, before that a quarter, and so on: one delay by
         chance changes little.
         """
-        now_ns = _own_ns()
+        now_ns = thread_ns()
         if now_ns is None or self._seen_ns is None:
             has_load = hasattr(os, "getloadavg")  # all but Windows
             return waiting_under(os.getloadavg()[0], os.cpu_count() or 1) if has_load else 0.0
@@ -85,7 +98,7 @@ class CoreWaits:
         return self._delayed_ns / ready_ns if ready_ns else 0.0
 
 
-def _own_ns() -> tuple[int, int] | None:
+def thread_ns() -> tuple[int, int] | None:
     """Return this thread's processor time, and its time without a core; None where not known."""
     try:
         told = _SCHEDSTAT.read_text().split()

@@ -73,7 +73,10 @@ class UsageError(NBDistError):
 
 
 class DataError(NBDistError):
-    """Data of a loader is not there, cannot be read, or is not what it was."""
+    """Data of a loader is not there, cannot be read, or is not what it was.
+
+    The loader stands where the last whole batch ended.
+    """
 
 
 class CellSyntaxError(NBDistError):

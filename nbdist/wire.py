@@ -13,7 +13,7 @@ from typing import Any
 
 from nbdist.packed import Calls, numbers_of, text_of
 
-VERSION = 7  # rises when a message changes; both sides compare it at the start
+VERSION = 8  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/stdio.py`
@@ -31,6 +31,8 @@ STEP_KEYS = frozenset(
         *("step", "loss", "step_s", "compute_s", "comm_s", "comm_total_s", "data_s"),
         *("forward_s", "forward_comm_s", "backward_s", "optimizer_s", "other_s"),
         *("cpu_s", "starved_s"),
+        *("read_s", "decode_s", "transform_s", "fetch_s", "collate_s", "copy_s"),
+        *("making_cpu_s", "batches", "loader"),
         *("samples", "tokens", "bytes", "collectives", "total", "epoch_began"),
         *("rss_bytes", "cuda_bytes", "cuda_reserved_bytes", "cuda_peak_bytes", "grad_share"),
     }
@@ -66,8 +68,8 @@ class Record:
     `kind` is "step" (one optimizer step, seen by the hooks), "log" (`nbdist.log`), "calls" (a
     step's collectives, in `detail`), "links" (what the sockets to other ranks tell, see
     `engine/group/link_stats.py`), "device" (each second, what process and GPU do), "optimizer" (one
-    makes its first step in the cell), "alike" or "use" (now and then: what ranks must hold alike,
-    and how a model is used, see `engine/checks`).
+    makes its first step in the cell), "loader" (a loop over one begins), "alike" or "use" (now and
+    then: what ranks must hold alike, and how a model is used, see `engine/checks`).
     `step` counts optimizer steps on this rank since the cell began, from 1; 0 before the first.
     `time_ns` is the rank's wall clock (`time.time_ns`) when the row was made.
     `values` holds plain floats. A step row has, where known: `loss`; `step_s`; `samples`, `tokens`,
@@ -79,10 +81,19 @@ class Record:
     `data_s`, `optimizer_s`, `other_s`, which sum to it; of these `forward_s` and `backward_s` by
     the clock, waits for communication included, and `forward_comm_s`, what of `comm_s` fell into
     forward; `comm_total_s` (union of all collectives' intervals); `cpu_s` (processor time of the
-    main thread) and `starved_s` (it was ready to run and had no core); `total` (the step that ends
+    main thread) and `starved_s` (it was ready to run and had no core); of batches that an
+    `nbdist.loader` gave, `batches` (a count), `loader` (its number) and what making them took, in
+    workers too: `read_s`, `decode_s`, `transform_s`, `fetch_s`, `collate_s`, `copy_s` as
+    `engine/data/making.py` defines them, and `making_cpu_s` (processor time of that); `total` (the
+    step that ends
     the pass over the loader, when that knows its length) and, from the second pass on,
     `epoch_began` (the last step before it); now and then `rss_bytes`, `cuda_bytes` (allocated),
     `cuda_reserved_bytes`, `cuda_peak_bytes`.
+
+    A loader row tells of an `nbdist.loader` when a loop over it begins: `loader` (its number),
+    `prompt` and `line` (of the cell that made it; 0 where not known), `workers`, `pinned` and
+    `persistent` (0 or 1), `cores` (that this rank may use, its share where several ranks are on the
+    machine).
 
     An "alike" row holds fingerprints by name and part of a tensor.
 

@@ -7,6 +7,7 @@ findings. Nothing here imports torch; another interpreter does, and tells what i
 import sys
 from pathlib import Path
 
+from nbdist import background
 from nbdist.doctor import machine, network, orphans, software
 from nbdist.doctor.findings import Finding as Finding
 from nbdist.doctor.findings import render as render
@@ -28,7 +29,7 @@ def examine() -> list[Finding]:
         *software.judge_packages(*software.look_at_packages()),
         *software.judge_torch(torch, has_gpu=Path("/dev/nvidia0").exists()),
         software.judge_private_parts(broken),
-        machine.judge_cores(machine.look_at_cores()),
+        machine.judge_cores(background.cores()),
         machine.judge_memory(*machine.look_at_memory()),
         machine.judge_shared_memory(machine.look_at_shared_memory()),
         machine.judge_disk(folder, machine.look_at_disk(folder)),

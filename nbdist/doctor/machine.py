@@ -20,18 +20,6 @@ _LITTLE_DISK_BYTES = 1 * _GIB
 _FEW_DESCRIPTORS = 1024
 
 
-def look_at_cores() -> float:
-    """Return how many cores this process may use; a container's quota may be a fraction."""
-    allowed = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return allowed
-    return allowed if quota == "max" else min(allowed, int(quota) / int(period))
-
-
 def judge_cores(cores: float) -> Finding:
     """Judge the number of cores; fewer than ranks is slow, not wrong."""
     if cores < 2:

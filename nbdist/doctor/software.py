@@ -29,7 +29,7 @@ MODULES = (
         "compat.torch_pipeline",
         "compat.torch_wrappers",
     ),
-    *("compat.torch_transformer", "compat.torch_checkpoint"),
+    *("compat.torch_transformer", "compat.torch_checkpoint", "compat.torch_loaders"),
     *("compat.third_parties", "compat.random_states"),
 )
 

@@ -34,7 +34,11 @@ class Stream(IterableDataset[int]):
 
 
 def allow_workers() -> None:
-    """Let this rank have children: the harness starts ranks as daemons, engines are none."""
+    """Let this rank have children: the harness starts ranks as daemons, engines are none.
+
+    Workers are forked, as on engines: the harness' own way would import torch for them.
+    """
+    multiprocessing.set_start_method("fork", force=True)
     vars(multiprocessing.current_process())["_config"]["daemon"] = False
 
 

@@ -82,7 +82,7 @@ def test_of_a_load_above_the_cores_threads_wait_their_part() -> None:
 
 def test_what_a_thread_waited_for_a_core_counts_and_fades(monkeypatch: pytest.MonkeyPatch) -> None:
     told = iter([(0, 0), (100, 300), (200, 300), (300, 300)])
-    monkeypatch.setattr(background, "_own_ns", lambda: next(told))
+    monkeypatch.setattr(background, "thread_ns", lambda: next(told))
     waits = CoreWaits()
 
     assert waits.share() == 0.75
@@ -93,7 +93,7 @@ def test_what_a_thread_waited_for_a_core_counts_and_fades(monkeypatch: pytest.Mo
 def test_where_a_thread_does_not_know_its_waits_the_load_tells(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(background, "_own_ns", lambda: None)
+    monkeypatch.setattr(background, "thread_ns", lambda: None)
     monkeypatch.setattr(os, "getloadavg", lambda: (8.0, 0.0, 0.0), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
@@ -102,4 +102,4 @@ def test_where_a_thread_does_not_know_its_waits_the_load_tells(
 
 @needs_linux
 def test_linux_tells_a_thread_its_waits() -> None:
-    assert background._own_ns() is not None
+    assert background.thread_ns() is not None

@@ -12,7 +12,7 @@ import numpy as np
 from nbdist.client.board.scales import Floats
 from nbdist.client.board.text import IDLE_S
 from nbdist.client.metrics.analysis.values import PARTS, Analysis, RankStep
-from nbdist.client.metrics.recent import RecentSteps, comm_pct, divided
+from nbdist.client.metrics.recent import RecentSteps, comm_pct, data_pct, divided, making_ms
 
 BOTH = "compute and communication"  # a part of steps whose communication was not measured
 ALL = -1  # the rank of a line that is of all of them
@@ -259,6 +259,16 @@ class Scene:
     def comm_pct(self) -> float | None:
         """Return how much of a step is exposed communication; None where none was measured."""
         return comm_pct(self.recent.values())
+
+    @property
+    def data_pct(self) -> float | None:
+        """How much of a step the loop waits for its loader, in percent, over all ranks."""
+        return data_pct(self.recent.values())
+
+    @property
+    def making_ms(self) -> dict[str, float]:
+        """What making the batches of a step takes by part, milliseconds; {} where not told."""
+        return making_ms(self.recent.values())
 
     @property
     def slow(self) -> frozenset[int]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from nbdist.client.metrics.telemetry import Series
 
 TOLD = {"compute": "compute_s", "comm": "comm_s", "data": "data_s", "optimizer": "optimizer_s"}
+# What the loader's batches took to make, of workers too: it may be more than the step.
+MAKING = {part: f"{part}_s" for part in ("read", "decode", "transform", "fetch", "collate", "copy")}
 
 Floats = npt.NDArray[np.float64]
 GetSeries = Callable[[str], "Mapping[int, Series]"]
@@ -34,12 +36,15 @@ class RecentSteps:
     `step_ms` is their mean, `times_ms` all of them. `parts` has, by the names of `TOLD`, what the
     rank told of them, in milliseconds per step; `comm` is exposed, and part of `compute` where
     communication was not measured. `per_s` has samples and tokens, where a loader told them.
+    `making` has, by the names of `MAKING`, the work of making the batches of a step, milliseconds,
+    where an `nbdist.loader` told it; the loop waited for `parts["data"]` of it.
     """
 
     step_ms: float
     times_ms: Floats
     parts: Mapping[str, float]
     per_s: Mapping[str, float] = field(default_factory=dict)
+    making: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def other_ms(self) -> float:
@@ -54,6 +59,7 @@ def recent_steps(series: GetSeries) -> dict[int, RecentSteps]:
         series: The history of a key, by rank: `Telemetry.series`.
     """
     told = {name: series(key) for name, key in TOLD.items()}
+    made = {name: series(key) for name, key in MAKING.items()}
     counts = {name: series(name) for name in ("samples", "tokens")}
     found = {}
     for rank, times in series("step_s").items():
@@ -64,6 +70,7 @@ def recent_steps(series: GetSeries) -> dict[int, RecentSteps]:
         mean_ms = float(step_s.mean()) * 1e3
         shares = {n: _per_s(of[rank], steps, step_s) for n, of in told.items() if rank in of}
         rates = {n: _per_s(of[rank], steps, step_s) for n, of in counts.items() if rank in of}
+        works = {n: _per_s(of[rank], steps, step_s) for n, of in made.items() if rank in of}
         found[rank] = RecentSteps(
             mean_ms,
             step_s * 1e3,
@@ -73,6 +80,7 @@ def recent_steps(series: GetSeries) -> dict[int, RecentSteps]:
                 if share is not None
             },
             {name: rate for name, rate in rates.items() if rate is not None},
+            {name: mean_ms * work for name, work in works.items() if work is not None},
         )
     return found
 
@@ -114,6 +122,22 @@ def comm_pct(steps: Iterable[RecentSteps]) -> float | None:
     return percent((rank.parts["comm"] for rank in timed), (rank.step_ms for rank in timed))
 
 
+def data_pct(steps: Iterable[RecentSteps]) -> float | None:
+    """Return how much of a step the loop waited for its loader, over the ranks that told it."""
+    told = [rank for rank in steps if "data" in rank.parts]
+    return percent((rank.parts["data"] for rank in told), (rank.step_ms for rank in told))
+
+
+def making_ms(steps: Iterable[RecentSteps]) -> dict[str, float]:
+    """Return what making the batches of a step took by part, the mean of the ranks that told it."""
+    told = [rank.making for rank in steps if rank.making]
+    return {
+        part: sum(making.get(part, 0.0) for making in told) / len(told)
+        for part in MAKING
+        if any(part in making for making in told)
+    }
+
+
 def values_of_run(
     steps: Mapping[int, RecentSteps], explained: Iterable[RankStep] = ()
 ) -> dict[str, float]:
@@ -126,6 +150,9 @@ def values_of_run(
     values = {"step_ms": sum(rank.step_ms for rank in steps.values()) / len(steps)}
     if (share := comm_pct(steps.values())) is not None:
         values["comm_pct"] = share
+    if share := data_pct(steps.values()):
+        values["data_pct"] = share
+    values |= {f"make_{part}_ms": ms for part, ms in making_ms(steps.values()).items()}
     compared = {rank.rank: rank for rank in explained if "waiting" in rank.parts}
     both = [rank for rank in steps if rank in compared and "comm" in steps[rank].parts]
     waiting_ms = [divided(steps[rank], compared[rank])["waiting"] for rank in both]

@@ -73,6 +73,8 @@ def _told(values: Mapping[str, float]) -> list[str]:
         told.append(f"{figure(values['step_ms'])} ms per step")
     if "comm_pct" in values:
         told.append(f"{values['comm_pct']:.0f} % of it in communication")
+    if values.get("data_pct", 0.0) >= 20:
+        told.append(f"{values['data_pct']:.0f} % waiting for data")
     return told
 
 

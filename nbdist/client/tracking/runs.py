@@ -268,7 +268,7 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
     logged = list(dict.fromkeys(key for row in rows for key in row.logged if key != "loss"))
     header = ["#", "run", "state", "attempt", "layout", "ranks", *params, "steps", "last loss"]
     header += [f"last {key}" for key in logged[:_MOST_LOGGED]]
-    header += ["step ms", "median ms", "samples/s", "comm %", "seconds", "started"]
+    header += ["step ms", "median ms", "samples/s", "comm %", "data %", "seconds", "started"]
     header += ["in MLflow"]
     body = []
     for place, row in enumerate(rows, 1):
@@ -281,6 +281,7 @@ def cells(rows: Sequence[RunRow]) -> tuple[list[str], list[list[str]]]:
         texts += [number(value(key)) for key in logged[:_MOST_LOGGED]]
         texts += _step_ms(value("step_ms"), value("step_median_ms"))
         texts += [number(value("samples_per_s")), whole(value("comm_pct"))]
+        texts += [whole(value("data_pct"))]
         texts += [f"{row.seconds:.1f}", f"{row.started:%m-%d %H:%M}"]
         texts += ["lost" if row.is_lost else "yes" if row.is_sent else "not yet"]
         body.append(texts)

@@ -9,6 +9,7 @@ Main thread.
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Account:
         _made[alike] += 1
         self.born = self.loader  # before it went on as another
         self.served = 0  # batches that loops were given; the serial of the next
+        self._part = range(0)  # of the newest batch, this rank's positions
         _about[self.loader] = {"cell": cell, **about}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -55,6 +57,24 @@ class Account:
         """Note that a loop gets `part` of the global batch `batch`."""
         ledger.here().give(self.loader, self.served, epoch, batch, part, shard)
         self.served += 1
+        self._part = part
+
+    def leave_out_of_newest(
+        self, epoch: int, batch: range, skipped: Iterable[int], repeated: Iterable[int]
+    ) -> None:
+        """Note samples of the newest batch that could not be read, or stand in for such ones.
+
+        Args:
+            epoch: Of the batch.
+            batch: Its positions.
+            skipped: Which samples of this rank's part.
+            repeated: Which samples of the whole batch, once more.
+        """
+        for first, count in runs(skipped):
+            self._note(ledger.SKIPPED, epoch, self._part.start + first, count)
+        for nth in repeated:
+            about = batch.start, len(batch), 1, nth, 1
+            ledger.here().add(Entry(self.loader, ledger.GIVEN, self.served - 1, epoch, *about))
 
     def go_back(self, served: int) -> None:
         """Forget what was given after the first `served` batches."""
@@ -89,6 +109,17 @@ class Account:
 
     def _note(self, kind: int, epoch: int, start: int, size: int) -> None:
         ledger.here().add(Entry(self.loader, kind, self.served, epoch, start, size))
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return ascending numbers as runs: the first of each, and how many."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and sum(found[-1]) == number:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((number, 1))
+    return found
 
 
 def session() -> str:

@@ -3,17 +3,25 @@
 Threads: the loop's.
 """
 
+import os
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from nbdist.engine.data import shards, weighting
+from nbdist import background
+from nbdist.engine.compat import torch_loaders
+from nbdist.engine.data import bad, probe, shards, weighting
 from nbdist.engine.data.batches import mix, part
+from nbdist.engine.data.left_out import Skipped
+from nbdist.engine.data.making import Collate, Init, Items, add_noted
 from nbdist.engine.data.position import Standing
+from nbdist.engine.data.probe import Probe
 from nbdist.engine.data.shards import data_shard
+from nbdist.errors import DataError
 
 T = TypeVar("T")
 
@@ -33,9 +41,16 @@ class Loader(DataLoader[T]):
     # where it would else give each rank a part of its part.
     _is_accelerate_prepared = True
 
-    def __init__(self, dataset: Dataset[T], standing: Standing, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[T],
+        standing: Standing,
+        options: dict[str, Any],
+        made_at: tuple[int, int] = (0, 0),
+    ) -> None:
         self._standing = standing
         self._is_measured = False
+        self._made_at = made_at
         self._own_generator = options.get("generator") is None
         if self._own_generator:
             # Workers take their seeds from it. The default generator is seeded alike on all
@@ -61,6 +76,14 @@ class Loader(DataLoader[T]):
     def batches_left(self) -> int:
         """Batches that the running loop is still to be given, or that the next one will be."""
         return len(self._standing.ends())
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """The samples that this rank left out so far, of those it should have given its loops.
+
+        Each with its epoch and why; the first 10,000. Only `on_bad="skip"` leaves any out.
+        """
+        return self._standing.left_out.all()
 
     @property
     def weights(self) -> tuple[float, ...] | None:
@@ -91,6 +114,33 @@ class Loader(DataLoader[T]):
         mine = part(whole.start, whole.stop, shard, self.weights)
         return len(mine) * shard.count / len(whole) if whole else 1.0
 
+    def probe(self, workers: Sequence[int] | None = None, *, seconds: float = 10.0) -> Probe:
+        """Try several numbers of workers; print and return which keeps up with a step.
+
+        Workers make batches that come next, which are thrown away: nobody's position, samples or
+        random numbers change. All ranks may call it together, and then share the cores as in
+        training; one may call it alone.
+
+        Args:
+            workers: What to try; by default 0, 1, 2, 4, ... up to the cores that this rank has,
+                and four times as many where making a batch mostly waits.
+            seconds: About how long it may take, if a batch takes less.
+
+        Raises:
+            UsageError: No numbers of workers, or no time.
+        """
+        standing = self._standing
+        found = probe.probe(
+            self,
+            standing.batches,
+            standing.consumed,
+            cores=own_cores(),
+            counts=workers,
+            seconds=seconds,
+        )
+        print(found.sentence())
+        return found
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Begin the next epoch, or go on with the one whose state was loaded.
 
@@ -104,12 +154,43 @@ class Loader(DataLoader[T]):
         if not standing.next_pass():
             return iter(())
         ends = standing.ends()
+        _tell(self._facts())
+        loop = Loop(self, ends)
+        standing.begin_pass(weakref.ref(loop))
+        return loop
+
+    def _begin(self) -> Iterator[Any]:
+        """Return torch's iterator from where the loader stands."""
+        batches = self._standing.batches
+        batches.start = self._standing.consumed
         if self._own_generator:
             seed = mix(batches.seed, batches.epoch, data_shard().index)
             self.generator.manual_seed(seed)
-        loop = Loop(standing, super().__iter__(), ends)
-        standing.begin_pass(weakref.ref(loop))
-        return loop
+        return super().__iter__()
+
+    def _get_iterator(self) -> Any:
+        items = Items(self.dataset, self._standing.batches.skips)
+        init = Init(self.dataset, self.worker_init_fn)
+        collate = Collate(self.collate_fn)
+        number = self._standing.number
+        return torch_loaders.iterator_of(self, items, collate, init, add_noted, number)
+
+    def _facts(self) -> dict[str, float]:
+        """Return what a record of kind "loader" tells, see `wire.Record`."""
+        prompt, line = self._made_at
+        return {
+            "loader": self._standing.number,
+            "prompt": prompt,
+            "line": line,
+            "workers": self.num_workers,
+            "pinned": float(self.pin_memory),
+            "persistent": float(self.persistent_workers),
+            "cores": own_cores(),
+        }
+
+    def _forget_workers(self) -> None:
+        """Have the next iterator start workers of its own, also where they persist."""
+        self._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position: the same on every rank, and good for any number of ranks."""
@@ -124,26 +205,95 @@ class Loader(DataLoader[T]):
         self._standing.load_state_dict(state)
 
 
+def own_cores() -> float:
+    """Return how many cores this rank may use: its share where several are on the machine."""
+    return background.cores() / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _tell_nobody(facts: dict[str, float]) -> None:
+    """Stand for who hears of loaders."""
+
+
+_tell: Callable[[dict[str, float]], None] = _tell_nobody
+
+
+def tell_to(hear: Callable[[dict[str, float]], None]) -> None:
+    """Have `hear` called with what a record of kind "loader" tells, when a loop begins."""
+    global _tell
+    _tell = hear
+
+
 class Loop:
     """One `for` over a loader: torch's iterator, and the count of what the loop was given."""
 
-    def __init__(self, standing: Standing, inner: Iterator[Any], ends: list[int]) -> None:
-        self._standing = standing
-        self._inner = inner
-        self._ends = iter(ends)
+    def __init__(self, loader: Loader[Any], ends: list[int]) -> None:
+        self._loader = loader
+        self._standing = loader._standing
+        self._inner: Iterator[Any] | None = loader._begin()
+        self._ends = deque(ends)
         self._is_over = False
+        self._restarts = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         self._standing.ask()
-        try:
-            batch = next(self._inner)
-        except StopIteration:
-            if not self._is_over:
-                self._is_over = True
-                self._standing.end_pass()
-            raise
-        self._standing.give(next(self._ends))
+        while True:
+            inner = self._inner = self._inner or self._loader._begin()
+            try:
+                batch = next(inner)
+                break
+            except StopIteration:
+                if not self._is_over:
+                    self._is_over = True
+                    self._standing.end_pass()
+                raise
+            except DataError:  # of what is read ahead; the next call tries it once more
+                self._end(inner)
+                raise
+            except (RuntimeError, OSError, EOFError) as error:
+                self._restart(inner, error)
+        told = torch_loaders.told_of(inner)
+        if told is not None and told.fault is not None:
+            self._raise(told.fault)
+        start = self._standing.consumed
+        self._standing.give(self._ends.popleft())
+        if told is not None and (told.skipped or told.repeated):
+            self._leave_out(start, told)
         return batch
+
+    def _restart(self, inner: Iterator[Any], error: Exception) -> None:
+        """Let other workers go on where these died or hung; or tell of it."""
+        # A batch that a worker had made cannot be taken over from it when it is gone: its tensors
+        # come over a socket of the worker's.
+        wait_s = 0.0 if isinstance(error, RuntimeError) else 1.0
+        how = bad.end_of_workers(error, torch_loaders.dead_workers(inner, wait_s))
+        if how is None:
+            raise error
+        self._end(inner)
+        self._restarts += 1
+        if self._restarts > bad.MOST_RESTARTS:
+            raise bad.of_workers(how, error, self._restarts) from error
+        bad.tell_restart(how, self._restarts, self._standing.consumed)
+
+    def _end(self, inner: Iterator[Any] | None) -> None:
+        self._inner = None
+        torch_loaders.end_workers(inner)
+        self._loader._forget_workers()
+
+    def _raise(self, fault: torch_loaders.Fault) -> NoReturn:
+        """Tell of a sample that cannot be loaded; the next call tries it once more."""
+        batches = self._standing.batches
+        fault.origin = fault.origin or batches.where(fault.sample)
+        self._end(self._inner)
+        cause = fault.exception or bad.ElsewhereError.of(fault)
+        raise bad.of_sample(fault, skips=batches.skips) from cause
+
+    def _leave_out(self, start: int, told: torch_loaders.Told) -> None:
+        """Note what was left out of the newest batch, which begins at position `start`."""
+        standing = self._standing
+        epoch = standing.batches.epoch
+        skipped = [Skipped(epoch, one.sample, one.error.strip()) for one in told.skipped]
+        standing.left_out.add(start, skipped, len(told.repeated))
+        standing.leave_out([one.nth for one in told.skipped], told.repeated)

@@ -1,6 +1,7 @@
 """Make a loader: `nbdist.loader`. Main thread."""
 
 import gc
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from nbdist.engine.data.sampler import Batches, SourceBatches
 from nbdist.engine.data.samples import Rows, Transformed, as_is
 from nbdist.engine.data.shards import by_rank, data_shard
 from nbdist.engine.data.sources.open_source import open_source
+from nbdist.engine.kernel import location
 from nbdist.errors import UsageError
 
 # Options of torch's DataLoader that say how batches are made: ours to say.
@@ -37,6 +39,7 @@ def loader(
     transform: Callable[[Any], Any] | None = None,
     interleave: int = 16,
     storage_options: Mapping[str, Any] | None = None,
+    on_bad: str = "raise",
     **options: Any,
 ) -> Loader[Any]:
     """Return a DataLoader over this rank's parts of global batches of `dataset`.
@@ -75,6 +78,10 @@ def loader(
         interleave: Of how many row groups samples are mixed. More mix better, and need more
             memory: a rank holds its share of so many groups, and two more. 1 keeps files' order.
         storage_options: For the filesystem behind a URL, as fsspec takes them.
+        on_bad: What becomes of a sample that raises: "raise" ends the cell with a DataError that
+            names it; "skip" leaves it out, and counts it (`Loader.skipped`). The order, and where
+            batches end, stay as they are on all ranks: the rank's part is smaller, and where
+            nothing is left of it, one sample of another rank's part stands in.
         options: The other options of `torch.utils.data.DataLoader`.
 
     Raises:
@@ -87,6 +94,8 @@ def loader(
             raise UsageError(
                 f"nbdist.loader takes no {name}.", why=why, do="leave it out; give global_batch"
             )
+    if on_bad not in ("raise", "skip"):
+        raise UsageError(f'on_bad is "raise" or "skip", not {on_bad!r}.')
     how: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
     source = open_source(dataset, columns, storage_options)
     if source is None:
@@ -102,11 +111,15 @@ def loader(
         dataset = Rows(batches.samples, transform, is_by_sample)
         if not is_by_sample:
             options["collate_fn"] = as_is
+        if options.get("timeout"):
+            batches.timeout_s = float(options["timeout"])
+            options["timeout"] = options["timeout"] if options.get("num_workers") else 0
     if dist.is_initialized() and data_shard() != by_rank():
         gc.collect()  # a layout that only a reference cycle keeps says nothing of what comes
     _check_sizes(batches.samples, global_batch, drop_last)
+    batches.skips = on_bad == "skip"
     standing = Standing(batches, resume.cell_number())
-    made = Loader(dataset, standing, options)
+    made = Loader(dataset, standing, options, _calling_line())
     made.weights = weights
     resume.add(standing)
     return made
@@ -154,3 +167,9 @@ def _check_sizes(samples: int, global_batch: int, drop_last: bool) -> None:
             f"{global_batch}.",
             do="use more samples, fewer ranks, or a smaller batch",
         )
+
+
+def _calling_line() -> tuple[int, int]:
+    """Return the prompt and the line of the cell that makes a loader; zeros outside of cells."""
+    place = location.cell_place(sys._getframe())
+    return (0, 0) if place is None else (location.prompt_of(place[0]), place[1])

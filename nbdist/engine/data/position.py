@@ -12,8 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch.distributed as dist
+
 from nbdist.engine.data import weighting
 from nbdist.engine.data.account import Account
+from nbdist.engine.data.left_out import LeftOut
 from nbdist.engine.data.passes import Commit, Draws, Position, Trail
 from nbdist.engine.data.sampler import Batches
 from nbdist.engine.data.shards import data_shard
@@ -38,6 +41,7 @@ class Standing:
         self.consumed = 0  # samples of this epoch that the loop was given, over all ranks
         self.newest = range(0)  # the positions of the newest batch, over all ranks
         self.heed = Heed()
+        self.left_out = LeftOut()
         self.plan: deque[Position | None] = deque()  # of a cell that is run again
         self.draws: Draws | None = None  # of the last pass of the plan
         self._to_draw: Draws | None = None  # with which the next batch is asked for
@@ -120,6 +124,16 @@ class Standing:
         weights, parts = self.batches.weights, shard.count
         self.heed.give(weighting.UNHEEDED if weights else weighting.uneven(len(self.newest), parts))
 
+    def leave_out(self, skipped: Iterable[int], repeated: Iterable[int]) -> None:
+        """Note samples that could not be loaded, after `give`.
+
+        Args:
+            skipped: Which of this rank's part of the newest batch.
+            repeated: Which of the whole batch stand in for the part.
+        """
+        if not self._is_replayed:
+            self.account.leave_out_of_newest(self.batches.epoch, self.newest, skipped, repeated)
+
     def end_pass(self) -> None:
         """Stand at the begin of the next epoch: the loop has come to its end."""
         self.trail.end_pass()
@@ -158,6 +172,7 @@ class Standing:
     def go_back(self, commit: Commit) -> None:
         """Stand where the loader stood at a boundary; its next loop is another pass, as always."""
         self.batches.epoch, self.consumed = commit.position
+        self.left_out.go_back(*commit.position)
         self._given, self._is_resumed = commit.given, commit.is_resumed
         self.account.go_back(commit.served)
         self.trail.committed = commit
@@ -165,6 +180,7 @@ class Standing:
     def stand_at(self, position: Position) -> None:
         """Let the next loop begin there, also where nothing is left of the epoch."""
         self.batches.epoch, self.consumed = position
+        self.left_out.go_back(*position)
         self._given = 0
         self._is_resumed = True
 
@@ -273,6 +289,13 @@ def _take_pending(new: Standing) -> None:
             return
 
 
+def take_notices() -> tuple[str, ...]:
+    """Return what is to be told of samples that loaders left out, once."""
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    told = (one.left_out.take_notice(rank) for one in in_order())
+    return tuple(notice for notice in told if notice)
+
+
 def before_passes(call: Callable[[], None]) -> None:
     """Have `call` called before each pass of a loop over a loader."""
     global _before_pass
@@ -295,7 +318,7 @@ def forget_newest() -> None:
 
 
 _before_pass: Callable[[], None] = _do_nothing
-_numbers = itertools.count()
+_numbers = itertools.count(1)
 _pending: list[tuple[dict[str, Any], Any, list[Position | None]]] = []
 _live: "weakref.WeakSet[Standing]" = weakref.WeakSet()
 _were_made = False  # each step asks, and a weak set takes microseconds to say that it is empty

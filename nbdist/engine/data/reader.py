@@ -12,14 +12,17 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from nbdist.engine.data import columns, mixing
+from nbdist.engine.compat.torch_loaders import Fault
+from nbdist.engine.data import columns, making, mixing, retry
 from nbdist.engine.data.batches import Shard, part
 from nbdist.engine.data.interleave import Interleave, Ints, Piece
 from nbdist.engine.data.sources.source import Columns, Source
+from nbdist.errors import DataError
 
 AHEAD = 2  # groups that are read before a lane wants them
 THREADS = 4
@@ -35,11 +38,30 @@ class Block:
         columns: Of the source, by name.
         ids: The samples' numbers in the source, int64[samples].
         seed: The loader's, and the epoch: of the samples' transforms.
+        skipped: Samples of this rank's that could not be read.
+        repeated: Which samples of the whole batch stand in, where none of its own could be read.
     """
 
     columns: Columns
     ids: Ints
     seed: tuple[int, int]
+    skipped: tuple[Fault, ...] = ()
+    repeated: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def one(self, nth: int) -> "Block":
+        """Return a block of one of the samples."""
+        return Block(columns.cut(self.columns, nth, nth + 1), self.ids[nth : nth + 1], self.seed)
+
+    def name(self, nth: int) -> int:
+        """Return a sample's number in the source."""
+        return int(self.ids[nth])
+
+    def others(self) -> "Iterator[tuple[int, Block]]":
+        """Yield nothing: no other rank's samples are here."""
+        return iter(())
 
 
 @dataclass(slots=True)
@@ -78,6 +100,9 @@ class Feed:
         shard: Shard,
         weights: tuple[float, ...] | None = None,
         seed: tuple[int, int] = (0, 0),
+        *,
+        skips: bool = False,
+        timeout_s: float = retry.READ_TIMEOUT_S,
     ) -> None:
         """Begin a pass; nothing is read before the first block is asked for.
 
@@ -89,7 +114,10 @@ class Feed:
             shard: Which part of each batch is this rank's.
             weights: How large parts are.
             seed: For the blocks.
+            skips: Leave out what cannot be read.
+            timeout_s: How long to wait for a group before it is read anew.
         """
+        self._skips, self._timeout_s = skips, timeout_s
         self._source, self._order, self._seed = source, order, seed
         self._start, self._ends, self._nth = start, ends, 0
         self._shard, self._weights = shard, weights
@@ -113,26 +141,77 @@ class Feed:
             self._nth += 1
             return Block(found, found.pop(IDS), self._seed)
         pieces = self._pieces(self._nth)
-        wanted = [self._wanted(piece.group) for piece in pieces]
+        for piece in pieces:
+            self._wanted(piece.group)
         self._read_ahead(self._nth)
-        try:
-            found = columns.joined(
-                [
-                    cut
-                    for piece, group in zip(pieces, wanted, strict=True)
-                    for cut in group.cut(piece)
-                ]
-            )
-        except Exception:
-            # What failed is read again, should the loop be asked again.
-            self._groups = {
-                n: g for n, g in self._groups.items() if not (g.read.done() and g.read.exception())
-            }
-            raise
+        made = _Making()
+        for piece in pieces:
+            self._take(piece, made)
+        if not made.parts:
+            self._stand_in(made)
         self._nth += 1
         self._free(self._nth)
         self._read_ahead(self._nth)
-        return Block(found, found.pop(IDS), self._seed)
+        return made.block(self._seed)
+
+    def _take(self, piece: Piece, made: "_Making") -> None:
+        """Add the samples of a piece, or, where they are skipped, that they cannot be read."""
+        try:
+            made.add(self._read_whole(piece.group).cut(piece))
+        except Exception as error:
+            if not (self._skips and isinstance(error, DataError)):
+                # It is read again, should the loop be asked again.
+                self._groups.pop(piece.group, None)
+                raise
+            rows, ids = self._order.rows(piece.group), self._order.ids(piece.group)
+            lost = (ids if rows is None else ids[rows])[piece.start : piece.stop]
+            made.leave_out(lost, f"{error.what} {error.why}".strip())
+
+    def _stand_in(self, made: "_Making") -> None:
+        """Take one sample of another rank's part: a rank without any would make all wait.
+
+        Raises:
+            DataError: Nothing of the whole batch can be read.
+        """
+        start, end = self._begin_of(self._nth), self._ends[self._nth]
+        offset = 0
+        for piece in self._order.pieces(start, end, range(start, end)):
+            try:
+                group = self._read_whole(piece.group)
+            except DataError:
+                offset += piece.stop - piece.start
+                continue
+            made.add(group.cut(Piece(piece.lane, piece.group, piece.start, piece.start + 1)))
+            made.repeated = [offset]
+            return
+        first = made.skipped[0]
+        raise DataError(
+            f"Nothing of a whole batch could be read, sample {first.sample} for one.",
+            why=first.error,
+            do="see to the files, then %dist retry",
+        )
+
+    def _read_whole(self, number: int) -> _Group:
+        """Return a group that is read; begin its read anew where it stalls.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+        where = f"{self._source.name}: {self._source.where(number)}"
+        for nth in range(1, retry.TRIES + 1):
+            group = self._wanted(number)
+            done, _ = wait([group.read], self._timeout_s or None)
+            if done:
+                group.read.result()
+                return group
+            if nth < retry.TRIES:
+                retry.tell_stalled(where, self._timeout_s, nth)
+            assert self._pool is not None  # it was to read this
+            self._pool.start_thread()  # in place of the one that is kept waiting
+            group.read = self._pool.submit(partial(self._read, number, group.chunk))
+        group.read = Future()
+        group.read.set_exception(retry.stalled(where, self._timeout_s))
+        return self._read_whole(number)
 
     def _mix(self) -> Columns | None:
         """Return the first of several batches, made at once; None where they are not alike.
@@ -148,7 +227,10 @@ class Feed:
         pieces = [piece for _, of_lane in found.lanes for piece in of_lane]
         groups = {piece.group: self._wanted(piece.group) for piece in pieces}
         self._read_ahead(self._nth)
-        if any(group.read.exception() for group in groups.values()):
+        try:
+            for number in groups:
+                self._read_whole(number)
+        except Exception:
             return None
         made = mixing.mixed(found, lambda piece: list(groups[piece.group].cut(piece)))
         self._mixed = iter(made)
@@ -236,9 +318,41 @@ class Feed:
         return {piece.lane for later in range(nth, last) for piece in self._pieces(later)}
 
     def _read(self, group: int, chunk: int) -> list[Columns | None]:
-        read = {**self._source.read(group), IDS: self._order.ids(group)}
-        rows = self._order.rows(group)
-        return [read] if rows is None else list(columns.chunks(read, rows, chunk))
+        where = f"{self._source.name}: {self._source.where(group)}"
+        with making.reading():
+            found = retry.read(lambda: self._source.read(group), where)
+            read = {**found, IDS: self._order.ids(group)}
+            rows = self._order.rows(group)
+            return [read] if rows is None else list(columns.chunks(read, rows, chunk))
+
+
+class _Making:
+    """A block in the making."""
+
+    def __init__(self) -> None:
+        self.parts: list[Columns] = []
+        self.skipped: list[Fault] = []
+        self.repeated: list[int] = []
+        self._count = 0  # of the part's samples, those left out too
+
+    def add(self, cuts: Iterator[Columns]) -> None:
+        """Add samples."""
+        for cut in cuts:
+            self.parts.append(cut)
+            self._count += columns.count(cut)
+
+    def leave_out(self, samples: Ints, why: str) -> None:
+        """Add samples that could not be read."""
+        self.skipped += [
+            Fault(int(sample), why, nth=nth) for nth, sample in enumerate(samples, self._count)
+        ]
+        self._count += len(samples)
+
+    def block(self, seed: tuple[int, int]) -> Block:
+        """Return what was added."""
+        found = columns.joined(self.parts)
+        ids = found.pop(IDS)
+        return Block(found, ids, seed, tuple(self.skipped), tuple(self.repeated))
 
 
 class _Pool:
@@ -248,12 +362,16 @@ class _Pool:
         self._todo: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
             queue.SimpleQueue()
         )
-        self.threads = [
-            threading.Thread(target=_work, args=(self._todo,), name=f"nbdist-read-{n}", daemon=True)
-            for n in range(threads)
-        ]
-        for thread in self.threads:
-            thread.start()
+        self.threads: list[threading.Thread] = []
+        for _ in range(threads):
+            self.start_thread()
+
+    def start_thread(self) -> None:
+        """Have one more."""
+        name = f"nbdist-read-{len(self.threads)}"
+        thread = threading.Thread(target=_work, args=(self._todo,), name=name, daemon=True)
+        self.threads.append(thread)
+        thread.start()
 
     def submit(self, action: Callable[[], Any]) -> "Future[Any]":
         future: Future[Any] = Future()

@@ -1,9 +1,10 @@
 """The sampler of a loader: this rank's parts of global batches. Main thread."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
@@ -11,6 +12,7 @@ from nbdist.engine.compat import torch_hooks
 from nbdist.engine.data.batches import Shard, cut, mix, part
 from nbdist.engine.data.interleave import Interleave, lanes_of
 from nbdist.engine.data.reader import Block, Feed
+from nbdist.engine.data.retry import READ_TIMEOUT_S
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.sources.source import Source
 from nbdist.errors import DataError, UsageError
@@ -24,13 +26,29 @@ class Seeded(list[int]):
     """A rank's samples of one batch by index, and the seed of their transforms."""
 
     seed: tuple[int, int]  # the loader's, and the epoch
+    spare: Mapping[int, int]  # other samples, by their place in the batch, that may stand in
 
-    def __init__(self, indices: Iterable[int], seed: tuple[int, int]) -> None:
+    def __init__(
+        self, indices: Iterable[int], seed: tuple[int, int], spare: Mapping[int, int] | None = None
+    ) -> None:
         super().__init__(indices)
         self.seed = seed
+        self.spare = spare or {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Seeded, (list(self), self.seed)
+        return Seeded, (list(self), self.seed, self.spare)
+
+    def one(self, nth: int) -> "Seeded":
+        """Return a portion of one sample."""
+        return Seeded([self[nth]], self.seed)
+
+    def name(self, nth: int) -> int:
+        """Return a sample's number in the dataset."""
+        return self[nth]
+
+    def others(self) -> "Iterator[tuple[int, Seeded]]":
+        """Yield other samples' places in the batch and portions, to stand in for all of these."""
+        return ((place, Seeded([index], self.seed)) for place, index in self.spare.items())
 
 
 class Batches:
@@ -44,6 +62,8 @@ class Batches:
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
+        self.has_spares = False  # of each batch, for a part that comes to nothing
+        self.skips = False  # samples that cannot be loaded, instead of raising
         self.weights: tuple[float, ...] | None = None
         self.epoch = 0
         self.start = 0
@@ -87,20 +107,29 @@ class Batches:
         return {"samples": self.samples, "global_batch": self.global_batch}
 
     def __iter__(self) -> Iterator[Any]:
-        order, seed = self._order(self.epoch), (self.seed, self.epoch)
-        return (
-            Seeded(
-                positions if order is None else order[positions.start : positions.stop].tolist(),
-                seed,
-            )
-            for positions, _ in self.begin()
-        )
+        return self._portions(self._order(self.epoch), self.start, self.ends(self.start))
 
     def begin(self) -> Iterator[tuple[range, Shard]]:
         """Begin a pass: return its parts of this rank, which `given` returns one by one, too."""
         ends, shard, weights = self.ends(self.start), data_shard(), self.weights
         self._given = parts(self.start, ends, shard, weights)
         return parts(self.start, ends, shard, weights)
+
+    def _portions(
+        self, order: torch.Tensor | None, start: int, ends: list[int]
+    ) -> Iterator[Seeded]:
+        seed = self.seed, self.epoch
+        for end, (mine, _) in zip(ends, self.begin(), strict=True):
+            samples = range(start, end) if order is None else order[start:end].tolist()
+            first, last = mine.start - start, mine.stop - start
+            others = [*range(first), *range(last, len(samples))] if self.skips else []
+            spare = {place: samples[place] for place in others}
+            yield Seeded(samples[first:last], seed, spare)
+            start = end
+
+    def where(self, sample: int) -> str:
+        """Return file and row group of a sample; "" where only its dataset may know."""
+        return ""
 
     def given(self) -> tuple[range, Shard]:
         """Return the positions of the next part that a loop is given, and whose part it is."""
@@ -135,6 +164,7 @@ class SourceBatches(Batches):
         """
         super().__init__(int(source.sizes.sum()), global_batch, **how)
         self.source = source
+        self.timeout_s = READ_TIMEOUT_S  # for one group
         self.lanes = lanes_of(interleave, len(source.sizes), global_batch)
         self._is_told = False
 
@@ -167,7 +197,22 @@ class SourceBatches(Batches):
         ends, seed = self.ends(self.start), (self.seed, self.epoch)
         self._tell_shared_lanes()
         self.begin()
-        return Feed(self.source, order, self.start, ends, data_shard(), self.weights, seed)
+        return Feed(
+            self.source,
+            order,
+            self.start,
+            ends,
+            data_shard(),
+            self.weights,
+            seed,
+            skips=self.skips,
+            timeout_s=self.timeout_s,
+        )
+
+    def where(self, sample: int) -> str:
+        """Return file and row group of a sample."""
+        group = int(np.searchsorted(np.cumsum(self.source.sizes), sample, side="right"))
+        return self.source.where(group)
 
     def _tell_shared_lanes(self) -> None:
         """Say once that several ranks read the same groups, for there are too few lanes."""

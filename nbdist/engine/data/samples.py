@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from nbdist.engine.data import columns
+from nbdist.engine.data import columns, making
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.reader import Block
 from nbdist.engine.data.sampler import Seeded
@@ -71,6 +71,11 @@ class Transformed(Dataset[Any]):
         samples = several(list(indices)) if several else map(self.dataset.__getitem__, indices)
         return transformed(self._transform, samples, indices, indices.seed)
 
+    def origin_of(self, index: int) -> str:
+        """Return where a sample lies, if the dataset knows."""
+        ask = getattr(self.dataset, "origin_of", None)
+        return str(ask(index)) if callable(ask) else ""
+
 
 def as_is(batch: Any) -> Any:
     """Stand for a collate function where a batch is made already."""
@@ -81,7 +86,8 @@ def transformed(
     transform: Transform, samples: Any, ids: Sequence[int], seed: tuple[int, int]
 ) -> list[Any]:
     """Return samples transformed, each with random numbers of its own."""
-    with _random_numbers_kept():
+    samples = list(samples)  # what a dataset's items take is not the transform's time
+    with _random_numbers_kept(), making.part("transform"):
         made = []
         for sample, number in zip(samples, ids, strict=True):
             _seed_all(mix(*seed, number))

@@ -153,7 +153,7 @@ class Program:
         """Flush what the cell made, put the environment back, and sum the cell up."""
         from nbdist.engine.averaging import async_sgd
         from nbdist.engine.checkpoint import automatic, save
-        from nbdist.engine.data import resume, weighting
+        from nbdist.engine.data import position, resume, weighting
         from nbdist.engine.group import group_record
         from nbdist.engine.recovery import name_record, peers, small_values, snapshot
         from nbdist.engine.recovery.clone import clone
@@ -199,6 +199,7 @@ class Program:
                 *peers.take_notices(),
                 *step_state.here().take_notices(),
                 *weighting.take_notices(),
+                *position.take_notices(),
                 *(optimizer_wrapper.notices() if has_succeeded else ()),
                 *saved,
             ),

@@ -13,7 +13,7 @@ from nbdist import wire
 from nbdist.engine.checkpoint import automatic
 from nbdist.engine.checks import first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
-from nbdist.engine.data import resume, shards
+from nbdist.engine.data import loaders, probe, resume, shards
 from nbdist.engine.group import link_stats
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout import layout, parallelize, publish, wrapped
@@ -66,6 +66,8 @@ def connect(program: "Program", device: torch.device) -> None:
     first_weights.look_on()
     training.at_new_optimizer("trained", lambda optimizer: model_facts.tell(recorder, optimizer))
     training.at_new_optimizer("going on", lambda _: tell_going_on(recorder))
+    loaders.tell_to(lambda facts: recorder.add("loader", training.current_step(), facts))
+    probe.rest_as(training.rest_s)
     program.checks = RankChecks(recorder.add)
     training.at_new_optimizer("checks", program.checks.optimizer_begins)
     training.at_step_end("checks", program.checks.step_ended)

@@ -15,13 +15,14 @@ Where the numbers come from:
 - `comm_s` and `comm_total_s` are the tap's exposed and total times (`tap.py` says what they mean);
   at other levels than "full", which do not see DDP wait, there is none, and `compute_s` holds it;
 - `samples` and `tokens` are those of the batches a step used, of the loader asked last;
+- what making these batches took is told by nbdist's own loaders (`data/making.py`);
 - `cpu_s`, `starved_s` and memory: `resources.py`; `grad_share`: `gradients.py`.
 
 On CUDA all times but the tap's are the host's: what it queues is counted where it waits for it.
 What the compute stream waited for collectives is taken out of there (`parts.with_stream`).
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
@@ -29,7 +30,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from nbdist.engine.compat import torch_hooks, torch_live
+from nbdist.engine.compat import torch_hooks, torch_live, torch_loaders
 from nbdist.engine.kernel.cost_clock import clock
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.tap import tap
@@ -95,6 +96,7 @@ class Cell:
         self._shares: dict[int, torch.Tensor | None] = {}  # by `id` of the optimizer
         self._backwards = 0
         self._fetched: deque[Size] = deque(maxlen=4096)  # of one iterator
+        self._making: Counter[str] = Counter()  # of its batches since the newest step ended
         self._iterator: Any = None
         self._pass = _Pass(0, 0)
         self._passes: WeakKeyDictionary[Any, _Pass] = WeakKeyDictionary()
@@ -132,6 +134,8 @@ class Cell:
         now_ns = perf_counter_ns()
         if is_batch or iterator is not self._iterator:
             self._note_pass(iterator)
+        if is_batch and (told := torch_loaders.told_of(iterator)) is not None:
+            self._making.update(told.parts_ns, cpu=told.cpu_ns, batches=1)
         if self.is_measured:
             may_train = is_batch and torch.is_grad_enabled()
             number = self._pass.number
@@ -153,6 +157,7 @@ class Cell:
         if iterator is not self._iterator:  # say, back from validation
             self._iterator = iterator
             self._fetched.clear()
+            self._making.clear()
             found = self._passes.get(iterator)
             if found is None:
                 self._count_of_passes += 1
@@ -320,6 +325,12 @@ class Cell:
             used = take_used(self._fetched, self._backwards)
             values["samples"] = sum(size.samples for size in used)
             values["tokens"] = sum(size.tokens for size in used)
+        if self.is_measured and (batches := self._making.pop("batches", 0)):
+            values["batches"] = batches
+            values["loader"] = torch_loaders.loader_of(self._iterator)
+            values["making_cpu_s"] = self._making.pop("cpu") / 1e9
+            values |= {f"{part}_s": ns / 1e9 for part, ns in self._making.items()}
+        self._making.clear()
         if self.is_measured and (total := self._expected_steps()) is not None:
             values["total"] = total
             values["epoch_began"] = self._pass.began_at

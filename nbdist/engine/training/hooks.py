@@ -88,6 +88,10 @@ class Hooks:
         """Return the samples a second that this rank works through; 0: not known."""
         return 0.0 if self._machine is None else self._machine.pace.now()
 
+    def rest_s(self) -> float:
+        """Return the seconds of a step without waiting for data; 0: not known."""
+        return 0.0 if self._machine is None else self._machine.pace.rest_s()
+
     def begin_cell(self) -> None:
         """Begin to count at zero."""
         self.cell = self._new_cell()

@@ -124,13 +124,20 @@ class Pace:
 
     def __init__(self) -> None:
         self._seen: deque[float] = deque(maxlen=PACE_STEPS)
+        self._rest_s: deque[float] = deque(maxlen=PACE_STEPS)
 
     def note(self, values: Mapping[str, float]) -> None:
         """Take in a step's values; one without samples or without `comm_s` tells no pace."""
         own_s = values.get("compute_s", 0.0) + values.get("data_s", 0.0)
         if "comm_s" in values and "samples" in values and own_s > 0:
             self._seen.append(values["samples"] / own_s)
+        if "step_s" in values and "data_s" in values:
+            self._rest_s.append(values["step_s"] - values["data_s"])
 
     def now(self) -> float:
         """Return samples a second, the median of steps; 0 while it is not known."""
         return median(self._seen) if len(self._seen) > 2 else 0.0
+
+    def rest_s(self) -> float:
+        """Return the seconds of a step without its waits for data, the median; 0: not known."""
+        return median(self._rest_s) if len(self._rest_s) > 2 else 0.0

@@ -94,6 +94,11 @@ def pace() -> float:
     return 0.0 if _hooks is None else _hooks.pace()
 
 
+def rest_s() -> float:
+    """Return the seconds of this rank's recent steps without waiting for data; 0: not known."""
+    return 0.0 if _hooks is None else _hooks.rest_s()
+
+
 @contextmanager
 def unseen() -> Iterator[None]:
     """Watch nothing: what is computed in it is no training. Main thread.

@@ -65,6 +65,15 @@ class Shown:
             whole, part = whole + step_s, part + share * step_s
         return 100 * part / whole
 
+    def making_ms(self, part: str) -> float:
+        """Each rank's work on the batches of a step: measured steps stand for the others."""
+        found = []
+        for own in self.recent.values():
+            told = [r.values for r in own if is_measured(r.values)]
+            share = sum(v[f"{part}_s"] for v in told) / sum(v["step_s"] for v in told)
+            found.append(1e3 * share * fmean(r.values["step_s"] for r in own))
+        return fmean(found)
+
     @property
     def loss(self) -> float:
         return fmean(r.values["loss"] for r in self.records if r.step == STEPS)
@@ -96,6 +105,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
                 names = ("compute_s", "comm_s", "data_s", "optimizer_s")
                 values |= dict(zip(names, parts, strict=True)) | {"other_s": 1e-4}
                 values["step_s"] = sum(parts) + 1e-4
+                values |= {"fetch_s": chance.uniform(2e-3, 3e-3), "collate_s": 2e-4, "batches": 1.0}
             else:
                 values["step_s"] = 0.8 * sum(parts)
             values["step_s"] += 2.0 * is_slow
@@ -201,6 +211,18 @@ def test_where_a_rank_was_killed_the_last_step_is_the_same_everywhere(tmp_path: 
         assert found(r"Step (\d+)", said) == str(row.steps) == "30"
         agrees(found(r"loss ([\d.]+)", said), row.values["loss"])
     assert row.values["loss"] == pytest.approx(1 / 30)
+
+
+def test_what_making_batches_takes_agrees_and_waiting_for_data_with_it(shown: Shown) -> None:
+    last, of_step = shown.mlflow(), VIEWS["step"].sentence(shown.scene)
+    for part in ("fetch", "collate"):
+        agrees(
+            found(rf"Making its batches takes .*?{part} ([\d.]+)", of_step), last[f"make_{part}_ms"]
+        )
+        assert last[f"make_{part}_ms"] == pytest.approx(shown.making_ms(part))
+    agrees(found(r"([\d.]+) % data", of_step), last["data_pct"])
+    head, (row,) = run_list.cells(run_list.runs(shown.home))
+    agrees(dict(zip(head, row, strict=True))["data %"], last["data_pct"])
 
 
 def test_the_list_of_runs_agrees(shown: Shown) -> None:

@@ -32,6 +32,7 @@ ROW_PX = 236  # one row of plots
 ABOVE_PX, BELOW_PX = 24, 38  # of a plot: its title; ticks and label
 GAP_PX = 48
 PER_ROW = 3
+MUCH_DATA_PCT = 20.0  # of a step: from here on the loader is worth a word
 
 
 def plan(scene: "Scene", final: bool) -> tuple[object, ...]:
@@ -81,7 +82,7 @@ def compose(page: "Page", scene: "Scene") -> "list[Plot]":
 
 
 def sentence(scene: "Scene") -> str:
-    """Return the step, the loss, the share of communication, and who makes others wait."""
+    """Return the step, the loss, what a step waits for, and who makes others wait."""
     of = f" ({scene.epoch})" if scene.epoch is not None and scene.outcome is None else ""
     parts = [f"Step {scene.step:,}{of}" if scene.last_step else "Logging"]
     losses = scene.losses
@@ -93,6 +94,10 @@ def sentence(scene: "Scene") -> str:
         parts.append(f"{scene.comm_pct:.0f} % of a step in communication")
     elif not scene.is_timed:
         parts.append("communication not measured")
+    if (data_pct := scene.data_pct or 0.0) >= MUCH_DATA_PCT:
+        most = max(scene.making_ms.items(), key=lambda part: part[1], default=None)
+        mostly = "" if most is None else f" (mostly {most[0]})"
+        parts.append(f"{data_pct:.0f} % waiting for data{mostly}")
     if scene.slow:
         verb = "makes" if len(scene.slow) == 1 else "make"
         whom = "each other" if scene.slow >= set(scene.ranks) else "the others"

@@ -84,6 +84,8 @@ def sentence(scene: "Scene") -> str:
         if share >= 0.5
     ]
     text = f"A step takes {figure(whole)} ms: {', '.join(told)}."
+    if making := [f"{part} {milliseconds(ms)}" for part, ms in scene.making_ms.items() if ms]:
+        text += f" Making its batches takes {', '.join(making)} ms."
     return f"{text} {NOT_TIMED}" if not scene.is_timed else f"{text}{_longest_wait(stack)}"
 
 

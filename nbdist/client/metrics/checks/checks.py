@@ -8,6 +8,7 @@ from collections.abc import MutableSequence
 from nbdist.client.metrics.checks.batch_growth import BatchGrowth, Trained
 from nbdist.client.metrics.checks.drift import Drift
 from nbdist.client.metrics.checks.not_finite import NotFinite
+from nbdist.client.metrics.checks.starving import Starving
 from nbdist.client.metrics.checks.uses import Uses
 from nbdist.client.metrics.telemetry import CellInfo
 from nbdist.wire import Record
@@ -26,6 +27,7 @@ class CellChecks:
         self._growth = BatchGrowth(info, before)
         self._drift = Drift(info.ranks)
         self._not_finite = NotFinite(info.ranks)
+        self._starving = Starving(info.ranks)
         self._uses = Uses(info.ranks)
         self._found: dict[str, str] = {}  # by rule; the first time counts
         self._said = 0
@@ -44,6 +46,7 @@ class CellChecks:
             else:
                 if record.kind == "step":
                     self._note("loss", self._not_finite.take(record))
+                self._note("loader", self._starving.take(record))
                 for rule, sentence in self._uses.take(record).items():
                     self._note(rule, sentence)
 
@@ -52,6 +55,7 @@ class CellChecks:
         self._note("growth", self._growth.line(is_last=is_last))
         if is_last:
             self._note("loss", self._not_finite.line())
+            self._note("loader", self._starving.line(is_last=True))
         new = list(self.found)[self._said :]
         self._said += len(new)
         return new
