@@ -15,6 +15,7 @@ from tests.benchmarks import (
     bench_board,
     bench_cells,
     bench_checkpoints,
+    bench_data,
     bench_faults,
     bench_layout,
     bench_peers,
@@ -51,6 +52,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "snapshots": bench_snapshots.rows,
     "layouts": bench_layout.rows,
     "checkpoints": bench_checkpoints.rows,
+    "data": bench_data.rows,
     "busy": _busy_rows,
     "ranks64": bench_64_ranks.rows,
 }

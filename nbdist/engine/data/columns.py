@@ -47,13 +47,28 @@ def joined(parts: Sequence[Columns]) -> Columns:
 
 
 def join(parts: list[Any]) -> Any:
-    """Return one column of several, one after the other."""
-    first = parts[0]
-    if isinstance(first, np.ndarray):
+    """Return one column of several, one after the other, copied.
+
+    Lists of numbers are two-dimensional arrays in groups where all have one length. Where another
+    group's have not, the column is a list of arrays.
+    """
+    if are_alike(parts):
         return np.concatenate(parts)
-    if isinstance(first, list):
-        return [sample for part in parts for sample in part]
-    return _pyarrow().concat_arrays(parts)
+    if not any(isinstance(part, np.ndarray | list) for part in parts):
+        return _pyarrow().concat_arrays(parts)
+    return [sample for part in parts for sample in _samples(part)]
+
+
+def are_alike(parts: list[Any]) -> bool:
+    """Return whether columns are numpy arrays of samples of one shape."""
+    shapes = {part.shape[1:] if isinstance(part, np.ndarray) else None for part in parts}
+    return len(shapes) == 1 and None not in shapes
+
+
+def _samples(column: Any) -> list[Any]:
+    if isinstance(column, np.ndarray | list):
+        return list(column)
+    return [one.values.to_numpy(zero_copy_only=False) if one.is_valid else None for one in column]
 
 
 def size_bytes(columns: Columns) -> int:

@@ -81,23 +81,25 @@ def mixed(one: Stretch, cut: Callable[[Piece], Sequence[Columns]]) -> list[Colum
     """
     lanes = [[part for piece in pieces for part in cut(piece)] for _, pieces in one.lanes]
     whole = {name: _mixed(one, [[p[name] for p in lane] for lane in lanes]) for name in lanes[0][0]}
-    return [columns.cut(whole, nth * one.rows, (nth + 1) * one.rows) for nth in range(one.batches)]
+    rows = one.rows
+    return [columns.cut(whole, n * rows, (n + 1) * rows) for n in range(one.batches)]
 
 
 def _mixed(one: Stretch, lanes: list[list[Any]]) -> Any:
     first = lanes[0][0]
-    if not isinstance(first, np.ndarray):
+    if not columns.are_alike([part for lane in lanes for part in lane]):
         return columns.take_rows(
             columns.join([part for lane in lanes for part in lane]), _order(one)
         )
-    out = np.empty((one.batches, one.rows, *first.shape[1:]), first.dtype)
+    rows = one.rows
+    out = np.empty((one.batches, rows, *first.shape[1:]), first.dtype)
     at = 0
     for (taken, _), parts in zip(one.lanes, lanes, strict=True):
         lane = parts[0] if len(parts) == 1 else np.concatenate(parts)
         by_batch = lane.reshape(one.batches, one.rounds, *first.shape[1:])
         out[:, at : at + len(taken)] = by_batch[:, taken.start : taken.stop]
         at += len(taken)
-    return out.reshape(one.batches * one.rows, *first.shape[1:])
+    return out.reshape(one.batches * rows, *first.shape[1:])
 
 
 def _order(one: Stretch) -> Ints:

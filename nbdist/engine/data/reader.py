@@ -83,7 +83,10 @@ class _Group:
     def free(self, given: int) -> None:
         """Let go of the chunks whose samples were given."""
         whole = -(-given // self.chunk) if given == self.size else given // self.chunk
-        self.left = self.size - min(whole * self.chunk, self.size)
+        left = self.size - min(whole * self.chunk, self.size)
+        if left == self.left:
+            return
+        self.left = left
         if self.read.done() and self.read.exception() is None:
             self.read.result()[:whole] = [None] * whole
 

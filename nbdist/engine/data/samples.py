@@ -131,7 +131,7 @@ def _tensor(column: Any) -> Any:
     if isinstance(column, np.ndarray):
         return torch.from_numpy(column)
     if isinstance(column, list):
-        return column
+        return _of_list(column)
     numbers = columns.numbers_of_lists(column)
     if numbers is None:
         return column.to_pylist()
@@ -139,3 +139,12 @@ def _tensor(column: Any) -> Any:
     if (lengths == lengths[0]).all():
         return torch.from_numpy(flat.reshape(len(lengths), int(lengths[0])))
     return list(torch.from_numpy(flat).split(lengths.tolist()))
+
+
+def _of_list(column: list[Any]) -> Any:
+    """Return what is no array as it is; arrays as one tensor, or one each where they differ."""
+    if not all(isinstance(one, np.ndarray) for one in column):
+        return column
+    if len({one.shape for one in column}) == 1:
+        return torch.from_numpy(np.stack(column))
+    return [torch.from_numpy(one.copy()) for one in column]

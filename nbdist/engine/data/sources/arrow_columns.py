@@ -96,11 +96,25 @@ def _as_numpy(array: Any, name: str) -> Any:
         flat = _as_numpy(array.flatten(), name)
         return flat.reshape(len(array), kind.list_size)
     if not (_is_number(kind) or pa.types.is_boolean(kind)):
-        return array
+        return _by_length(array)
     if pa.types.is_floating(kind):
         return array.to_numpy(zero_copy_only=False)  # nulls become NaN
     _refuse_nulls(array, name)
     return array.to_numpy(zero_copy_only=False)
+
+
+def _by_length(array: Any) -> Any:
+    """Return lists of numbers that have one length as an array of two dimensions."""
+    pa = _pa()
+    kind = array.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return array
+    if array.null_count or not _is_number(kind.value_type):
+        return array
+    flat, lengths = array.flatten(), np.diff(array.offsets.to_numpy())
+    if flat.null_count or not len(array) or (lengths != lengths[0]).any():
+        return array
+    return flat.to_numpy(zero_copy_only=False).reshape(len(array), int(lengths[0]))
 
 
 def _is_number(kind: Any) -> bool:

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from nbdist.engine.data.sources import agreed, urls
 from nbdist.engine.data.sources.ipc import ArrowSource
 from nbdist.engine.data.sources.parquet import DataFile, ParquetSource
+from nbdist.errors import UsageError
 
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc")
@@ -33,6 +34,8 @@ def open_folder(
     opened = [urls.filesystem(str(path), options) for path in paths]
 
     def listed() -> list[urls.Listed]:
+        for fs, path in opened:
+            _refuse_hudi(fs, path)
         return [one for fs, path in opened for one in urls.files(fs, path, ENDINGS)]
 
     found = agreed.from_rank_0(listed, name)
@@ -46,6 +49,16 @@ def open_folder(
         for one, here in zip(found, constants, strict=True)
     ]
     return ParquetSource(name, open_file, files, columns)
+
+
+def _refuse_hudi(fs: Any, path: str) -> None:
+    """Refuse a Hudi table's folder: older commits' files lie there too, and would be read twice."""
+    if fs.isdir(f"{path.rstrip('/')}/.hoodie"):
+        raise UsageError(
+            f"{path} is a Hudi table, whose timeline nbdist does not read.",
+            why="its folder holds files of several commits, and rows would come more than once",
+            do="give the base files (.parquet) of its newest commit as a list of paths",
+        )
 
 
 def _partitions(name: str) -> dict[str, str | None]:

@@ -136,7 +136,9 @@ class ParquetSource:
         file = self._files[nth]
         try:
             with self._open_file(file.path) as stream:
-                parquet = _parquet().ParquetFile(stream, metadata=self._kept_footer(nth))
+                parquet = _parquet().ParquetFile(
+                    stream, metadata=self._kept_footer(nth), pre_buffer=urls.is_far(stream)
+                )
                 self._keep_footer(nth, parquet.metadata)
                 # One thread for a group: several groups are read at a time.
                 table = parquet.read_row_group(row_group, self._names_in(file), use_threads=False)

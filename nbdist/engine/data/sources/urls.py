@@ -92,6 +92,13 @@ def open_file(fs: Any, path: str) -> Any:
     return fs.open(path, "rb", cache_type="none")
 
 
+def is_far(file: Any) -> bool:
+    """Return whether each read of a file that is open costs a request: then few, large ones pay."""
+    import pyarrow
+
+    return not isinstance(file, pyarrow.NativeFile)
+
+
 def open_below(fs: Any, root: str, path: str) -> Any:
     """Return a file below a folder, as `open_file`."""
     return open_file(fs, f"{root}/{path}")

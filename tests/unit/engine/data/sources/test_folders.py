@@ -129,6 +129,15 @@ def test_what_is_not_there_is_told_in_words(tmp_path: Path) -> None:
     assert isinstance(unknown, UsageError)
 
 
+def test_a_hudi_table_is_read_by_its_base_files_alone(tmp_path: Path) -> None:
+    folder = write(tmp_path / "table", files=2)
+    (folder / ".hoodie").mkdir()
+    assert (
+        error_of(folder).what == f"{folder} is a Hudi table, whose timeline nbdist does not read."
+    )
+    assert read(opened([str(folder / "1.parquet")])) == list(range(10, 20))
+
+
 def test_files_whose_schemas_differ_are_refused_by_name_and_column(tmp_path: Path) -> None:
     folder = write(tmp_path / "data", files=2)
     pq.write_table(pa.table({"id": [1], "x": ["text"]}), folder / "2.parquet")
@@ -154,6 +163,26 @@ def test_a_missing_number_is_refused_with_its_column_and_row_group(tmp_path: Pat
     assert batch["s"] == ["a", None]
     with pytest.raises(DataError, match="Column 'n' has 1 nulls, and is int64"):
         next(iter(loader(tmp_path, global_batch=2)))
+
+
+def test_lists_of_one_length_are_one_tensor_and_others_a_tensor_each(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "even": [[i, -i] for i in range(12)],
+            "group": [[i] * (2 + i // 4) for i in range(12)],  # alike in each row group alone
+            "some": [[i] * (3 if i < 4 else i % 3) for i in range(12)],
+        }
+    )
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=4)
+    for batch_size in (3, 4, 12):
+        for batch in loader(tmp_path, global_batch=batch_size, shuffle=True, interleave=3):
+            numbers = batch["even"][:, 0].tolist()
+            assert batch["even"].tolist() == [[i, -i] for i in numbers]
+            assert [one.tolist() for one in batch["group"]] == [[i] * (2 + i // 4) for i in numbers]
+            lengths = [3 if i < 4 else i % 3 for i in numbers]
+            assert [one.tolist() for one in batch["some"]] == [
+                [i] * n for i, n in zip(numbers, lengths, strict=True)
+            ]
 
 
 def test_texts_are_paths_only_where_they_look_so() -> None:
