@@ -47,6 +47,7 @@ TRAIN = """
 import os, signal
 from pathlib import Path
 from tests.cluster import coverage_data
+FOLDER, states = {folder!r}, globals().get("states")
 if "model" not in globals():
     model = torch.nn.Linear(1, 1)
     layout = nbdist.parallelize(model, "ddp")
@@ -93,9 +94,10 @@ def run_case(session: Session, case: Case, folder: Path) -> dict[str, str]:
     if session.world_size != case.ranks:
         session.scale(case.ranks)
     folder.mkdir()
-    session.run(f"globals().pop('model', None); FOLDER, states = {str(folder)!r}, None")
-    how = {"epochs": EPOCHS, "batch": BATCH, "break_at": BREAK_AT, "is_left": case.fault == "scale"}
-    code = TRAIN.format(**{**case._asdict(), **how, "fault": FAULTS[case.fault] or "pass"})
+    session.run("for name in ('model', 'states'): globals().pop(name, None)")
+    how = {"epochs": EPOCHS, "batch": BATCH, "break_at": BREAK_AT, "folder": str(folder)}
+    how |= {"fault": FAULTS[case.fault] or "pass", "is_left": case.fault == "scale"}
+    code = TRAIN.format(**{**case._asdict(), **how})
     # What a lone rank has trained dies with it: it goes on from checkpoints.
     alone = int((case.ranks, case.fault) == (1, "kill"))
     try:

@@ -95,7 +95,7 @@ def _new_training(seed: int) -> Training:
         _training.end()
     _training = None
     gc.collect()
-    position.take_pending()
+    position.forget_pending()
     _training = Training(CASE, seed=seed)
     return _training
 

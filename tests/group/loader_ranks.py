@@ -1,10 +1,19 @@
 """What the ranks run in test_loader: samples are numbers, so that a batch shows what it holds."""
 
 import multiprocessing
+import random
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+import torch.distributed as dist
+from torch.utils.data import (
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.loaders import Loader
@@ -30,7 +39,58 @@ class Numbers(Dataset[int]):
 
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Any:
-        return iter(range(3))
+        return iter(range(13))
+
+
+class AnyOrder:
+    """A sampler whose order nobody can have again."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Any:
+        return iter(random.SystemRandom().sample(range(8), 8))
+
+
+def streams(workers: int) -> dict[str, Any]:
+    """Return what a loop over a stream gets on this rank, and what its loader says of itself."""
+    allow_workers()
+    data = loader(Stream(), global_batch=4, shuffle=False, num_workers=workers, transform=doubled)
+    told = {"batches": [samples(data) for _ in range(2)], "epoch": data.epoch}
+    for name in ("__len__", "batches_left"):
+        try:
+            getattr(data, name)()
+        except TypeError as error:
+            told[name] = str(error)
+    return told
+
+
+def doubled(sample: int) -> int:
+    return 2 * sample
+
+
+def own_order(kind: str, stop_after: int, state: dict[str, Any] | None) -> Any:
+    """Loop in a sampler's order: batches of two epochs, or some, and the state then."""
+    data = Numbers(20)
+    made: dict[str, Any] = {
+        "weighted": WeightedRandomSampler([1.0] * 10 + [0.0] * 10, 16),
+        "its generator": RandomSampler(data, generator=torch.Generator().manual_seed(rank())),
+        "set_epoch": DistributedSampler(data, num_replicas=1, rank=0),
+    }
+    loop = loader(data, global_batch=4, sampler=made[kind])
+    if state is not None:
+        loop.load_state_dict(state)
+    seen: list[list[int]] = []
+    while loop.epoch < 2:
+        for batch in loop:
+            seen.append(batch.tolist())
+            if len(seen) == stop_after:
+                return seen, loop.state_dict()
+    return seen, None
+
+
+def rank() -> int:
+    return dist.get_rank()
 
 
 def allow_workers() -> None:
@@ -162,9 +222,14 @@ def refusals() -> dict[str, str]:
             texts[label] = str(error)
 
     refused("batch_size", Numbers(8), global_batch=4, batch_size=2)
-    refused("sampler", Numbers(8), global_batch=4, sampler=[0])
-    refused("stream", Stream(), global_batch=4)
+    refused("batch_sampler", Numbers(8), global_batch=4, batch_sampler=[[0]])
+    refused("a rank's part", Numbers(8), global_batch=4, sampler=DistributedSampler(Numbers(8)))
+    refused("an iterator", Numbers(8), global_batch=4, sampler=iter([0]))
+    refused("any order", Numbers(8), global_batch=4, sampler=AnyOrder())
+    refused("of a stream", Stream(), global_batch=4, sampler=[0])
     refused("generator", (i for i in range(3)), global_batch=4)
+    refused("no data", 3, global_batch=4)
+    refused("no order", Numbers(8), global_batch=4, in_order=False)
     refused("small batch", Numbers(8), global_batch=1)
     refused("float batch", Numbers(8), global_batch=4.0)
     refused("few samples", Numbers(1), global_batch=4)

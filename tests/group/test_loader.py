@@ -126,6 +126,29 @@ def test_loading_leaves_the_global_generator_alone() -> None:
     assert run_ranks(1, RANKS + "leaves_the_global_generator") == [True]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_ends_alike_on_all_ranks_and_is_transformed_on_its_own(workers: int) -> None:
+    ranks = run_ranks(3, RANKS + "streams", workers)
+    for told in ranks:
+        assert told["epoch"] == 2
+        assert "no length" in told["__len__"]
+        assert "does not know how many" in told["batches_left"]
+    for epoch in range(2):
+        batches = together([told["batches"][epoch] for told in ranks])
+        assert batches == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18, 20, 22, 24]]  # 1 left joined
+
+
+@pytest.mark.parametrize("kind", ["weighted", "its generator", "set_epoch"])
+def test_a_samplers_order_is_that_of_all_ranks_and_resumes_on_others(kind: str) -> None:
+    ((unbroken, _),) = run_ranks(1, RANKS + "own_order", kind, 100, None)
+    stopped = run_ranks(2, RANKS + "own_order", kind, 6, None)
+    resumed = run_ranks(3, RANKS + "own_order", kind, 100, stopped[0][1])
+    seen = together([part for part, _ in stopped]) + together([part for part, _ in resumed])
+    assert seen == unbroken
+    size = len(unbroken) // 2
+    assert sorted(map(sorted, unbroken[:size])) != sorted(map(sorted, unbroken[size:]))
+
+
 @pytest.fixture(scope="module")
 def refusals() -> list[dict[str, str]]:
     return run_ranks(2, RANKS + "refusals")
@@ -135,9 +158,14 @@ def refusals() -> list[dict[str, str]]:
     ("case", "words"),
     [
         ("batch_size", ["takes no batch_size", "give global_batch"]),
-        ("sampler", ["takes no sampler", "seed and epoch"]),
-        ("stream", ["Stream has none", "map-style"]),
-        ("generator", ["generator has none"]),
+        ("batch_sampler", ["takes no batch_sampler", "seed and epoch"]),
+        ("a rank's part", ["gives a rank's part", "sampler of the whole order"]),
+        ("an iterator", ["list_iterator is no sampler with a length", "__len__"]),
+        ("any order", ["AnyOrder does not follow from seed and epoch", "set_epoch"]),
+        ("of a stream", ["for datasets with items by index", "leave it out"]),
+        ("generator", ["generator can be iterated once", "without calling it"]),
+        ("no data", ["cannot read this int", "an iterable"]),
+        ("no order", ["no in_order=False", "leave it out"]),
         ("small batch", ["global_batch=1 gives 2 ranks nothing", "multiple of 2"]),
         ("float batch", ["global_batch=4.0"]),
         ("few samples", ["1 samples", "2 ranks"]),

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 from nbdist.engine.checkpoint import trained_models, training_state
 from nbdist.engine.checkpoint.agreement import together
@@ -51,13 +52,20 @@ def moment(training: Training) -> Facts:
         "loaders": [loader.state_dict() for loader in training.loaders],
         "plans": [[p and tuple(p) for p in one.trail.plan()] for one in training.loaders],
         "newest": next((i for i, one in enumerate(training.loaders) if one is newest), None),
+        # A loader that is kept (torchdata's) has given the next batch when the optimizer steps.
+        "kept": {name: frozen(loader.state_dict()) for name, loader in _kept_loaders(training)},
     }
+
+
+def _kept_loaders(training: Training) -> list[tuple[str, Any]]:
+    return [(name, one) for name, one in training.kept.items() if isinstance(one, DataLoader)]
 
 
 def facts_of(training: Training, of_moment: Facts) -> Facts:
     """Return all that is no tensor; `of_moment` was noted when the tensors were copied."""
     counts = step_state.here().steps
-    kept = {name: frozen(value.state_dict()) for name, value in training.kept.items()}
+    later = training.kept.keys() - of_moment["kept"].keys()
+    kept = of_moment["kept"] | {name: frozen(training.kept[name].state_dict()) for name in later}
     return {
         **of_moment,
         "optimizers": training_state.options(training),
@@ -169,7 +177,13 @@ def _fit_kept(training: Training, facts: Sequence[Facts], rank: int, found: Fit)
         found.notes.append(f"{name} was saved, and nothing here is kept by that name")
     for name in sorted(mine.keys() & training.kept.keys()):
         digest, state = mine[name]
-        if is_own or all(told["kept"][name][0] == digest for told in facts):
+        if not is_own and isinstance(training.kept[name], DataLoader):
+            found.complaints.append(
+                f"{name} is a {type(training.kept[name]).__name__}, whose position is one of "
+                f"{counted(len(facts), 'rank')}' own, and there are {dist.get_world_size()} ranks "
+                f"(nbdist.loader resumes on any number; nbdist.keep({name}=None) restores without)"
+            )
+        elif is_own or all(told["kept"][name][0] == digest for told in facts):
             found.loads.append((training.kept[name], state))
         else:
             found.notes.append(f"{name} differed between {counted(len(facts), 'rank')}: it stays")
@@ -277,7 +291,8 @@ def _put_loaders(training: Training, told: Mapping[str, Any], *, repeats: bool) 
         plan = [p and Position(*p) for p in told["plans"][number]] if repeats else []
         fitting = [one for one in free if one.batches.samples == state["samples"]]
         if fitting:
-            free.remove(fitting[-1])
-            fitting[-1].resume(state, mark, plan)
+            chosen = next((one for one in fitting if one.is_kind_of(state)), fitting[-1])
+            free.remove(chosen)
+            chosen.resume(state, mark, plan)
         else:
             position.resume_later(state, mark, plan)

@@ -36,7 +36,9 @@ class Account:
             about: What it is, for people.
         """
         alike = _number(cell, *spec)
-        self.loader = _number(cell, *spec, _made[alike])
+        # The same in another session, where its cell makes the same loaders.
+        self.kind = _number(*spec, _made[alike])
+        self.loader = _number(session(), cell, self.kind)
         _made[alike] += 1
         self.born = self.loader  # before it went on as another
         self.served = 0  # batches that loops were given; the serial of the next
@@ -97,12 +99,15 @@ class Account:
 
     def state(self) -> dict[str, Any]:
         """Return what a loader's state says, so that a restored one goes on here."""
-        return {"session": session(), "loader": self.loader, "served": self.served}
+        served = {"loader": self.loader, "served": self.served}
+        return {"session": session(), "kind": self.kind, **served}
 
     def resume(self, state: dict[str, Any] | None, epoch: int, consumed: int) -> None:
         """Go on where a state was taken, or note what was given in another session."""
         if state is not None and state["session"] and state["session"] == session():
+            about = _about[self.loader]
             self.loader = state["loader"]
+            _about.setdefault(self.loader, about)  # unknown where no rank has outlived it
             self.go_back(state["served"])
         elif epoch or consumed:
             self._note(ledger.BEFORE, epoch, 0, consumed)
@@ -152,5 +157,5 @@ def keep_in(folder: Path, token: str, rank: int, ranks: int, *, is_first: bool) 
 
 
 def _number(*parts: Any) -> int:
-    digest = hashlib.blake2b(repr((session(), *parts)).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

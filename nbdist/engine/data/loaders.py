@@ -5,7 +5,6 @@ Threads: the loop's.
 
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -75,7 +74,7 @@ class Loader(DataLoader[T]):
     @property
     def batches_left(self) -> int:
         """Batches that the running loop is still to be given, or that the next one will be."""
-        return len(self._standing.ends())
+        return self._standing.batches_left()
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
@@ -153,9 +152,8 @@ class Loader(DataLoader[T]):
         weighting.checked(self.weights, data_shard().count, batches.global_batch)
         if not standing.next_pass():
             return iter(())
-        ends = standing.ends()
         _tell(self._facts())
-        loop = Loop(self, ends)
+        loop = Loop(self)
         standing.begin_pass(weakref.ref(loop))
         return loop
 
@@ -226,11 +224,10 @@ def tell_to(hear: Callable[[dict[str, float]], None]) -> None:
 class Loop:
     """One `for` over a loader: torch's iterator, and the count of what the loop was given."""
 
-    def __init__(self, loader: Loader[Any], ends: list[int]) -> None:
+    def __init__(self, loader: Loader[Any]) -> None:
         self._loader = loader
         self._standing = loader._standing
         self._inner: Iterator[Any] | None = loader._begin()
-        self._ends = deque(ends)
         self._is_over = False
         self._restarts = 0
 
@@ -240,7 +237,7 @@ class Loop:
     def __next__(self) -> Any:
         self._standing.ask()
         while True:
-            inner = self._inner = self._inner or self._loader._begin()
+            inner = self._inner = self._loader._begin() if self._inner is None else self._inner
             try:
                 batch = next(inner)
                 break
@@ -258,7 +255,7 @@ class Loop:
         if told is not None and told.fault is not None:
             self._raise(told.fault)
         start = self._standing.consumed
-        self._standing.give(self._ends.popleft())
+        self._standing.give()
         if told is not None and (told.skipped or told.repeated):
             self._leave_out(start, told)
         return batch

@@ -1,6 +1,8 @@
 """Make a loader: `nbdist.loader`. Main thread."""
 
+import functools
 import gc
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,13 +10,19 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
+from nbdist.engine.compat import hf_datasets
 from nbdist.engine.data import resume
+from nbdist.engine.data.decode import collate, decoded, in_turn
 from nbdist.engine.data.loaders import Loader
+from nbdist.engine.data.own_sampler import SamplerBatches
 from nbdist.engine.data.position import Standing
 from nbdist.engine.data.sampler import Batches, SourceBatches
-from nbdist.engine.data.samples import Rows, Transformed, as_is
+from nbdist.engine.data.samples import OfStream, Rows, Transformed, as_is
 from nbdist.engine.data.shards import by_rank, data_shard
 from nbdist.engine.data.sources.open_source import open_source
+from nbdist.engine.data.sources.tars import TarSource
+from nbdist.engine.data.stream_batches import UNKNOWN, StreamBatches
+from nbdist.engine.data.streams import Stream
 from nbdist.engine.kernel import location
 from nbdist.errors import UsageError
 
@@ -22,8 +30,7 @@ from nbdist.errors import UsageError
 _BY_ITSELF = "the order follows from seed and epoch, and each rank takes its part by itself"
 _OURS = {
     "batch_size": "global_batch is the size over all ranks; a rank's part follows from it",
-    "sampler": _BY_ITSELF,
-    "batch_sampler": _BY_ITSELF,
+    "batch_sampler": f"{_BY_ITSELF}; a sampler of single samples may give the order of all ranks",
 }
 
 
@@ -38,6 +45,9 @@ def loader(
     columns: Sequence[str] | None = None,
     transform: Callable[[Any], Any] | None = None,
     interleave: int = 16,
+    window: int = 1000,
+    sampler: Any = None,
+    decode: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     on_bad: str = "raise",
     **options: Any,
@@ -57,9 +67,11 @@ def loader(
     too.
 
     Args:
-        dataset: Anything with a length and items by index; or a folder, pattern or URL of Parquet
-            or Arrow files, or a list of these; a Delta table, its DeltaTable, pyiceberg's Table,
-            or a pyarrow.dataset.Dataset.
+        dataset: Anything with a length and items by index; a stream (what can be iterated again and
+            again, or a function that returns an iterable), which each rank reads whole, in the
+            order and to the end that all ranks share; or a folder, pattern or URL of Parquet or
+            Arrow files or of WebDataset's tars, or a list of these; a Delta table, its DeltaTable,
+            pyiceberg's Table, or a pyarrow.dataset.Dataset.
         global_batch: Samples in a batch over all ranks together.
         shuffle: A new order each epoch; False keeps the dataset's order, of files and tables that
             in each of the groups which are mixed.
@@ -77,6 +89,12 @@ def loader(
             sample alone.
         interleave: Of how many row groups samples are mixed. More mix better, and need more
             memory: a rank holds its share of so many groups, and two more. 1 keeps files' order.
+        window: Of streams: so many samples are read and shuffled at a time.
+        sampler: Gives the order of all ranks, of a dataset with items by index, where its length
+            and its order in an epoch are the same on each: it is iterated with random numbers of
+            (seed, epoch), after its `set_epoch`. `shuffle` does not count then.
+        decode: Of tars: decode files by their endings, as `webdataset` does by default, images to
+            PIL's. Pickles, and endings that are not known, stay bytes.
         storage_options: For the filesystem behind a URL, as fsspec takes them.
         on_bad: What becomes of a sample that raises: "raise" ends the cell with a DataError that
             names it; "skip" leaves it out, and counts it (`Loader.skipped`). The order, and where
@@ -96,17 +114,38 @@ def loader(
             )
     if on_bad not in ("raise", "skip"):
         raise UsageError(f'on_bad is "raise" or "skip", not {on_bad!r}.')
+    if not options.get("in_order", True):
+        raise UsageError(
+            "nbdist.loader takes no in_order=False.",
+            why="a position counts the batches before it, and so they come in order",
+            do="leave it out",
+        )
     how: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
     source = open_source(dataset, columns, storage_options)
     if source is None:
-        _refuse_stream(dataset)
         _refuse_options_of_sources(columns, storage_options)
-        batches: Batches = Batches(len(dataset), global_batch, **how)
+    batches: Batches
+    if source is None and is_stream(dataset):
+        _refuse_sampler(sampler)
+        size = window if shuffle else global_batch
+        stream = Stream(hf_datasets.whole(dataset), shuffle, seed, size)
+        batches = StreamBatches(stream, global_batch, drop_last)
+        dataset = OfStream(transform)
+    elif source is None:
+        _refuse_what_has_no_index(dataset)
+        if sampler is None:
+            batches = Batches(len(dataset), global_batch, **how)
+        else:
+            batches = SamplerBatches(sampler, global_batch, seed, drop_last)
         if transform is not None:
             dataset = Transformed(dataset, transform)
     else:
+        _refuse_sampler(sampler)
         _check_interleave(interleave)
         batches = SourceBatches(source, global_batch, interleave, **how)
+        if isinstance(source, TarSource):
+            transform = in_turn(decoded, transform) if decode else transform
+            options.setdefault("collate_fn", collate)
         is_by_sample = transform is not None or options.get("collate_fn") is not None
         dataset = Rows(batches.samples, transform, is_by_sample)
         if not is_by_sample:
@@ -125,15 +164,38 @@ def loader(
     return made
 
 
-def _refuse_stream(dataset: Any) -> None:
-    if isinstance(dataset, IterableDataset) or not (
-        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    ):
+def is_stream(dataset: Any) -> bool:
+    """Return whether this can be iterated again and again, and has no items by index."""
+    if isinstance(dataset, IterableDataset):
+        return True
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        return False
+    if not hasattr(dataset, "__iter__"):
+        return inspect.isroutine(dataset) or isinstance(dataset, functools.partial)
+    if iter(dataset) is dataset:
         raise UsageError(
-            f"nbdist.loader needs a dataset with a length and items by index, and "
-            f"{type(dataset).__name__} has none.",
-            why="a stream cannot be cut so that every sample comes once, in a known order",
-            do="make it a list or a map-style Dataset, or give the stream to torch's DataLoader",
+            f"This {type(dataset).__name__} can be iterated once.",
+            why="each epoch begins at the start, and so does a training that goes on",
+            do="give the function that makes it, without calling it: nbdist.loader(make, ...)",
+        )
+    return True
+
+
+def _refuse_what_has_no_index(dataset: Any) -> None:
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise UsageError(
+            f"nbdist.loader cannot read this {type(dataset).__name__}.",
+            why="it has neither a length and items by index, nor can it be iterated",
+            do="give a Dataset, a list, a path, a table, an iterable or a function that makes one",
+        )
+
+
+def _refuse_sampler(sampler: Any) -> None:
+    if sampler is not None:
+        raise UsageError(
+            "sampler= is for datasets with items by index.",
+            why="streams are read as they come, files and tables by groups of samples",
+            do="leave it out; shuffle= and interleave= say how samples are mixed",
         )
 
 
@@ -161,6 +223,8 @@ def _check_sizes(samples: int, global_batch: int, drop_last: bool) -> None:
             why="it counts the samples of a batch over all ranks, and each needs at least one",
             do=f"use a whole number of {ranks} or more, best a multiple of {ranks}",
         )
+    if samples == UNKNOWN:
+        return
     if samples < ranks or (drop_last and samples < global_batch):
         raise UsageError(
             f"The dataset has {samples} samples: too few for {ranks} ranks and a global batch of "

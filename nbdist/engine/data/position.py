@@ -71,9 +71,9 @@ class Standing:
         """Where the next pass begins that gets anything."""
         return next((one for one in self.plan if one is not None), self._position())
 
-    def ends(self) -> list[int]:
-        """Return where the batches that are left of this epoch end."""
-        return self.batches.ends(self.consumed)
+    def batches_left(self) -> int:
+        """Return how many batches are left of this epoch."""
+        return len(self.batches.ends(self.consumed))
 
     def next_pass(self) -> bool:
         """Stand where the next pass begins; return False if it is done and gets nothing."""
@@ -110,15 +110,14 @@ class Standing:
             self._to_draw = None
         self.trail.ask(step_state.here().random_numbers)
 
-    def give(self, end: int) -> None:
-        """Count a batch that the loop gets; `end` is where it ends in the epoch."""
+    def give(self) -> None:
+        """Count the batch that the loop gets."""
         global _newest
         _newest = weakref.ref(self)
-        self.newest = range(self.consumed, end)
-        self.consumed = end
+        self.newest, part, shard = self.batches.given()
+        self.consumed = self.newest.stop
         self._given += 1
         self.trail.give()
-        part, shard = self.batches.given()
         if not self._is_replayed:
             self.account.give(self.batches.epoch, self.newest, part, shard)
         weights, parts = self.batches.weights, shard.count
@@ -186,8 +185,7 @@ class Standing:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position: the same on every rank, and good for any number of ranks."""
-        state = {**self.batches.state(), "consumed": self.consumed}
-        return {**state, "ledger": self.account.state()}
+        return {**self.batches.state(self.consumed), "ledger": self.account.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand where `state` was taken, or where nothing is left there, at the next epoch.
@@ -199,10 +197,15 @@ class Standing:
         self.batches.load(state)
         self.stand_at(Position(state["epoch"], state["consumed"]))
         self.account.resume(state.get("ledger"), *self._position())
-        if not self.ends():
+        if self.batches.is_at_end(self.consumed):
             self._tell_left_out()
             self._close_epoch()
             self._next_epoch()
+
+    def is_kind_of(self, state: dict[str, Any]) -> bool:
+        """Return whether `state` was taken from a loader that was made of the same, as this was."""
+        ledger = state.get("ledger")
+        return ledger is not None and bool(ledger["kind"] == self.account.kind)
 
     def resume(
         self,
@@ -228,7 +231,7 @@ class Standing:
         return Position(self.batches.epoch, self.consumed)
 
     def _tell_left_out(self) -> None:
-        left = self.batches.samples - self.consumed
+        left = len(self.batches.rest(self.consumed))
         if left and not self.batches.drop_last and data_shard().index == 0:
             _log.warning(
                 "%d samples of epoch %d are skipped once: fewer than the %d ranks that "
@@ -240,10 +243,10 @@ class Standing:
 
     def _close_epoch(self) -> None:
         """Note in the ledger that the epoch is over, and what no rank was given of it."""
-        epoch, samples = self.batches.epoch, self.batches.samples
-        if self.consumed < samples:
-            self.account.leave_out(epoch, range(self.consumed, samples))
-        self.account.end_epoch(epoch, samples)
+        epoch, rest = self.batches.epoch, self.batches.rest(self.consumed)
+        if rest:
+            self.account.leave_out(epoch, rest)
+        self.account.end_epoch(epoch, max(self.consumed, rest.stop))
 
     def _next_epoch(self) -> None:
         self.batches.epoch += 1
@@ -274,19 +277,16 @@ def resume_later(
     _pending.append((state, random_numbers, list(plan)))
 
 
-def take_pending() -> list[dict[str, Any]]:
-    """Return the positions that no loader of the cell has taken, and forget them."""
-    left = [state for state, *_ in _pending]
+def forget_pending() -> None:
+    """Begin a cell: what no loader of the cell before has taken, none takes any more."""
     _pending.clear()
-    return left
 
 
 def _take_pending(new: Standing) -> None:
-    for pending in _pending:
-        if pending[0]["samples"] == new.batches.samples:
-            _pending.remove(pending)
-            new.resume(*pending)
-            return
+    fitting = [one for one in _pending if one[0]["samples"] == new.batches.samples]
+    for pending in sorted(fitting, key=lambda one: not new.is_kind_of(one[0]))[:1]:
+        _pending.remove(pending)
+        new.resume(*pending)
 
 
 def take_notices() -> tuple[str, ...]:

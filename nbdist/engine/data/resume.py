@@ -140,6 +140,7 @@ def begin_cell(
     """
     global _cell, _again
     position.forget_newest()
+    position.forget_pending()
     if _again is None or _again.number != failed:
         _again = None
         if _cell.number == failed:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,14 @@ from nbdist.formatting import counted
 
 _log = logging.getLogger("nbdist.data")
 Spec = tuple[int, ...]  # what decides which batches a loader gives
+
+
+class Given(NamedTuple):
+    """Positions of a global batch, those of a rank's part of it, and whose part it is."""
+
+    batch: range
+    part: range
+    shard: Shard
 
 
 class Seeded(list[int]):
@@ -67,7 +75,7 @@ class Batches:
         self.weights: tuple[float, ...] | None = None
         self.epoch = 0
         self.start = 0
-        self._given: Iterator[tuple[range, Shard]] = iter(())  # of the pass
+        self._given: Iterator[Given] = iter(())  # of the pass
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_given": iter(())}
@@ -83,11 +91,16 @@ class Batches:
         """Return what decides which batches come: two loaders with the same give the same."""
         return self.samples, self.global_batch, self.shuffle, self.seed, self.drop_last
 
-    def state(self) -> dict[str, int]:
-        """Return what a position is of: the same on every rank."""
-        return {"epoch": self.epoch, "seed": self.seed, "samples": self.samples}
+    def state(self, consumed: int) -> dict[str, Any]:
+        """Return a position, and what it is of: the same on every rank."""
+        return {
+            "epoch": self.epoch,
+            "consumed": consumed,
+            "seed": self.seed,
+            "samples": self.samples,
+        }
 
-    def load(self, state: dict[str, int]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Give the order that `state` was taken in; the epoch is set where a pass begins.
 
         Raises:
@@ -109,7 +122,7 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         return self._portions(self._order(self.epoch), self.start, self.ends(self.start))
 
-    def begin(self) -> Iterator[tuple[range, Shard]]:
+    def begin(self) -> Iterator[Given]:
         """Begin a pass: return its parts of this rank, which `given` returns one by one, too."""
         ends, shard, weights = self.ends(self.start), data_shard(), self.weights
         self._given = parts(self.start, ends, shard, weights)
@@ -119,7 +132,7 @@ class Batches:
         self, order: torch.Tensor | None, start: int, ends: list[int]
     ) -> Iterator[Seeded]:
         seed = self.seed, self.epoch
-        for end, (mine, _) in zip(ends, self.begin(), strict=True):
+        for end, (_, mine, _) in zip(ends, self.begin(), strict=True):
             samples = range(start, end) if order is None else order[start:end].tolist()
             first, last = mine.start - start, mine.stop - start
             others = [*range(first), *range(last, len(samples))] if self.skips else []
@@ -131,9 +144,17 @@ class Batches:
         """Return file and row group of a sample; "" where only its dataset may know."""
         return ""
 
-    def given(self) -> tuple[range, Shard]:
-        """Return the positions of the next part that a loop is given, and whose part it is."""
+    def given(self) -> Given:
+        """Return the batch that a loop is given now: the oldest that it was not given yet."""
         return next(self._given)
+
+    def is_at_end(self, start: int) -> bool:
+        """Return whether an epoch has no batch from `start` on."""
+        return not self.ends(start)
+
+    def rest(self, consumed: int) -> range:
+        """Return the positions that no rank is given where an epoch ends at `consumed`."""
+        return range(consumed, self.samples)
 
     def ids(self, epoch: int, positions: Iterable[int]) -> list[int]:
         """Return which samples of the dataset stand at some positions of an epoch."""
@@ -172,11 +193,11 @@ class SourceBatches(Batches):
         """Return what decides which batches come, the data too."""
         return *super().spec(), self.lanes, self.source.fingerprint
 
-    def state(self) -> dict[str, int]:
+    def state(self, consumed: int) -> dict[str, Any]:
         """Return what a position is of, the interleaving and the data too."""
-        return {**super().state(), "lanes": self.lanes, "data": self.source.fingerprint}
+        return {**super().state(consumed), "lanes": self.lanes, "data": self.source.fingerprint}
 
-    def load(self, state: dict[str, int]) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Give the order that `state` was taken in, its interleaving too.
 
         Raises:
@@ -246,10 +267,10 @@ class SourceBatches(Batches):
 
 def parts(
     start: int, ends: Iterable[int], shard: Shard, weights: tuple[float, ...] | None
-) -> Iterator[tuple[range, Shard]]:
-    """Return a shard's part of each batch, and the shard."""
+) -> Iterator[Given]:
+    """Return the batches that end at `ends`, and a shard's part of each."""
     for end in ends:
-        yield part(start, end, shard, weights), shard
+        yield Given(range(start, end), part(start, end, shard, weights), shard)
         start = end
 
 

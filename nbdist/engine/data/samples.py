@@ -22,6 +22,7 @@ from nbdist.engine.data.batches import mix
 from nbdist.engine.data.reader import Block
 from nbdist.engine.data.sampler import Seeded
 from nbdist.engine.data.sources.source import Columns
+from nbdist.engine.data.stream_batches import Samples
 
 Transform = Callable[[Any], Any]
 
@@ -51,6 +52,19 @@ class Rows(Dataset[Any]):
         if self._transform is None:
             return samples
         return transformed(self._transform, samples, block.ids.tolist(), block.seed)
+
+
+class OfStream(Dataset[Any]):
+    """A stream's samples, as far as a DataLoader asks: it is given them instead of indices."""
+
+    def __init__(self, transform: Transform | None) -> None:
+        self._transform = transform
+
+    def __getitems__(self, given: Samples) -> list[Any]:
+        """Return the samples of a batch, transformed."""
+        if self._transform is None:
+            return given.samples
+        return transformed(self._transform, given.samples, given.ids, given.seed)
 
 
 class Transformed(Dataset[Any]):

@@ -14,6 +14,7 @@ from nbdist.engine.checkpoint import automatic
 from nbdist.engine.checks import first_weights, model_facts
 from nbdist.engine.checks.checks import RankChecks
 from nbdist.engine.data import loaders, probe, resume, shards
+from nbdist.engine.data.sources import tars
 from nbdist.engine.group import link_stats
 from nbdist.engine.kernel.records import Recorder
 from nbdist.engine.layout import layout, parallelize, publish, wrapped
@@ -62,6 +63,7 @@ def connect(program: "Program", device: torch.device) -> None:
         lambda told: _tell_published(program, told),
         lambda: program.tracks,
     )
+    tars.note_in(Path(program.logs).parent.parent / "indexes")
     wrapped.look_on()
     first_weights.look_on()
     training.at_new_optimizer("trained", lambda optimizer: model_facts.tell(recorder, optimizer))

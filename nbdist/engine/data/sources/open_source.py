@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbdist.engine.data.sources import arrow_dataset, delta, folder, iceberg
+from nbdist.engine.data.sources import arrow_dataset, delta, folder, iceberg, tars
 from nbdist.engine.data.sources.source import Source
 
 # Returns the source of what it was given, or None if that is of another kind.
@@ -24,7 +24,7 @@ def paths_in(data: Any) -> list[str | Path]:
 
 
 def _is_path(one: Any) -> bool:
-    return isinstance(one, str) and (one.endswith(folder.ENDINGS) or "://" in one)
+    return isinstance(one, str) and (one.endswith((*folder.ENDINGS, tars.ENDING)) or "://" in one)
 
 
 def _folder(
@@ -32,6 +32,15 @@ def _folder(
 ) -> Source | None:
     paths = paths_in(data)
     return folder.open_folder(paths, columns, options) if paths else None
+
+
+def _tars(
+    data: Any, columns: Sequence[str] | None, options: Mapping[str, Any] | None
+) -> Source | None:
+    paths = paths_in(data)
+    if paths and all(str(path).endswith(tars.ENDING) for path in paths):
+        return tars.open_tars(paths, columns, options)
+    return None
 
 
 def _delta(
@@ -68,7 +77,7 @@ def _is_of(data: Any, package: str, name: str) -> bool:
 
 
 # The first that returns a source has it: what is a folder too stands before folders.
-KINDS: tuple[Opener, ...] = (_delta, _iceberg, _arrow_dataset, _folder)
+KINDS: tuple[Opener, ...] = (_tars, _delta, _iceberg, _arrow_dataset, _folder)
 
 
 def open_source(
