@@ -7,6 +7,7 @@ without workers would take is the time that one worker works on a batch.
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -188,20 +189,9 @@ class _Run:
 
 def _run(loader: DataLoader[Any], parts: Sequence[Any], workers: int, seconds: float) -> _Run:
     """Let workers make batches: at least two each, at most what takes `seconds`."""
-    asked: DataLoader[Any] = DataLoader(
-        loader.dataset,
-        batch_sampler=_Again(parts),
-        num_workers=workers,
-        collate_fn=loader.collate_fn,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        pin_memory=loader.pin_memory,
-        prefetch_factor=loader.prefetch_factor,
-        timeout=loader.timeout,
-        generator=torch.Generator().manual_seed(0),
-    )
-    items, init = Items(loader.dataset, skips=True), Init(loader.dataset, loader.worker_init_fn)
-    iterator = torch_loaders.iterator_of(asked, items, Collate(loader.collate_fn), init, add_noted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of more workers than cores: whether they help is asked
+        iterator = _started(loader, parts, workers)
     told: list[torch_loaders.Told] = []
     try:
         for _ in range(workers):  # each worker's first, which opens files and imports
@@ -223,3 +213,21 @@ def _run(loader: DataLoader[Any], parts: Sequence[Any], workers: int, seconds: f
     made = {part: s for part, s in mean.items() if s > 0 and part != "copy"}
     cpu_s = sum(one.cpu_ns for one in told) / len(told) / 1e9
     return _Run(took_s / len(told), sum(made.values()), made, cpu_s)
+
+
+def _started(loader: DataLoader[Any], parts: Sequence[Any], workers: int) -> Any:
+    """Return an iterator whose workers make these parts for ever."""
+    asked: DataLoader[Any] = DataLoader(
+        loader.dataset,
+        batch_sampler=_Again(parts),
+        num_workers=workers,
+        collate_fn=loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        pin_memory=loader.pin_memory,
+        prefetch_factor=loader.prefetch_factor,
+        timeout=loader.timeout,
+        generator=torch.Generator().manual_seed(0),
+    )
+    items, init = Items(loader.dataset, skips=True), Init(loader.dataset, loader.worker_init_fn)
+    return torch_loaders.iterator_of(asked, items, Collate(loader.collate_fn), init, add_noted)

@@ -74,6 +74,11 @@ class Step:
         return max(0.0, self.step_s - self.data_s)
 
     @property
+    def read_s(self) -> float:
+        """What was read ahead in the rank: no number of workers changes it."""
+        return self.making.get("read", 0.0) + self.making.get("decode", 0.0)
+
+    @property
     def made_s(self) -> float:
         """What its batches took to make, but for their way to the loop."""
         return sum(s for part, s in self.making.items() if part != "copy")
@@ -87,16 +92,19 @@ def advice(step: Step, loader: Loader) -> str:
     numbers = f"{what} {_s(step.made_s)} to make, a step {_s(step.rest_s)}"
     if step.is_seldom and loader.workers and not loader.persistent:
         return "persistent_workers=True: most of it is when an epoch begins and workers start."
-    if step.making.get("copy", 0.0) >= MOST_OF * step.data_s and loader.workers:
+    if step.read_s >= MOST_OF * step.made_s:
+        return f"{_most_of(step.making)} ({numbers})."
+    main_s = step.cpu_s - (0.0 if loader.workers else min(step.cpu_s, step.making_cpu_s))
+    least_s = max(step.rest_s, (main_s + step.making_cpu_s) / max(loader.cores, 0.1), 1e-6)
+    most = _most_of(step.making)
+    wanted = min(MOST_WORKERS, max(1, math.ceil((step.made_s - step.read_s) / least_s - 0.05)))
+    if wanted <= loader.workers and step.making.get("copy", 0.0) >= MOST_OF * step.data_s:
         pinned = "" if loader.pinned else "pin_memory=True where there is a GPU, or "
         return (
             f"{pinned}smaller dtypes: {_s(step.making['copy'])} of it copies batches ({numbers})."
         )
-    main_s = step.cpu_s - (0.0 if loader.workers else min(step.cpu_s, step.making_cpu_s))
-    least_s = max(step.rest_s, (main_s + step.making_cpu_s) / max(loader.cores, 0.1), 1e-6)
-    most = _most_of(step.making)
-    wanted = min(MOST_WORKERS, max(1, math.ceil(step.made_s / least_s - 0.05)))
-    is_full = step.starved_s >= STARVED * step.step_s
+    computes = step.making_cpu_s >= MOST_OF * step.made_s
+    is_full = computes and step.starved_s >= STARVED * step.step_s
     gains = max(least_s, step.made_s / wanted) < HELPS * step.step_s
     if wanted > loader.workers and gains and not is_full:
         return f"num_workers={wanted} instead of {loader.workers} ({numbers}); {most}."
@@ -112,8 +120,8 @@ def advice(step: Step, loader: Loader) -> str:
 def _most_of(making: Mapping[str, float]) -> str:
     part = max((p for p in making if p != "copy"), key=lambda p: making[p], default="fetch")
     return {
-        "read": "most of it is reading: faster or nearer storage helps too",
-        "decode": "most of it is decoding: do it once and store the result, or read fewer columns",
+        "read": "faster or nearer storage, or a larger interleave=: most of it is reading",
+        "decode": "fewer columns=, or files that are cheaper to decode: most of it is decoding",
         "transform": "most of it is the transform: make it cheaper, or do it once and store it",
         "fetch": "most of it is the dataset's own items, what they read and how they transform it",
         "collate": "most of it is collate_fn",

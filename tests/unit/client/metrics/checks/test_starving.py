@@ -27,21 +27,28 @@ def test_where_the_cores_are_full_more_workers_are_not_advised() -> None:
 
 
 def test_what_waits_needs_no_cores() -> None:
-    waits = replace(SLOW, making={"read": 0.2, "decode": 0.02}, making_cpu_s=0.02)
+    waits = replace(SLOW, making={"fetch": 0.2, "collate": 0.02}, making_cpu_s=0.02)
     said = advice(waits, replace(LOADER, cores=2.0))
     assert said.startswith("num_workers=6 instead of 2")
-    assert "storage" in said
+    assert advice(replace(waits, starved_s=0.05), LOADER).startswith("num_workers=6")
 
 
-@pytest.mark.parametrize(("part", "word"), [("transform", "the transform"), ("decode", "decoding")])
+@pytest.mark.parametrize(
+    ("part", "word"),
+    [("transform", "make it cheaper"), ("decode", "columns="), ("read", "storage")],
+)
 def test_the_part_that_dominates_is_named(part: str, word: str) -> None:
-    assert word in advice(replace(SLOW, making={part: 0.2, "collate": 0.02}), LOADER)
+    said = advice(replace(SLOW, making={part: 0.2, "collate": 0.02}), LOADER)
+    assert word in said
+    assert ("num_workers" in said) == (part == "transform")  # others are read ahead in the rank
 
 
 def test_copies_ask_for_pinned_memory_and_starts_of_workers_for_persistent_ones() -> None:
     copies = Step(0.1, 0.06, {"fetch": 0.01, "copy": 0.05})
     assert advice(copies, LOADER).startswith("pin_memory=True")
     assert "pin_memory" not in advice(copies, replace(LOADER, pinned=True))
+    late = replace(copies, making={"fetch": 0.2, "copy": 0.05})
+    assert advice(late, LOADER).startswith("num_workers=5 instead of 2")
     seldom = replace(SLOW, is_seldom=True)
     assert advice(seldom, LOADER).startswith("persistent_workers=True")
     assert "persistent" not in advice(seldom, replace(LOADER, persistent=True))
