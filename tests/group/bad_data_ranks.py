@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from nbdist.engine.compat.torch_loaders import Made, Told
 from nbdist.engine.data import loaders, position
+from nbdist.engine.data.coverage import coverage
 from nbdist.engine.data.make import loader
 from nbdist.engine.training import training
 from nbdist.errors import DataError
@@ -83,6 +84,7 @@ def skips(workers: int, bad: list[int], global_batch: int = 8) -> dict[str, Any]
         "seen": seen,
         "ends": ends,
         "skipped": [(one.epoch, one.sample, one.why) for one in train.skipped],
+        "covered": [(e.once, e.skipped, e.missing, e.repeated) for e in coverage().epochs],
         "notices": [*position.take_notices(), *position.take_notices()],
     }
 

@@ -33,6 +33,8 @@ def test_skipped_samples_are_named_and_the_other_parts_stay_as_they_are(workers:
     assert first["ends"] == second["ends"] == [8, 16, 24]
     assert first["skipped"] == [(0, 1, "ValueError: bad pixel in 1")]
     assert [sample for _, sample, _ in second["skipped"]] == [13, 20, 21, 22, 23]
+    # Sample 16 came twice: it stood in for a part of which nothing was left.
+    assert first["covered"] == second["covered"] == [(17, 6, 0, 1)]
     (notice,) = second["notices"]
     assert "rank 1 left out 5 samples of the dataset (13, 20, 21, 22, 23)" in notice
 
