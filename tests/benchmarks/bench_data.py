@@ -95,7 +95,7 @@ def memory(folder: str) -> tuple[int, int, int]:
     import pyarrow.dataset as ds
 
     import nbdist
-    from nbdist.engine.data.reader import Feed
+    from nbdist.engine.data.reader import GroupFeed
 
     # Lanes so few that the set is 20 times as large as the buffer.
     train = nbdist.loader(folder, global_batch=BATCH, interleave=1)
@@ -103,13 +103,13 @@ def memory(folder: str) -> tuple[int, int, int]:
     for _ in one.to_batches():  # pyarrow's own threads and buffers
         pass
     me, feeds = psutil.Process(), []
-    make = Feed.__init__
+    make = GroupFeed.__init__
 
-    def noted(self: Feed, *args: Any, **how: Any) -> None:
+    def noted(self: GroupFeed, *args: Any, **how: Any) -> None:
         make(self, *args, **how)
         feeds.append(self)
 
-    Feed.__init__ = noted  # type: ignore[method-assign]
+    GroupFeed.__init__ = noted  # type: ignore[method-assign]
     before, held, rss, total = me.memory_info().rss, 0, 0, 0
     try:
         for nth, batch in enumerate(train):
@@ -118,7 +118,7 @@ def memory(folder: str) -> tuple[int, int, int]:
                 held = max(held, feeds[-1].size_bytes)
                 rss = max(rss, me.memory_info().rss)
     finally:
-        Feed.__init__ = make  # type: ignore[method-assign]
+        GroupFeed.__init__ = make  # type: ignore[method-assign]
     return held, rss - before, total
 
 

@@ -114,8 +114,8 @@ class Training:
             "weights": weights,
             "lr": self.opt.param_groups[0]["lr"],
             "average": self.average.value,
-            # Where it stands; its number in the ledger is each loader's own.
-            "loader": {k: v for k, v in self.loader.state_dict().items() if k != "ledger"},
+            # Where it stands; its number in the journal is each loader's own.
+            "loader": {k: v for k, v in self.loader.state_dict().items() if k != "journal"},
             "draw": float(torch.rand(())),
         }
 

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 from nbdist.client.board import VIEWS, text
 from nbdist.client.board import past as past_module
-from nbdist.client.board.choice import choice_of_views
 from nbdist.client.board.past import Past
 from nbdist.client.output.result import Display
 from nbdist.client.output.slots import Slot, Slots, is_live, kernel_shell
@@ -27,6 +26,24 @@ VIEW_TYPE = "application/vnd.jupyter.widget-view+json"
 INSTEAD = "Run %dist board again to get its buttons."
 
 _log = logging.getLogger("nbdist.board")
+
+
+def choice_of_views(name: str) -> Any:
+    """Return a widget in one row whose `value` is the chosen view's name; `name` is chosen now.
+
+    A radio group and not ToggleButtons: those look pressed and have no `aria-pressed`, so a screen
+    reader cannot tell which view is shown. Browsers tell which radio button is checked.
+    """
+    import ipywidgets  # type: ignore[import-untyped]
+
+    choice = ipywidgets.RadioButtons(
+        options=[(each.capitalize(), each) for each in VIEWS],
+        value=name,
+        tooltip="\n".join(f"{each}: {view.HELP}" for each, view in VIEWS.items()),
+        orientation="horizontal",
+    )
+    choice.layout.width = "auto"
+    return choice
 
 
 def show_past(past: Past, name: str) -> None:
@@ -70,7 +87,7 @@ class Controls:
         events: Events,
         idle_s: float = IDLE_S,
     ) -> None:
-        import ipywidgets  # type: ignore[import-untyped]
+        import ipywidgets
 
         self._past, self._name, self._events = past, name, events
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbdist.client.board import text
-from nbdist.client.board.choice import choice_of_views
+from nbdist.client.board.controls import choice_of_views
 from nbdist.errors import NBDistError
 
 ALL = -1  # the choice of all ranks

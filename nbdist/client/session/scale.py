@@ -54,7 +54,7 @@ def go_on_without(cluster: Cluster, irreplaceable: Collection[int]) -> tuple[str
     """Go on with fewer ranks where some cannot be replaced: as many as the cell's layouts allow.
 
     Numbers of ranks have no gaps, so the highest go. A lost rank below them gets a new process,
-    in the room that they leave. Every rank is idle, and the group is one that failed to form.
+    in the place that they leave. Every rank is idle, and the group is one that failed to form.
 
     Returns:
         What was done, in sentences.

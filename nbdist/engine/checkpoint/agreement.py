@@ -5,7 +5,7 @@ from functools import partial
 from typing import TypeVar
 
 from nbdist.engine.checkpoint.folder import reason
-from nbdist.engine.group import agreement
+from nbdist.engine.kernel import agreement
 from nbdist.errors import CheckpointError, NBDistError, UsageError
 
 T = TypeVar("T")

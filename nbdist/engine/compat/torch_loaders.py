@@ -42,7 +42,7 @@ def check() -> list[str]:
 
 
 @dataclass(slots=True)
-class Fault:
+class SampleFault:
     """A sample that could not be loaded: plain text, for it may come from another process.
 
     Attributes:
@@ -64,7 +64,7 @@ class Fault:
     exception: BaseException | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fault, (
+        return SampleFault, (
             *(self.sample, self.error, self.place, self.origin, self.traceback),
             self.nth,
         )
@@ -87,9 +87,9 @@ class Told:
     parts_ns: dict[str, int] = field(default_factory=dict)
     cpu_ns: int = 0
     ended_ns: int = 0
-    skipped: list[Fault] = field(default_factory=list)
+    skipped: list[SampleFault] = field(default_factory=list)
     repeated: list[int] = field(default_factory=list)
-    fault: Fault | None = None
+    fault: SampleFault | None = None
 
 
 class Made:

@@ -1,4 +1,4 @@
-"""What one loader has been given so far, in the ledger of this rank.
+"""What one loader has been given so far, in the journal of this rank.
 
 A loader keeps its account while it goes on: made again by a cell that is run again, restored from
 a checkpoint of this session, cloned to a replacement rank.
@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nbdist.engine.data import ledger
+from nbdist.engine.data import journal
 from nbdist.engine.data.batches import Shard
-from nbdist.engine.data.ledger import Entry
+from nbdist.engine.data.journal import JournalEntry
 
-_FILE = "ledger-{}-{}"  # the cluster's token, the rank
+_FILE = "journal-{}-{}"  # the cluster's token, the rank
 
 _session = ""  # that of the cluster; the same on all its ranks
 _made: Counter[int] = Counter()  # loaders by what they were made of, to tell those alike apart
@@ -50,14 +50,14 @@ class Account:
         self.__dict__.update(state)
         _about.setdefault(self.loader, about)
         # In a replacement rank, whose predecessor may have been given more.
-        ledger.here().cut(self.loader, self.served)
+        journal.here().cut(self.loader, self.served)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "about": _about.get(self.loader, {})}
 
     def give(self, epoch: int, batch: range, part: range, shard: Shard) -> None:
         """Note that a loop gets `part` of the global batch `batch`."""
-        ledger.here().give(self.loader, self.served, epoch, batch, part, shard)
+        journal.here().give(self.loader, self.served, epoch, batch, part, shard)
         self.served += 1
         self._part = part
 
@@ -73,24 +73,26 @@ class Account:
             repeated: Which samples of the whole batch, once more.
         """
         for first, count in runs(skipped):
-            self._note(ledger.SKIPPED, epoch, self._part.start + first, count)
+            self._note(journal.SKIPPED, epoch, self._part.start + first, count)
         for nth in repeated:
             about = batch.start, len(batch), 1, nth, 1
-            ledger.here().add(Entry(self.loader, ledger.GIVEN, self.served - 1, epoch, *about))
+            journal.here().add(
+                JournalEntry(self.loader, journal.GIVEN, self.served - 1, epoch, *about)
+            )
 
     def go_back(self, served: int) -> None:
         """Forget what was given after the first `served` batches."""
-        ledger.here().cut(self.loader, served)
+        journal.here().cut(self.loader, served)
         self.served = served
 
     def leave_out(self, epoch: int, positions: range, *, is_bad: bool = False) -> None:
         """Note samples that no rank is given, or (`is_bad`) that could not be read."""
-        kind = ledger.SKIPPED if is_bad else ledger.LEFT_OUT
+        kind = journal.SKIPPED if is_bad else journal.LEFT_OUT
         self._note(kind, epoch, positions.start, len(positions))
 
     def end_epoch(self, epoch: int, samples: int) -> None:
         """Note that a loop has come to the end of an epoch."""
-        self._note(ledger.OVER, epoch, samples, 0)
+        self._note(journal.OVER, epoch, samples, 0)
 
     def go_on_as(self, other: "Account", served: int) -> None:
         """Go on with the entries of another loader, after its first `served` batches."""
@@ -110,10 +112,10 @@ class Account:
             _about.setdefault(self.loader, about)  # unknown where no rank has outlived it
             self.go_back(state["served"])
         elif epoch or consumed:
-            self._note(ledger.BEFORE, epoch, 0, consumed)
+            self._note(journal.BEFORE, epoch, 0, consumed)
 
     def _note(self, kind: int, epoch: int, start: int, size: int) -> None:
-        ledger.here().add(Entry(self.loader, kind, self.served, epoch, start, size))
+        journal.here().add(JournalEntry(self.loader, kind, self.served, epoch, start, size))
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
@@ -133,12 +135,12 @@ def session() -> str:
 
 
 def about() -> dict[int, dict[str, Any]]:
-    """Return what is known of all loaders, by their number in the ledger."""
+    """Return what is known of all loaders, by their number in the journal."""
     return _about
 
 
 def keep_in(folder: Path, token: str, rank: int, ranks: int, *, is_first: bool) -> None:
-    """Keep the ledger in a file that outlives this process, after each join.
+    """Keep the journal in a file that outlives this process, after each join.
 
     Args:
         folder: The cluster's on this host.
@@ -148,7 +150,7 @@ def keep_in(folder: Path, token: str, rank: int, ranks: int, *, is_first: bool) 
         is_first: A new cluster begins.
     """
     global _session
-    here = ledger.here()
+    here = journal.here()
     if not _session:
         here.keep_in(folder / _FILE.format(token, rank), is_new=is_first)
     _session = f"{folder.name}-{token}"

@@ -12,7 +12,7 @@ from typing import Self
 
 import torch.distributed as dist
 
-from nbdist.engine.compat.torch_loaders import Fault
+from nbdist.engine.compat.torch_loaders import SampleFault
 from nbdist.errors import DataError
 from nbdist.formatting import counted
 from nbdist.ranks import name_ranks
@@ -31,12 +31,12 @@ class ElsewhereError(Exception):
         return str(self.args[0])
 
     @classmethod
-    def of(cls, fault: Fault) -> Self:
+    def of(cls, fault: SampleFault) -> Self:
         """Return it for a sample."""
         return cls(f"in a worker of the loader:\n{fault.traceback}")
 
 
-def of_sample(fault: Fault, *, skips: bool) -> DataError:
+def of_sample(fault: SampleFault, *, skips: bool) -> DataError:
     """Return the error for a sample, or, with `skips`, for a batch of which nothing is left."""
     where = f" of {fault.origin}" if fault.origin else ""
     place = f", raised at {fault.place}" if fault.place else ""

@@ -1,4 +1,4 @@
-"""Count how often each position of an epoch was given, from ranks' ledgers. Pure: no torch.
+"""Count how often each position of an epoch was given, from ranks' journals. Pure: no torch.
 
 Parts are intervals of positions: they are counted by sorting their ends, whatever the number of
 samples.
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nbdist.engine.data.ledger import (
+from nbdist.engine.data.journal import (
     BEFORE,
     FORGOTTEN,
     GIVEN,
     LEFT_OUT,
     OVER,
     SKIPPED,
-    Entry,
+    JournalEntry,
 )
 
 FIRST = 5  # positions that are named of each kind
@@ -52,9 +52,9 @@ class EpochCounts:
     to_come: int
 
 
-def by_epoch(entries: Iterable[Entry]) -> dict[tuple[int, int], list[Entry]]:
+def by_epoch(entries: Iterable[JournalEntry]) -> dict[tuple[int, int], list[JournalEntry]]:
     """Return the entries by (loader, epoch); without epochs whose entries are not all kept."""
-    found: dict[tuple[int, int], list[Entry]] = {}
+    found: dict[tuple[int, int], list[JournalEntry]] = {}
     forgotten: dict[int, int] = {}
     for entry in entries:
         if entry.kind == FORGOTTEN:
@@ -64,7 +64,9 @@ def by_epoch(entries: Iterable[Entry]) -> dict[tuple[int, int], list[Entry]]:
     return {key: each for key, each in found.items() if key[1] > forgotten.get(key[0], -1)}
 
 
-def count(entries: Sequence[Entry], samples: int | None, *, is_followed: bool) -> EpochCounts:
+def count(
+    entries: Sequence[JournalEntry], samples: int | None, *, is_followed: bool
+) -> EpochCounts:
     """Count one epoch.
 
     Args:
@@ -108,7 +110,7 @@ def count(entries: Sequence[Entry], samples: int | None, *, is_followed: bool) -
     )
 
 
-def _parts(entries: Sequence[Entry]) -> tuple[Ints, Ints]:
+def _parts(entries: Sequence[JournalEntry]) -> tuple[Ints, Ints]:
     """Return where the parts begin and end; one that several ranks get by design counts once."""
     rows = [np.empty((0, 5), np.int64)]
     for entry in dict.fromkeys(entry for entry in entries if entry.kind == GIVEN):
@@ -120,7 +122,7 @@ def _parts(entries: Sequence[Entry]) -> tuple[Ints, Ints]:
     return parts[:, 1], parts[:, 2]
 
 
-def _ranges(entries: Sequence[Entry], kind: int) -> list[tuple[int, int]]:
+def _ranges(entries: Sequence[JournalEntry], kind: int) -> list[tuple[int, int]]:
     return sorted({(e.start, e.start + e.size) for e in entries if e.kind == kind})
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbdist.engine.data import account, counts, ledger, position
+from nbdist.engine.data import account, counts, journal, position
 from nbdist.engine.data.counts import Kind
-from nbdist.engine.data.ledger import Entry
+from nbdist.engine.data.journal import JournalEntry
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.steps import keep
 from nbdist.formatting import aligned, counted
@@ -128,7 +128,7 @@ def coverage() -> Coverage:
     """
     living = {one.account.loader: one for one in position.in_order()}
     is_group = dist.is_available() and dist.is_initialized()
-    entries, about = _together(ledger.here().entries(), _named(), is_group=is_group)
+    entries, about = _together(journal.here().entries(), _named(), is_group=is_group)
     found = Coverage(tuple(_each(entries, about, living)), dist.get_world_size() if is_group else 1)
     if not is_group or dist.get_rank() == 0:
         print(found.table() if found.epochs else found)
@@ -145,8 +145,8 @@ def _named() -> dict[int, dict[str, Any]]:
 
 
 def _together(
-    entries: list[Entry], about: dict[int, dict[str, Any]], *, is_group: bool
-) -> tuple[list[Entry], dict[int, dict[str, Any]]]:
+    entries: list[JournalEntry], about: dict[int, dict[str, Any]], *, is_group: bool
+) -> tuple[list[JournalEntry], dict[int, dict[str, Any]]]:
     """Return all ranks' entries, and what is known of loaders; the first rank's word counts."""
     if not is_group:
         return entries, about
@@ -159,7 +159,7 @@ def _together(
 
 
 def _each(
-    entries: Iterable[Entry],
+    entries: Iterable[JournalEntry],
     about: Mapping[int, dict[str, Any]],
     living: Mapping[int, position.Standing],
 ) -> Iterator[EpochCoverage]:

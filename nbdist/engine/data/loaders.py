@@ -279,7 +279,7 @@ class Loop:
         torch_loaders.end_workers(inner)
         self._loader._forget_workers()
 
-    def _raise(self, fault: torch_loaders.Fault) -> NoReturn:
+    def _raise(self, fault: torch_loaders.SampleFault) -> NoReturn:
         """Tell of a sample that cannot be loaded; the next call tries it once more."""
         batches = self._standing.batches
         fault.origin = fault.origin or batches.where(fault.sample)

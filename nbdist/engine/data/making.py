@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from nbdist import background
 from nbdist.engine.compat import torch_loaders
-from nbdist.engine.compat.torch_loaders import Fault, Made, Told
+from nbdist.engine.compat.torch_loaders import Made, SampleFault, Told
 from nbdist.engine.kernel import tracebacks
 from nbdist.error_text import named
 from nbdist.errors import NBDistError
@@ -217,18 +217,18 @@ class Init:
 class _Failed(Exception):
     """A part of a batch cannot be made."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: SampleFault) -> None:
         super().__init__(fault.error)
         self.fault = fault
 
 
-def fault_of(dataset: Any, portion: Portion, nth: int, error: Exception) -> Fault:
+def fault_of(dataset: Any, portion: Portion, nth: int, error: Exception) -> SampleFault:
     """Return what is told of a sample that raised."""
     sample, ask = portion.name(nth), getattr(dataset, "origin_of", None)
     origin = str(ask(sample)) if callable(ask) else ""
     place = tracebacks.place_of(error.__traceback__)
     trace = "".join(format_exception(error))
-    return Fault(sample, named(error), place, origin, trace, nth, error)
+    return SampleFault(sample, named(error), place, origin, trace, nth, error)
 
 
 def add_noted(parts_ns: dict[str, int]) -> int:

@@ -44,7 +44,7 @@ class Commit(NamedTuple):
 
     `given` counts the batches of the running pass, `passes` those begun in `cell` so far;
     `is_resumed` says that the next pass goes on from here, and is no new epoch. `served` counts
-    the batches of all passes, for the ledger.
+    the batches of all passes, for the journal.
     """
 
     position: Position

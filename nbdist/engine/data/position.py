@@ -47,7 +47,7 @@ class Standing:
         self._to_draw: Draws | None = None  # with which the next batch is asked for
         self._given = 0  # batches of the running loop that it was given
         self._is_resumed = False
-        self._is_replayed = False  # the running pass was in the ledger when its cell failed
+        self._is_replayed = False  # the running pass was in the journal when its cell failed
         self.account = Account(cell, batches.spec(), **batches.about())
         self.trail = Trail(self._position(), cell)
         _note(self)
@@ -185,7 +185,7 @@ class Standing:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position: the same on every rank, and good for any number of ranks."""
-        return {**self.batches.state(self.consumed), "ledger": self.account.state()}
+        return {**self.batches.state(self.consumed), "journal": self.account.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand where `state` was taken, or where nothing is left there, at the next epoch.
@@ -196,7 +196,7 @@ class Standing:
         """
         self.batches.load(state)
         self.stand_at(Position(state["epoch"], state["consumed"]))
-        self.account.resume(state.get("ledger"), *self._position())
+        self.account.resume(state.get("journal"), *self._position())
         if self.batches.is_at_end(self.consumed):
             self._tell_left_out()
             self._close_epoch()
@@ -204,8 +204,8 @@ class Standing:
 
     def is_kind_of(self, state: dict[str, Any]) -> bool:
         """Return whether `state` was taken from a loader that was made of the same, as this was."""
-        ledger = state.get("ledger")
-        return ledger is not None and bool(ledger["kind"] == self.account.kind)
+        journal = state.get("journal")
+        return journal is not None and bool(journal["kind"] == self.account.kind)
 
     def resume(
         self,
@@ -242,7 +242,7 @@ class Standing:
             )
 
     def _close_epoch(self) -> None:
-        """Note in the ledger that the epoch is over, and what no rank was given of it."""
+        """Note in the journal that the epoch is over, and what no rank was given of it."""
         epoch, rest = self.batches.epoch, self.batches.rest(self.consumed)
         if rest:
             self.account.leave_out(epoch, rest)

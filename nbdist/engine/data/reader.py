@@ -4,8 +4,8 @@ The buffer holds what is left of the groups that this rank's lanes are in, and `
 a group is kept in chunks, and a chunk goes when its samples have been given. So lanes that come to
 their ends together find their next groups read, and memory stays level.
 
-Threads: `Feed` is the loop's. Groups are read on threads of the pass (`nbdist-read-N`), which end
-with it; one that a store keeps waiting ends when its read does.
+Threads: `GroupFeed` is the loop's. Groups are read on threads of the pass (`nbdist-read-N`), which
+end with it; one that a store keeps waiting ends when its read does.
 """
 
 import math
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nbdist.engine.compat.torch_loaders import Fault
+from nbdist.engine.compat.torch_loaders import SampleFault
 from nbdist.engine.data import columns, making, mixing, retry
 from nbdist.engine.data.batches import Shard, part
 from nbdist.engine.data.interleave import Interleave, Ints, Piece
@@ -45,7 +45,7 @@ class Block:
     columns: Columns
     ids: Ints
     seed: tuple[int, int]
-    skipped: tuple[Fault, ...] = ()
+    skipped: tuple[SampleFault, ...] = ()
     repeated: tuple[int, ...] = ()
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class _Group:
             self.read.result()[:whole] = [None] * whole
 
 
-class Feed:
+class GroupFeed:
     """The samples of one pass over this rank's parts."""
 
     def __init__(
@@ -334,7 +334,7 @@ class _Making:
 
     def __init__(self) -> None:
         self.parts: list[Columns] = []
-        self.skipped: list[Fault] = []
+        self.skipped: list[SampleFault] = []
         self.repeated: list[int] = []
         self._count = 0  # of the part's samples, those left out too
 
@@ -347,7 +347,8 @@ class _Making:
     def leave_out(self, samples: Ints, why: str) -> None:
         """Add samples that could not be read."""
         self.skipped += [
-            Fault(int(sample), why, nth=nth) for nth, sample in enumerate(samples, self._count)
+            SampleFault(int(sample), why, nth=nth)
+            for nth, sample in enumerate(samples, self._count)
         ]
         self._count += len(samples)
 

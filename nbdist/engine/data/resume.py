@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from nbdist.engine.data import ledger, position
+from nbdist.engine.data import journal, position
 from nbdist.engine.data.account import Account
-from nbdist.engine.data.ledger import Entry
+from nbdist.engine.data.journal import JournalEntry
 from nbdist.engine.data.passes import Commit, Draws, Position, Trail
 from nbdist.engine.data.position import Standing
 from nbdist.engine.data.sampler import Spec
@@ -65,7 +65,7 @@ class _Again:
     `goes_on` says that the optimizers which stepped were there before the cell; else `optimizers`
     are those that it had made. `made` are the loaders that the cell makes, `live` all that there
     are, each with where its passes go on. `began` and `kept` are the random numbers with which the
-    cell begins that starts over, or goes on after all; `entries` is the ledger for the latter.
+    cell begins that starts over, or goes on after all; `entries` is the journal for the latter.
     """
 
     number: int
@@ -76,7 +76,7 @@ class _Again:
     optimizers: list["weakref.ref[Optimizer]"]
     began: step_state.StepState | None = None
     kept: step_state.StepState | None = None
-    entries: list[Entry] | None = None
+    entries: list[JournalEntry] | None = None
 
 
 @dataclass
@@ -152,7 +152,7 @@ def begin_cell(
             again,
             goes_on=goes_on,
             kept=again.kept or step_state.here().random_numbers(),
-            entries=ledger.here().entries() if again.entries is None else again.entries,
+            entries=journal.here().entries() if again.entries is None else again.entries,
         )
     _cell = _Cell(number, repeats=again)
     for live in position.live():
@@ -175,7 +175,7 @@ def _prepare(again: _Again) -> str | None:
         return None
     if again.kept is not None:  # it had started over
         step_state.start_over(again.kept)
-        ledger.here().put_back(again.entries or [])
+        journal.here().put_back(again.entries or [])
         for live, place in living:
             live.go_back(place.stood)
     for live, place in living:
@@ -231,7 +231,7 @@ def _begin_steps(optimizer: Optimizer) -> None:
 def _forget_accounts(again: _Again) -> None:
     """Forget what the loaders were given that a cell had made, which starts over."""
     for planned in again.made:
-        ledger.here().forget(planned.account.loader)
+        journal.here().forget(planned.account.loader)
 
 
 _Handed = tuple[int, bool, bool, list[_Planned], list[tuple[Standing, _Place]], list[Optimizer]]

@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.data.batches import Shard, cut, mix, part
 from nbdist.engine.data.interleave import Interleave, lanes_of
-from nbdist.engine.data.reader import Block, Feed
+from nbdist.engine.data.reader import Block, GroupFeed
 from nbdist.engine.data.retry import READ_TIMEOUT_S
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.sources.source import Source
@@ -218,7 +218,7 @@ class SourceBatches(Batches):
         ends, seed = self.ends(self.start), (self.seed, self.epoch)
         self._tell_shared_lanes()
         self.begin()
-        return Feed(
+        return GroupFeed(
             self.source,
             order,
             self.start,

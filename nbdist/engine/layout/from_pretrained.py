@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.group.agreement import each, from_rank_0
+from nbdist.engine.kernel.agreement import each, from_rank_0
 from nbdist.engine.layout import parallelize
 from nbdist.engine.layout.layout import Layout
 from nbdist.engine.layout.weights import factory, full_tensors, pretrained_folder

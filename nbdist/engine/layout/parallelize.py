@@ -32,7 +32,7 @@ from nbdist.engine.layout.spec.blocks import find_blocks
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.spread import spread
 from nbdist.engine.layout.weights import factory
-from nbdist.engine.layout.weights.factory import Source
+from nbdist.engine.layout.weights.factory import WeightSource
 from nbdist.errors import LayoutError
 
 
@@ -76,7 +76,7 @@ def parallelize(
     return with_weights(lambda: _built(model), layout, policies)
 
 
-def _built(model: nn.Module | Callable[[], nn.Module]) -> tuple[nn.Module, Source | None]:
+def _built(model: nn.Module | Callable[[], nn.Module]) -> tuple[nn.Module, WeightSource | None]:
     if isinstance(model, nn.Module):
         return model, None
     made, weights = factory.build(model)
@@ -84,7 +84,9 @@ def _built(model: nn.Module | Callable[[], nn.Module]) -> tuple[nn.Module, Sourc
 
 
 def with_weights(
-    make: Callable[[], tuple[nn.Module, Source | None]], layout: str, policies: tuple[object, ...]
+    make: Callable[[], tuple[nn.Module, WeightSource | None]],
+    layout: str,
+    policies: tuple[object, ...],
 ) -> Layout:
     """Spread a model over all ranks, and return how; as `parallelize`.
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.group.agreement import each
+from nbdist.engine.kernel.agreement import each
 from nbdist.engine.layout.layout import Layout, layout_of
 from nbdist.engine.layout.weights import exported, full_tensors, meta_copy
 from nbdist.error_text import named

@@ -25,14 +25,14 @@ from nbdist.engine.layout.spec import device_mesh as meshes
 from nbdist.engine.layout.spec.blocks import find_blocks
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.weights import broadcast, buffers, meta_copy
-from nbdist.engine.layout.weights.factory import Source
+from nbdist.engine.layout.weights.factory import WeightSource
 
 
 def spread(
     model: nn.Module,
     shape: MeshShape,
     policies: Policies,
-    source: Source | None = None,
+    source: WeightSource | None = None,
 ) -> Layout:
     """Change the model, and return how. Collective.
 

@@ -27,7 +27,7 @@ MOST_WORKERS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
+class LoaderFacts:
     """What a rank tells of a loader: see `wire.Record`."""
 
     prompt: int = 0
@@ -45,7 +45,7 @@ class Loader:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MeanStep:
     """A rank's mean step, in seconds.
 
     Attributes:
@@ -84,7 +84,7 @@ class Step:
         return sum(s for part, s in self.making.items() if part != "copy")
 
 
-def advice(step: Step, loader: Loader) -> str:
+def advice(step: MeanStep, loader: LoaderFacts) -> str:
     """Return what to do about a step that waits for its loader: "num_workers=6 instead of 2"."""
     what = (
         "a batch takes" if step.batches < 1.5 else f"the {step.batches:.0f} batches of a step take"
@@ -128,7 +128,7 @@ def _most_of(making: Mapping[str, float]) -> str:
     }[part]
 
 
-def sentence(ranks: Sequence[int], of: int, step: Step, loader: Loader) -> str:
+def sentence(ranks: Sequence[int], of: int, step: MeanStep, loader: LoaderFacts) -> str:
     """Return what is said of ranks that wait, by the numbers of the one that waits most."""
     who = "All ranks wait" if len(ranks) == of > 1 else name_ranks(list(ranks)).capitalize()
     verb = "" if len(ranks) == of > 1 else " waits" if len(ranks) == 1 else " wait"
@@ -147,7 +147,7 @@ class Starving:
     def __init__(self, ranks: Sequence[int]) -> None:
         """Begin with nothing known of these ranks."""
         self._ranks = tuple(ranks)
-        self._loaders: dict[tuple[int, float], Loader] = {}
+        self._loaders: dict[tuple[int, float], LoaderFacts] = {}
         self._steps: defaultdict[int, deque[Mapping[str, float]]] = defaultdict(
             lambda: deque(maxlen=RECENT)
         )
@@ -157,7 +157,7 @@ class Starving:
         """Take in a record; return a sentence where ranks wait too long for a loader, else ""."""
         values = record.values
         if record.kind == "loader":
-            self._loaders[record.rank, values["loader"]] = Loader(
+            self._loaders[record.rank, values["loader"]] = LoaderFacts(
                 int(values["prompt"]),
                 int(values["line"]),
                 int(values["workers"]),
@@ -186,13 +186,13 @@ class Starving:
             return ""
         worst = max(waiting, key=lambda rank: waiting[rank].data_s / waiting[rank].step_s)
         newest = self._steps[worst][-1]["loader"]
-        loader = self._loaders.get((worst, newest), Loader())
+        loader = self._loaders.get((worst, newest), LoaderFacts())
         return sentence(sorted(waiting), len(self._ranks), waiting[worst], loader)
 
     def _is_heard(self, steps: int) -> bool:
         return all(self._made.get(rank, 0) >= steps for rank in self._ranks)
 
-    def _mean(self, rank: int) -> Step | None:
+    def _mean(self, rank: int) -> MeanStep | None:
         newest = self._steps[rank][-1]["loader"] if self._steps[rank] else None
         steps = [values for values in self._steps[rank] if values["loader"] == newest]
         if len(steps) < FEWEST:
@@ -202,7 +202,7 @@ class Starving:
             return fmean(values.get(key, 0.0) for values in steps)
 
         shares = [values["data_s"] / values["step_s"] for values in steps if values["step_s"] > 0]
-        return Step(
+        return MeanStep(
             mean("step_s"),
             mean("data_s"),
             {part: mean(key) for part, key in MAKING.items()},

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from nbdist.engine.data.sources.urls import reason
-from nbdist.engine.group import agreement
+from nbdist.engine.kernel import agreement
 from nbdist.errors import DataError, NBDistError
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ _SOURCE = 0  # the rank that has the weights
 Weights = dict[str, torch.Tensor]  # by name; empty but on rank 0
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """Where the weights of a model on meta come from, while it is spread. All ranks alike."""
 
     def planning(

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from nbdist.engine.compat import torch_checkpoint, torch_hooks
-from nbdist.engine.group.agreement import each
+from nbdist.engine.kernel.agreement import each
 from nbdist.engine.layout.spec.mesh import MeshShape
 from nbdist.engine.layout.weights import full_tensors, meta_copy, stand_in
 from nbdist.engine.layout.weights.full_tensors import TensorFacts

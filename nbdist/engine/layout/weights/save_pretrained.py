@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nbdist.engine.group.agreement import each, from_rank_0
+from nbdist.engine.kernel.agreement import each, from_rank_0
 from nbdist.engine.layout.weights import full_tensors
 from nbdist.engine.layout.weights.full_tensors import LayoutFacts, TensorFacts
 from nbdist.engine.layout.weights.pretrained_folder import INDEX, SINGLE

@@ -1,4 +1,4 @@
-"""Counting positions from ledgers, against counting them one by one."""
+"""Counting positions from journals, against counting them one by one."""
 
 from collections import Counter
 
@@ -7,26 +7,34 @@ from hypothesis import strategies as st
 
 from nbdist.engine.data.batches import Shard, part
 from nbdist.engine.data.counts import Kind, by_epoch, count
-from nbdist.engine.data.ledger import BEFORE, FORGOTTEN, GIVEN, LEFT_OUT, OVER, SKIPPED, Entry
+from nbdist.engine.data.journal import (
+    BEFORE,
+    FORGOTTEN,
+    GIVEN,
+    LEFT_OUT,
+    OVER,
+    SKIPPED,
+    JournalEntry,
+)
 
 ALL = Shard(0, 1)
 
 
-def entry(start: int, stop: int, serial: int = 0, shard: Shard = ALL) -> Entry:
+def entry(start: int, stop: int, serial: int = 0, shard: Shard = ALL) -> JournalEntry:
     """Return one batch of one shard, of which that shard's part is all."""
     size = stop - start
-    return Entry(1, GIVEN, serial, 0, start, size, 1, 0, size, shard.index, shard.count)
+    return JournalEntry(1, GIVEN, serial, 0, start, size, 1, 0, size, shard.index, shard.count)
 
 
 def test_parts_of_all_ranks_are_each_sample_once() -> None:
     ranks = [
-        Entry(1, GIVEN, 0, 0, 0, 10, 10, mine.start, len(mine), shard, 3)
+        JournalEntry(1, GIVEN, 0, 0, 0, 10, 10, mine.start, len(mine), shard, 3)
         for shard in range(3)
         for mine in [part(0, 10, Shard(shard, 3))]
     ]
-    found = count([*ranks, Entry(1, OVER, 10, 0, 100, 0)], 100, is_followed=False)
+    found = count([*ranks, JournalEntry(1, OVER, 10, 0, 100, 0)], 100, is_followed=False)
     assert (found.once, found.missing.count, found.repeated.count) == (100, 0, 0)
-    without_one = count([*ranks[:2], Entry(1, OVER, 10, 0, 100, 0)], 100, is_followed=False)
+    without_one = count([*ranks[:2], JournalEntry(1, OVER, 10, 0, 100, 0)], 100, is_followed=False)
     assert without_one.missing == Kind(30, (7, 8, 9, 17, 18))
 
 
@@ -39,8 +47,8 @@ def test_ranks_of_one_shard_get_the_same_by_design_and_two_batches_do_not() -> N
 
 
 def test_a_run_that_ranks_cut_differently_counts_once() -> None:
-    whole = Entry(1, GIVEN, 0, 0, 0, 4, 5, 0, 2, 0, 2)
-    halves = [whole._replace(batches=2), Entry(1, GIVEN, 2, 0, 8, 4, 3, 0, 2, 0, 2)]
+    whole = JournalEntry(1, GIVEN, 0, 0, 0, 4, 5, 0, 2, 0, 2)
+    halves = [whole._replace(batches=2), JournalEntry(1, GIVEN, 2, 0, 8, 4, 3, 0, 2, 0, 2)]
     assert count([whole, *halves], 20, is_followed=False).repeated.count == 0
 
 
@@ -52,11 +60,11 @@ def test_what_is_to_come_is_not_missing_until_a_later_epoch_has_begun() -> None:
 
 def test_what_was_left_out_skipped_or_given_before_is_not_missing() -> None:
     entries = [
-        Entry(1, BEFORE, 0, 0, 0, 4),
+        JournalEntry(1, BEFORE, 0, 0, 0, 4),
         entry(4, 16),
-        Entry(1, SKIPPED, 1, 0, 9, 2),
-        Entry(1, LEFT_OUT, 1, 0, 16, 3),
-        Entry(1, OVER, 1, 0, 19, 0),
+        JournalEntry(1, SKIPPED, 1, 0, 9, 2),
+        JournalEntry(1, LEFT_OUT, 1, 0, 16, 3),
+        JournalEntry(1, OVER, 1, 0, 19, 0),
     ]
     found = count(entries, 19, is_followed=False)
     assert (found.before, found.once, found.missing.count) == (4, 10, 0)
@@ -65,13 +73,13 @@ def test_what_was_left_out_skipped_or_given_before_is_not_missing() -> None:
 
 def test_a_stream_has_as_many_samples_as_it_had_at_its_end() -> None:
     assert count([entry(0, 8)], None, is_followed=False).samples is None
-    ended = [entry(0, 8), Entry(1, OVER, 1, 0, 8, 0)]
+    ended = [entry(0, 8), JournalEntry(1, OVER, 1, 0, 8, 0)]
     assert count(ended, None, is_followed=False).samples == 8
 
 
 def test_epochs_whose_entries_are_not_all_kept_are_not_counted() -> None:
     later = entry(0, 8)._replace(epoch=3)
-    marks = [Entry(1, FORGOTTEN, -1, 2, 0, 0)]
+    marks = [JournalEntry(1, FORGOTTEN, -1, 2, 0, 0)]
     assert list(by_epoch([*marks, entry(0, 8)._replace(epoch=2), later])) == [(1, 3)]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nbdist.engine.data import mixing, reader
 from nbdist.engine.data.batches import Shard, cut, part
 from nbdist.engine.data.interleave import Interleave
-from nbdist.engine.data.reader import Feed
+from nbdist.engine.data.reader import GroupFeed
 from nbdist.engine.data.sources.source import Columns
 from nbdist.errors import DataError
 
@@ -42,11 +42,11 @@ class Memory:
         return {"x": ids * 2, "xy": np.stack([ids, -ids], axis=1), "name": [str(i) for i in ids]}
 
 
-def feed(source: Memory, lanes: int, batch: int, shard: Shard, **how: Any) -> Feed:
+def feed(source: Memory, lanes: int, batch: int, shard: Shard, **how: Any) -> GroupFeed:
     order = Interleave(source.sizes, lanes, how.pop("shuffle", True), 0, 0)
     start = how.pop("start", 0)
     ends = cut(int(source.sizes.sum()), start, batch, shard.count, drop_last=False)
-    return Feed(source, order, start, ends, shard, **how)
+    return GroupFeed(source, order, start, ends, shard, **how)
 
 
 def expected(source: Memory, lanes: int, batch: int, shard: Shard, **how: Any) -> list[list[int]]:

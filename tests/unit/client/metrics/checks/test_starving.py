@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.metrics.checks.starving import Loader, Starving, Step, advice
+from nbdist.client.metrics.checks.starving import LoaderFacts, MeanStep, Starving, advice
 from nbdist.wire import Record
 
-LOADER = Loader(prompt=3, line=5, workers=2, cores=8.0)
-SLOW = Step(0.11, 0.07, {"fetch": 0.2, "collate": 0.02}, making_cpu_s=0.2, cpu_s=0.04)
+LOADER = LoaderFacts(prompt=3, line=5, workers=2, cores=8.0)
+SLOW = MeanStep(0.11, 0.07, {"fetch": 0.2, "collate": 0.02}, making_cpu_s=0.2, cpu_s=0.04)
 
 
 def test_the_number_of_workers_is_that_which_makes_a_batch_in_a_step() -> None:
@@ -44,7 +44,7 @@ def test_the_part_that_dominates_is_named(part: str, word: str) -> None:
 
 
 def test_copies_ask_for_pinned_memory_and_starts_of_workers_for_persistent_ones() -> None:
-    copies = Step(0.1, 0.06, {"fetch": 0.01, "copy": 0.05})
+    copies = MeanStep(0.1, 0.06, {"fetch": 0.01, "copy": 0.05})
     assert advice(copies, LOADER).startswith("pin_memory=True")
     assert "pin_memory" not in advice(copies, replace(LOADER, pinned=True))
     late = replace(copies, making={"fetch": 0.2, "copy": 0.05})

@@ -1,4 +1,4 @@
-"""The ledger: which positions of which epoch this rank was given, for `nbdist.coverage`.
+"""The journal: which positions of which epoch this rank was given, for `nbdist.coverage`.
 
 Run lengths: batches that follow each other, with parts alike, are one entry. A rank writes it in
 memory and in a small mapped file of the session's folder on its host, which outlives SIGKILL: a
@@ -37,7 +37,7 @@ GIVEN, LEFT_OUT, SKIPPED, BEFORE, OVER, FORGOTTEN = range(6)
 _log = logging.getLogger("nbdist.data")
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """`batches` of `size` samples from position `start` on, and this rank's part of each.
 
     The part begins `offset` samples into its batch and has `length`; the first batch is number
@@ -59,15 +59,15 @@ class Entry(NamedTuple):
     shards: int = 1
 
 
-class Ledger:
+class Journal:
     """This process's: the entries of all its loaders, in the order of giving."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[JournalEntry] = []
         self._newest: dict[int, int] = {}  # by loader, the index of its last entry
         self._file: mmap.mmap | None = None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[JournalEntry]:
         """Return all entries, oldest first."""
         return list(self._entries)
 
@@ -92,7 +92,7 @@ class Ledger:
                     struct.pack_into("<q", self._file, place, last.batches + 1)
                 return
         self.add(
-            Entry(
+            JournalEntry(
                 loader,
                 GIVEN,
                 serial,
@@ -107,7 +107,7 @@ class Ledger:
             )
         )
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: JournalEntry) -> None:
         """Note something else, or the first of a run."""
         if len(self._entries) >= MAX_ENTRIES:
             self._set(_without_oldest(self._entries))
@@ -132,7 +132,7 @@ class Ledger:
             kept.append(entry)
         self._set(kept)
 
-    def put_back(self, entries: list[Entry]) -> None:
+    def put_back(self, entries: list[JournalEntry]) -> None:
         """Have the entries that it had when these were returned."""
         self._set(entries)
 
@@ -166,7 +166,7 @@ class Ledger:
                 self._set([*read(path), *self._entries])
                 path.unlink(missing_ok=True)  # another host may see the same folder
 
-    def _set(self, entries: list[Entry]) -> None:
+    def _set(self, entries: list[JournalEntry]) -> None:
         self._entries = entries[-MAX_ENTRIES:]
         self._newest = {entry.loader: at for at, entry in enumerate(self._entries)}
         if self._file is None:
@@ -177,8 +177,8 @@ class Ledger:
         _HEADER.pack_into(self._file, 0, _MAGIC, len(self._entries))
 
 
-def read(path: Path) -> list[Entry]:
-    """Return the entries of a file; none where it is not there, or is no ledger."""
+def read(path: Path) -> list[JournalEntry]:
+    """Return the entries of a file; none where it is not there, or is no journal."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -188,30 +188,30 @@ def read(path: Path) -> list[Entry]:
     magic, count = _HEADER.unpack_from(content)
     end = _HEADER.size + count * _ENTRY.size
     if magic != _MAGIC or not 0 <= end <= len(content):
-        _log.warning("%s is no ledger of nbdist: coverage goes on without it", path)
+        _log.warning("%s is no journal of nbdist: coverage goes on without it", path)
         return []
-    return [Entry(*fields) for fields in _ENTRY.iter_unpack(content[_HEADER.size : end])]
+    return [JournalEntry(*fields) for fields in _ENTRY.iter_unpack(content[_HEADER.size : end])]
 
 
-def _next_serial(entry: Entry) -> int:
+def _next_serial(entry: JournalEntry) -> int:
     """Return how many batches a loader must have given for the entry to be whole."""
     return entry.serial + (entry.batches if entry.kind == GIVEN else 0)
 
 
-def _without_oldest(entries: list[Entry]) -> list[Entry]:
+def _without_oldest(entries: list[JournalEntry]) -> list[JournalEntry]:
     """Return the entries without the oldest, and which epochs are no longer whole."""
     epochs: dict[int, int] = {}
     for entry in entries[:_FORGET]:
         epochs[entry.loader] = max(entry.epoch, epochs.get(entry.loader, 0))
-    marks: Iterable[Entry] = (
-        Entry(loader, FORGOTTEN, -1, epoch, 0, 0) for loader, epoch in epochs.items()
+    marks: Iterable[JournalEntry] = (
+        JournalEntry(loader, FORGOTTEN, -1, epoch, 0, 0) for loader, epoch in epochs.items()
     )
     return [*marks, *entries[_FORGET:]]
 
 
-_here = Ledger()
+_here = Journal()
 
 
-def here() -> Ledger:
-    """Return this process's ledger."""
+def here() -> Journal:
+    """Return this process's journal."""
     return _here
