@@ -31,7 +31,7 @@ class EpochCoverage:
 
     Attributes:
         loader: What the cells call it; "loader" where they do not.
-        cell: In which it was made, as the session counts them; 0 where it was no cell.
+        cell: In which it was made, by the number that errors name; 0 where it was no cell.
         epoch: From 0.
         samples: In the epoch; None for a stream whose end is not known yet.
         once: Given once.
@@ -167,7 +167,7 @@ def _each(
     by_epoch = counts.by_epoch(entries)
     last = dict(sorted(by_epoch))
     places = {loader: at for at, loader in enumerate(about)}
-    unknown: dict[str, Any] = {"cell": -1, "name": "", "samples": None}
+    unknown: dict[str, Any] = {"cell": -1, "prompt": -1, "name": "", "samples": None}
 
     def place(key: tuple[int, int]) -> tuple[int, int, int]:
         return about.get(key[0], unknown)["cell"], places.get(key[0], -1), key[1]
@@ -186,7 +186,7 @@ def _each(
         standing = living.get(loader)
         yield EpochCoverage(
             told["name"] or "loader",
-            told["cell"],
+            told["prompt"],
             epoch,
             found.samples,
             found.once,

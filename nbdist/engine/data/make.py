@@ -157,8 +157,9 @@ def loader(
         gc.collect()  # a layout that only a reference cycle keeps says nothing of what comes
     _check_sizes(batches.samples, global_batch, drop_last)
     batches.skips = on_bad == "skip"
-    standing = Standing(batches, resume.cell_number())
-    made = Loader(dataset, standing, options, _calling_line())
+    made_at = _calling_line()
+    standing = Standing(batches, resume.cell_number(), made_at[0])
+    made = Loader(dataset, standing, options, made_at)
     made.weights = weights
     resume.add(standing)
     return made

@@ -29,12 +29,13 @@ _log = logging.getLogger("nbdist.data")
 class Standing:
     """One loader's: what an interrupted training needs, without the loader and its data."""
 
-    def __init__(self, batches: Batches, cell: int) -> None:
+    def __init__(self, batches: Batches, cell: int, prompt: int = 0) -> None:
         """Stand at the begin of the first epoch.
 
         Args:
             batches: Of the loader; epoch and position are set there before each pass.
-            cell: The number of the cell that makes the loader.
+            cell: The number of the cell that makes the loader, as the session counts them.
+            prompt: The number that its errors name; 0 where it is no cell of a notebook.
         """
         self.batches = batches
         self.number = next(_numbers)  # in the order of making
@@ -48,7 +49,7 @@ class Standing:
         self._given = 0  # batches of the running loop that it was given
         self._is_resumed = False
         self._is_replayed = False  # the running pass was in the journal when its cell failed
-        self.account = Account(cell, batches.spec(), **batches.about())
+        self.account = Account(cell, batches.spec(), prompt=prompt or cell, **batches.about())
         self.trail = Trail(self._position(), cell)
         _note(self)
         _take_pending(self)
