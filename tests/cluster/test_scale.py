@@ -202,3 +202,23 @@ def test_a_dead_rank_is_replaced_before_the_number_changes(scaled: Session) -> N
     with pytest.raises(RankError):
         scaled.run("import os\nif rank: os._exit(3)\ndist.barrier()")
     assert scaled.scale(1)[0] == "There is 1 rank now."
+
+
+def test_a_cell_that_failed_is_run_again_on_all_ranks_of_now(scaled: Session) -> None:
+    cell = """
+for x in data:
+    if len(seen) >= 2 and world_size == 2: raise ValueError("stop here")
+    model(x).mean().backward(); opt.step(); opt.zero_grad()
+    seen += x[:, 0].tolist()
+"""
+    for n in (3, 1):
+        scaled.scale(2)
+        scaled.run(f"{BEGIN}seen = []", track=False)
+        with pytest.raises(RankError, match="stop here"):
+            scaled.run(cell, track=False)
+        first = scaled.pull("seen")
+        scaled.scale(n)
+        assert len(scaled.retry()) == n
+        # What a rank has seen before is cloned to new ones.
+        later = [seen[len(first[0]) :] for seen in scaled.pull("seen")]
+        assert sorted(sum([*first, *later], [])) == [2.0 * i for i in range(12)]

@@ -27,17 +27,22 @@ from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.scale import go_on_without
 from nbdist.client.session.shown_cell import ShownCell
 from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError
-from nbdist.ranks import begin_with_ranks
+from nbdist.formatting import counted
+from nbdist.ranks import begin_with_ranks, name_ranks
 
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """The attempt that went before: cell `number`, and `run`, the MLflow run it had begun."""
+    """The attempt that went before: cell `number`, and `run`, the MLflow run it had begun.
+
+    `world_size` is the number of ranks that there were.
+    """
 
     number: int
     outcome: Outcome
     shown: ShownCell
     run: str | None
+    world_size: int
 
     @property
     def made_steps(self) -> bool:
@@ -105,7 +110,9 @@ class Attempts:
         request, before = self._last_failed()
         if self._failed is not self._stood:
             self._stood = None  # ranks remember one cell
-        return self._run(replace(request, above=()), before, 0)  # in another cell of the notebook
+        ranks = ranks_again(request.ranks, before.world_size, tuple(self._cluster.ranks))
+        # In another cell of the notebook.
+        return self._run(replace(request, above=(), ranks=ranks), before, 0)
 
     def _last_failed(self) -> tuple[CellRequest, _Before]:
         if self._failed is None:
@@ -260,9 +267,8 @@ class Attempts:
             shown.end(outcome, self.profile if heard is not None else None)
         if outcome.error is None and interrupts.count:
             outcome.error = Interrupted("The cell had already ended; its output is complete.")
-        return _Before(
-            self._count, outcome, shown, shown.run_key or (before.run if before else None)
-        )
+        run = shown.run_key or (before.run if before else None)
+        return _Before(self._count, outcome, shown, run, len(self._cluster.ranks))
 
     def _to_profile(self, chosen: ChosenSteps | None, prompt: int) -> dict[str, Any] | None:
         """Return what ranks are told of the steps to record in the newest cell."""
@@ -288,6 +294,29 @@ def _lines_after(done: _Before) -> str:
     """Return what is to be said of an attempt that came to nothing: only what it has cost."""
     repaired = done.outcome.repaired
     return " ".join(repaired.lines) if repaired.replaced else ""
+
+
+def ranks_again(asked: tuple[int, ...], of: int, now: tuple[int, ...]) -> tuple[int, ...]:
+    """Return where a cell runs again: on all ranks of now, where it ran on all that there were.
+
+    Args:
+        asked: Where it ran.
+        of: How many ranks there were then.
+        now: Those that there are.
+
+    Raises:
+        ClusterError: It ran on some ranks, and one of them is gone.
+    """
+    if len(asked) == of:
+        return now
+    if gone := [rank for rank in asked if rank not in now]:
+        raise ClusterError(
+            f"The cell cannot be run again: it ran on {name_ranks(gone)}, and there are "
+            f"{counted(len(now), 'rank')} now.",
+            why="%dist scale has taken away where it ran.",
+            do="run the %%distributed cell itself, with -r for ranks that there are.",
+        )
+    return asked
 
 
 def announcement(attempt: int, of: int, error: RankError, repaired: tuple[str, ...]) -> str:
