@@ -251,3 +251,12 @@ def test_a_rank_that_left_the_loop_draws_its_random_numbers_again(
     assert first == second
     assert len(first) == 5
     assert first[2] == first[1]  # of the step that was lost
+
+
+def test_coverage_names_the_cell_of_a_loader_by_its_prompt(notebook: Kernel) -> None:
+    notebook.run("1 + 1")  # a cell that runs on no rank
+    made = notebook.cell("prompted = nbdist.loader(list(range(8)), global_batch=4); print('made')")
+    assert made.error is None
+    prompt = int(notebook.run("len(In) - 2").text)
+    told = notebook.cell("for _ in prompted: pass\nnbdist.coverage()")
+    assert f"prompted (cell {prompt})" in told.text

@@ -1,5 +1,6 @@
 """More and fewer ranks while the notebook goes on."""
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -221,4 +222,4 @@ for x in data:
         assert len(scaled.retry()) == n
         # What a rank has seen before is cloned to new ones.
         later = [seen[len(first[0]) :] for seen in scaled.pull("seen")]
-        assert sorted(sum([*first, *later], [])) == [2.0 * i for i in range(12)]
+        assert sorted(itertools.chain(*first, *later)) == [2.0 * i for i in range(12)]

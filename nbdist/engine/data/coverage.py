@@ -42,8 +42,9 @@ class EpochCoverage:
         before: Given before this session, or before the loader took up another's position.
         to_come: Of an epoch that is not over.
         ids: By kind (`missing`, `repeated`, `left_out`, `skipped`) the dataset's indices of the
-            first few samples; their positions in the epoch's order, where the order is not known
-            any more.
+            first few samples, or their positions.
+        is_by_position: `ids` are positions in the epoch's order: of a stream, or of a loader that
+            is no more.
     """
 
     loader: str
@@ -58,6 +59,7 @@ class EpochCoverage:
     before: int
     to_come: int
     ids: dict[str, tuple[int, ...]]
+    is_by_position: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -106,9 +108,12 @@ class Coverage:
         shown = _shown(self.epochs)
         for epoch in shown:
             numbers = [epoch.once, epoch.missing, epoch.repeated]
-            numbers += [epoch.left_out + epoch.skipped, epoch.to_come]
-            total = "?" if epoch.samples is None else f"{epoch.samples:,}"
-            rows.append([epoch.title, str(epoch.epoch), total, *(f"{one:,}" for one in numbers)])
+            numbers.append(epoch.left_out + epoch.skipped)
+            counts_of = [f"{one:,}" for one in numbers]
+            is_known = epoch.samples is not None  # of a stream, once it has come to its end
+            total = f"{epoch.samples:,}" if is_known else "?"
+            to_come = f"{epoch.to_come:,}" if is_known else "?"
+            rows.append([epoch.title, str(epoch.epoch), total, *counts_of, to_come])
             notes += _notes(epoch)
         if len(shown) < len(self.epochs):
             notes.append(f"{len(self.epochs) - len(shown):,} more epochs, each as it should be.")
@@ -198,6 +203,7 @@ def _each(
                 for kind, value in kinds.items()
                 if value.count
             },
+            is_by_position=standing is None or told["samples"] is None,
         )
 
 
@@ -214,9 +220,10 @@ def _notes(epoch: EpochCoverage) -> Iterator[str]:
     for kind, words in _WORDS.items():
         number = getattr(epoch, kind)
         if number:
+            where = "positions " if epoch.is_by_position else ""
             first = ", ".join(map(str, epoch.ids[kind]))
             more = ", ..." if number > len(epoch.ids[kind]) else ""
-            yield f"{epoch.title}, epoch {epoch.epoch}, {words}: {first}{more}"
+            yield f"{epoch.title}, epoch {epoch.epoch}, {words}: {where}{first}{more}"
     if epoch.before:
         yield (
             f"{epoch.title}, epoch {epoch.epoch}: its first {counted(epoch.before, 'sample')} "

@@ -64,7 +64,8 @@ class LeftOut:
             return ""
         names = ", ".join(str(one.sample) for one in new[:MOST_NAMED])
         more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
+        why = " ".join(new[0].why.split()).rstrip(".")
         return (
             f'on_bad="skip": rank {rank} left out {counted(len(new), "sample")} of the dataset '
-            f"({names}{more}), the first because of {new[0].why}. loader.skipped names them."
+            f"({names}{more}), the first because of {why}. loader.skipped names them."
         )

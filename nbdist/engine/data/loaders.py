@@ -126,7 +126,7 @@ class Loader(DataLoader[T]):
             seconds: About how long it may take, if a batch takes less.
 
         Raises:
-            UsageError: No numbers of workers, or no time.
+            UsageError: No numbers of workers, no time, or a loader over a stream.
         """
         standing = self._standing
         found = probe.probe(

@@ -126,12 +126,19 @@ def probe(
     """Return what `counts` workers make of the batches from position `start` on.
 
     Raises:
-        UsageError: Counts that are none, or no time.
+        UsageError: Counts that are none, no time, or a stream.
         DataError: A sample cannot be loaded.
     """
     if seconds <= 0 or (counts is not None and (not counts or min(counts) < 0)):
         raise UsageError(
             "probe takes numbers of workers and seconds, such as probe([0, 2, 4], seconds=10)."
+        )
+    if batches.about()["samples"] is None:
+        raise UsageError(
+            "loader.probe() cannot try workers on a stream.",
+            why="it would read ahead in it, and those samples would come to no loop",
+            do="compare num_workers=0 and 2 over some steps: of a stream workers transform and "
+            "collate, and none reads",
         )
     parts = _some_of(batches, start)
     begin = perf_counter()

@@ -18,6 +18,7 @@ from nbdist.client.metrics.recent import MAKING
 from nbdist.ranks import name_ranks
 from nbdist.wire import Record
 
+SHOWN_S = 5e-5  # from which on a part is told
 STARVED = 0.2  # of a step, from which on the loader is named
 FEWEST = 10  # measured steps, from which a mean is one
 ENOUGH_AT_END = 20  # steps of a cell that is over
@@ -92,11 +93,11 @@ def advice(step: MeanStep, loader: LoaderFacts) -> str:
     numbers = f"{what} {_s(step.made_s)} to make, a step {_s(step.rest_s)}"
     if step.is_seldom and loader.workers and not loader.persistent:
         return "persistent_workers=True: most of it is when an epoch begins and workers start."
-    if step.read_s >= MOST_OF * step.made_s:
+    if step.read_s >= MOST_OF * step.made_s > MOST_OF * SHOWN_S:
         return f"{_most_of(step.making)} ({numbers})."
     main_s = step.cpu_s - (0.0 if loader.workers else min(step.cpu_s, step.making_cpu_s))
     least_s = max(step.rest_s, (main_s + step.making_cpu_s) / max(loader.cores, 0.1), 1e-6)
-    most = _most_of(step.making)
+    most = f"; {_most_of(step.making)}" if step.made_s > SHOWN_S else ""
     wanted = min(MOST_WORKERS, max(1, math.ceil((step.made_s - step.read_s) / least_s - 0.05)))
     if wanted <= loader.workers and step.making.get("copy", 0.0) >= MOST_OF * step.data_s:
         pinned = "" if loader.pinned else "pin_memory=True where there is a GPU, or "
@@ -107,14 +108,14 @@ def advice(step: MeanStep, loader: LoaderFacts) -> str:
     is_full = computes and step.starved_s >= STARVED * step.step_s
     gains = max(least_s, step.made_s / wanted) < HELPS * step.step_s
     if wanted > loader.workers and gains and not is_full:
-        return f"num_workers={wanted} instead of {loader.workers} ({numbers}); {most}."
+        return f"num_workers={wanted} instead of {loader.workers} ({numbers}){most}."
     if is_full or not gains:
         cores = f"{loader.cores:g} core{'' if loader.cores == 1 else 's'}"
         return (
             f"more workers do not help, for the cores are full ({numbers}, "
-            f"{_s(main_s + step.making_cpu_s)} of processor time for a rank with {cores}); {most}."
+            f"{_s(main_s + step.making_cpu_s)} of processor time for a rank with {cores}){most}."
         )
-    return f"loader.probe() measures which num_workers keeps up ({numbers}); {most}."
+    return f"loader.probe() measures which num_workers keeps up ({numbers}){most}."
 
 
 def _most_of(making: Mapping[str, float]) -> str:
@@ -133,11 +134,12 @@ def sentence(ranks: Sequence[int], of: int, step: MeanStep, loader: LoaderFacts)
     who = "All ranks wait" if len(ranks) == of > 1 else name_ranks(list(ranks)).capitalize()
     verb = "" if len(ranks) == of > 1 else " waits" if len(ranks) == 1 else " wait"
     split = ", ".join(
-        f"{part} {_s(step.making[part])}" for part in MAKING if step.making.get(part, 0.0) > 5e-5
+        f"{part} {_s(step.making[part])}" for part in MAKING if step.making.get(part, 0.0) > SHOWN_S
     )
+    made = f"; making it: {split}" if split else ""
     return (
         f"{who}{verb} for {loader.name}: {100 * step.data_s / step.step_s:.0f} % of a step is data "
-        f"({_s(step.data_s)} of {_s(step.step_s)}; making it: {split}). Do: {advice(step, loader)}"
+        f"({_s(step.data_s)} of {_s(step.step_s)}{made}). Do: {advice(step, loader)}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbdist.engine.data.sources import agreed, arrow_columns, urls
-from nbdist.engine.data.sources.parquet import OpenFile, refuse_different
+from nbdist.engine.data.sources.parquet import OpenFile, common_schema
 from nbdist.engine.data.sources.source import Columns, fingerprint
 from nbdist.errors import DataError
 
@@ -44,8 +44,8 @@ class ArrowSource:
         self.name, self._open_file, self._files = name, open_file, tuple(files)
         about = agreed.for_each(self._about, self._files, name)
         names, schemas = [one.name for one in files], [one.schema for one in about]
-        refuse_different(names, schemas, columns)
-        self._schema = arrow_columns.chosen(schemas[0], columns, name)
+        schema = common_schema(names, schemas, [sum(one.rows) for one in about], columns)
+        self._schema = arrow_columns.chosen(schema, columns, name)
         counted = [
             (file, nth, rows)
             for file, one in enumerate(about)

@@ -8,7 +8,7 @@ Threads: `read` on reader threads; everything else while the loader is made.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -76,7 +76,7 @@ class ParquetSource:
             files: The same on all ranks.
             columns: Those to read; None for all.
             schema: The table's, a pyarrow.Schema: files follow it, and may lack columns. None:
-                all files must have the same.
+                all files with rows must have the same; a column of nulls alone may have no type.
             field_ids: Numbers of the schema's columns, by which a table finds them in its files
                 whatever they are called there.
             gone: What to do where a file is no longer there.
@@ -97,8 +97,8 @@ class ParquetSource:
                 arrow_columns.with_fields(footer.schema, file.constants)
                 for file, footer in zip(self._files, footers, strict=True)
             ]
-            refuse_different([file.name for file in files], schemas, columns)
-            schema = schemas[0]
+            counted = [sum(footer.rows) for footer in footers]
+            schema = common_schema([file.name for file in files], schemas, counted, columns)
         self._schema = arrow_columns.chosen(schema, columns, name)
         self._groups: list[tuple[int, int, int]] = []  # file, row group, its first row in the file
         sizes: list[int] = []
@@ -209,25 +209,44 @@ def _within(rows: npt.NDArray[np.int64] | None, first: int, count: int) -> npt.N
     return rows[low:high]
 
 
-def refuse_different(
-    files: Sequence[str], schemas: Iterable[Any], columns: Sequence[str] | None
-) -> None:
-    """Refuse files that differ in a column that is read; by name, and their schemas.
+def common_schema(
+    files: Sequence[str], schemas: Sequence[Any], rows: Sequence[int], columns: Sequence[str] | None
+) -> Any:
+    """Return the schema of files; refuse those that differ in a column that is read.
+
+    pandas gives no type to columns in which nothing stands: files without rows do not count, and
+    a column of nulls alone is of the type that it has elsewhere.
+
+    Args:
+        files: Their names.
+        schemas: Of each, a pyarrow.Schema.
+        rows: How many each has.
+        columns: Those that are read; None for all.
 
     Raises:
         DataError: It names the column, two files and both types.
     """
-    first, *others = schemas
-    for file, schema in zip(files[1:], others, strict=True):
-        names = columns or dict.fromkeys([*first.names, *schema.names])
-        here = next((n for n in names if _type(first, n) != _type(schema, n)), None)
-        if here is not None:
+    filled = [
+        (file, schema) for file, schema, count in zip(files, schemas, rows, strict=True) if count
+    ]
+    (first, schema), *others = filled or [(files[0], schemas[0])]
+    having = dict.fromkeys(schema.names, first)  # by column, the file that gives its type
+    for file, other in others:
+        for name in columns or dict.fromkeys([*schema.names, *other.names]):
+            known, here = _type(schema, name), _type(other, name)
+            if known == here or (here == "null" and known != "missing"):
+                continue
+            if known == "null" and here != "missing":
+                schema = schema.set(schema.get_field_index(name), other.field(name))
+                having[name] = file
+                continue
             raise DataError(
-                f"The files differ in column {here!r}: {_type(first, here)} in {files[0]}, "
-                f"{_type(schema, here)} in {file}.",
+                f"The files differ in column {name!r}: {known} in {having.get(name, first)}, "
+                f"{here} in {file}.",
                 why="all files of a folder must have one schema; only a table can add columns",
                 do="name columns= that all files have, write the files anew, or make it a table",
             )
+    return schema
 
 
 def _type(schema: Any, name: str) -> str:

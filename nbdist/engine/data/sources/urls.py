@@ -78,7 +78,8 @@ def files(fs: Any, path: str, endings: tuple[str, ...]) -> list[Listed]:
             do="check the path; ranks on several machines need one that all of them see",
         )
     raise DataError(
-        f"{path} has no {' or '.join(endings)} file.", do="name the folder of the files"
+        f"{path} has no {' or '.join(endings)} file.",
+        do="name the folder of the files; of WebDataset's tars a pattern, such as folder/*.tar",
     )
 
 

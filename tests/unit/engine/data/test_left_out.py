@@ -30,3 +30,9 @@ def test_what_is_kept_is_bounded_and_the_count_goes_on() -> None:
     left = LeftOut()
     left.add(0, skipped(*range(MOST_KEPT + 5)))
     assert (len(left.all()), left.count) == (MOST_KEPT, MOST_KEPT + 5)
+
+
+def test_a_reason_of_several_lines_is_told_as_one_sentence() -> None:
+    left = LeftOut()
+    left.add(0, [Skipped(0, 4, "OSError: no\nheader.")])
+    assert left.take_notice(0).endswith("because of OSError: no header. loader.skipped names them.")

@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from nbdist.engine.compat import hf_datasets
 from nbdist.engine.data import streams
 from nbdist.engine.data.batches import Shard, cut
+from nbdist.engine.data.coverage import Coverage, coverage
+from nbdist.engine.data.make import loader
 from nbdist.engine.data.stream_batches import StreamBatches
 from nbdist.engine.data.streams import Stream
+from nbdist.errors import UsageError
 
 
 class Counted:
@@ -173,3 +176,24 @@ def test_hugging_faces_streams_resume_at_any_sample_in_each_epoch(has_buffer: bo
 
 def test_what_is_used_of_datasets_private_parts_is_there() -> None:
     assert hf_datasets.check() == []
+
+
+def test_probe_is_refused_on_a_stream_in_words() -> None:
+    with pytest.raises(UsageError, match="cannot try workers on a stream"):
+        loader(Counted(8), global_batch=4).probe()
+
+
+def test_coverage_of_a_stream_knows_positions_and_not_what_is_to_come() -> None:
+    train = loader(Counted(8), global_batch=2, transform=odd, on_bad="skip", shuffle=False)
+    loop = iter(train)
+    next(loop)
+    (epoch,) = [one for one in coverage().epochs if one.ids == {"skipped": (0,)}]
+    assert epoch.is_by_position
+    assert Coverage((epoch,), 1).table().splitlines()[1].split()[-1] == "?"
+    assert "could not be read: positions 0" in Coverage((epoch,), 1).table()
+
+
+def odd(number: int) -> int:
+    if number % 2 == 0:
+        raise ValueError("even")
+    return number

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.client.metrics.checks.starving import LoaderFacts, MeanStep, Starving, advice
+from nbdist.client.metrics.checks.starving import LoaderFacts, MeanStep, Starving, advice, sentence
 from nbdist.wire import Record
 
 LOADER = LoaderFacts(prompt=3, line=5, workers=2, cores=8.0)
@@ -41,6 +41,13 @@ def test_the_part_that_dominates_is_named(part: str, word: str) -> None:
     said = advice(replace(SLOW, making={part: 0.2, "collate": 0.02}), LOADER)
     assert word in said
     assert ("num_workers" in said) == (part == "transform")  # others are read ahead in the rank
+
+
+def test_a_batch_that_takes_no_time_to_make_is_not_said_to_be_anything() -> None:
+    quick = replace(SLOW, making=dict.fromkeys(("read", "decode", "collate"), 1e-5))
+    said = sentence([0], 2, quick, LOADER)
+    assert "making it" not in said
+    assert "most of it" not in said
 
 
 def test_copies_ask_for_pinned_memory_and_starts_of_workers_for_persistent_ones() -> None:

@@ -1,6 +1,7 @@
 """Folders of Parquet and Arrow files, and pyarrow's datasets: what is read, and what is refused."""
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pa = pytest.importorskip("pyarrow")
 import pyarrow.dataset as ds  # noqa: E402
+import pyarrow.feather as feather  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 from nbdist.engine.data.make import loader  # noqa: E402
@@ -147,6 +149,28 @@ def test_files_whose_schemas_differ_are_refused_by_name_and_column(tmp_path: Pat
         "The files differ in column 'x': double in 0.parquet, string in 2.parquet."
     )
     assert read(opened(folder, ["id"]))[-1] == 1
+
+
+@pytest.mark.parametrize("write", [pq.write_table, feather.write_feather])
+def test_empty_files_and_columns_of_nulls_are_of_the_type_of_others(
+    tmp_path: Path, write: Callable[[Any, Path], None]
+) -> None:
+    # As pandas writes them: a column in which nothing stands has no type.
+    ending = "parquet" if write is pq.write_table else "arrow"
+    none = pa.table({"id": pa.array([], pa.int64()), "s": pa.nulls(0), "l": pa.nulls(0)})
+    nulls = pa.table({"id": [0, 1], "s": pa.nulls(2), "l": pa.nulls(2)})
+    filled = pa.table({"id": [2, 3], "s": ["a", "b"], "l": [[1.0], [2.0, 3.0]]})
+    for n, table in enumerate([none, nulls, filled, nulls, none]):
+        write(table, tmp_path / f"{n}.{ending}")
+    source = opened(tmp_path)
+    assert read(source) == [0, 1, 2, 3, 0, 1]
+    assert [one.as_py() for one in source.read(0)["s"]] == [None, None]
+    assert str(source.read(0)["l"].type) == str(source.read(1)["l"].type)
+    (batch,) = loader(tmp_path, global_batch=6, shuffle=False)
+    assert batch["s"] == [None, None, "a", "b", None, None]
+    write(pa.table({"id": [4], "s": [5], "l": pa.nulls(1)}), tmp_path / f"5.{ending}")
+    said = error_of(tmp_path).what
+    assert said == f"The files differ in column 's': string in 2.{ending}, int64 in 5.{ending}."
 
 
 def test_a_file_that_is_no_parquet_file_is_named(tmp_path: Path) -> None:
