@@ -280,19 +280,17 @@ def _derive_random(first: tuple[Any, ...]) -> None:
 
 
 def _put_loaders(training: Training, told: Mapping[str, Any], *, repeats: bool) -> None:
-    """Have each loader go on where the newest one over as many samples stood.
+    """Have each loader go on where it, or else the newest one like it, stood.
 
     One that the cell has yet to make goes on as well.
     """
     here = step_state.here().random_numbers()
-    free = list(training.loaders)
-    for number, state in reversed(list(enumerate(told["loaders"]))):
+    states = told["loaders"]
+    chosen = position.matched(states, training.loaders)
+    for number in reversed(range(len(states))):
         mark: StepState | None = here if number == told["newest"] else None
         plan = [p and Position(*p) for p in told["plans"][number]] if repeats else []
-        fitting = [one for one in free if one.batches.samples == state["samples"]]
-        if fitting:
-            chosen = next((one for one in fitting if one.is_kind_of(state)), fitting[-1])
-            free.remove(chosen)
-            chosen.resume(state, mark, plan)
+        if (one := chosen[number]) is not None:
+            one.resume(states[number], mark, plan)
         else:
-            position.resume_later(state, mark, plan)
+            position.resume_later(states[number], mark, plan)

@@ -9,7 +9,7 @@ import itertools
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -56,7 +56,10 @@ class Standing:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # In a newcomer: from now on a retried cell makes its loader go on, as on its peers.
+        # In a newcomer: what it makes is newer than this one, as on its peers, and from now on a
+        # retried cell makes its loader go on.
+        global _numbers
+        _numbers = itertools.count(max(next(_numbers), self.number + 1))
         _note(self)
 
     @property
@@ -203,6 +206,11 @@ class Standing:
             self._close_epoch()
             self._next_epoch()
 
+    def is_of(self, state: dict[str, Any]) -> bool:
+        """Return whether `state` was taken from this loader, or from one that it goes on as."""
+        mine, journal = self.account.state(), state.get("journal")
+        return journal is not None and all(mine[k] == journal[k] for k in ("session", "loader"))
+
     def is_kind_of(self, state: dict[str, Any]) -> bool:
         """Return whether `state` was taken from a loader that was made of the same, as this was."""
         journal = state.get("journal")
@@ -269,6 +277,39 @@ def live() -> list[Standing]:
 def in_order() -> list[Standing]:
     """Return `live` in the order of making."""
     return sorted(live(), key=lambda one: one.number)
+
+
+def matched(states: Sequence[dict[str, Any]], loaders: Sequence[Standing]) -> list[Standing | None]:
+    """Return the loader that goes on with each state; None where none fits.
+
+    The loader itself, where it lives on. Else, from the newest on, one that was made of the same;
+    then one over as many samples.
+
+    Args:
+        states: As `state_dict` returned them, in the order of making.
+        loaders: In the order of making.
+    """
+    found: list[Standing | None] = [None] * len(states)
+    free = list(loaders)
+    fits: tuple[Callable[[Standing, dict[str, Any]], bool], ...] = (
+        Standing.is_of,
+        Standing.is_kind_of,
+        lambda one, state: True,
+    )
+    for fit in fits:
+        for number in reversed(range(len(states))):
+            state = states[number]
+            if found[number] is not None:
+                continue
+            alike = (
+                one
+                for one in reversed(free)
+                if one.batches.samples == state["samples"] and fit(one, state)
+            )
+            if (chosen := next(alike, None)) is not None:
+                found[number] = chosen
+                free.remove(chosen)
+    return found
 
 
 def resume_later(

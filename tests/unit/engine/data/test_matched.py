@@ -1,0 +1,53 @@
+"""Which loader goes on with which state of a checkpoint."""
+
+from typing import Any
+
+from nbdist.engine.data.make import loader
+from nbdist.engine.data.position import Standing, matched
+
+
+def made(samples: int = 8) -> Any:
+    return loader(list(range(samples)), global_batch=4)
+
+
+def standings(*loaders: Any) -> list[Standing]:
+    return [one._standing for one in loaders]
+
+
+def states(*loaders: Any, alive: bool = True) -> list[dict[str, Any]]:
+    """Return their states, or with `alive=False` as another session would have left them."""
+    told = [one.state_dict() for one in loaders]
+    return told if alive else [{**t, "journal": {**t["journal"], "session": "?"}} for t in told]
+
+
+def test_a_loader_that_lives_on_takes_its_own_state_whatever_was_made_since() -> None:
+    train, other = made(), made()
+    assert matched(states(train), standings(train, other)) == standings(train)
+
+
+def test_loaders_that_are_alike_take_their_states_in_the_order_of_making() -> None:
+    first, second = made(), made()
+    told = states(first, second, alive=False)
+    for one in told:  # as if two cells had made them
+        one["journal"]["kind"] = first._standing.account.kind
+    second._standing.account.kind = first._standing.account.kind
+    assert matched(told, standings(first, second)) == standings(first, second)
+
+
+def test_one_that_is_made_anew_takes_the_state_and_one_that_lives_on_keeps_its_own() -> None:
+    idle, train = made(), made()
+    told = states(idle, train)
+    again = made()
+    again._standing.account.kind = idle._standing.account.kind
+    assert matched(told, standings(idle, again)) == standings(idle, again)
+
+
+def test_a_state_of_another_number_of_samples_waits_for_its_loader() -> None:
+    assert matched(states(made(12)), standings(made())) == [None]
+
+
+def test_a_loader_that_comes_from_another_rank_is_older_than_what_is_made_then() -> None:
+    here = made()._standing
+    came = Standing.__new__(Standing)
+    came.__setstate__({**vars(here), "number": here.number + 100})
+    assert made()._standing.number > came.number
