@@ -7,7 +7,7 @@ user's own, in a worker or in the rank itself. What they tell travels with the b
 The time that making a batch takes is split into `PARTS`:
 
 - *read* and *decode*: of files and tables, whose groups are read ahead: waiting for the storage,
-  and the processor time until their samples are columns;
+  and the processor time until their samples are columns; of a stream *read* is all that it takes;
 - *transform*: what is done to each sample by the function of that name;
 - *fetch*: the rest of what the dataset's items took. All of it where the dataset is the user's own,
   for nobody can tell there what reads and what transforms;
@@ -123,6 +123,7 @@ class Items:
             skipped=list(getattr(portion, "skipped", ())),
             repeated=list(getattr(portion, "repeated", ())),
         )
+        add_noted(told.parts_ns)  # this thread may have read a stream for the batch, before
         fetched = _Fetched(None, told)
         began_ns = perf_counter_ns()
         try:

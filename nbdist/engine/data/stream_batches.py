@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from nbdist.engine.data import making
 from nbdist.engine.data.batches import part
 from nbdist.engine.data.sampler import Batches, Given, Spec
 from nbdist.engine.data.shards import data_shard
@@ -121,7 +122,8 @@ class StreamBatches(Batches):
         samples = self.stream.read(epoch, start)
         ahead: list[tuple[int, Any]] = []
         while True:
-            ahead += itertools.islice(samples, size + shard.count - len(ahead))
+            with making.part("read"):
+                ahead += itertools.islice(samples, size + shard.count - len(ahead))
             self._read = start + len(ahead)
             length = _length(len(ahead), size, shard.count, self.drop_last)
             if not length:

@@ -121,7 +121,8 @@ def advice(step: MeanStep, loader: LoaderFacts) -> str:
 def _most_of(making: Mapping[str, float]) -> str:
     part = max((p for p in making if p != "copy"), key=lambda p: making[p], default="fetch")
     return {
-        "read": "faster or nearer storage, or a larger interleave=: most of it is reading",
+        "read": "faster or nearer storage, a larger interleave=, or files in place of a stream, "
+        "which every rank reads whole: most of it is reading",
         "decode": "fewer columns=, or files that are cheaper to decode: most of it is decoding",
         "transform": "most of it is the transform: make it cheaper, or do it once and store it",
         "fetch": "most of it is the dataset's own items, what they read and how they transform it",

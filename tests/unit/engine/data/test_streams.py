@@ -1,6 +1,7 @@
 """Streams: one order for all, that resumes, and ends that are the same everywhere."""
 
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from datasets.distributed import split_dataset_by_node
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdist.engine.compat import hf_datasets
+from nbdist.engine.compat import hf_datasets, torch_loaders
 from nbdist.engine.data import streams
 from nbdist.engine.data.batches import Shard, cut
 from nbdist.engine.data.coverage import Coverage, coverage
@@ -197,3 +198,18 @@ def odd(number: int) -> int:
     if number % 2 == 0:
         raise ValueError("even")
     return number
+
+
+def test_what_a_stream_takes_is_told_as_read() -> None:
+    never = threading.Event()
+
+    def numbers() -> Iterator[int]:
+        for number in range(8):
+            never.wait(0.005)
+            yield number
+
+    loop: Any = iter(loader(numbers, global_batch=4, shuffle=False))
+    next(loop)
+    told = torch_loaders.told_of(loop._inner)
+    assert told is not None
+    assert told.parts_ns["read"] >= 4 * 0.005e9
