@@ -183,12 +183,27 @@ def is_stream(dataset: Any) -> bool:
 
 
 def _refuse_what_has_no_index(dataset: Any) -> None:
+    if _is_by_column(dataset):
+        raise UsageError(
+            f"nbdist.loader cannot read samples from this {type(dataset).__name__}.",
+            why="its items by index or name are columns, and samples are rows",
+            do="write it as Parquet and give the path, or make a dataset of it, such as "
+            "datasets.Dataset.from_pandas(frame) or torch.utils.data.TensorDataset",
+        )
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UsageError(
             f"nbdist.loader cannot read this {type(dataset).__name__}.",
             why="it has neither a length and items by index, nor can it be iterated",
             do="give a Dataset, a list, a path, a table, an iterable or a function that makes one",
         )
+
+
+def _is_by_column(dataset: Any) -> bool:
+    """Return whether items are columns: a data frame, an Arrow table, a dict by name."""
+    if isinstance(dataset, dict):
+        return set(dataset) != set(range(len(dataset)))
+    package, _, _ = type(dataset).__module__.partition(".")
+    return package in ("pandas", "polars", "pyarrow") and hasattr(dataset, "columns")
 
 
 def _refuse_sampler(sampler: Any) -> None:
