@@ -56,6 +56,11 @@ class Loader(DataLoader[T]):
             # ranks, and would make all of them augment alike.
             options["generator"] = torch.Generator()
         super().__init__(dataset, batch_sampler=standing.batches, **options)
+        standing.holder = weakref.ref(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._standing.holder = weakref.ref(self)
 
     @property
     def epoch(self) -> int:

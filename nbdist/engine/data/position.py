@@ -49,10 +49,14 @@ class Standing:
         self._given = 0  # batches of the running loop that it was given
         self._is_resumed = False
         self._is_replayed = False  # the running pass was in the journal when its cell failed
+        self.holder: Callable[[], object] = _nobody  # the loader; what a fault needs outlives it
         self.account = Account(cell, batches.spec(), prompt=prompt or cell, **batches.about())
         self.trail = Trail(self._position(), cell)
         _note(self)
         _take_pending(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "holder": _nobody}  # its loader says so itself when it arrives
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -206,6 +210,11 @@ class Standing:
             self._close_epoch()
             self._next_epoch()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the loader itself is there still: a cell made no other in its place."""
+        return self.holder() is not None
+
     def is_of(self, state: dict[str, Any]) -> bool:
         """Return whether `state` was taken from this loader, or from one that it goes on as."""
         mine, journal = self.account.state(), state.get("journal")
@@ -283,7 +292,7 @@ def matched(states: Sequence[dict[str, Any]], loaders: Sequence[Standing]) -> li
     """Return the loader that goes on with each state; None where none fits.
 
     The loader itself, where it lives on. Else, from the newest on, one that was made of the same;
-    then one over as many samples.
+    then one over as many samples; last the position of one that is gone, which a fault needs.
 
     Args:
         states: As `state_dict` returned them, in the order of making.
@@ -292,8 +301,9 @@ def matched(states: Sequence[dict[str, Any]], loaders: Sequence[Standing]) -> li
     found: list[Standing | None] = [None] * len(states)
     free = list(loaders)
     fits: tuple[Callable[[Standing, dict[str, Any]], bool], ...] = (
-        Standing.is_of,
-        Standing.is_kind_of,
+        lambda one, state: one.is_held and one.is_of(state),
+        lambda one, state: one.is_held and one.is_kind_of(state),
+        lambda one, state: one.is_held,
         lambda one, state: True,
     )
     for fit in fits:
@@ -342,6 +352,10 @@ def before_passes(call: Callable[[], None]) -> None:
     """Have `call` called before each pass of a loop over a loader."""
     global _before_pass
     _before_pass = call
+
+
+def _nobody() -> None:
+    """Stand for a loader that is gone."""
 
 
 def _do_nothing() -> None:

@@ -1,5 +1,6 @@
 """Which loader goes on with which state of a checkpoint."""
 
+import pickle
 from typing import Any
 
 from nbdist.engine.data.make import loader
@@ -23,6 +24,20 @@ def states(*loaders: Any, alive: bool = True) -> list[dict[str, Any]]:
 def test_a_loader_that_lives_on_takes_its_own_state_whatever_was_made_since() -> None:
     train, other = made(), made()
     assert matched(states(train), standings(train, other)) == standings(train)
+
+
+def test_a_loader_that_was_made_in_the_place_of_one_that_is_gone_takes_its_state() -> None:
+    gone = made()
+    told, standing = states(gone), gone._standing  # which what a fault needs keeps alive
+    del gone
+    again = made()
+    assert matched(told, [standing, again._standing]) == standings(again)
+
+
+def test_a_loader_that_has_travelled_is_known_as_the_one_that_it_was() -> None:
+    train, other = made(), made()
+    came = pickle.loads(pickle.dumps(train))
+    assert matched(states(train), standings(came, other)) == standings(came)
 
 
 def test_loaders_that_are_alike_take_their_states_in_the_order_of_making() -> None:
