@@ -50,6 +50,7 @@ def moment(training: Training) -> Facts:
     return {
         "random": (mark.rng, mark.cuda_rng, tuple(random_states.told(mark.plain_rng))),
         "loaders": [loader.state_dict() for loader in training.loaders],
+        "held": [loader.is_held for loader in training.loaders],
         "plans": [[p and tuple(p) for p in one.trail.plan()] for one in training.loaders],
         "newest": next((i for i, one in enumerate(training.loaders) if one is newest), None),
         # A loader that is kept (torchdata's) has given the next batch when the optimizer steps.
@@ -286,7 +287,7 @@ def _put_loaders(training: Training, told: Mapping[str, Any], *, repeats: bool) 
     """
     here = step_state.here().random_numbers()
     states = told["loaders"]
-    chosen = position.matched(states, training.loaders)
+    chosen = position.matched(states, training.loaders, told["held"])
     for number in reversed(range(len(states))):
         mark: StepState | None = here if number == told["newest"] else None
         plan = [p and Position(*p) for p in told["plans"][number]] if repeats else []

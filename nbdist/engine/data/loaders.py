@@ -60,7 +60,8 @@ class Loader(DataLoader[T]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._standing.holder = weakref.ref(self)
+        if not self._standing.is_held:  # else this is a copy, such as each pass makes
+            self._standing.holder = weakref.ref(self)
 
     @property
     def epoch(self) -> int:

@@ -288,7 +288,11 @@ def in_order() -> list[Standing]:
     return sorted(live(), key=lambda one: one.number)
 
 
-def matched(states: Sequence[dict[str, Any]], loaders: Sequence[Standing]) -> list[Standing | None]:
+def matched(
+    states: Sequence[dict[str, Any]],
+    loaders: Sequence[Standing],
+    held: Sequence[bool] | None = None,
+) -> list[Standing | None]:
     """Return the loader that goes on with each state; None where none fits.
 
     The loader itself, where it lives on. Else, from the newest on, one that was made of the same;
@@ -297,7 +301,9 @@ def matched(states: Sequence[dict[str, Any]], loaders: Sequence[Standing]) -> li
     Args:
         states: As `state_dict` returned them, in the order of making.
         loaders: In the order of making.
+        held: Of each state, whether its loader was there still; these choose first. None: all were.
     """
+    held = [True] * len(states) if held is None else held
     found: list[Standing | None] = [None] * len(states)
     free = list(loaders)
     fits: tuple[Callable[[Standing, dict[str, Any]], bool], ...] = (
@@ -306,10 +312,10 @@ def matched(states: Sequence[dict[str, Any]], loaders: Sequence[Standing]) -> li
         lambda one, state: one.is_held,
         lambda one, state: True,
     )
-    for fit in fits:
+    for was_held, fit in itertools.product((True, False), fits):
         for number in reversed(range(len(states))):
             state = states[number]
-            if found[number] is not None:
+            if found[number] is not None or held[number] is not was_held:
                 continue
             alike = (
                 one

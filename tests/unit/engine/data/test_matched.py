@@ -34,6 +34,21 @@ def test_a_loader_that_was_made_in_the_place_of_one_that_is_gone_takes_its_state
     assert matched(told, [standing, again._standing]) == standings(again)
 
 
+def test_a_loader_is_held_while_and_after_loops_over_it_copy_it() -> None:
+    train = made()
+    for _ in train:
+        assert train._standing.is_held
+    assert train._standing.is_held
+
+
+def test_states_of_loaders_that_were_gone_choose_last() -> None:
+    first, second = made(), made()
+    told = states(first, second, alive=False)
+    again = made()
+    again._standing.account.kind = first._standing.account.kind
+    assert matched(told, standings(again), [False, True]) == [None, again._standing]
+
+
 def test_a_loader_that_has_travelled_is_known_as_the_one_that_it_was() -> None:
     train, other = made(), made()
     came = pickle.loads(pickle.dumps(train))
