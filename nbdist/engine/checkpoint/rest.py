@@ -4,6 +4,7 @@ Schedulers, scalers and what is kept step after the optimizer, and are read when
 random numbers and loaders are of the moment itself. Main thread.
 """
 
+import gc
 import hashlib
 import io
 import logging
@@ -286,6 +287,7 @@ def _put_loaders(training: Training, told: Mapping[str, Any], *, repeats: bool) 
     One that the cell has yet to make goes on as well.
     """
     here = step_state.here().random_numbers()
+    gc.collect()  # a loader that only a reference cycle keeps is gone: another has its place
     states = told["loaders"]
     chosen = position.matched(states, training.loaders, told["held"])
     for number in reversed(range(len(states))):
