@@ -29,7 +29,7 @@ workers := -n 2
 nbval := --nbval --nbval-cell-timeout=300 --nbval-sanitize-with nbdist/nbval_sanitize.cfg
 notebooks := $(wildcard notebooks/*.ipynb)
 
-.PHONY: help install demo lab test test-fast test-browser test-all trials check bench docs clean FORCE
+.PHONY: help install demo lab test test-fast test-browser test-hosts test-all trials check bench docs clean FORCE
 
 help:
 	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
@@ -38,6 +38,7 @@ help:
 	@echo 'make test      all tests once, in two workers; about 15 minutes on two cores'
 	@echo 'make test-fast unit tests and one cluster, in a minute and a half'
 	@echo 'make test-browser what drives a real browser; installs Chromium where it may'
+	@echo 'make test-hosts several hosts: namespaces with ssh, Slurm and MPI; as root it installs these'
 	@echo 'make test-all  the same with the slow tests and, where there is a GPU, its test'
 	@echo 'make check     linters, types, who may import whom, and the cells of the notebooks'
 	@echo 'make trials    500 random trials of cells, models and faults, resumable; about an hour'
@@ -54,7 +55,7 @@ lab: $(user)
 	$(py) -m nbdist.cli lab $(ARGS)
 
 # Kernels, parents and ranks start hundreds of times: none compiles nbdist again.
-test test-fast test-browser test-all: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-browser test-hosts test-all: export PYTHONDONTWRITEBYTECODE :=
 
 # For the daily loop: a minute and a half.
 test-fast: $(developer)
@@ -65,13 +66,19 @@ test: $(developer)
 	$(py) -m pytest $(workers) $(nbval) $(ARGS) tests $(notebooks)
 
 test-all: $(developer)
-	$(py) -m pytest $(workers) $(nbval) -m '' $(ARGS) tests $(notebooks)
+	$(py) -m pytest $(workers) $(nbval) -m 'not hosts' $(ARGS) tests $(notebooks)
 
 # Chromium comes from Debian's packages where it is missing and root asks; else the tests are skipped.
 test-browser: $(developer)
 	command -v chromium >/dev/null || command -v google-chrome >/dev/null || [ "$$(id -u)" != 0 ] || \
 	  timeout 600 sh -c 'apt-get update -q && apt-get install -qy --no-install-recommends chromium' || true
 	$(py) -m pytest -m browser $(ARGS) tests
+
+# Test hosts are namespaces: without root these tests are skipped. ssh, Slurm and MPI come from
+# Debian's packages where they are missing. NBDIST_REQUIRE_HOSTS=1 lets a skipped test fail.
+test-hosts: $(developer)
+	$(py) -m tests.hosts.install
+	$(py) -m pytest -m hosts $(ARGS) tests/hosts
 
 # Stopped, it goes on where it stood: .nbdist/trials.jsonl has what was run.
 trials: $(developer)

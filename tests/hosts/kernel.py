@@ -1,0 +1,79 @@
+"""A notebook's kernel inside a test host, driven from the test.
+
+They talk over Unix sockets in the bed's shared folder: these do not mind network namespaces, so
+that the kernel sees the network of its host and nothing else.
+"""
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.connect import write_connection_file
+
+from tests.hosts.commands import close_pipes, end
+from tests.hosts.host import Host
+from tests.hosts.namespaces import child_pid
+
+_READY_TIMEOUT_S = 60.0
+
+
+class Kernel:
+    """An IPython kernel in `host`: `with Kernel(host) as kernel: kernel.run("print(1)")`."""
+
+    def __init__(self, host: Host) -> None:
+        shared = host.site.folder / "shared"
+        sockets = shared / f"kernel-{host.name}-{len(list(shared.iterdir()))}"
+        file, _ = write_connection_file(f"{sockets}.json", ip=str(sockets), transport="ipc")
+        log = shared / f"{sockets.name}.log"
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", file]
+        # Its text goes to a file: a pipe that nobody reads would stop it one day.
+        self._process = host.popen(["bash", "-c", 'exec "$@" >> "$0" 2>&1', str(log), *command])
+        self._client = BlockingKernelClient(connection_file=file)
+        self._client.load_connection_file()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=_READY_TIMEOUT_S)
+
+    @property
+    def pid(self) -> int:
+        """The kernel's process, as seen here: for kill -9 and SIGINT."""
+        return child_pid(self._process)
+
+    def run(self, code: str, timeout_s: float = 120) -> str:
+        """Run a cell, and return what it prints and shows as text, errors too.
+
+        Raises:
+            TimeoutError: it did not end in time.
+        """
+        texts: list[str] = []
+
+        def hear(message: dict[str, Any]) -> None:
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                texts.append(content["text"])
+            elif message["msg_type"] in ("display_data", "execute_result"):
+                texts.append(content["data"].get("text/plain", "") + "\n")
+            elif message["msg_type"] == "error":
+                texts.append("\n".join(content["traceback"]) + "\n")
+
+        self._client.execute_interactive(
+            code, timeout=timeout_s, output_hook=hear, allow_stdin=False
+        )
+        return "".join(texts)
+
+    def close(self) -> None:
+        """Kill the kernel, as its host's reset would."""
+        self._client.stop_channels()
+        end(self._process)
+        close_pipes(self._process)
+
+    def __enter__(self) -> "Kernel":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
