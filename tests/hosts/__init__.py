@@ -21,7 +21,11 @@ Faults: `power_cut` (no packet tells it), `shut_down` (sockets are closed), `pow
 `link_up`, `cut("in" | "out")`, `pause`, `resume`, `shape("100mbit")`, `block_ports(...)`,
 `fill_disk`, `refuse_keys`, `hide(path)`, `name_itself("127.0.1.1")`; `sent_bytes()` counts.
 
-`Slurm(bed)` and `mpi.py` put Slurm and MPI on the same hosts. All of it ends with the test process,
-however that ends. Tests carry `pytestmark = pytest.mark.hosts`, are skipped where the machine
+A test that asks for `slurm` gets four nodes of their own in one partition, `main`, and a controller
+on a: `slurm.run(["squeue"])`, `slurm.submit([...])`, `slurm.jobs()`, `slurm.node_down("c")`, which
+Slurm notices after 10 to 15 s; `slurm.bed["a"]` is the host to run a notebook on. With `mpi.py`,
+Open MPI and MPICH start ranks on hosts by ssh: `mpi.run("mpich", hosts, command)`.
+
+All of it ends with the test process, however that ends. Tests carry `pytestmark = pytest.mark.hosts`, are skipped where the machine
 cannot do it, and fail there under NBDIST_REQUIRE_HOSTS=1, as `.ci/run` sets it: `make test-hosts`.
 """

@@ -1,4 +1,4 @@
-"""One bed of four hosts for all these tests; where it cannot be had, all is skipped or fails."""
+"""Four hosts for all these tests, and four with Slurm; without these, all is skipped or fails."""
 
 from collections.abc import Generator, Iterator
 
@@ -6,6 +6,7 @@ import pytest
 
 from tests.hosts import requirements
 from tests.hosts.bed import Bed
+from tests.hosts.slurm import Slurm
 
 
 @pytest.fixture(scope="package")
@@ -21,6 +22,21 @@ def bed(shared_bed: Bed) -> Bed:
     """Return the hosts a, b, c and d, healthy, with nothing left running."""
     shared_bed.reset()
     return shared_bed
+
+
+@pytest.fixture(scope="package")
+def shared_slurm() -> Iterator[Slurm]:
+    if why := requirements.missing() or requirements.missing_for_slurm():
+        pytest.skip(why)
+    with Bed() as bed:
+        yield Slurm(bed)
+
+
+@pytest.fixture
+def slurm(shared_slurm: Slurm) -> Slurm:
+    """Return a Slurm of four idle nodes, a, b, c and d, on hosts of its own; no job is left."""
+    shared_slurm.reset()
+    return shared_slurm
 
 
 @pytest.hookimpl(wrapper=True)

@@ -102,7 +102,7 @@ class Machine:
         if not readable or stdout.readline() != b"ready\n":
             log = (self.folder / "init.log").read_text() + (self.folder / "sshd.log").read_text()
             raise commands.CommandFailed(f"host {self.name} does not boot:\n{log}")
-        self._services = set(self.pids())
+        self.count_as_services()
 
     def switch_off(self) -> None:
         """Kill all that runs, and take the network card away."""
@@ -163,11 +163,9 @@ class Machine:
         die_too = ["setpriv", "--pdeathsig", "KILL"]
         return [*enter, "env", "-i", f"--chdir={HOME}", *variables, *die_too, *command]
 
-    def run_service(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        """Run what leaves a daemon behind; `left_running` does not count such a daemon."""
-        before = set(self.pids())
-        self.run(command, env=env)
-        self._services |= set(self.pids()) - before
+    def count_as_services(self) -> None:
+        """Let `left_running` not count what runs now: daemons that a test was given."""
+        self._services = set(self.pids())
 
     def path(self, inside: str) -> Path:
         """Return what the test opens to reach a file of this host; names start at its home."""
