@@ -23,7 +23,8 @@ def arguments(profile_dir: str, cluster_id: str, address: str, ping_ms: int) -> 
         profile_dir: Private folder (0700) that will hold the connection files.
         cluster_id: Names the connection files.
         address: Interface every socket binds to, such as 127.0.0.1.
-        ping_ms: Heartbeat period. An engine counts as registered after it has answered one.
+        ping_ms: Heartbeat period where `heartbeat` has none of its own. An engine counts as
+            registered after it has answered one.
     """
     return [
         f"--profile-dir={profile_dir}",
@@ -47,6 +48,9 @@ def run(spec: dict[str, Any]) -> None:
     """Become the controller; returns when it stops. The caller leads its own session."""
     from ipyparallel.controller.app import IPController
 
+    from nbdist.host import heartbeat
+
+    heartbeat.install()
     lifeline.watch(spec["kernel_pid"], lambda: _end(spec["profile_dir"]))
     argv = arguments(spec["profile_dir"], spec["cluster_id"], spec["address"], spec["ping_ms"])
     sys.argv = ["ipcontroller", *argv]
