@@ -6,7 +6,7 @@ the drawing thread touches them. ipywidgets' `Image`, `HTML`, `IntProgress` and 
 are the ones that every front end brings along.
 
 A frame is drawn when records have come since the last, at most every `PERIOD_S`, and never
-more often than keeps the thread below 2 % of one core, for the ranks need the cores. Where the
+more often than keeps the thread below 1 % of one core, for the ranks need the cores. Where the
 thread waits for a core, frames come up to `background.LONGEST_S` apart; words go on each second.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nbdist.client.metrics.telemetry import Telemetry
 
 PERIOD_S = 0.5
-SHARE = 0.02  # most of one core that drawing may take
+SHARE = 0.01  # most of one core that drawing may take
 TABLE_S = 0.6
 WORDS_S = 1.0  # between words at most, however seldom a frame is
 STALE_S = 2.0  # from this age on words say of which step the picture is

@@ -47,7 +47,8 @@ STATUS: dict[Outcome, str] = {
 }
 SUMMARY_S = 2.0
 MOST_HELD = 1000  # points: a run may have no loss
-RECENT_S = 1.0  # between points of what recent steps are like
+RECENT_S = 2.0  # between points of what recent steps are like
+CURVES_S = 5.0  # between what other runs are compared with
 EXPLAINED = "layout_explained"  # a fact of some lines: too long for a param
 MOST_EXPLAINED = 20_000  # characters
 _log = logging.getLogger("nbdist.tracking")
@@ -118,7 +119,7 @@ class RunWriter:
         self._facts_told: set[str] = set()
         self._taken = {*own_params(info)}
         self._summary_at = self._curves_at = time.monotonic()
-        self._curves_every_s = SUMMARY_S
+        self._curves_every_s = CURVES_S
         self._held: list[Point] | None = []  # until the mean loss of a step is known
         self._medians: dict[str, float] = {}
         self._recent_at, self._recent_every_s = 0.0, RECENT_S
@@ -177,7 +178,7 @@ class RunWriter:
             self._write_curves()
             self._curves_at = time.monotonic()
             # A long history of many ranks takes tenths of a second: a hundredth of our time.
-            self._curves_every_s = max(SUMMARY_S, 100 * (self._curves_at - now_s))
+            self._curves_every_s = max(CURVES_S, 100 * (self._curves_at - now_s))
 
     def end(self, end: RunEnd) -> None:
         """Write the end of the run; all of it is on the disk when this returns."""
