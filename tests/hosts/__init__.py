@@ -18,14 +18,16 @@ paths. A test asks for `bed`: hosts a, b, c and d, healthy, with nothing left ru
 `host.path("/root/x")` is what the test opens to read a host's own file.
 
 Faults: `power_cut` (no packet tells it), `shut_down` (sockets are closed), `power_on`, `link_down`,
-`link_up`, `cut("in" | "out")`, `pause`, `resume`, `shape("100mbit")`, `block_ports(...)`,
-`fill_disk`, `refuse_keys`, `hide(path)`, `name_itself("127.0.1.1")`; `sent_bytes()` counts.
+`link_up`, `cut("in" | "out")`, `pause`, `resume`, `shape("100mbit")`, `delay(0.02)`,
+`block_ports(...)`, `fill_disk`, `refuse_keys`, `hide(path)`, `name_itself("127.0.1.1")`,
+`shift_clock(3600)`; `sent_bytes()` counts.
 
 A test that asks for `slurm` gets four nodes of their own in one partition, `main`, and a controller
 on a: `slurm.run(["squeue"])`, `slurm.submit([...])`, `slurm.jobs()`, `slurm.node_down("c")`, which
 Slurm notices after 10 to 15 s; `slurm.bed["a"]` is the host to run a notebook on. With `mpi.py`,
 Open MPI and MPICH start ranks on hosts by ssh: `mpi.run("mpich", hosts, command)`.
 
-All of it ends with the test process, however that ends. Tests carry `pytestmark = pytest.mark.hosts`, are skipped where the machine
-cannot do it, and fail there under NBDIST_REQUIRE_HOSTS=1, as `.ci/run` sets it: `make test-hosts`.
+All of it ends with the test process, however that ends. Tests carry `pytestmark =
+pytest.mark.hosts`, are skipped where the machine cannot do it, and fail there under
+NBDIST_REQUIRE_HOSTS=1, as `.ci/run` sets it: `make test-hosts`.
 """

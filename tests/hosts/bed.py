@@ -59,7 +59,7 @@ class Bed:
         self.switch.deliver_all()
         for host in broken:
             host.switch_off()
-            host.name_itself(host.address)
+            host.repair()
             host.start_boot()
         for host in broken:
             host.wait_for_boot()

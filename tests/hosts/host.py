@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Literal
 
 from tests.hosts import switch
@@ -68,6 +69,23 @@ class Host(Machine):
         self.site.switch.shape(self.name, rate)
         call([*self.namespace.enter("net"), *switch.limit_rate("eth0", rate)])
 
+    def delay(self, delay_s: float) -> None:
+        """Let each packet from and to this host take `delay_s` longer: twice that for an answer."""
+        self.is_touched = True
+        self.site.switch.delay(self.name, delay_s)
+
+    def shift_clock(self, seconds: int) -> None:
+        """Boot again with a clock that is wrong by `seconds`, for programs, not for the kernel."""
+        self.switch_off()
+        (library,) = Path("/usr/lib").glob("*/faketime/libfaketime.so.1")
+        self.environment = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME": f"{seconds:+d}s",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        self.power_on()
+        self.is_touched = True
+
     def block_ports(self, ports: str, how: Literal["drop", "reject"] = "drop") -> None:
         """Let this host's firewall drop or refuse TCP to a port, or to a range: "32768-60999"."""
         self.is_touched = True
@@ -101,6 +119,11 @@ class Host(Machine):
         """Let a folder look empty in this host: a package that is not installed there."""
         self.is_touched = True
         self.run(["mount", "-n", "-t", "tmpfs", "-o", "ro", "hidden", path])
+
+    def repair(self) -> None:
+        """Make a host that is off as it was at first, before it boots again."""
+        self.environment = {}
+        self.name_itself(self.address)
 
     def name_itself(self, address: str) -> None:
         """Let this host resolve its own name to `address`: 127.0.1.1 is Debian's habit."""

@@ -55,6 +55,7 @@ class Machine:
         self._namespace: Namespace | None = None
         self._services: set[int] = set()
         self._started: list[subprocess.Popen[str]] = []
+        self.environment: dict[str, str] = {}
         self.namespace_ids: set[str] = set()
         for part in ("disk", "keep"):
             (self.folder / part).mkdir(parents=True)
@@ -69,11 +70,11 @@ class Machine:
         assert self._namespace is not None, f"host {self.name} is off"
         return self._namespace
 
-    def start_boot(self, environment: Mapping[str, str] | None = None) -> None:
+    def start_boot(self) -> None:
         """Switch on; `wait_for_boot` follows. Several hosts boot at the same time."""
         sshd_config = self.folder / "sshd_config"
         ssh.write_server(
-            sshd_config, self.site.keys, self.name, {**ENVIRONMENT, **(environment or {})}
+            sshd_config, self.site.keys, self.name, {**ENVIRONMENT, **self.environment}
         )
         settings = {
             "name": self.name,
@@ -156,7 +157,14 @@ class Machine:
 
     def command(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> list[str]:
         """Return the words that run `command` in this host, in its home."""
-        own = {"HOME": HOME, "USER": "root", "LOGNAME": "root", "PATH": _PATH, **ENVIRONMENT}
+        own = {
+            "HOME": HOME,
+            "USER": "root",
+            "LOGNAME": "root",
+            "PATH": _PATH,
+            **ENVIRONMENT,
+            **self.environment,
+        }
         variables = [f"{key}={value}" for key, value in {**own, **(env or {})}.items()]
         enter = self.namespace.enter()
         # Who enters can be killed from here, and takes the command along.

@@ -12,6 +12,7 @@ _COMMANDS = {
     "nft": "nftables",
     "ssh": "openssh-client",
     "/usr/sbin/sshd": "openssh-server",
+    "faketime": "faketime",
 }
 _SLURM = {
     "/usr/sbin/munged": "munge",

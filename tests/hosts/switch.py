@@ -1,9 +1,11 @@
 """The switch between test hosts: a bridge in a network namespace of its own, with faults."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.hosts.commands import call
+from tests.hosts.commands import call, end
 from tests.hosts.namespaces import Namespace
 
 
@@ -13,6 +15,8 @@ class Switch:
     def __init__(self, folder: Path) -> None:
         with (folder / "switch.log").open("ab") as log:
             self.namespace = Namespace(["net"], ["sleep", "infinity"], log)
+        self._folder = folder
+        self._late: dict[str, subprocess.Popen[bytes]] = {}
         self._run("ip", "link", "set", "lo", "up")
         self._run("ip", "link", "add", "br0", "type", "bridge")
         self._run("ip", "link", "set", "br0", "up")
@@ -32,6 +36,9 @@ class Switch:
 
     def unplug(self, name: str) -> None:
         """Remove the port; the other end, a host's card, goes with it."""
+        if name in self._late:
+            end(self._late.pop(name))
+            self._run("ip", "link", "delete", _late_port(name))
         # The kernel does so itself, a moment after the last process of a host is gone.
         call([*self.namespace.enter(), "ip", "link", "delete", _port(name)], check=False)
 
@@ -41,7 +48,7 @@ class Switch:
 
     def drop(self, *, sender: str | None = None, receiver: str | None = None) -> None:
         """Lose every packet from one host, to one host, or between two: nobody is told."""
-        match = [*_match("iifname", sender), *_match("oifname", receiver)]
+        match = [*self._match("iifname", sender), *self._match("oifname", receiver)]
         assert match, "drop() needs a sender or a receiver"
         self._run("nft", "add table bridge faults")
         hook = "{ type filter hook forward priority 0; }"
@@ -56,6 +63,35 @@ class Switch:
     def shape(self, name: str, rate: str) -> None:
         """Send to a host no faster than `rate` ("100mbit")."""
         self._run(*limit_rate(_port(name), rate))
+
+    def delay(self, name: str, delay_s: float) -> None:
+        """Let all packets from and to a host be late; once per host and boot."""
+        assert name not in self._late, f"the link of {name} has a delay already"
+        port, outside = _port(name), f"out-{name}"
+        self._run("ip", "link", "set", port, "nomaster")
+        new = ["type", "veth", "peer", "name", outside]
+        self._run("ip", "link", "add", _late_port(name), *new)
+        self._run("ip", "link", "set", outside, "up")
+        self._run("ip", "link", "set", _late_port(name), "master", "br0", "up")
+        die_too = ["setpriv", "--pdeathsig", "KILL"]
+        carry = [sys.executable, "-I", str(Path(__file__).with_name("delay.py"))]
+        with (self._folder / "switch.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*die_too, *self.namespace.enter(), *carry, port, outside, str(delay_s)],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._late[name] = process
+        assert process.stdout is not None
+        with process.stdout as stdout:
+            assert stdout.readline() == b"ready\n", (self._folder / "switch.log").read_text()
+
+    def _match(self, key: str, name: str | None) -> list[str]:
+        """Match the host's port on the bridge, which has no other name while the host is late."""
+        if name is None:
+            return []
+        return [key, f'"{_late_port(name) if name in self._late else _port(name)}"']
 
     def _run(self, *command: str) -> None:
         call([*self.namespace.enter(), *command])
@@ -75,9 +111,9 @@ def transferred_bytes(host: Namespace, direction: str) -> int:
     return count
 
 
-def _match(key: str, name: str | None) -> list[str]:
-    return [key, f'"{_port(name)}"'] if name else []
-
-
 def _port(name: str) -> str:
     return f"to-{name}"
+
+
+def _late_port(name: str) -> str:
+    return f"late-{name}"
