@@ -84,16 +84,20 @@ def choose_options(
     device: str | None,
     backend: str | None,
     threads: int | None,
+    slots: int | None = None,
+    threads_a_rank: int | None = None,
     **rest: Any,
 ) -> ClusterOptions:
     """Return the options for a machine with this number of GPUs; None stands for its own choice.
 
     Args:
-        gpus: GPUs this machine has.
-        n: Number of ranks: by default the GPUs, else 2.
+        gpus: GPUs this machine has, or the hosts have together.
+        n: Number of ranks: by default the GPUs, else 2; on several hosts, their slots.
         device: By default "cuda" where there are GPUs.
         backend: "gloo", "nccl" or None, for what the device calls for.
         threads: CPU threads of each rank: by default the cores divided by the ranks.
+        slots: Ranks that several hosts take; None on one machine.
+        threads_a_rank: CPU threads that a rank may have on each of several hosts.
         rest: Other fields of `ClusterOptions`.
 
     Raises:
@@ -104,16 +108,18 @@ def choose_options(
         _require_word("--backend", backend, ("gloo", "nccl"))
     device = device or ("cuda" if gpus else "cpu")
     if n is None:
-        n = gpus if device == "cuda" and gpus else 2
+        n = slots or (gpus if device == "cuda" and gpus else 2)
+    if slots is not None and n > slots:
+        raise UsageError(f"-n {n} is too many for these hosts: they take {counted(slots, 'rank')}.")
     options = ClusterOptions(
         n=n,
         device=device,
         backend=backend or ("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"),
-        threads=max(1, _cores() // max(1, n)) if threads is None else threads,
+        threads=threads or threads_a_rank or max(1, _cores() // max(1, n)),
         **rest,
     )
     most = MOST_RANKS_A_CORE * (os.cpu_count() or 1)
-    if n > most:
+    if slots is None and n > most:
         raise UsageError(f"-n {n} is too many for this machine; use at most {most}.")
     if backend == "nccl" and device == "cpu":
         raise UsageError("--backend nccl needs --device cuda; on the CPU it is gloo.")

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbdist.packed import Calls, numbers_of, text_of
 
-VERSION = 8  # rises when a message changes; both sides compare it at the start
+VERSION = 9  # rises when a message changes; both sides compare it at the start
 
 RECORDS = "nbdist_records"  # iopub message type: one Batch
 OUTPUT = "nbdist_output"  # iopub message type: text, see `engine/kernel/stdio.py`

@@ -537,8 +537,8 @@ def test_ranks_have_all_of_nbdist_before_they_are_forked(session: Session) -> No
     (imported,) = session.run(ours, "0").value_list
     code = f"""
 from importlib import import_module
-from nbdist.host import parent
-for name in parent._WARM_MODULES:
+from nbdist.host import warm
+for name in warm.MODULES:
     import_module(name)
 print({ours})
 """

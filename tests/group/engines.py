@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from nbdist.options import ClusterOptions
+from nbdist.placement import Place
 from tests.group.harness import CONTEXT, HANG_S
 from tests.group.last_words import LastWords, speak_into
 
@@ -158,7 +159,8 @@ def join_group(
     options = ClusterOptions(
         n=n, device="cpu", backend="gloo", threads=1, timeout=timeout_s, check=check
     )
-    group.join(rank, options, port, generation=generation)
+    place = Place(local_rank=rank, local_size=n)
+    group.join(rank, options, place, port, generation=generation)
 
 
 def _serve(main: Connection, control: Connection, stderr: str, path: list[str]) -> None:

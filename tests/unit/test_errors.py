@@ -9,6 +9,7 @@ from nbdist.client.notebook import current
 from nbdist.engine.kernel.environment import rank_variables
 from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError
 from nbdist.options import ClusterOptions
+from nbdist.placement import Place
 
 
 def test_an_error_says_what_why_and_what_to_do_in_a_line_each() -> None:
@@ -46,7 +47,7 @@ def test_a_rank_that_asks_for_the_session_is_told_where_it_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = ClusterOptions(n=4, device="cpu", backend="gloo", threads=1)
-    for name, value in rank_variables(3, options).items():
+    for name, value in rank_variables(3, options, Place()).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ClusterError, match="is for the notebook, and this is rank 3") as refused:
         current.current()

@@ -134,7 +134,7 @@ class Cluster:
         return _PORT_TAKEN in log.read_text(errors="replace")
 
     def _clear(self) -> None:
-        self.stop()
+        self._end_all()
         self._roster.remove(list(self.ranks))
 
     def _why_not_started(self, error: BaseException) -> BaseException:
@@ -153,7 +153,11 @@ class Cluster:
         )
 
     def stop(self) -> None:
-        """End ranks, store and controller; the launcher's parent stays for the next start."""
+        """End ranks, store and controller; of the launcher, what the next start needs stays."""
+        self._end_all()
+        self._launcher.rest()
+
+    def _end_all(self) -> None:
         self._stopping = True
         self.events.note("stop")
         self._launcher.give_up()
@@ -217,6 +221,7 @@ class Cluster:
         """Form the group of `n` ranks, after `group.leave`; see `ProcessGroup.form`."""
         assert self.options is not None
         self.options = dataclasses.replace(self.options, n=n)
+        self._find_places(n)
         return self._learn(self.group.form(self.options, newcomers))
 
     def _learn(self, answers: Answers) -> Answers:
@@ -232,6 +237,7 @@ class Cluster:
         assert self._folder is not None
         chosen = list(ranks)
         self._find_logs()
+        self._find_places(n or self.options.n)
         self._roster.expect(chosen)
         for rank in chosen:
             self.requests.begins(rank)
@@ -241,7 +247,7 @@ class Cluster:
         }
         for rank, future in started.items():
             process = future.result(_START_TIMEOUT_S)
-            self._roster.came(rank, process.pid, self._launcher.host)
+            self._roster.came(rank, process.pid, process.host)
         connection = self._require_connection()
         if not connection.wait_for(chosen, _START_TIMEOUT_S, lambda: self._check_alive(chosen)):
             missing = sorted(set(chosen) - set(connection.engines()))
@@ -251,6 +257,11 @@ class Cluster:
                 do="%dist doctor",
             )
         self.requests.reach(chosen, _START_TIMEOUT_S, lambda: self._check_alive(chosen))
+
+    def _find_places(self, n: int) -> None:
+        """Learn where each of `n` ranks is: with other ranks, a host has others for them."""
+        assert self.options is not None
+        self.group.places = self._launcher.places(n, self.options.address)
 
     def _find_logs(self) -> None:
         """See to it that new processes have a folder for their logs: a person may delete it."""
@@ -275,6 +286,7 @@ class Cluster:
         assert self._folder is not None
         return {
             "rank": rank,
+            "place": self.group.places[rank].to_wire(),
             "options": asdict(dataclasses.replace(self.options, n=n or self.options.n)),
             "connection_file": str(self._folder.connection_file("engine")),
             "profile_dir": self._folder.path,

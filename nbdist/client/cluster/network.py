@@ -58,6 +58,34 @@ def choose_address(
     address = _find(asked, interfaces)
     if is_loopback(address):
         return address
+    require_trust(
+        address,
+        trust_network=trust_network,
+        has_curve=has_curve,
+        do=f"%dist start --interface {asked} --trust-network, if you trust everyone who can "
+        "reach it; else drop --interface: ranks of one machine need no network.",
+    )
+    return address
+
+
+def require_trust(
+    address: str,
+    *,
+    trust_network: bool,
+    has_curve: bool,
+    do: str = "add --trust-network, if you trust everyone who can reach these hosts.",
+) -> None:
+    """Refuse to listen on the network without the person's word, or without encryption.
+
+    Args:
+        address: What can be reached from the network: an address, or several in words.
+        trust_network: See `choose_address`.
+        has_curve: See `choose_address`.
+        do: What to do about it.
+
+    Raises:
+        StartError: The network is not trusted, or there is no CURVE.
+    """
     if not trust_network:
         raise StartError(
             f"{address} can be reached from the network, and torch does not authenticate.",
@@ -65,8 +93,7 @@ def choose_address(
             "gloo and NCCL have no passwords and no encryption: whoever reaches this address "
             "could read and change tensors, stop the training, and, where ranks exchange "
             "pickled objects, run code as you.",
-            do=f"%dist start --interface {asked} --trust-network, if you trust everyone who can "
-            "reach it; else drop --interface: ranks of one machine need no network.",
+            do=do,
         )
     if not has_curve:
         raise StartError(
@@ -74,7 +101,6 @@ def choose_address(
             why="this pyzmq was built without CURVE (libsodium).",
             do="pip install --force-reinstall pyzmq brings a build that has it.",
         )
-    return address
 
 
 def _find(asked: str, interfaces: Mapping[str, Sequence[str]]) -> str:

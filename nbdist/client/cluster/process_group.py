@@ -14,6 +14,7 @@ from nbdist import wire
 from nbdist.client.cluster.events import EventLog
 from nbdist.client.cluster.requests import Requests, gather
 from nbdist.options import ClusterOptions
+from nbdist.placement import Place
 
 _FORM_TIMEOUT_S = 120.0  # with the clone of all that a rank holds
 _LEAVE_TIMEOUT_S = 30.0
@@ -42,6 +43,7 @@ class ProcessGroup:
             wake: Lets a rank go on that somebody has stopped (SIGSTOP).
         """
         self.generation = 0
+        self.places: Mapping[int, Place] = {}  # of all ranks; the launcher's word
         self._first_group = 0  # the default group's number; see `group.join` of the engine
         self._store_port = 0
         self._requests = requests
@@ -126,6 +128,7 @@ class ProcessGroup:
             "boot.join",
             version=wire.VERSION,
             options=asdict(options),
+            place=self.places[rank].to_wire(),
             store_port=self._store_port,
             generation=self.generation,
             newcomers=list(newcomers),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS
 
+HOST_LOST = "its host is lost,"  # as launchers begin the evidence, with its name and why
 _OOM_KILLER = "killed by the kernel's OOM killer"  # as `host/oom.py` says it
 
 
@@ -93,7 +94,7 @@ def describe_end(status: int, evidence: str = "") -> str:
         evidence: What is known beside it; see `Launcher.on_exit`. That nothing speaks for the
             kernel's OOM killer helps nobody, and stays in the log of events.
     """
-    if evidence.startswith(_OOM_KILLER):
+    if evidence.startswith((_OOM_KILLER, HOST_LOST)):
         return evidence
     if status == UNKNOWN_STATUS:
         return "it ended unseen, after the process that had started it"

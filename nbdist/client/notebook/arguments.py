@@ -77,7 +77,12 @@ def dist_parser() -> argparse.ArgumentParser:
     start.add_argument(
         "--launcher",
         metavar="NAME",
-        help="how ranks are started: local, or a launcher of another package",
+        help="how ranks are started: local, ssh, or a launcher of another package",
+    )
+    start.add_argument(
+        "--hosts",
+        metavar="HOSTS",
+        help="with --launcher ssh: a:2,b:2 for two ranks on each, or a file with a host a line",
     )
     start.add_argument("--device", metavar="DEVICE", help="cpu or cuda")
     start.add_argument("--backend", metavar="BACKEND", help="gloo or nccl")

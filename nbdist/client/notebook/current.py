@@ -18,7 +18,13 @@ from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import current_folder, log_folder, project_folder, say_where
-from nbdist.client.cluster.launchers.base import Launcher, find_launcher
+from nbdist.client.cluster.launchers.base import (
+    LOCAL,
+    Launcher,
+    LaunchOptions,
+    MakeLauncher,
+    find_launcher,
+)
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.network import choose_address, has_curve, look_at_interfaces
 from nbdist.client.notebook.log_file import log_to
@@ -27,7 +33,7 @@ from nbdist.client.session.session import Session
 from nbdist.client.session.status import Status
 from nbdist.client.session.terminal_requests import TerminalRequests
 from nbdist.doctor.findings import Finding
-from nbdist.errors import ClusterError
+from nbdist.errors import ClusterError, UsageError
 from nbdist.options import LOOPBACK, choose_options
 
 if TYPE_CHECKING:
@@ -186,6 +192,7 @@ def start(
     n: int | None = None,
     *,
     launcher: str = "local",
+    hosts: str = "",
     device: str | None = None,
     backend: str | None = None,
     timeout: float = 1800.0,
@@ -203,11 +210,14 @@ def start(
     view: str = "overview",
     say: Callable[[str], None] | None = None,
 ) -> Session:
-    """Start a cluster of ranks on this machine and form their process group.
+    """Start a cluster of ranks, on this machine or on several, and form their process group.
 
     Args:
         n: Number of ranks; by default the number of GPUs, else 2.
-        launcher: `local`, or one that another package offers (entry points `nbdist.launchers`).
+        launcher: `local`, `ssh`, or one that another package offers (entry points
+            `nbdist.launchers`).
+        hosts: For `ssh`: `a:2,b:2` for two ranks on each, or a file with a host a line. Names are
+            those of `~/.ssh/config`; hosts beyond the `n` ranks are spare.
         device: `cpu` or `cuda`; by default `cuda` where there are GPUs.
         backend: `gloo` or `nccl`; by default what the device calls for.
         timeout: Timeout of one collective, in seconds.
@@ -243,6 +253,9 @@ def start(
     """
     global _current, _place
     make_launcher = find_launcher(launcher)
+    asked = LaunchOptions(hosts=hosts, trust_network=trust_network)
+    if hosts and launcher == LOCAL:
+        raise UsageError("--hosts is for other launchers: --launcher ssh.")
     if _current is not None and _current.is_running:
         raise ClusterError(
             f"A cluster is already running: {_current.describe}.",
@@ -266,9 +279,9 @@ def start(
         quiet=quiet,
         check=check,
         peer_snapshots=peer_snapshots,
-        address=address,
     )
-    choose(n or 1)  # with a GPU for each rank: wrong words are refused before anything is started
+    # With a GPU for each rank: wrong words are refused before anything is started.
+    choose(n or 1, address=address)
     place = current_folder()
     folder = project_folder(place)
     if sentence := say_where(folder, place):
@@ -279,15 +292,20 @@ def start(
     try:
         # Interrupted in between, a process or a folder with keys would be left that nobody knows.
         with hold_interrupts():
-            parent = _warm_launcher(launcher, make_launcher, logs)
+            parent = _warm_launcher(launcher, asked, make_launcher, logs)
             running = cluster = Cluster(parent, logs)
+        address = parent.meet(address)
+        with hold_interrupts():
             cluster.prepare(address)
             for module in _NEEDED_NEXT:
                 importlib.import_module(module)
         ready = parent.ready(_WARM_TIMEOUT_S)
         if not ready["forks"] and sys.platform == "linux":
             (say or print)(f"Starting new interpreters, which takes longer: {ready['why']}.")
-        cluster.start(choose(ready["gpus"]))
+        for sentence in ready.get("notes", ()):
+            (say or print)(sentence)
+        found = {name: ready[name] for name in ("slots", "threads_a_rank") if name in ready}
+        cluster.start(choose(ready["gpus"], address=address, **found))
         with hold_interrupts():
             showing = Showing(folder, tracking_uri, theme, view)
             running = session = Session(cluster, showing, str(cluster.options))
@@ -310,14 +328,14 @@ def _answer_terminals(session: Session, place: Path | None) -> None:
         log.warning("nbdist status in a terminal will not find this cluster: %s", error)
 
 
-def _warm_launcher(name: str, make: Callable[[Path], Launcher], logs: Path) -> Launcher:
+def _warm_launcher(name: str, asked: LaunchOptions, make: MakeLauncher, logs: Path) -> Launcher:
     """Return this kernel's launcher: it is made once and kept for later starts."""
     global _launcher, _launcher_name
     if _launcher is None or not _launcher.alive or _launcher_name != name:
         if _launcher is not None:
             _launcher.close()
             atexit.unregister(_launcher.close)
-        _launcher, _launcher_name = make(logs), name
+        _launcher, _launcher_name = make(logs, asked), name
         atexit.register(_launcher.close)
     _launcher.logs = logs
     return _launcher

@@ -35,6 +35,9 @@ class NBDist(Magics):
     tracking_uri = Unicode(
         None, allow_none=True, help="MLflow server; by default a file beside the notebook."
     ).tag(config=True)
+    hosts = Unicode("", help="Hosts of the launcher ssh: a:2,b:2, or a file of hosts.").tag(
+        config=True
+    )
     interface = Unicode("127.0.0.1", help="Address or interface that the cluster binds to.").tag(
         config=True
     )
@@ -161,6 +164,7 @@ class NBDist(Magics):
         session = start(
             choose("n"),
             launcher=choose("launcher"),
+            hosts=choose("hosts"),
             device=choose("device"),
             backend=choose("backend"),
             timeout=choose("timeout"),

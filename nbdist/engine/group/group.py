@@ -42,6 +42,7 @@ from nbdist.engine.tap import counters, in_flight
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
 from nbdist.errors import ClusterError
 from nbdist.options import ClusterOptions
+from nbdist.placement import Place
 
 _RESTART = "%dist restart    (new processes; what the ranks hold is lost)"
 _ABORTED = (
@@ -52,6 +53,7 @@ _ABORTED = (
 def join(
     rank: int,
     options: ClusterOptions,
+    place: Place,
     store_port: int,
     *,
     generation: int = 0,
@@ -61,8 +63,9 @@ def join(
 
     Args:
         rank: This process's rank.
-        options: The same on all ranks. gloo listens on its address, and on nothing else.
-        store_port: Where the store listens (`host/store.py`), at that address.
+        options: The same on all ranks.
+        place: This rank's. gloo listens on its address, and on nothing else.
+        store_port: Where the store listens (`host/store.py`), at the address in `options`.
         generation: 0 in a new cluster; for a rank that replaces a killed one, the generation
             which the survivors `reform` at the same time.
         first_group: The default group's number, from which torch makes its name. All ranks that
@@ -75,11 +78,11 @@ def join(
     if before is not None:
         raise ClusterError(f"This process already is rank {before.rank}.", do=_RESTART)
     address = options.address
-    gloo_setup.environment(address, store_port, address)
+    gloo_setup.environment(address, store_port, place.address)
     if "nccl" in options.backend:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+        torch.cuda.set_device(place.local_rank)
     client = TCPStore(address, store_port, None, False, timeout=timedelta(seconds=FORM_TIMEOUT_S))
-    device, gloo_address = gloo_setup.gloo_device(address)
+    device, gloo_address = gloo_setup.gloo_device(place.address)
     here = GroupState(
         rank,
         options.n,
@@ -90,6 +93,8 @@ def join(
         device,
         gloo_address,
         generation,
+        place.host,
+        place.local_rank,
         options.check,
     )
     torch_groups.use_gloo_device(

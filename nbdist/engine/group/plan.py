@@ -35,7 +35,8 @@ class Hello:
         group_count: From which the next group's name is made.
         is_new: Whether its process has just come, and has yet to make its groups.
         default: The name of its default group; empty when the program has destroyed it.
-        memory: For announcements; rank 0's.
+        memory: For announcements; of each host's first rank.
+        host: Its host.
     """
 
     address: sockets.Address
@@ -44,6 +45,7 @@ class Hello:
     is_new: bool = False
     default: str = "0"
     memory: Offer | None = None
+    host: str = ""
 
     def to_json(self) -> str:
         """Return the text that stands in the store."""
@@ -56,20 +58,22 @@ class Hello:
                 self.is_new,
                 self.default,
                 memory,
+                self.host,
             ]
         )
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Hello":
         """Return what `to_json` wrote."""
-        (host, port), groups, count, is_new, default, memory = json.loads(text)
+        (address, port), groups, count, is_new, default, memory, host = json.loads(text)
         return cls(
-            (host, port),
+            (address, port),
             groups_from_json(groups),
             count,
             is_new,
             default,
             None if memory is None else Offer(**memory),
+            host,
         )
 
 

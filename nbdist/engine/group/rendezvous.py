@@ -14,7 +14,7 @@ from nbdist.engine.compat.group_spec import GroupSpec
 from nbdist.engine.compat.torch_groups import PrefixStore
 from nbdist.engine.group import shared_memory, state
 from nbdist.engine.group.plan import GroupPlan, Hello, Key, make_plan
-from nbdist.engine.group.shared_memory import Offer, Offered
+from nbdist.engine.group.shared_memory import Offered
 from nbdist.engine.group.state import GroupState
 from nbdist.engine.tap import collective_check, counters
 from nbdist.engine.tap.collective_check_store import StoreTable
@@ -69,28 +69,30 @@ def meet(
     here.offered = _share(here)
     offer = None if here.offered is None else here.offered.offer
     count = torch_groups.group_count()
-    hello = Hello(here.address, groups, count, is_new, default, offer)
+    hello = Hello(here.address, groups, count, is_new, default, offer, here.host)
     texts = exchange("hello", hello.to_json(), timeout_s)
     hellos = {rank: Hello.from_json(text) for rank, text in texts.items()}
     here.peers = {rank: said.address for rank, said in hellos.items() if rank != here.rank}
-    counters.begin_generation(_announcements(here, hellos[0].memory), here.generation)
+    counters.begin_generation(_announcements(here, hellos), here.generation)
     return make_plan(hellos)
 
 
 def _announcements(
-    here: GroupState, offer: Offer | None
+    here: GroupState, hellos: Mapping[int, Hello]
 ) -> collective_check.SharedTable | StoreTable | None:
-    """Return where this generation's collectives are announced; `offer` is rank 0's memory."""
+    """Return where this generation's collectives are announced."""
     if here.check == "store":
         limit = timedelta(seconds=here.timeout_s)
         return StoreTable(here.store, here.rank, here.generation, limit)
+    neighbours = [rank for rank, said in hellos.items() if said.host == hellos[here.rank].host]
+    offer = hellos[min(neighbours)].memory  # of the host's first rank
     memory = None if offer is None else shared_memory.accept(offer)
     return None if memory is None else collective_check.SharedTable(memory, here.rank)
 
 
 def _share(here: GroupState) -> Offered | None:
-    """Make memory for announcements, on rank 0; None when there is none to be had."""
-    if here.rank or here.world_size == 1 or here.check != "shared":
+    """Make memory for announcements, on a host's first rank; None when there is none to be had."""
+    if here.local_rank or here.world_size == 1 or here.check != "shared":
         return None
     if here.offered is not None:
         here.offered.close()
@@ -102,7 +104,7 @@ def _share(here: GroupState) -> Offered | None:
 
 
 def share_no_more(here: GroupState) -> None:
-    """Give up the memory that rank 0 offered, when the groups have been formed.
+    """Give up the memory that a host's first rank offered, when the groups have been formed.
 
     Gloo's ranks have met in them after they mapped it. NCCL's meet later: there it is kept until
     the next generation.

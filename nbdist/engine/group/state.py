@@ -20,6 +20,7 @@ from nbdist.engine.kernel import location
 from nbdist.engine.tap.in_flight import Waiting
 from nbdist.engine.tap.interruptible_store import PatientStore
 from nbdist.errors import ClusterError
+from nbdist.placement import HERE
 from nbdist.ranks import name_ranks
 
 GLOO_THREADS = 2  # per group, as in torch
@@ -38,6 +39,8 @@ class GroupState:
     device: Any  # gloo's
     address: sockets.Address
     generation: int
+    host: str = HERE
+    local_rank: int = 0
     check: str = "shared"  # how collectives are compared, see `ClusterOptions`
     offered: Offered | None = None  # memory for announcements, until all have mapped it
     peers: dict[int, sockets.Address] = field(default_factory=dict)  # replaced, never changed

@@ -12,22 +12,24 @@ from typing import Any
 from nbdist.engine.compat import on_import
 from nbdist.errors import UsageError
 from nbdist.options import ClusterOptions
+from nbdist.placement import Place
 
 
-def rank_variables(rank: int, options: ClusterOptions) -> dict[str, str]:
-    """Return what a rank of a cluster on one host has in its environment.
+def rank_variables(rank: int, options: ClusterOptions, place: Place) -> dict[str, str]:
+    """Return what a rank has in its environment.
 
     Args:
-        rank: Global rank; equal to the local rank on one host.
+        rank: Global rank.
+        place: Where it is, which numbers it on its host.
         options: Of the cluster. Its `threads` keep ranks from competing for cores.
     """
     variables = {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(place.local_rank),
         "WORLD_SIZE": str(options.n),
-        "LOCAL_WORLD_SIZE": str(options.n),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "GROUP_RANK": str(place.node),
+        "GROUP_WORLD_SIZE": str(place.nodes),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(options.n),
         "ROLE_NAME": "default",

@@ -40,6 +40,7 @@ from nbdist.engine.kernel.stdio import Output
 from nbdist.engine.kernel.stdio_files import LogStream
 from nbdist.error_text import named
 from nbdist.options import ClusterOptions
+from nbdist.placement import Place
 from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Program:
     def __init__(self, spec: dict[str, Any]) -> None:
         self.rank: int = spec["rank"]
         self.options = ClusterOptions(**spec["options"])
+        self.place = Place(**spec["place"])
         self.device = torch.device(self.options.device)
         self.variables: dict[str, str] = {}
         self.joined = False
@@ -78,9 +80,9 @@ class Program:
         peers.start(
             self.rank,
             self.options.n,
-            int(environment.rank_variables(self.rank, self.options)["LOCAL_WORLD_SIZE"]),
+            self.place.local_size,
             every=self.options.peer_snapshots,
-            host=self.options.address,
+            host=self.place.address,
             key=self.kernel.session.key,
             client=state.member().client,
         )
@@ -258,7 +260,7 @@ def run(spec: dict[str, Any]) -> None:
     _go_to_work(spec["work_folders"])
     _program = Program(spec)
     options = _program.options
-    _program.variables = environment.rank_variables(spec["rank"], options)
+    _program.variables = environment.rank_variables(spec["rank"], options, _program.place)
     environment.restore(_program.variables)
     environment.refuse_forked_ranks()
     torch.set_num_threads(options.threads)
@@ -289,6 +291,7 @@ def join(
     *,
     version: int,
     options: dict[str, Any],
+    place: dict[str, Any],
     store_port: int,
     generation: int,
     newcomers: list[int],
@@ -299,6 +302,7 @@ def join(
     Args:
         version: Of the notebook's messages.
         options: The fields of `ClusterOptions`.
+        place: The fields of this rank's `Place`.
         store_port: Where the store listens, at the cluster's address.
         generation: 0 in a new cluster.
         newcomers: Ranks that take the place of others, this one among them; empty in a new
@@ -322,11 +326,11 @@ def join(
             f"{wire.VERSION}: install the same nbdist on both"
         )
     here = program()
-    here.options = asked = ClusterOptions(**options)
-    group.join(here.rank, asked, store_port, generation=generation, first_group=first_group)
+    here.options, here.place = asked, place_ = ClusterOptions(**options), Place(**place)
+    group.join(here.rank, asked, place_, store_port, generation=generation, first_group=first_group)
     here.joined = True
     here.keep_with_peers()
-    here.variables.update(environment.rank_variables(here.rank, asked))
+    here.variables.update(environment.rank_variables(here.rank, asked, place_))
     here.variables.update(environment.group_variables(asked.address, store_port))
     environment.restore(here.variables)
     device = _device(here.device.type)

@@ -1,7 +1,7 @@
 """What every way of starting engines offers to the cluster, and how one is found by name.
 
 An installed package offers one as an entry point of the group `nbdist.launchers`: a callable that
-takes the folder of the logs and returns a `Launcher`.
+takes the folder of the logs and a `LaunchOptions`, and returns a `Launcher`.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,11 +12,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nbdist.errors import UsageError
+from nbdist.placement import HERE, Place
 
 GROUP = "nbdist.launchers"
 LOCAL = "local"
+SSH = "ssh"
 OnExit = Callable[[str, int, str], None]
 UNKNOWN_STATUS = 256  # of a process that ended where nobody could collect its exit status
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """What `%dist start` says of hosts.
+
+    Attributes:
+        hosts: As typed, such as `a:2,b:2`, or a file of hosts.
+        trust_network: The person accepts that torch authenticates nobody on the network.
+    """
+
+    hosts: str = ""
+    trust_network: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +40,7 @@ class Started:
 
     pid: int
     port: int | None = None
+    host: str = HERE
 
 
 class Launcher(Protocol):
@@ -34,21 +50,42 @@ class Launcher(Protocol):
     The processes' own output goes into files in `logs`, which may be changed at any time.
     """
 
-    host: str
     logs: Path
 
     @property
     def alive(self) -> bool:
         """Whether it can still start processes."""
 
+    def meet(self, asked: str) -> str:
+        """Return the address on which the cluster listens, found together with other hosts.
+
+        Args:
+            asked: An address of this machine; loopback where the person named none.
+
+        Raises:
+            StartError: A host cannot be used, or cannot be reached.
+        """
+
     def ready(self, timeout_s: float) -> Mapping[str, Any]:
         """Wait until it can start ranks, and return what it found there.
 
         Keys: `gpus` (how many there are), `forks` (ranks begin with torch imported), and `why` they
-        do not.
+        do not. With several hosts also `slots` (ranks that they take), `threads_a_rank` (CPU
+        threads that each may have), and `notes` (sentences for the person).
 
         Raises:
             StartError: It ended, or took longer than `timeout_s`.
+        """
+
+    def places(self, n: int, address: str) -> Mapping[int, Place]:
+        """Return where each of `n` ranks is, or will be started; ranks that live stay.
+
+        Args:
+            n: Number of ranks.
+            address: The cluster's.
+
+        Raises:
+            StartError: There are hosts for fewer ranks only.
         """
 
     def start_soon(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
@@ -80,12 +117,18 @@ class Launcher(Protocol):
     def remove_on_exit(self, callback: OnExit) -> None:
         """Undo `on_exit`; nothing if it was not registered."""
 
+    def rest(self) -> None:
+        """Keep nothing that the person would not expect after `%dist stop`."""
+
     def close(self) -> None:
         """End every process that is left, and the launcher itself."""
 
 
-def find_launcher(name: str) -> Callable[[Path], Launcher]:
-    """Return what makes the launcher of this name: `local`, or one that a package offers.
+MakeLauncher = Callable[[Path, LaunchOptions], Launcher]
+
+
+def find_launcher(name: str) -> MakeLauncher:
+    """Return what makes the launcher of this name: one of nbdist's, or one that a package offers.
 
     Raises:
         UsageError: There is none.
@@ -93,10 +136,14 @@ def find_launcher(name: str) -> Callable[[Path], Launcher]:
     if name == LOCAL:
         from nbdist.client.cluster.launchers.local import LocalLauncher
 
-        return LocalLauncher
+        return lambda logs, _asked: LocalLauncher(logs)
+    if name == SSH:
+        from nbdist.client.cluster.launchers.ssh import make_launcher
+
+        return make_launcher
     offered = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in offered:
-        known = ", ".join([LOCAL, *sorted(offered)])
+        known = ", ".join([LOCAL, *sorted([SSH, *offered])])
         raise UsageError(f"There is no launcher {name!r}.", do=f"use one of: {known}")
-    made: Callable[[Path], Launcher] = offered[name].load()
+    made: MakeLauncher = offered[name].load()
     return made

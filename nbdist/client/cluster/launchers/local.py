@@ -12,7 +12,6 @@ thread that watches it.
 """
 
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -32,7 +31,14 @@ from nbdist import lifeline
 from nbdist.client.cluster.folders import fix_for_start, last_lines
 from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, OnExit, Started
 from nbdist.client.cluster.launchers.open_files import allow_open_files
-from nbdist.errors import ClusterError, StartError
+from nbdist.client.cluster.launchers.parent_link import (
+    ExitCallbacks,
+    ParentLink,
+    encode,
+    lines_of,
+)
+from nbdist.errors import StartError
+from nbdist.placement import Place, one_host
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +87,6 @@ def _as_warnings(filters: str) -> str:
 class LocalLauncher:
     """Processes on this machine, by key."""
 
-    host = "localhost"
-
     def __init__(self, log_folder: Path, *, fork: bool | None = None) -> None:
         """Start the parent; returns at once, while it imports torch.
 
@@ -92,12 +96,9 @@ class LocalLauncher:
         """
         self.logs = log_folder
         self._fork = sys.platform == "linux" if fork is None else fork
-        self._starting: dict[str, Future[Started]] = {}
-        self._numbers = itertools.count(1)
-        self._wanted: dict[str, int] = {}  # the number of each key's start that is awaited
-        self._pids: dict[str, int] = {}
+        self._told = ExitCallbacks()
+        self._link = ParentLink(self._send, self._told)
         self._orphans: set[int] = set()
-        self._callbacks: list[OnExit] = []
         self._lock = threading.Lock()
         self._start_parent()
 
@@ -152,6 +153,10 @@ class LocalLauncher:
         self._channel.close()
         self._start_parent()
 
+    def meet(self, asked: str) -> str:
+        """Return the address to listen on: the one that was asked for; see `Launcher.meet`."""
+        return asked
+
     def ready(self, timeout_s: float) -> dict[str, Any]:
         """Wait for the parent's imports and return its `ready` event.
 
@@ -169,45 +174,30 @@ class LocalLauncher:
                 do="%dist doctor",
             ) from None
 
+    def places(self, n: int, address: str) -> dict[int, Place]:
+        """Return the ranks' places: all on this machine; see `Launcher.places`."""
+        return one_host(n, address)
+
     def start_soon(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
         """Ask for a process; see `Launcher.start_soon`."""
         self.revive()
-        future: Future[Started] = Future()
-        number = next(self._numbers)
-        with self._lock:
-            self._starting[key] = future
-            self._wanted[key] = number
-        name = key.replace(" ", "-")
-        request = {
-            "op": "start",
-            "number": number,
-            "role": role,
-            "key": key,
-            "log": str(self.logs / f"{name}.log"),
-            "spec": dict(spec),
-        }
         try:
-            self._send(request)
+            return self._link.start_soon(key, role, spec, self.logs)
         except OSError as error:
             raise _parent_gone(self.logs) from error
-        return future
 
     def give_up(self) -> None:
         """Give up what is being started; see `Launcher.give_up`."""
-        with self._lock:
-            given_up, self._starting = self._starting, {}
-            self._wanted.clear()
-        for future in given_up.values():
-            future.set_exception(ClusterError("The start was given up."))
+        self._link.give_up()
 
     def signal(self, key: str, number: int, *, group: bool = False) -> None:
         """Send a signal; see `Launcher.signal`."""
-        pid = self._pids.get(key)
+        pid = self._link.pids.get(key)
         if pid is None:
             return
         if pid not in self._orphans:
             with contextlib.suppress(OSError):
-                self._send({"op": "signal", "pid": pid, "signal": number, "group": group})
+                self._link.signal(key, number, group=group)
                 return
         # A process in a session of its own: its group has its pid.
         with contextlib.suppress(ProcessLookupError):
@@ -215,20 +205,22 @@ class LocalLauncher:
 
     def running(self) -> list[str]:
         """Return the keys of the processes that are running."""
-        return list(self._pids)
+        return list(self._link.pids)
 
     def on_exit(self, callback: OnExit) -> None:
         """Register a callback; see `Launcher.on_exit`."""
-        self._callbacks.append(callback)
+        self._told.add(callback)
 
     def remove_on_exit(self, callback: OnExit) -> None:
         """Undo `on_exit`."""
-        with contextlib.suppress(ValueError):
-            self._callbacks.remove(callback)
+        self._told.remove(callback)
+
+    def rest(self) -> None:
+        """Keep the parent for the next start; see `Launcher.rest`."""
 
     def close(self) -> None:
         """End everything, the parent last."""
-        for key, pid in list(self._pids.items()):
+        for key, pid in list(self._link.pids.items()):
             if pid in self._orphans:
                 self.signal(key, signals.SIGKILL, group=True)
         try:
@@ -244,84 +236,33 @@ class LocalLauncher:
 
     def _send(self, request: dict[str, Any]) -> None:
         with self._lock:
-            self._channel.sendall(json.dumps(request).encode() + b"\n")
+            self._channel.sendall(encode(request))
 
     def _read(self, channel: socket.socket) -> None:
-        unread = b""
-        while True:
+        for line in lines_of(channel):
             try:
-                data = channel.recv(1 << 16)
-            except OSError:
-                data = b""
-            if not data:
-                break
-            *lines, unread = (unread + data).split(b"\n")
-            for line in lines:
-                try:
-                    self._on_event(json.loads(line))
-                except Exception:
-                    log.exception("An event of the parent was lost: %s", line)
-        self._on_parent_gone()
-
-    def _on_event(self, event: dict[str, Any]) -> None:
-        name, key = event.pop("event"), event.get("key", "")
-        if name == "ready":
-            self._ready.set_result(event)
-        elif name == "exited":
-            self._ended(key, event["pid"], event["status"], event["evidence"])
-        elif not self._is_wanted(key, event["number"], event.get("pid")):
-            if name == "started":
-                self._send(
-                    {"op": "signal", "pid": event["pid"], "signal": signals.SIGKILL, "group": True}
-                )
-        elif name == "started":
-            self._resolve(key, Started(event["pid"], event["port"]))
-        elif name == "failed":
-            self._resolve(key, StartError(f"{key} could not be started: {event['error']}"))
-
-    def _is_wanted(self, key: str, number: int, pid: int | None) -> bool:
-        """Return whether a start is awaited still; its process is then one of those `running`."""
-        # Both at once: given up in between, it would be neither unwanted nor known.
-        with self._lock:
-            if self._wanted.get(key) != number:
-                return False
-            del self._wanted[key]
-            if pid is not None:
-                self._pids[key] = pid
-            return True
-
-    def _ended(self, key: str, pid: int, status: int, evidence: str = "") -> None:
-        """Tell that a process has ended; once told, it is no longer `running`."""
-        if self._pids.get(key) != pid:
-            return
-        for callback in list(self._callbacks):
-            try:
-                callback(key, status, evidence)
+                event = json.loads(line)
+                if event["event"] == "ready":
+                    self._ready.set_result(event)
+                else:
+                    self._link.take(event)
             except Exception:
-                log.exception("An exit callback failed for %s", key)
-        self._orphans.discard(pid)
-        del self._pids[key]
-
-    def _resolve(self, key: str, outcome: Started | StartError) -> None:
-        with self._lock:
-            future = self._starting.pop(key, None)
-        if future is None:
-            return
-        if isinstance(outcome, Started):
-            future.set_result(outcome)
-        else:
-            future.set_exception(outcome)
+                log.exception("An event of the parent was lost: %s", line)
+        self._on_parent_gone()
 
     def _on_parent_gone(self) -> None:
         error = _parent_gone(self.logs)
         if not self._ready.done():
             self._ready.set_exception(error)
-        for key in list(self._starting):
-            self._resolve(key, error)
-        for key, pid in list(self._pids.items()):
+        self._link.fail_starts(error)
+        for key, pid in list(self._link.pids.items()):
             # Its exit status goes to init, which tells nobody.
             self._orphans.add(pid)
-            lifeline.watch(pid, partial(self._ended, key, pid, UNKNOWN_STATUS))
+            lifeline.watch(pid, partial(self._orphan_ended, key, pid))
+
+    def _orphan_ended(self, key: str, pid: int) -> None:
+        self._link.ended(key, pid, UNKNOWN_STATUS)
+        self._orphans.discard(pid)
 
 
 def _parent_gone(logs: Path) -> StartError:

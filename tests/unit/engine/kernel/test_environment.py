@@ -4,6 +4,9 @@ import pytest
 
 from nbdist.engine.kernel.environment import group_variables, rank_variables, restore
 from nbdist.options import ClusterOptions
+from nbdist.placement import Place
+
+PLACE = Place(local_rank=1, local_size=4)
 
 
 def _options(device: str) -> ClusterOptions:
@@ -11,7 +14,7 @@ def _options(device: str) -> ClusterOptions:
 
 
 def test_a_rank_has_what_torchrun_sets() -> None:
-    variables = rank_variables(1, _options("cuda")) | group_variables("127.0.0.1", 29500)
+    variables = rank_variables(1, _options("cuda"), PLACE) | group_variables("127.0.0.1", 29500)
     torchrun = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK"
     torchrun += " ROLE_WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT OMP_NUM_THREADS"
     torchrun += " TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS"
@@ -24,8 +27,8 @@ def test_a_rank_has_what_torchrun_sets() -> None:
 
 
 def test_only_a_rank_on_the_cpu_tells_accelerate_so() -> None:
-    assert "ACCELERATE_USE_CPU" in rank_variables(0, _options("cpu"))
-    assert "ACCELERATE_USE_CPU" not in rank_variables(0, _options("cuda"))
+    assert "ACCELERATE_USE_CPU" in rank_variables(0, _options("cpu"), PLACE)
+    assert "ACCELERATE_USE_CPU" not in rank_variables(0, _options("cuda"), PLACE)
 
 
 def test_what_a_library_deleted_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

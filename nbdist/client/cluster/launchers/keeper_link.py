@@ -1,0 +1,112 @@
+"""The kernel's end of the keeper (`host/keeper.py`): opens channels, sends lines, hears events.
+
+Threads: one that hears the keeper, `nbdist-hosts`; it ends when the keeper does.
+"""
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbdist.client.cluster.folders import fix_for_start
+from nbdist.client.cluster.launchers.local import rank_environment
+from nbdist.client.cluster.launchers.parent_link import encode, lines_of
+from nbdist.errors import StartError
+
+log = logging.getLogger(__name__)
+
+_END_S = 8.0  # for the keeper to end all of its channels
+
+
+class KeeperLink:
+    """One keeper. `events` is called with each event, on the thread that hears it."""
+
+    def __init__(self, logs: Path, events: Callable[[dict[str, Any]], None]) -> None:
+        """Start it; it ends with this process.
+
+        Raises:
+            StartError: It could not be started.
+        """
+        self._events = events
+        self._lock = threading.Lock()
+        self._channel, theirs = socket.socketpair()
+        words = [sys.executable, "-m", "nbdist.host.keeper", str(theirs.fileno()), str(os.getpid())]
+        file = os.open(logs / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                pass_fds=[theirs.fileno()],
+                env=rank_environment(os.environ),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._channel.close()
+            raise StartError(
+                "The process that reaches other hosts could not be started.",
+                why=f"{sys.executable}: {error.strerror}",
+                do=fix_for_start(error.strerror or ""),
+            ) from error
+        finally:
+            os.close(file)
+            theirs.close()
+        threading.Thread(target=self._hear, name="nbdist-hosts", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is there."""
+        return self._process.poll() is None
+
+    def open(
+        self, channel: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> None:
+        """Run a command that leads to parents; its end is the event `closed`.
+
+        Raises:
+            OSError: The keeper is gone.
+        """
+        self._send(
+            {"op": "open", "channel": channel, "command": list(command), "log": str(log)}
+            | {"environment": dict(environment)}
+        )
+
+    def send(self, channel: str, line: Mapping[str, Any]) -> None:
+        """Send a request to the parents of a channel.
+
+        Raises:
+            OSError: The keeper is gone.
+        """
+        self._send({"op": "send", "channel": channel, "line": dict(line)})
+
+    def close(self) -> None:
+        """End all channels, and the keeper."""
+        try:
+            self._send({"op": "quit"})
+        except OSError:
+            log.debug("The keeper had ended already")
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(5)
+        self._channel.close()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        with self._lock:
+            self._channel.sendall(encode(request))
+
+    def _hear(self) -> None:
+        for line in lines_of(self._channel):
+            try:
+                self._events(json.loads(line))
+            except Exception:
+                log.exception("An event of the keeper was lost: %s", line)
+        self._events({"event": "gone"})

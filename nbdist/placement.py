@@ -1,0 +1,88 @@
+"""Where ranks are: on which host, at which address, and their number there. Pure.
+
+Ranks of one host follow each other, so that the innermost axes of a mesh stay within a host.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nbdist.options import LOOPBACK
+
+HERE = "localhost"  # the notebook's machine
+TOKEN = "shared-with-hosts"  # a file beside the logs: a host that reads it shares the folder
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank's place among the hosts, as `torchrun` numbers it.
+
+    Attributes:
+        host: Its host's name, as the person gave it.
+        address: IPv4 address on which the rank listens.
+        local_rank: Its number on the host, from 0.
+        local_size: Ranks on the host.
+        node: The host's number, from 0.
+        nodes: Hosts that have ranks.
+    """
+
+    host: str = HERE
+    address: str = LOOPBACK
+    local_rank: int = 0
+    local_size: int = 1
+    node: int = 0
+    nodes: int = 1
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the plain values that `Place(**values)` takes."""
+        return asdict(self)
+
+
+def one_host(n: int, address: str) -> dict[int, Place]:
+    """Return the places of `n` ranks of the notebook's machine."""
+    return {rank: Place(HERE, address, rank, n) for rank in range(n)}
+
+
+def assign(
+    ranks: Iterable[int], slots: Mapping[str, int], fixed: Mapping[int, str]
+) -> dict[int, str]:
+    """Return the host of each rank: where it is, else the first host with a free slot.
+
+    Args:
+        ranks: All ranks.
+        slots: Ranks that each living host takes, in the order in which hosts are filled.
+        fixed: Where ranks are or were. One whose host is gone gets another.
+
+    Raises:
+        LookupError: There are more ranks than slots; its argument is the first rank without one.
+    """
+    wanted = sorted(ranks)
+    placed = {rank: fixed[rank] for rank in wanted if fixed.get(rank) in slots}
+    free = {
+        host: count - sum(where == host for where in placed.values())
+        for host, count in slots.items()
+    }
+    for rank in wanted:
+        if rank in placed:
+            continue
+        host = next((host for host, count in free.items() if count > 0), None)
+        if host is None:
+            raise LookupError(rank)
+        placed[rank] = host
+        free[host] -= 1
+    return dict(sorted(placed.items()))
+
+
+def places(hosts: Mapping[int, str], addresses: Mapping[str, str]) -> dict[int, Place]:
+    """Return the place of each rank, of ranks by host and addresses by host.
+
+    Hosts are numbered by their lowest rank.
+    """
+    by_host: dict[str, list[int]] = {}
+    for rank, host in sorted(hosts.items()):
+        by_host.setdefault(host, []).append(rank)
+    return {
+        rank: Place(host, addresses[host], number, len(there), node, len(by_host))
+        for node, (host, there) in enumerate(by_host.items())
+        for number, rank in enumerate(there)
+    }
