@@ -109,13 +109,15 @@ def choose_options(
     device = device or ("cuda" if gpus else "cpu")
     if n is None:
         n = slots or (gpus if device == "cuda" and gpus else 2)
+    if threads is None:
+        threads = threads_a_rank or max(1, _cores() // max(1, n))
     if slots is not None and n > slots:
         raise UsageError(f"-n {n} is too many for these hosts: they take {counted(slots, 'rank')}.")
     options = ClusterOptions(
         n=n,
         device=device,
         backend=backend or ("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"),
-        threads=threads or threads_a_rank or max(1, _cores() // max(1, n)),
+        threads=threads,
         **rest,
     )
     most = MOST_RANKS_A_CORE * (os.cpu_count() or 1)

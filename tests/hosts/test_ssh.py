@@ -1,0 +1,24 @@
+"""A cluster over ssh: the cells of one machine on three, and what each of them can do wrong."""
+
+import pytest
+
+from tests.hosts.bed import Bed
+from tests.hosts.kernel import Kernel
+
+pytestmark = pytest.mark.hosts
+
+START = "%load_ext nbdist\n%dist start --launcher ssh --trust-network --hosts "
+
+
+def test_six_ranks_of_three_hosts_train_as_one(bed: Bed) -> None:
+    with Kernel(bed["a"]) as kernel:
+        print(kernel.run(START + "localhost:2,b:2,c:2"))
+        said = kernel.run(
+            "%%distributed\nimport os, socket\nt = torch.ones(1) * rank\ndist.all_reduce(t)\n"
+            "print(rank, socket.gethostname(), *(os.environ[n] for n in ('LOCAL_RANK', "
+            "'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'GROUP_WORLD_SIZE')), t.item())"
+        )
+        print(said)
+        print(kernel.run("%dist status"))
+        print(kernel.run("%dist stop"))
+    assert bed["b"].left_running() == bed["c"].left_running() == []
