@@ -192,7 +192,7 @@ class Keeper:
             for channel in list(self._channels.values()):
                 channel.write(_BEAT)
                 for host in () if is_late else channel.silent(now):
-                    why = f"it has not answered for {SILENT_S:.0f} s"
+                    why = f"it did not answer for {SILENT_S:.0f} s"
                     self._tell(event="lost", channel=channel.name, host=host, why=why)
                 if channel.lost and channel.lost == set(channel.heard) and not channel.is_closing:
                     self._spawn(channel.end())

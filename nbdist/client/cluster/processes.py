@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS
 
-HOST_LOST = "its host is lost,"  # as launchers begin the evidence, with its name and why
+HOST_LOST = "its host "  # as launchers begin the evidence, with its name and why it is lost
 _OOM_KILLER = "killed by the kernel's OOM killer"  # as `host/oom.py` says it
 
 

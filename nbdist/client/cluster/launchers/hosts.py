@@ -266,7 +266,9 @@ class HostsLauncher:
             self._news.notify_all()
         if not self._is_closed:
             log.warning("Host %s is lost: %s", name, why)
-        host.link.lose(StartError(f"Host {name} is lost.", why=why), f"{HOST_LOST} {name}: {why}")
+        host.link.lose(
+            StartError(f"Host {name} is lost.", why=why), f"{HOST_LOST}{name} is lost: {why}"
+        )
 
     def _wait_for(self, answer: str, timeout_s: float = _ANSWER_S) -> dict[str, dict[str, Any]]:
         """Return what each host answers.
