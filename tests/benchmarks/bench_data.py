@@ -54,9 +54,9 @@ def passes(folder: str, delta: str) -> dict[str, list[float]]:
     import torch.distributed as dist
 
     import nbdist
-    from nbdist.engine.data import reader
+    from nbdist.engine.data import reader_threads
 
-    pa.set_cpu_count(reader.THREADS)
+    pa.set_cpu_count(reader_threads.wanted(False, reader_threads.own_cores()))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     took: dict[str, list[float]] = {}
 

@@ -4,6 +4,7 @@ A column is a numpy array (its first dimension counts samples), a pyarrow array 
 lists, structs) or a list. pyarrow is not imported here: what is no numpy array and no list is one.
 """
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,10 +31,25 @@ def chunks(columns: Columns, order: npt.NDArray[np.int64], size: int) -> Iterato
 def take_rows(column: Any, rows: npt.NDArray[np.int64]) -> Any:
     """Return some samples of a column in an order, copied."""
     if isinstance(column, np.ndarray):
-        return np.take(column, rows, axis=0)
+        out = _empty((len(rows), *column.shape[1:]), column.dtype)
+        # "clip" as "raise" would copy once more into `out`; no row is out of range.
+        return np.take(column, rows, axis=0, out=out, mode="clip")
     if isinstance(column, list):
         return [column[i] for i in rows.tolist()]
     return column.take(_pyarrow().array(rows))
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an array from Arrow's pool of memory, where there is one.
+
+    Groups are read into that pool, and it takes again what they give back. From glibc each thread
+    would have an arena of its own, that grows and shrinks with every group.
+    """
+    pa = sys.modules.get("pyarrow")
+    if pa is None or dtype.hasobject:
+        return np.empty(shape, dtype)
+    buffer = pa.allocate_buffer(math.prod(shape) * dtype.itemsize)
+    return np.frombuffer(buffer, dtype).reshape(shape)
 
 
 def cut(columns: Columns, start: int, stop: int) -> Columns:

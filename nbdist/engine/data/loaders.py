@@ -3,7 +3,6 @@
 Threads: the loop's.
 """
 
-import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -11,7 +10,6 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from nbdist import background
 from nbdist.engine.compat import torch_loaders
 from nbdist.engine.data import bad, probe, shards, weighting
 from nbdist.engine.data.batches import mix, part
@@ -19,6 +17,7 @@ from nbdist.engine.data.left_out import Skipped
 from nbdist.engine.data.making import Collate, Init, Items, add_noted
 from nbdist.engine.data.position import Standing
 from nbdist.engine.data.probe import Probe
+from nbdist.engine.data.reader_threads import own_cores
 from nbdist.engine.data.shards import data_shard
 from nbdist.errors import DataError
 
@@ -207,11 +206,6 @@ class Loader(DataLoader[T]):
             UsageError: The dataset has another number of samples than the state's.
         """
         self._standing.load_state_dict(state)
-
-
-def own_cores() -> float:
-    """Return how many cores this rank may use: its share where several are on the machine."""
-    return background.cores() / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _tell_nobody(facts: dict[str, float]) -> None:

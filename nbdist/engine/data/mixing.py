@@ -5,7 +5,7 @@ While no lane ends and batches end where rounds do, each batch takes the same of
 the lanes' samples of a *stretch* of batches are put side by side by one copy a lane and column, and
 a batch is a view of what comes out.
 
-Threads: the loop's.
+Threads: the loop's, and its readers'.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,25 +39,29 @@ class Stretch:
         """This rank's samples of a batch."""
         return sum(len(taken) for taken, _ in self.lanes)
 
+    @property
+    def groups(self) -> set[int]:
+        """Those that samples are taken from."""
+        return {piece.group for _, pieces in self.lanes for piece in pieces}
 
-def stretch(
-    order: Interleave, start: int, ends: Sequence[int], part: range, most: int
-) -> Stretch | None:
+
+def stretch(order: Interleave, start: int, ends: Sequence[int], part: range) -> Stretch | None:
     """Return the longest stretch that begins with a batch; None where not even two are alike.
 
     Args:
         order: Of the epoch.
         start: Where the first batch begins.
-        ends: Where it ends, and those after it.
+        ends: Where it ends, and as many after it as may be made at once.
         part: This rank's positions of the first batch.
-        most: Samples that all batches may have together on this rank.
     """
+    if len(ends) < 2:
+        return None
     size = ends[0] - start
     lives, first = order.rounds_at(start)
     if not lives or first is None or size % len(lives) or not part:
         return None
     rounds = size // len(lives)
-    alike = min(len(ends), most // len(part), (order.rounds_left(lives) - first) // rounds)
+    alike = min(len(ends), (order.rounds_left(lives) - first) // rounds)
     while alike > 1 and ends[alike - 1] != start + alike * size:
         alike -= 1  # only an epoch's last batch differs
     if alike < 2:

@@ -4,28 +4,29 @@ The buffer holds what is left of the groups that this rank's lanes are in, and `
 a group is kept in chunks, and a chunk goes when its samples have been given. So lanes that come to
 their ends together find their next groups read, and memory stays level.
 
-Threads: `GroupFeed` is the loop's. Groups are read on threads of the pass (`nbdist-read-N`), which
-end with it; one that a store keeps waiting ends when its read does.
+Batches that are alike are mixed several at a time (`mixing`), ahead of the loop where their groups
+are read by then.
+
+Threads: `GroupFeed` is the loop's. Groups are read, and mixed ahead, on threads of the pass
+(`reader_threads`).
 """
 
 import math
-import queue
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from nbdist.engine.compat.torch_loaders import SampleFault
 from nbdist.engine.data import columns, making, mixing, retry
 from nbdist.engine.data.batches import Shard, part
 from nbdist.engine.data.interleave import Interleave, Ints, Piece
+from nbdist.engine.data.mixing import Stretch
+from nbdist.engine.data.reader_threads import ReaderThreads, own_cores, wanted
 from nbdist.engine.data.sources.source import Columns, Source
 from nbdist.errors import DataError
 
 AHEAD = 2  # groups that are read before a lane wants them
-THREADS = 4
 _CHUNKS = 8  # of a group
 IDS = "\0id"  # the column of samples' numbers, which no file can have
 
@@ -73,6 +74,10 @@ class _Group:
     chunk: int  # samples of a chunk
     left: int  # samples that take memory
 
+    @property
+    def is_read(self) -> bool:
+        return self.read.done() and self.read.exception() is None
+
     def cut(self, piece: Piece) -> Iterator[Columns]:
         chunks = self.read.result()
         for nth in range(piece.start // self.chunk, (piece.stop - 1) // self.chunk + 1):
@@ -87,7 +92,7 @@ class _Group:
         if left == self.left:
             return
         self.left = left
-        if self.read.done() and self.read.exception() is None:
+        if self.is_read:
             self.read.result()[:whole] = [None] * whole
 
 
@@ -125,12 +130,15 @@ class GroupFeed:
         self._start, self._ends, self._nth = start, ends, 0
         self._shard, self._weights = shard, weights
         self._groups: dict[int, _Group] = {}
-        self._pool: _Pool | None = None
+        self._threads: ReaderThreads | None = None
         self._lanes: set[int] = set()  # this rank's
         self._live = -1  # for how many live lanes these are its lanes
         self._next = 0  # in the queue of the epoch
         self._budget = 0
         self._mixed: Iterator[Columns] = iter(())  # batches that are made already
+        self._mixed_to = 0  # the batch after them
+        self._plan: tuple[int, Stretch | None] = (-1, None)  # of the batches from that one on
+        self._coming: Future[list[Columns]] | None = None  # what the plan makes, ahead
 
     def __iter__(self) -> Iterator[Block]:
         return self
@@ -142,6 +150,7 @@ class GroupFeed:
             raise StopIteration
         if (found := next(self._mixed, None) or self._mix()) is not None:
             self._nth += 1
+            self._mix_ahead()
             return Block(found, found.pop(IDS), self._seed)
         pieces = self._pieces(self._nth)
         for piece in pieces:
@@ -209,9 +218,9 @@ class GroupFeed:
                 return group
             if nth < retry.TRIES:
                 retry.tell_stalled(where, self._timeout_s, nth)
-            assert self._pool is not None  # it was to read this
-            self._pool.start_thread()  # in place of the one that is kept waiting
-            group.read = self._pool.submit(partial(self._read, number, group.chunk))
+            assert self._threads is not None  # it was to read this
+            self._threads.start_thread()  # in place of the one that is kept waiting
+            group.read = self._threads.submit(partial(self._read, number, group.chunk))
         group.read = Future()
         group.read.set_exception(retry.stalled(where, self._timeout_s))
         return self._read_whole(number)
@@ -221,33 +230,52 @@ class GroupFeed:
 
         What cannot be read is left to `__next__`.
         """
-        begin, left = self._begin_of(self._nth), self._ends[self._nth :]
-        mine = part(begin, left[0], self._shard, self._weights)
-        most = int(self._order.sizes.mean() / 2)
-        found = mixing.stretch(self._order, begin, left, mine, most)
-        if found is None:
+        plan = self._planned(self._nth)
+        if plan is None:
             return None
-        pieces = [piece for _, of_lane in found.lanes for piece in of_lane]
-        groups = {piece.group: self._wanted(piece.group) for piece in pieces}
+        groups = {number: self._wanted(number) for number in plan.groups}
         self._read_ahead(self._nth)
         try:
             for number in groups:
                 self._read_whole(number)
         except Exception:
             return None
-        made = mixing.mixed(found, lambda piece: list(groups[piece.group].cut(piece)))
-        self._mixed = iter(made)
-        self._free(self._nth + found.batches)
-        self._read_ahead(self._nth + found.batches)
+        coming, self._coming = self._coming, None
+        is_here = coming is None or coming.cancel()  # no thread has come to it
+        made = coming.result() if coming and not is_here else _mixed(plan, groups)
+        self._mixed, self._mixed_to = iter(made), self._nth + plan.batches
+        self._free(self._mixed_to)
+        self._read_ahead(self._mixed_to)
         return next(self._mixed)
+
+    def _mix_ahead(self) -> None:
+        """Have the next stretch of batches mixed, if its groups are read and no thread does so."""
+        if self._coming is not None or (plan := self._planned(self._mixed_to)) is None:
+            return
+        found = {number: self._groups.get(number) for number in plan.groups}
+        groups = {number: group for number, group in found.items() if group and group.is_read}
+        if len(groups) == len(found):
+            assert self._threads is not None  # they have read the groups
+            self._coming = self._threads.submit(partial(_mixed, plan, groups), is_urgent=True)
+
+    def _planned(self, nth: int) -> Stretch | None:
+        """Return the batches from `nth` on that are alike, if any."""
+        if self._plan[0] != nth:
+            begin, mine = self._begin_of(nth), range(0)
+            most = int(self._order.sizes.mean() / 2)  # samples
+            if nth < len(self._ends):
+                mine = part(begin, self._ends[nth], self._shard, self._weights)
+            ends = self._ends[nth : nth + most // max(1, len(mine))]
+            self._plan = nth, mixing.stretch(self._order, begin, ends, mine)
+        return self._plan[1]
 
     def close(self) -> None:
         """End the threads, and let go of all samples."""
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
+        if self._threads is not None:
+            self._threads.close()
+        self._threads = None
         self._groups.clear()
-        self._mixed = iter(())
+        self._mixed, self._coming = iter(()), None
 
     def __del__(self) -> None:
         self.close()
@@ -267,12 +295,12 @@ class GroupFeed:
 
     def _wanted(self, group: int) -> _Group:
         if group not in self._groups:
-            if self._pool is None:
-                self._pool = _Pool(THREADS)
+            if self._threads is None:
+                self._threads = ReaderThreads(wanted(self._source.is_far, own_cores()))
             size = int(self._order.sizes[group])
             # As it lies a group is not copied, and all of it goes at once.
             chunk = -(-size // _CHUNKS) if self._order.is_shuffled else size
-            read = self._pool.submit(lambda: self._read(group, chunk))
+            read = self._threads.submit(lambda: self._read(group, chunk))
             self._groups[group] = _Group(read, size, chunk, size)
         return self._groups[group]
 
@@ -329,6 +357,10 @@ class GroupFeed:
             return [read] if rows is None else list(columns.chunks(read, rows, chunk))
 
 
+def _mixed(plan: Stretch, groups: dict[int, _Group]) -> list[Columns]:
+    return mixing.mixed(plan, lambda piece: list(groups[piece.group].cut(piece)))
+
+
 class _Making:
     """A block in the making."""
 
@@ -357,51 +389,3 @@ class _Making:
         found = columns.joined(self.parts)
         ids = found.pop(IDS)
         return Block(found, ids, seed, tuple(self.skipped), tuple(self.repeated))
-
-
-class _Pool:
-    """Threads that do what they are given, in order; daemons, for none may keep a rank alive."""
-
-    def __init__(self, threads: int) -> None:
-        self._todo: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
-            queue.SimpleQueue()
-        )
-        self.threads: list[threading.Thread] = []
-        for _ in range(threads):
-            self.start_thread()
-
-    def start_thread(self) -> None:
-        """Have one more."""
-        name = f"nbdist-read-{len(self.threads)}"
-        thread = threading.Thread(target=_work, args=(self._todo,), name=name, daemon=True)
-        self.threads.append(thread)
-        thread.start()
-
-    def submit(self, action: Callable[[], Any]) -> "Future[Any]":
-        future: Future[Any] = Future()
-        self._todo.put((future, action))
-        return future
-
-    def close(self) -> None:
-        """Let each thread end after what it does; nothing else is begun."""
-        while True:
-            try:
-                one = self._todo.get_nowait()
-            except queue.Empty:
-                break
-            if one is not None:
-                one[0].cancel()
-        for _ in self.threads:
-            self._todo.put(None)
-
-
-def _work(todo: "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
-    while (one := todo.get()) is not None:
-        future, action = one
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(action())
-        except BaseException as error:
-            future.set_exception(error)
-        del one, future, action  # what was read is the feed's alone

@@ -43,7 +43,10 @@ def open_dataset(dataset: Any, columns: Sequence[str] | None) -> ParquetSource:
         for fragment in dataset.get_fragments()
     ]
     name = f"a dataset of {len(files)} files"
-    return ParquetSource(name, partial(open_file, fs), files, columns, dataset.schema)
+    is_far = not urls.is_local(fs)
+    return ParquetSource(
+        name, partial(open_file, fs), files, columns, dataset.schema, is_far=is_far
+    )
 
 
 def _constants(keys: dict[str, Any], schema: Any) -> dict[str, Any]:

@@ -63,7 +63,15 @@ def open_delta(
     fs, root = urls.filesystem(found.url, options)
     open_file = partial(urls.open_below, fs, root.rstrip("/"))
     gone = "the files of this version were deleted (vacuum): make the loader anew, of a newer one"
-    return ParquetSource(found.name, open_file, found.files, columns, found.schema, gone=gone)
+    return ParquetSource(
+        found.name,
+        open_file,
+        found.files,
+        columns,
+        found.schema,
+        gone=gone,
+        is_far=not urls.is_local(fs),
+    )
 
 
 def _read_log(table: Any, options: Mapping[str, Any] | None) -> _Table:

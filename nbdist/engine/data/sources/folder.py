@@ -39,16 +39,16 @@ def open_folder(
         return [one for fs, path in opened for one in urls.files(fs, path, ENDINGS)]
 
     found = agreed.from_rank_0(listed, name)
-    open_file = partial(urls.open_file, opened[0][0])
+    open_file, is_far = partial(urls.open_file, opened[0][0]), not urls.is_local(opened[0][0])
     if not any(one.name.endswith(PARQUET) for one in found):
-        return ArrowSource(name, open_file, found, columns)
+        return ArrowSource(name, open_file, found, columns, is_far=is_far)
     found = [one for one in found if not one.name.endswith(ARROW)]
     constants = _typed([_partitions(one.name) for one in found])
     files = [
         DataFile(one.path, one.name, one.size_bytes, here)
         for one, here in zip(found, constants, strict=True)
     ]
-    return ParquetSource(name, open_file, files, columns)
+    return ParquetSource(name, open_file, files, columns, is_far=is_far)
 
 
 def _refuse_hudi(fs: Any, path: str) -> None:

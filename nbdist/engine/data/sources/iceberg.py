@@ -48,11 +48,16 @@ def open_iceberg(table: Any, columns: Sequence[str] | None) -> ParquetSource:
         found.schema,
         found.field_ids,
         gone,
+        is_far=not all(_is_here(file.path) for file in found.files),
     )
 
 
+def _is_here(path: str) -> bool:
+    return path.startswith("file://") or "://" not in path
+
+
 def _opened(io: Any, path: str) -> Any:
-    if path.startswith("file://") or "://" not in path:
+    if _is_here(path):
         return urls.open_file(*urls.filesystem(path))
     return io.new_input(path).open(seekable=True)
 

@@ -28,6 +28,8 @@ class ArrowSource:
         open_file: OpenFile,
         files: Sequence[urls.Listed],
         columns: Sequence[str] | None = None,
+        *,
+        is_far: bool = False,
     ) -> None:
         """Count the rows of each record batch. Collective.
 
@@ -36,12 +38,14 @@ class ArrowSource:
             open_file: Opens a file by its path; can be pickled.
             files: The same on all ranks.
             columns: Those to read; None for all.
+            is_far: Whether files are opened in a store.
 
         Raises:
             DataError: Files of different schemas, or one that is no Arrow file.
             UsageError: A column that is not there.
         """
-        self.name, self._open_file, self._files = name, open_file, tuple(files)
+        self.name, self.is_far = name, is_far
+        self._open_file, self._files = open_file, tuple(files)
         about = agreed.for_each(self._about, self._files, name)
         names, schemas = [one.name for one in files], [one.schema for one in about]
         schema = common_schema(names, schemas, [sum(one.rows) for one in about], columns)

@@ -67,6 +67,8 @@ class ParquetSource:
         schema: Any = None,
         field_ids: Mapping[str, int] | None = None,
         gone: str = "",
+        *,
+        is_far: bool = False,
     ) -> None:
         """Read the footers. Collective.
 
@@ -80,12 +82,13 @@ class ParquetSource:
             field_ids: Numbers of the schema's columns, by which a table finds them in its files
                 whatever they are called there.
             gone: What to do where a file is no longer there.
+            is_far: Whether files are opened in a store.
 
         Raises:
             DataError: Files of different schemas, or one that is no Parquet file.
             UsageError: A column that is not there.
         """
-        self.name = name
+        self.name, self.is_far = name, is_far
         self._open_file, self._gone = open_file, gone
         footers = agreed.for_each(partial(_footer, open_file, gone), files, name)
         self._files = tuple(

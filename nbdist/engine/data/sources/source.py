@@ -29,6 +29,10 @@ class Source(Protocol):
     def fingerprint(self) -> int:
         """A number of 63 bits that differs where the groups or their sizes do (`fingerprint`)."""
 
+    @property
+    def is_far(self) -> bool:
+        """Whether reads wait for a store more than they take a core."""
+
     def read(self, group: int) -> Columns:
         """Return the samples of a group, in their own order. On reader threads, some at a time.
 

@@ -91,6 +91,11 @@ class TarSource:
         """A number that differs where the tars do."""
         return fingerprint([*((f.name, f.size_bytes) for f in self._files), self.sizes])
 
+    @property
+    def is_far(self) -> bool:
+        """Whether the tars are in a store."""
+        return not urls.is_local(self._fs)
+
     def where(self, group: int) -> str:
         """Return tar and bytes, for messages."""
         number, its = self._groups[group]

@@ -87,7 +87,7 @@ def open_file(fs: Any, path: str) -> Any:
     """Return a file to read, for pyarrow; of this machine's it reads them by itself."""
     import pyarrow
 
-    if _is_local(fs):
+    if is_local(fs):
         return pyarrow.OSFile(path)
     # Arrow knows which ranges it wants: what fsspec would read beyond them is for nobody.
     return fs.open(path, "rb", cache_type="none")
@@ -105,7 +105,8 @@ def open_below(fs: Any, root: str, path: str) -> Any:
     return open_file(fs, f"{root}/{path}")
 
 
-def _is_local(fs: Any) -> bool:
+def is_local(fs: Any) -> bool:
+    """Return whether a filesystem is this machine's."""
     return "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,))
 
 

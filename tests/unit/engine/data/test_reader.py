@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdist.engine.data import mixing, reader
+from nbdist.engine.data import mixing, reader, reader_threads
 from nbdist.engine.data.batches import Shard, cut, part
 from nbdist.engine.data.interleave import Interleave
 from nbdist.engine.data.reader import GroupFeed
@@ -20,7 +20,7 @@ from nbdist.errors import DataError
 class Memory:
     """A source of numbered samples, that counts what is read and can be made to wait or to fail."""
 
-    name, fingerprint = "memory", 1
+    name, fingerprint, is_far = "memory", 1, True
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = np.array(sizes, dtype=np.int64)
@@ -132,7 +132,7 @@ def test_threads_end_with_the_pass_and_with_a_loop_that_is_left() -> None:
     running: list[threading.Thread] = []
     look(feed(Memory([9] * 9), 3, 3, Shard(0, 1)))
     list(feed(Memory([9] * 9), 3, 3, Shard(0, 1)))
-    assert len(running) == reader.THREADS
+    assert len(running) == reader_threads.MOST
     for thread in [*running, *threads()]:
         thread.join(10)
         assert not thread.is_alive()
@@ -145,7 +145,7 @@ def test_a_feed_that_is_closed_does_not_wait_for_a_store_that_stalls() -> None:
     one._read_ahead(0)
     one.close()
     source.may_read.set()
-    assert len(source.reads) <= reader.THREADS
+    assert len(source.reads) <= reader_threads.MOST
 
 
 def test_an_error_is_raised_by_the_loop_which_may_ask_again() -> None:
