@@ -87,17 +87,6 @@ def _samples(column: Any) -> list[Any]:
     return [one.values.to_numpy(zero_copy_only=False) if one.is_valid else None for one in column]
 
 
-def size_bytes(columns: Columns) -> int:
-    """Return the bytes of columns; of lists only those of what is bytes or text in them."""
-    return sum(_size_bytes(column) for column in columns.values())
-
-
-def _size_bytes(column: Any) -> int:
-    if isinstance(column, list):
-        return sum(len(one) if isinstance(one, bytes | str) else 8 for one in column)
-    return int(column.nbytes)
-
-
 def _pyarrow() -> Any:
     return sys.modules["pyarrow"]
 

@@ -88,7 +88,8 @@ def loader(
             some. torch's, Python's and numpy's random numbers in it follow from seed, epoch and
             sample alone.
         interleave: Of how many row groups samples are mixed. More mix better, and need more
-            memory: a rank holds its share of so many groups, and two more. 1 keeps files' order.
+            memory: a rank holds its share of so many groups, three more, and about three for each
+            of 2 to 4 reader threads. A resume reads its share again. 1 keeps files' order.
         window: Of streams: so many samples are read and shuffled at a time.
         sampler: Gives the order of all ranks, of a dataset with items by index, where its length
             and its order in an epoch are the same on each: it is iterated with random numbers of

@@ -280,12 +280,6 @@ class GroupFeed:
     def __del__(self) -> None:
         self.close()
 
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of all samples in the buffer."""
-        done = [g.read.result() for g in self._groups.values() if g.read.done()]
-        return sum(columns.size_bytes(c) for chunks in done for c in chunks if c is not None)
-
     def _begin_of(self, nth: int) -> int:
         return self._ends[nth - 1] if nth else self._start
 

@@ -105,6 +105,24 @@ def test_some_batches_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(made) > 1
 
 
+def test_the_next_batches_are_mixed_by_a_reader_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    by: list[str] = []
+    mixed = mixing.mixed
+
+    def noted(one: mixing.Stretch, cut: Any) -> list[Columns]:
+        by.append(threading.current_thread().name)
+        return mixed(one, cut)
+
+    monkeypatch.setattr(mixing, "mixed", noted)
+    one = feed(source := Memory([64] * 8), 4, 8, Shard(0, 1))
+    blocks = [next(one)]
+    assert one._coming is not None
+    one._coming.result(10)
+    assert by[1].startswith("nbdist-read")
+    blocks += one
+    assert [b.ids.tolist() for b in blocks] == expected(source, 4, 8, Shard(0, 1))
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_each_group_is_read_once_over_all_ranks(ranks: int) -> None:
     source = Memory([40] * 24)
