@@ -82,6 +82,8 @@ class ParentLink:
         with self._lock:
             self._starting[key] = future
             self._wanted[key] = number
+            # One that was killed, and has not been seen to end yet, is nobody's any more.
+            self.pids.pop(key, None)
         file = str(logs / f"{key.replace(' ', '-')}.log")
         self._send(
             {"op": "start", "number": number, "role": role, "key": key, "log": file}

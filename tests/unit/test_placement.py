@@ -1,0 +1,33 @@
+"""Where ranks are."""
+
+import pytest
+
+from nbdist.placement import Place, assign, one_host, places
+
+SLOTS = {"a": 2, "b": 2, "c": 1}
+
+
+def test_ranks_of_one_host_follow_each_other() -> None:
+    assert assign(range(4), SLOTS, {}) == {0: "a", 1: "a", 2: "b", 3: "b"}
+
+
+def test_who_lives_stays_and_who_lost_its_host_goes_to_a_free_slot() -> None:
+    before = assign(range(4), SLOTS, {})
+    without_b = {host: count for host, count in SLOTS.items() if host != "b"}
+    assert assign(range(3), without_b, before) == {0: "a", 1: "a", 2: "c"}
+
+
+def test_a_rank_without_a_slot_is_named() -> None:
+    with pytest.raises(LookupError) as missing:
+        assign(range(4), {"a": 2, "c": 1}, {})
+    assert missing.value.args == (3,)
+
+
+def test_numbers_on_a_host_are_as_torchrun_gives_them() -> None:
+    found = places({0: "a", 1: "a", 2: "b"}, {"a": "10.0.0.1", "b": "10.0.0.2"})
+    assert found[1] == Place("a", "10.0.0.1", 1, 2, 0, 2)
+    assert found[2] == Place("b", "10.0.0.2", 0, 1, 1, 2)
+
+
+def test_one_host_is_one_node() -> None:
+    assert one_host(2, "127.0.0.1")[1] == Place("localhost", "127.0.0.1", 1, 2, 0, 1)
