@@ -19,8 +19,8 @@ paths. A test asks for `bed`: hosts a, b, c and d, healthy, with nothing left ru
 
 Faults: `power_cut` (no packet tells it), `shut_down` (sockets are closed), `power_on`, `link_down`,
 `link_up`, `cut("in" | "out")`, `pause`, `resume`, `shape("100mbit")`, `delay(0.02)`,
-`block_ports(...)`, `fill_disk`, `refuse_keys`, `hide(path)`, `name_itself("127.0.1.1")`,
-`shift_clock(3600)`; `sent_bytes()` counts.
+`block_ports(...)`, `fill_disk`, `refuse_keys`, `hide(path)`, `replace(path, text)`,
+`name_itself("127.0.1.1")`, `shift_clock(3600)`; `sent_bytes()` counts.
 
 A test that asks for `slurm` gets four nodes of their own in one partition, `main`, and a controller
 on a: `slurm.run(["squeue"])`, `slurm.submit([...])`, `slurm.jobs()`, `slurm.node_down("c")`, which

@@ -16,7 +16,7 @@ class CommandFailed(AssertionError):
 def call(
     command: Sequence[str],
     *,
-    timeout_s: float = 20,
+    timeout_s: float = 60,
     stdin: str = "",
     env: Mapping[str, str] | None = None,
     check: bool = True,

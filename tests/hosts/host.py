@@ -69,6 +69,13 @@ class Host(Machine):
         self.site.switch.shape(self.name, rate)
         call([*self.namespace.enter("net"), *switch.limit_rate("eth0", rate)])
 
+    def replace(self, path: str, text: str) -> None:
+        """Let a file of this machine have another text in this host: another version, say."""
+        self.is_touched = True
+        other = f"{self.folder}/disk/{abs(hash(path))}"
+        self.path(other).write_text(text)
+        self.run(["mount", "-n", "--bind", other, path])
+
     def delay(self, delay_s: float) -> None:
         """Let each packet from and to this host take `delay_s` longer: twice that for an answer."""
         self.is_touched = True
@@ -129,7 +136,11 @@ class Host(Machine):
         """Let this host resolve its own name to `address`: 127.0.1.1 is Debian's habit."""
         self.is_touched = address != self.address
         names = {**self._names, self.name: address}
-        lines = ["127.0.0.1 localhost", *(f"{ip} {name}" for name, ip in names.items())]
+        lines = [
+            "127.0.0.1 localhost",
+            "::1 localhost",
+            *(f"{ip} {name}" for name, ip in names.items()),
+        ]
         # Written in place: the host has this very file mounted as its /etc/hosts.
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-_READY_TIMEOUT_S = 10.0
+_READY_TIMEOUT_S = 50.0
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def _mount(*words: str) -> None:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, timeout=10)
+    subprocess.run(command, check=True, timeout=50)
 
 
 if __name__ == "__main__":

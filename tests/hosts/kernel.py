@@ -25,14 +25,21 @@ class Kernel:
         shared = host.site.folder / "shared"
         sockets = shared / f"kernel-{host.name}-{len(list(shared.iterdir()))}"
         file, _ = write_connection_file(f"{sockets}.json", ip=str(sockets), transport="ipc")
-        log = shared / f"{sockets.name}.log"
+        self._log = shared / f"{sockets.name}.log"
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", file]
         # Its text goes to a file: a pipe that nobody reads would stop it one day.
-        self._process = host.popen(["bash", "-c", 'exec "$@" >> "$0" 2>&1', str(log), *command])
+        self._process = host.popen(
+            ["bash", "-c", 'exec "$@" >> "$0" 2>&1', str(self._log), *command]
+        )
         self._client = BlockingKernelClient(connection_file=file)
         self._client.load_connection_file()
-        self._client.start_channels()
-        self._client.wait_for_ready(timeout=_READY_TIMEOUT_S)
+        # No heartbeat: it takes a kernel that is busy for a second for a dead one.
+        self._client.start_channels(hb=False)
+        try:
+            self._client.wait_for_ready(timeout=_READY_TIMEOUT_S)
+        except RuntimeError as error:
+            self.close()
+            raise AssertionError(f"the kernel in {host.name}: {self._log.read_text()}") from error
 
     @property
     def pid(self) -> int:
@@ -40,26 +47,16 @@ class Kernel:
         return child_pid(self._process)
 
     def run(self, code: str, timeout_s: float = 120) -> str:
-        """Run a cell, and return what it prints and shows as text, errors too.
+        """Run a cell, and return what it prints and shows as text, as it looks at the end.
 
         Raises:
             TimeoutError: it did not end in time.
         """
-        texts: list[str] = []
-
-        def hear(message: dict[str, Any]) -> None:
-            content = message["content"]
-            if message["msg_type"] == "stream":
-                texts.append(content["text"])
-            elif message["msg_type"] in ("display_data", "execute_result"):
-                texts.append(content["data"].get("text/plain", "") + "\n")
-            elif message["msg_type"] == "error":
-                texts.append("\n".join(content["traceback"]) + "\n")
-
+        output = _Output()
         self._client.execute_interactive(
-            code, timeout=timeout_s, output_hook=hear, allow_stdin=False
+            code, timeout=timeout_s, output_hook=output.hear, allow_stdin=False
         )
-        return "".join(texts)
+        return "".join(output.texts.values())
 
     def close(self) -> None:
         """Kill the kernel, as its host's reset would."""
@@ -77,3 +74,22 @@ class Kernel:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _Output:
+    """The text of a cell: what is shown is replaced when it is updated, as in a notebook."""
+
+    def __init__(self) -> None:
+        self.texts: dict[object, str] = {}
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Take a message of the cell."""
+        content = message["content"]
+        place = content.get("transient", {}).get("display_id", len(self.texts))
+        match message["msg_type"]:
+            case "stream":
+                self.texts[place] = content["text"]
+            case "error":
+                self.texts[place] = "\n".join(content["traceback"]) + "\n"
+            case "display_data" | "update_display_data" | "execute_result":
+                self.texts[place] = content["data"].get("text/plain", "") + "\n"

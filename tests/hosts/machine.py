@@ -18,7 +18,7 @@ from tests.hosts.namespaces import Namespace, pids_in
 from tests.hosts.switch import Switch
 
 HOME = str(Path("~").expanduser())
-_BOOT_TIMEOUT_S = 20
+_BOOT_TIMEOUT_S = 60
 _KINDS = ("net", "mount", "uts", "ipc", "pid")
 
 # What every program in a host has, also after a login by ssh: the nbdist of this checkout, as if

@@ -79,7 +79,11 @@ class Slurm:
         return self.controller.run(command, timeout_s=timeout_s, stdin=stdin, env=env, check=check)
 
     def submit(self, words: Sequence[str]) -> str:
-        """Submit a job with `sbatch`, and return its id."""
+        """Submit a job with `sbatch`, and return its id.
+
+        Its time limit is in minutes, and looked at twice a minute. To have it end sooner:
+        `scontrol update JobId=... EndTime=now+5`, which then takes up to 30 s.
+        """
         return self.run(["sbatch", "--parsable", *words]).stdout.strip()
 
     def jobs(self) -> list[str]:
@@ -103,7 +107,9 @@ class Slurm:
                 host.is_touched = True
             self.bed.reset()
             self._start()
-        elif self.jobs() or self.left_running():
+            return
+        self.run(["scontrol", "update", "PartitionName=main", "State=UP"])
+        if self.jobs() or self.left_running():
             self.run(["scancel", "--signal=KILL", "--full", "--user=root"])
             self.run(["scancel", "--user=root"])
             wait_until(lambda: not self.jobs() and not self.left_running(), "all jobs end")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wait_until(happened: Callable[[], Any], what: str, timeout_s: float = 20) -> Any:
+def wait_until(happened: Callable[[], Any], what: str, timeout_s: float = 60) -> Any:
     """Return the first true value of `happened()`.
 
     Raises:
