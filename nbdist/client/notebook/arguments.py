@@ -23,6 +23,7 @@ COMMANDS = {
     "push": "copy variables from the notebook to the ranks",
     "pull": "copy a variable from the ranks: NAME becomes a list with one entry per rank",
     "verify": "compare a layout with one process on the same split; changes nothing",
+    "probe": "measure latency and bandwidth between the ranks",
     "stacks": "show where each rank is: cell line, collective, ranks that it waits for",
     "chaos": "make ranks fail on purpose while cells run; without arguments: the report",
     "board": "show the board of the training that runs, else of the last one, or of any run;"

@@ -236,6 +236,11 @@ class NBDist(Magics):
 
         print(current().verify(asked.handle))
 
+    def _probe(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook.current import current
+
+        print(current().probe())
+
     def _stacks(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
 

@@ -27,6 +27,7 @@ from nbdist.client.output.result import CellResult
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.chaos import Chaos, ChaosPlan
 from nbdist.client.session.params import require_params
+from nbdist.client.session.probe import Probe, choose_pairs, links
 from nbdist.client.session.rank_names import RankNames
 from nbdist.client.session.retries import Attempts
 from nbdist.client.session.scale import scale
@@ -323,6 +324,24 @@ class Session:
             raise LayoutError(what, why=why, do=do)
         text: str = answer["text"]
         return text
+
+    def probe(self) -> Probe:
+        """Measure latency and bandwidth between the ranks; nothing else may run meanwhile.
+
+        Returns:
+            A link for each pair of ranks; of many ranks, one for each pair of hosts.
+
+        Raises:
+            UsageError: There is one rank only.
+        """
+        if self.world_size == 1:
+            raise UsageError("%dist probe measures links between ranks, and there is one rank.")
+        self._require_usable()
+        hosts = {rank: state.host for rank, state in self._cluster.ranks.items()}
+        pairs = choose_pairs(hosts)
+        with self._alone():
+            found = self._attempts.call("group.probe", tuple(sorted(hosts)), pairs=pairs)
+            return links(pairs, hosts, {rank: found[rank].value for rank in hosts})
 
     def push(self, values: Mapping[str, Any], ranks: str = "all") -> None:
         """Set names on the ranks to these values. Arrays and tensors travel as raw buffers.

@@ -43,7 +43,10 @@ ANY_TIME = {
     "chaos.interrupt": "nbdist.engine.kernel.chaos:interrupt",
 }
 
-CELLS = {"layout.verify": "nbdist.engine.layout.verify_magic:verify"}
+CELLS = {
+    "layout.verify": "nbdist.engine.layout.verify_magic:verify",
+    "group.probe": "nbdist.engine.group.probe:measure",
+}
 
 CALL = "_nbdist_call"  # among the names of cells while one of these runs
 
