@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbdist.errors import NBDistError
+from nbdist.errors import NBDistError, UsageError
 
 STATE_FOLDER = Path(".nbdist")  # in the folder in which a notebook runs
 LAB_COPY = Path("nbdist-tutorials")  # in the folder one stands in
@@ -92,6 +92,9 @@ def build_parser() -> argparse.ArgumentParser:
     for name, help_text in asking.items():
         words = commands.add_parser(name, help=help_text)
         words.add_argument("--pid", type=int, help="the notebook's kernel, where there are several")
+        words.add_argument(
+            "--on", metavar="HOSTS", help="ask on these hosts over ssh, such as a,b: your notebooks"
+        )
         if name == "stacks":
             words.add_argument(
                 "-r", "--ranks", default="all", help="all, 0, 0,2 or 1-3 (default: %(default)s)"
@@ -216,8 +219,11 @@ def stop_group(leader: "subprocess.Popen[bytes]") -> None:
 
 def ask(known: argparse.Namespace) -> int:
     """Ask a cluster of this user's, and print what it says; see `nbdist.terminal`."""
-    from nbdist import terminal
+    from nbdist import elsewhere, terminal
 
+    if known.on is not None:
+        print(elsewhere.ask(known.on, words_for_there(known)))
+        return 0
     match known.command:
         case "status":
             print(terminal.status(known.pid))
@@ -231,6 +237,24 @@ def ask(known: argparse.Namespace) -> int:
         case _:
             print(terminal.stop(known.pid))
     return 0
+
+
+def words_for_there(known: argparse.Namespace) -> list[str]:
+    """Return the words of a command that asks, as another host is to hear them.
+
+    Raises:
+        UsageError: The command writes a file, or watches.
+    """
+    if getattr(known, "png", None) or getattr(known, "watch", False):
+        raise UsageError("--on goes with neither --png nor --watch; use ssh HOST nbdist board.")
+    words = [known.command]
+    if known.pid is not None:
+        words += ["--pid", str(known.pid)]
+    if known.command == "stacks":
+        words += ["--ranks", known.ranks]
+    if known.command == "board":
+        words.append(known.view)
+    return words
 
 
 def show_anew(said: str) -> None:

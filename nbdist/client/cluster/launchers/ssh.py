@@ -9,7 +9,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -146,8 +146,8 @@ def _channel(line: HostLine, *, is_here: bool) -> Channel:
     if is_here:
         python = line.python or sys.executable
         return Channel(HERE, line.slots, parent_command(python), line.environment)
-    remote = _remote_command(line.python)
-    command = ["ssh", *_OPTIONS, "--", line.host, remote]
+    _, *words = parent_command("python")
+    command = command_on(line.host, words, line.python)
     return Channel(
         line.host,
         line.slots,
@@ -157,14 +157,19 @@ def _channel(line: HostLine, *, is_here: bool) -> Channel:
     )
 
 
-def _remote_command(python: str) -> str:
-    """Return what the login shell of a host runs, whichever shell that is."""
+def command_on(host: str, words: Sequence[str], python: str = "") -> list[str]:
+    """Return what runs Python with these words on a host, whichever shell is the login's there.
+
+    Args:
+        host: A name that ssh knows.
+        words: Python's arguments.
+        python: Which one; by default the one of here, where the host has it, else `python3`.
+    """
     found = shlex.quote(python or sys.executable)
     fallback = "" if python else f"command -v {found} >/dev/null 2>&1 || p=python3; "
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    _, *words = parent_command("python")
-    script = f"p={found}; {fallback}exec env PYTHONPATH={shlex.quote(path)} $p {' '.join(words)}"
-    return f"exec sh -c {shlex.quote(script)}"
+    script = f"p={found}; {fallback}exec env PYTHONPATH={shlex.quote(path)} $p {shlex.join(words)}"
+    return ["ssh", *_OPTIONS, "--", host, f"exec sh -c {shlex.quote(script)}"]
 
 
 def explain(host: str, status: int, said: str) -> tuple[str, str]:
