@@ -4,6 +4,7 @@ Each has a main thread that runs what the test posts, in order, and a control th
 at once, also while the main thread is stuck in C++. The parent, pytest, never imports torch.
 """
 
+import gc
 import os
 import socket
 import sys
@@ -167,6 +168,7 @@ def _serve(main: Connection, control: Connection, stderr: str, path: list[str]) 
     speak_into(stderr)
     import torch
 
+    gc.freeze()  # as the parent of real ranks does before it forks them
     sys.path[:] = path
     torch.set_num_threads(1)
     threading.Thread(target=_loop, args=(control,), daemon=True).start()

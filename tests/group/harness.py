@@ -5,6 +5,7 @@ and has run nothing else (forking after torch has started threads hangs), so tha
 its work and not for n imports of torch. The parent, pytest, never imports torch.
 """
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -147,6 +148,7 @@ def _rank_main(
 
     from nbdist.engine.rank.register import register
 
+    gc.freeze()  # as the parent of real ranks does before it forks them
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
