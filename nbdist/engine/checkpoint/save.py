@@ -13,9 +13,10 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.checkpoint import rest, training_state
+from nbdist.engine.checkpoint import rest, steady, training_state
 from nbdist.engine.checkpoint.folder import Place
-from nbdist.engine.checkpoint.saving import Prepared, SaveRequest, Saving
+from nbdist.engine.checkpoint.planning import Prepared, SaveRequest
+from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat.torch_checkpoint import WritePlanner
 from nbdist.errors import NBDistError, UsageError
@@ -52,8 +53,9 @@ def save(
     schedulers, scalers, loaders, what `nbdist.keep` names, and each rank's random numbers. Each
     checkpoint has a folder of its own, which counts when it is complete; none is overwritten.
 
-    Training stands still while this rank's part is copied; a thread writes it. A save that begins
-    while another is being written waits for it. A cell ends when its checkpoints are written.
+    Training stands still while ranks agree; a thread copies this rank's part, for which the next
+    optimizer's step waits, and writes it. A save that begins while another is being written waits
+    for it. A cell ends when its checkpoints are written.
 
     Args:
         name: A word for checkpoints beside the notebook's own, a folder, or a URL that fsspec
@@ -95,7 +97,7 @@ def begin(
     *,
     is_automatic: bool = False,
 ) -> tuple[Saving, Training]:
-    """Copy the tensors of what is found, for a save whose facts are told later; else as `save`."""
+    """Begin to copy what is found, for a save whose facts are told later; else as `save`."""
     global _newest
     began = time.monotonic()
     settle()
@@ -108,7 +110,8 @@ def begin(
         layouts = training_state.layouts(training)
         request = SaveRequest(place, training.step, layouts, metric, keep, is_automatic)
         planner = WritePlanner(training_state.tree(training, dist.get_rank()), dist.get_rank())
-        return Prepared(request, planner, str(training))
+        unchanging = steady.find(training)
+        return Prepared(request, planner, str(training), unchanging, training.optimizers)
 
     saving = Saving(prepare, began)
     (training,) = trainings
@@ -175,6 +178,7 @@ def settle() -> None:
     """Wait until the newest save is over."""
     tell()  # nobody else would while this rank waits
     if _newest is not None:
+        _newest.copied()
         _newest.settle()
 
 
@@ -187,6 +191,7 @@ def begin_cell(beside: str | None) -> None:
     global _default
     _default = beside or _default
     _written.clear()
+    steady.begin_cell()
 
 
 def end_cell() -> tuple[str, ...]:
@@ -194,6 +199,7 @@ def end_cell() -> tuple[str, ...]:
     if not _written:
         return ()
     if _newest is not None:
+        _newest.copied()  # what follows a cell, a recovery say, changes what it trained
         _newest.settle(AT_CELL_END_S)
     return (*_failures(), *_successes())
 

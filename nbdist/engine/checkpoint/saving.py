@@ -1,7 +1,7 @@
 """One checkpoint on its way to the disk: planned by all ranks together, written beside training.
 
-    main thread, all ranks            a thread on each rank        rank 0's
-    plan ─▶ copy this rank's part ─▶  write its file ─ store ─▶    training.pt, .metadata, commit
+    main thread, all ranks      a thread on each rank        rank 0's
+    plan ─▶ copy ─▶             copy the rest, write ─▶      training.pt, .metadata, commit
 
 The thread runs no collective, for a group that two threads share crashes: ranks tell rank 0 through
 the store that they are done, and it commits, or deletes what there is where one failed. A rank that
@@ -14,27 +14,21 @@ import logging
 import pickle
 import threading
 import time
-import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import nbdist
-from nbdist.engine.checkpoint import folder, manifest
-from nbdist.engine.checkpoint.agreement import (
-    from_rank_0,
-    one_error,
-    refuse_different,
-    refuse_others,
-    together,
-)
+from nbdist.engine.checkpoint import folder, manifest, planning
+from nbdist.engine.checkpoint.agreement import one_error
 from nbdist.engine.checkpoint.folder import Place
 from nbdist.engine.checkpoint.manifest import Manifest
-from nbdist.engine.compat.torch_checkpoint import Spread, WritePlan, WritePlanner, Writer, Written
+from nbdist.engine.checkpoint.planning import Prepared, SaveRequest, writer_of
+from nbdist.engine.checkpoint.steady import Copying, is_proven
+from nbdist.engine.compat.torch_checkpoint import Writer, Written
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
 from nbdist.errors import CheckpointError, NBDistError
@@ -49,39 +43,6 @@ _log = logging.getLogger("nbdist.checkpoint")
 Facts = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SaveRequest:
-    """What is to be saved beside the tensors, and what becomes of older checkpoints."""
-
-    place: Place
-    step: int
-    layouts: Mapping[str, str]
-    metric: float | None = None
-    keep: int | None = 3
-    is_automatic: bool = False
-
-
-class Prepared(NamedTuple):
-    """What this rank would save: the request, its tensors, and what it calls its training."""
-
-    request: SaveRequest
-    planner: WritePlanner
-    training: str
-
-
-@dataclass
-class _Remembered:
-    """What the save before has left for the next: its plan, and room on the CPU."""
-
-    local: bytes = b""
-    spread: Spread = field(default_factory=dict)
-    plan: WritePlan | None = None
-    buffers: dict[Any, torch.Tensor] = field(default_factory=dict)
-
-
-_remembered = _Remembered()
-
-
 class Saving:
     """A checkpoint that is being written. Made on all ranks together.
 
@@ -94,7 +55,7 @@ class Saving:
     """
 
     def __init__(self, prepare: Callable[[], Prepared], began: float) -> None:
-        """Plan the save and copy this rank's part. Collective, main thread.
+        """Plan the save, and begin to copy this rank's part. Collective, main thread.
 
         Args:
             prepare: Returns what is to be saved, and where; runs no collective.
@@ -105,26 +66,32 @@ class Saving:
             UsageError: Ranks name different places.
         """
         self._began = began
-        (request, planner, _), plan, self._id = _agree(prepare)
-        place = request.place
-        self.step, self.nbytes, self.seconds = request.step, plan.nbytes, 0.0
-        self.folder = place.url
-        self._request, self._plan, self._rank = request, plan, dist.get_rank()
-        self._name = ""
-        self._ranks = dist.get_world_size()
+        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self._begun: tuple[Place, str] | None = None  # what rank 0 has made, and must delete
+        try:
+            prepared, plan, self._id, self._name = planning.agree(prepare, self._begin)
+        except BaseException:
+            if self._begun is not None:
+                _delete(*self._begun)  # nobody has written into it
+            raise
+        self._request, self._plan = prepared.request, plan
+        self.step, self.nbytes, self.seconds = self._request.step, plan.nbytes, 0.0
+        self.folder = self._request.place.folder(self._name)
         self._store = PatientStore(state.member().client)
         self._is_done = threading.Event()
         self._is_over = threading.Event()  # and older ones are deleted
         self._error: NBDistError | None = None
-        self._thread: threading.Thread | None = None
+        self._told: tuple[Facts, BaseException | None] = {}, None
+        self._is_told = threading.Event()
+        self._copying: Copying | None = None
+        self.blocked_s = 0.0
         try:
-            self._name = from_rank_0(self._begin, place.url)
-            self.folder = place.folder(self._name)
-            self._staged = planner.stage(plan, _remembered.buffers)
+            self._copying = self._copy(prepared)
+            threading.Thread(target=self._run, name="nbdist-save", daemon=True).start()
         except BaseException as error:
             self._abandon(error)
             raise
-        self.blocked_s = time.monotonic() - self._began
+        self._blocked(time.monotonic() - self._began)
 
     def __repr__(self) -> str:
         if not self._is_done.is_set():
@@ -149,7 +116,7 @@ class Saving:
         return self._error
 
     def go(self, facts: Callable[[], Facts]) -> None:
-        """Write from here on in a thread. Main thread, each rank; once.
+        """Have the thread write. Main thread, each rank; once.
 
         Args:
             facts: What this rank tells beside tensors; called at once. That it fails is an error
@@ -170,11 +137,9 @@ class Saving:
         except BaseException as raised:
             error = raised
         # Also where it has failed: the others wait for this rank's word.
-        self._thread = threading.Thread(
-            target=self._run, args=(told, error), name="nbdist-save", daemon=True
-        )
-        self._thread.start()
-        self.blocked_s += time.monotonic() - began
+        self._told = told, error
+        self._is_told.set()
+        self._blocked(time.monotonic() - began)
         if error is not None and not isinstance(error, Exception):
             raise error
 
@@ -186,7 +151,7 @@ class Saving:
         """
         began = time.monotonic()
         self._is_done.wait(timeout)
-        self.blocked_s += time.monotonic() - began
+        self._blocked(time.monotonic() - began)
         if self._error is not None:
             error = self._error
             raise type(error)(error.what, why=error.why, do=error.do)
@@ -199,16 +164,26 @@ class Saving:
         """
         self._is_over.wait(timeout)
 
+    def copied(self) -> None:
+        """Return when this rank's part is copied: it may be changed from here on. Main thread."""
+        if self._copying is not None:
+            self._copying.settle()
+
     def give_up(self, why: str) -> None:
         """End it: a rank that has a part of it is gone. Any thread."""
         self._store.release(why)
 
     # -- the thread
 
-    def _run(self, facts: Facts, error: BaseException | None) -> None:
-        """Write this rank's part, unless it has failed already, and hear how it went elsewhere."""
+    def _run(self) -> None:
+        """Copy and write this rank's part, unless that failed, and hear how it went elsewhere."""
+        error: BaseException | None = None
         try:
-            writer = _writer(self._request.place, self.folder)
+            error = self._copy_rest()
+            self._is_told.wait()
+            facts, failed = self._told
+            error = error or failed
+            writer = writer_of(self._request.place, self.folder)
             if error is None:
                 error = self._write(writer, facts)
             else:
@@ -225,30 +200,56 @@ class Saving:
         finally:
             self._is_over.set()
 
-    def _write(self, writer: Writer, facts: Facts) -> BaseException | None:
+    def _copy_rest(self) -> BaseException | None:
+        assert self._copying is not None
         try:
-            self._tell(None, (writer.write(self._plan, self._staged), facts))
+            self._copying.copy()
+        except BaseException as error:
+            return error
+        return None
+
+    def _write(self, writer: Writer, facts: Facts) -> BaseException | None:
+        assert self._copying is not None
+        try:
+            written = writer.write(self._plan, self._copying.staged)
+            self._copying.require_one_moment()
+            self._tell(None, (written, facts))
         except BaseException as error:
             self._tell(error)
             return error
         return None
 
-    def _begin(self) -> str:
+    def _copy(self, prepared: Prepared) -> Copying:
+        """Begin to copy: all at once, or what is steady while training goes on."""
+        steady, optimizers = prepared.steady, prepared.optimizers
+        at_once = not steady or not is_proven(optimizers)
+        staged = prepared.planner.stage(
+            self._plan, planning.remembered.buffers, steady, at_once=at_once
+        )
+        waiting = optimizers if steady else ()
+        return Copying(staged, steady, waiting, self._blocked, is_trial=at_once)
+
+    def _blocked(self, seconds: float) -> None:
+        """Count seconds for which training stood still."""
+        self.blocked_s += seconds
+
+    def _begin(self, request: SaveRequest, total_bytes: int) -> str:
         """Make the folder, on rank 0; returns its name."""
-        place = self._request.place
-        self._name = manifest.name_of(self.step, place.names())
-        place.begin(self._name, self._plan.total_bytes)
-        return self._name
+        name = manifest.name_of(request.step, request.place.names())
+        request.place.begin(name, total_bytes)
+        self._begun = request.place, name
+        return name
 
     def _abandon(self, error: BaseException) -> None:
         """Have nobody wait for this rank, which goes no further. Main thread."""
+        if self._copying is not None:
+            self._copying.give_up()
         self._tell(error)
         if self._rank == 0:
-            if self._name:
-                # What others still write would come back after the deletion.
-                with contextlib.suppress(Exception):
-                    self._store.wait([self._key(rank) for rank in range(self._ranks)], _OTHERS)
-                _delete(self._request.place, self._name)
+            # What others still write would come back after the deletion.
+            with contextlib.suppress(Exception):
+                self._store.wait([self._key(rank) for rank in range(self._ranks)], _OTHERS)
+            _delete(self._request.place, self._name)
             self._store.set(self._key("done"), pickle.dumps(self._reason(error)))
         self._finish(error)
         self._is_over.set()
@@ -335,41 +336,6 @@ def _retold(told: dict[str, Any]) -> Saving:
 
 
 # ---- Its parts ----------------------------------------------------------------------------------
-
-
-def _agree(prepare: Callable[[], Prepared]) -> tuple[Prepared, WritePlan, str]:
-    """Return what is prepared here, what this rank writes, and the save's name in the store.
-
-    The plan is that of the save before where nothing has changed.
-    """
-    mine: list[Prepared] = []
-
-    def tell() -> tuple[bool, str, str, str]:
-        one = prepare()
-        mine.append(one)
-        # A new rank remembers none.
-        is_known = _remembered.plan is not None and (
-            one.planner.spread() == _remembered.spread or one.planner.local == _remembered.local
-        )
-        return is_known, uuid.uuid4().hex, one.request.place.asked, one.training
-
-    told = together(tell)
-    refuse_others([asked for _, _, asked, _ in told], "nbdist.save")
-    refuse_different([training for *_, training in told])
-    (one,), known, name = mine, _remembered.plan, told[0][1]
-    if known is not None and all(is_known for is_known, *_ in told):
-        return one, known, name
-    every = together(lambda: one.planner.local)
-    place = one.request.place
-    plan = one.planner.agree(every, _writer(place, place.url))
-    _remembered.local, _remembered.plan = one.planner.local, plan
-    _remembered.spread = one.planner.spread()
-    return one, plan, name
-
-
-def _writer(place: Place, url: str) -> Writer:
-    options = {} if place.is_local else place.options
-    return Writer(url, is_local=place.is_local, options=options)
 
 
 def _delete(place: Place, name: str) -> None:

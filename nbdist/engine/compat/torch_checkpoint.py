@@ -13,7 +13,7 @@ import io
 import os
 import pickle
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,35 +119,78 @@ class WritePlanner:
         mine = writer.torchs.prepare_global_plan(plans)[self._rank]
         return WritePlan(self._planner.finish_plan(mine), metadata)
 
-    def stage(self, plan: WritePlan, buffers: dict[Any, torch.Tensor]) -> "Staged":
-        """Copy what this rank writes into `buffers` on the CPU, which later saves use again."""
-        staged: dict[Any, torch.Tensor] = {}
+    def stage(
+        self,
+        plan: WritePlan,
+        buffers: dict[Any, torch.Tensor],
+        steady: Container[str] = (),
+        *,
+        at_once: bool = True,
+    ) -> "Staged":
+        """Copy what this rank writes into `buffers` on the CPU, which later saves use again.
+
+        Args:
+            plan: What it writes.
+            buffers: Of the save before.
+            steady: Names of tensors that stay as they are for a while.
+            at_once: Whether these are copied at once too, or left for `Staged.copy_rest`.
+        """
+        staged = Staged(buffers)
+        now = []
         for item in plan.mine.items:
             source: Any = self._planner.resolve_data(item)
             key = (item.index.fqn, item.index.offset)
-            buffer = buffers.get(key)
-            if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
-                buffer = torch.empty(
-                    source.shape, dtype=source.dtype, pin_memory=source.device.type == "cuda"
-                )
-            staged[key] = buffer
-            buffer.copy_(source.detach(), non_blocking=True)
-        buffers.clear()
-        buffers.update(staged)
+            is_steady = item.index.fqn in steady
+            if is_steady:
+                staged.steady[key] = source.detach()
+            if at_once or not is_steady:
+                now.append((key, source.detach()))
+        staged.copy(now)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        return Staged(staged)
+        return staged
 
 
-@dataclass
 class Staged:
-    """Copies that a thread may write while training changes the tensors."""
+    """Copies that a thread may write while training changes the tensors.
 
-    copies: dict[Any, torch.Tensor]
+    Args:
+        room: Where copies were; filled with those that are made.
+
+    Attributes:
+        steady: Tensors that stay as they are for a while, by name and offset.
+    """
+
+    def __init__(self, room: dict[Any, torch.Tensor]) -> None:
+        self.steady: dict[Any, torch.Tensor] = {}
+        self._copies: dict[Any, torch.Tensor] = {}
+        self._room = room
+
+    def copy(self, sources: Iterable[tuple[Any, torch.Tensor]]) -> None:
+        """Copy tensors, each with its name and offset."""
+        for key, source in sources:
+            buffer = self._room.get(key)
+            if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
+                on_gpu = source.device.type == "cuda"
+                buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=on_gpu)
+            self._copies[key] = buffer
+            buffer.copy_(source, non_blocking=True)
+
+    def copy_rest(self) -> int:
+        """Copy the tensors that were left for later, and return how many. Any thread; once."""
+        rest = [(key, source) for key, source in self.steady.items() if key not in self._copies]
+        self.copy(rest)
+        self._room.clear()
+        self._room.update(self._copies)
+        return len(rest)
+
+    def is_as_copied(self) -> bool:
+        """Return whether no steady tensor differs from its copy. Reads all of them."""
+        return all(torch.equal(source, self._copies[key]) for key, source in self.steady.items())
 
     def resolve_data(self, item: WriteItem) -> torch.Tensor:
         """Return the copy of an item of the plan; torch's writer calls it."""
-        return self.copies[item.index.fqn, item.index.offset]
+        return self._copies[item.index.fqn, item.index.offset]
 
 
 @dataclass

@@ -1,0 +1,158 @@
+"""Which tensors of a training only an optimizer's step changes: they are copied while it goes on.
+
+Forward and backward read parameters and the optimizer's states, so a thread may copy them until the
+next step begins, which waits for it. That a program changes them nowhere else (clipped weights, an
+average written back) is seen first: a cell's first save copies at once, and what it has copied is
+compared when the next step begins. After that their versions tell, and a save in which one has
+moved is given up rather than torn. All else (buffers, kept models) is copied at once.
+
+Threads: `copy` runs on a save's own; the rest on the main thread.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from weakref import WeakSet
+
+import torch
+
+from nbdist.engine.checkpoint.trained_models import parameters_of
+from nbdist.engine.checkpoint.training_state import Training, real
+from nbdist.engine.compat.torch_checkpoint import Staged
+from nbdist.engine.steps import step_state
+from nbdist.engine.steps.optimizer_wrapper import Wrapper
+from nbdist.errors import CheckpointError
+
+Optimizer = torch.optim.Optimizer
+
+_proven: WeakSet[Optimizer] = WeakSet()  # in this cell
+_refuted: WeakSet[Optimizer] = WeakSet()  # ever
+
+
+def begin_cell() -> None:
+    """Begin a cell: what one program has not done, another may."""
+    _proven.clear()
+
+
+def find(training: Training) -> dict[str, torch.Tensor]:
+    """Return what may be copied until the next step, by name as of `training_state.tree`.
+
+    Nothing where ranks average what they train, or where the steps of an optimizer are not seen;
+    no tensor of an accelerator, or of a model that is each rank's own.
+    """
+    here = step_state.here()
+    for optimizer in training.optimizers:
+        counted = here.steps.get(optimizer)
+        if isinstance(optimizer, Wrapper) or counted is None or not counted.whole:
+            return {}
+    apart = {model.name for model in training.models if model.is_apart}
+    found: dict[str, torch.Tensor] = {}
+    for number, optimizer in enumerate(training.optimizers):
+        state_of = real(optimizer).state
+        for parameter in parameters_of(optimizer):
+            name = training.names.get(id(parameter), "")
+            if not name or name.partition(".")[0] in apart:
+                continue
+            found[f"model.{name}"] = parameter
+            for key, value in state_of.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    found[f"optim.{number}.{name}.{key}"] = value
+    return {name: tensor for name, tensor in found.items() if tensor.device.type == "cpu"}
+
+
+def _version(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what a change in place moves; that of a DTensor, or of the part that it holds."""
+    return tensor._version, getattr(tensor, "_local_tensor", tensor)._version
+
+
+def is_proven(optimizers: Sequence[Optimizer]) -> bool:
+    """Return whether this cell's program is known to change their tensors in steps alone."""
+    return all(one in _proven and one not in _refuted for one in optimizers)
+
+
+class Copying:
+    """The copies of one save: when they are whole, and whether they are of one moment.
+
+    Args:
+        staged: What is copied, a part of it perhaps already.
+        steady: The tensors of which it is known that only steps change them, by name.
+        optimizers: Whose steps change it; the next one waits for the rest.
+        is_trial: Whether all was copied at once, to see whether something else changes it.
+        waited: Called with the seconds for which a step has waited.
+    """
+
+    def __init__(
+        self,
+        staged: Staged,
+        steady: Mapping[str, torch.Tensor],
+        optimizers: Sequence[Optimizer],
+        waited: Callable[[float], None],
+        *,
+        is_trial: bool,
+    ) -> None:
+        self.staged = staged
+        self._steady = {name: (tensor, _version(tensor)) for name, tensor in steady.items()}
+        self._optimizers = WeakSet(optimizers)
+        self._waited = waited
+        self._is_trial, self._is_to_look = is_trial, is_trial
+        self._is_whole = threading.Event()
+        self._lock = threading.Lock()
+        self._moved: str | None = None
+        counts = step_state.here().steps
+        for one in {id(o): o for o in (*optimizers, *map(real, optimizers))}.values():
+            steps = counts.setdefault(one, step_state.OptimizerSteps())
+            steps.before_next.append(self._before_step)
+
+    def copy(self) -> None:
+        """Copy what is left. The save's thread; steps go on however it ends."""
+        try:
+            self.staged.copy_rest()
+        finally:
+            self._is_whole.set()
+
+    def give_up(self) -> None:
+        """Have no step wait: there is no thread that copies."""
+        self._is_whole.set()
+
+    def settle(self) -> None:
+        """Return when all is copied, and nothing more is to be seen of the tensors."""
+        self._is_whole.wait()
+        if self._is_to_look:
+            self._is_to_look = False
+            if self.staged.is_as_copied():
+                _proven.update(self._optimizers)
+        self._has_moved()
+        self._steady, self.staged.steady = {}, {}  # it holds them no longer
+
+    def require_one_moment(self) -> None:
+        """Refuse copies of tensors that changed meanwhile. Any thread, once all are there.
+
+        Raises:
+            CheckpointError: Some have.
+        """
+        moved = "" if self._is_trial else self._has_moved()
+        if moved:
+            _refuted.update(self._optimizers)
+            raise CheckpointError(
+                f"{moved.partition('.')[2]} was changed while it was copied, and not by its "
+                "optimizer's step.",
+                why="between a save and the next step parameters are copied beside training",
+                do="save again: from now on training stands still while they are copied",
+            )
+
+    def _has_moved(self) -> str:
+        """Return the name of a steady tensor that has changed, or nothing.
+
+        Told once and for all when it is first asked for, on whichever thread: a step asks before
+        it changes them.
+        """
+        with self._lock:
+            if self._moved is None:
+                moved = (n for n, (tensor, was) in self._steady.items() if _version(tensor) != was)
+                self._moved = next(moved, "")
+            return self._moved
+
+    def _before_step(self, _optimizer: Optimizer) -> None:
+        began = time.monotonic()
+        self.settle()
+        self._waited(time.monotonic() - began)
