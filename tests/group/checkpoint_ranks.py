@@ -174,6 +174,34 @@ def save_many(folder: str, case: Case, at: list[int], **how: Any) -> list[str]:
     return sorted(path.name for path in Path(folder).iterdir())
 
 
+def loaders_made_again(folder: str, case: Case) -> dict[str, int]:
+    """Save where two loaders of one size stand, make them again the other way round, and restore.
+
+    Returns:
+        How many samples each has consumed then, by name; those before live on as "old NAME".
+    """
+    names: dict[str, Any] = {}
+    keep.look_in(lambda: names)
+    training = Training(case)
+    training.train(1)
+    data = TensorDataset(torch.arange(40))
+    for name in ("train", "val"):
+        names[name] = make_loader(data, global_batch=4, seed=3)
+    batches = iter(names["train"])
+    for _ in range(3):
+        next(batches)
+    nbdist.save(folder, wait=True)
+    names |= {f"old {name}": names[name] for name in ("train", "val")}
+    for name in ("val", "train"):
+        names[name] = make_loader(data, global_batch=4, seed=3)
+    next(batches)
+    nbdist.restore(folder)
+    found = {name: one.consumed for name, one in names.items()}
+    keep.look_in(dict)
+    training.end()
+    return found
+
+
 def wait_for_saves() -> None:
     """Wait until what was saved is written, and raise what went wrong."""
     from nbdist.engine.checkpoint import save

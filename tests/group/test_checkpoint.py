@@ -44,3 +44,9 @@ def test_a_restored_training_goes_on_bit_for_bit(tmp_path: Path, case: Case) -> 
     for before, after in zip(unbroken, resumed, strict=True):
         assert after["step"] == 8
         assert equal(before, after), (apart(before, after), before["loader"], after)
+
+
+def test_loaders_made_again_go_on_by_their_names_though_the_older_ones_live(tmp_path: Path) -> None:
+    with cluster(1) as ranks:
+        (found,) = ranks.run(checkpoint_ranks.loaders_made_again, str(tmp_path), Case(1, "ddp"))
+    assert found == {"train": 12, "val": 0, "old train": 16, "old val": 0}

@@ -27,7 +27,7 @@ from nbdist.engine.data import position
 from nbdist.engine.data.batches import mix
 from nbdist.engine.data.passes import Position
 from nbdist.engine.group import ddp_buckets
-from nbdist.engine.steps import step_state
+from nbdist.engine.steps import keep, step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.engine.steps.step_state import StepState
 from nbdist.errors import CheckpointError
@@ -52,6 +52,7 @@ def moment(training: Training) -> Facts:
         "random": (mark.rng, mark.cuda_rng, tuple(random_states.told(mark.plain_rng))),
         "loaders": [loader.state_dict() for loader in training.loaders],
         "held": [loader.is_held for loader in training.loaders],
+        "names": position.names_of(training.loaders, keep.named()),
         "plans": [[p and tuple(p) for p in one.trail.plan()] for one in training.loaders],
         "newest": next((i for i, one in enumerate(training.loaders) if one is newest), None),
         # A loader that is kept (torchdata's) has given the next batch when the optimizer steps.
@@ -282,14 +283,16 @@ def _derive_random(first: tuple[Any, ...]) -> None:
 
 
 def _put_loaders(training: Training, told: Mapping[str, Any], *, repeats: bool) -> None:
-    """Have each loader go on where it, or else the newest one like it, stood.
+    """Have each loader go on where the one of its name, it itself, or the newest like it stood.
 
     One that the cell has yet to make goes on as well.
     """
     here = step_state.here().random_numbers()
     gc.collect()  # a loader that only a reference cycle keeps is gone: another has its place
     states = told["loaders"]
-    chosen = position.matched(states, training.loaders, told["held"])
+    names = told.get("names", [frozenset()] * len(states))  # of a later version than the rest
+    saved = [position.Saved(*one) for one in zip(states, told["held"], names, strict=True)]
+    chosen = position.matched(saved, training.loaders, keep.named())
     for number in reversed(range(len(states))):
         mark: StepState | None = here if number == told["newest"] else None
         plan = [p and Position(*p) for p in told["plans"][number]] if repeats else []

@@ -9,8 +9,8 @@ import itertools
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -288,39 +288,70 @@ def in_order() -> list[Standing]:
     return sorted(live(), key=lambda one: one.number)
 
 
+class Saved(NamedTuple):
+    """What a checkpoint tells of a loader.
+
+    Attributes:
+        state: As `state_dict` returned it.
+        is_held: Whether it was there still, as `Standing.is_held`.
+        names: By what cells called it, as of `names_of`.
+    """
+
+    state: dict[str, Any]
+    is_held: bool = True
+    names: frozenset[str] = frozenset()
+
+
+def names_of(loaders: Iterable[Standing], named: Mapping[str, object]) -> list[frozenset[str]]:
+    """Return by what names each loader is called, of all that cells have named."""
+    held = [one.holder() for one in loaders]
+    return [
+        frozenset(name for name, value in named.items() if value is one and not _is_passing(name))
+        if one is not None
+        else frozenset()
+        for one in held
+    ]
+
+
+def _is_passing(name: str) -> bool:
+    """Return whether IPython gives a name to whatever was shown last, `_` or `_12`."""
+    return name.startswith("_")
+
+
 def matched(
-    states: Sequence[dict[str, Any]],
-    loaders: Sequence[Standing],
-    held: Sequence[bool] | None = None,
+    saved: Sequence[Saved], loaders: Sequence[Standing], named: Mapping[str, object] | None = None
 ) -> list[Standing | None]:
     """Return the loader that goes on with each state; None where none fits.
 
-    The loader itself, where it lives on. Else, from the newest on, one that was made of the same;
-    then one over as many samples; last the position of one that is gone, which a fault needs.
+    One that is called the same, also where an older one that had the name lives on. Else the loader
+    itself, where it does; then, from the newest on, one that was made of the same; one over as many
+    samples; last the position of one that is gone, which a fault needs. Those that were held when
+    they were saved choose first.
 
     Args:
-        states: As `state_dict` returned them, in the order of making.
+        saved: In the order of making.
         loaders: In the order of making.
-        held: Of each state, whether its loader was there still; these choose first. None: all were.
+        named: What cells have named.
     """
-    held = [True] * len(states) if held is None else held
-    found: list[Standing | None] = [None] * len(states)
+    called = dict(zip(map(id, loaders), names_of(loaders, named or {}), strict=True))
+    found: list[Standing | None] = [None] * len(saved)
     free = list(loaders)
-    fits: tuple[Callable[[Standing, dict[str, Any]], bool], ...] = (
-        lambda one, state: one.is_held and one.is_of(state),
-        lambda one, state: one.is_held and one.is_kind_of(state),
-        lambda one, state: one.is_held,
-        lambda one, state: True,
+    fits: tuple[Callable[[Standing, Saved], bool], ...] = (
+        lambda one, told: bool(called[id(one)] & told.names),
+        lambda one, told: one.is_held and one.is_of(told.state),
+        lambda one, told: one.is_held and one.is_kind_of(told.state),
+        lambda one, told: one.is_held,
+        lambda one, told: True,
     )
     for was_held, fit in itertools.product((True, False), fits):
-        for number in reversed(range(len(states))):
-            state = states[number]
-            if found[number] is not None or held[number] is not was_held:
+        for number in reversed(range(len(saved))):
+            told = saved[number]
+            if found[number] is not None or told.is_held is not was_held:
                 continue
             alike = (
                 one
                 for one in reversed(free)
-                if one.batches.samples == state["samples"] and fit(one, state)
+                if one.batches.samples == told.state["samples"] and fit(one, told)
             )
             if (chosen := next(alike, None)) is not None:
                 found[number] = chosen
