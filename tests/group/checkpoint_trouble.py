@@ -76,6 +76,31 @@ def resumed_like(folder: str, case: Case, step: int) -> dict[str, Any]:
     return {"unbroken": unbroken, "resumed": resumed}
 
 
+def hold(case: Case, seed: int) -> None:
+    """Train a step from a seed, for `save_what_is_held`."""
+    end()
+    _living.append(Training(case, seed=seed))
+    _living[0].train(1)
+
+
+def save_what_is_held(folder: str, options: Options) -> dict[str, str]:
+    """Save it; returns where it lies, or the error."""
+    saved: list[str] = []
+
+    def save() -> None:
+        saved.append(nbdist.save(folder, wait=True, storage_options=options).folder)
+
+    return {"error": error_of(save), "folder": "".join(saved)}
+
+
+def is_what_was_held(folder: str, options: Options) -> bool:
+    """Return whether a checkpoint is the training that is held, to the bit."""
+    (training,) = _living
+    before = fingerprint(training)
+    nbdist.restore(folder, storage_options=options)
+    return fingerprint(training) == before
+
+
 # ---- Errors -------------------------------------------------------------------------------------
 
 

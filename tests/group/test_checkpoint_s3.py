@@ -93,6 +93,33 @@ def test_a_server_that_dies_in_a_save_has_the_checkpoint_before(
     ]
 
 
+def test_two_notebooks_that_save_one_step_at_once_never_mix_their_files(server: Server) -> None:
+    url, case, how = "s3://bucket/shared", Case(1, "ddp", model="dropping"), server.options
+    with cluster(1) as one, cluster(1) as other:
+        for notebook, seed in ((one, 1), (other, 2)):
+            notebook.run(checkpoint_trouble.hold, case, seed)
+        for turn in range(4):
+            for notebook in (one, other):
+                notebook.post(checkpoint_trouble.save_what_is_held, f"{url}-{turn}", how)
+            told = [notebook.results()[0] for notebook in (one, other)]
+            refused = [said["error"] for said in told if not said["folder"]]
+            saved = [said["folder"] for said in told if said["folder"]]
+            assert saved
+            assert len(set(saved)) == len(saved)
+            for error in refused:
+                assert error == (
+                    f"CheckpointError: {url}-{turn}/step-00000001 was begun by another process a "
+                    "moment ago.\nWhy: another notebook saves to the same name\n"
+                    "Do:  give each training a name of its own"
+                )
+            for notebook, said in zip((one, other), told, strict=True):
+                if said["folder"]:
+                    (is_whole,) = notebook.run(
+                        checkpoint_trouble.is_what_was_held, said["folder"], how
+                    )
+                    assert is_whole
+
+
 def test_no_secret_is_in_what_was_said(ranks: Cluster, server: Server) -> None:
     wrong = {**server.options, "secret": "another-secret-that-nobody-may-see"}
     said = ranks.run(checkpoint_trouble.error_of_restore, URL, CASE, {"storage_options": wrong})

@@ -20,12 +20,13 @@ class Chosen:
     before: int | None = None
 
 
-def choose(place: Place, which: str | int) -> Chosen | None:
+def choose(place: Place, which: str | int, folder: str = "") -> Chosen | None:
     """Return the checkpoint that is asked for; None: there is none at all.
 
     Args:
         place: Where they lie.
         which: "latest", "best" or a step.
+        folder: The name of one of them, which is taken whatever `which` says.
 
     Raises:
         CheckpointError: That one is not there, or this version cannot read it.
@@ -34,14 +35,20 @@ def choose(place: Place, which: str | int) -> Chosen | None:
     if which not in ("latest", "best") and (isinstance(which, bool) or not isinstance(which, int)):
         raise UsageError(f'nbdist.restore takes "latest", "best" or a step, not {which!r}.')
     found, broken = place.survey()
-    pointed = None if isinstance(which, int) else place.pointer(which)
+    pointed = folder or (None if isinstance(which, int) else place.pointer(which))
     for name in broken:
         step, _ = order(name) or (0, 0)
-        if name == pointed or step == which or not found:
+        if name == pointed or (step == which and not folder) or not found:
             what = f"{COMMIT} is not what was written"
             raise damaged(place.folder(name), what, _step_before(found, step))
     if not found:
         return None
+    if folder and folder not in found:
+        raise CheckpointError(
+            f"{place.folder(folder)} is no checkpoint.",
+            why="its save did not come to an end" if folder in place.names() else "",
+            do=f"those in {place.url} are {', '.join(found)}",
+        )
     name = _name(place, found, which, pointed)
     commit = found[name]
     if commit.format != FORMAT:
@@ -69,7 +76,7 @@ def _step_before(found: dict[str, Manifest], step: int) -> int | None:
 
 def _name(place: Place, found: dict[str, Manifest], which: str | int, pointed: str | None) -> str:
     by_age = sorted(found, key=lambda name: (found[name].saved_at, order(name)))
-    if isinstance(which, int):
+    if isinstance(which, int) and pointed is None:
         of_step = [name for name in by_age if found[name].step == which]
         if of_step:
             return of_step[-1]

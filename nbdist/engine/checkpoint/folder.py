@@ -6,7 +6,7 @@
         __0_0.distcp ...        tensors, a file a rank; .metadata says which is where
         training.pt             what is small: options, schedulers, loaders
         checkpoint.json         the commit: every file with its size and checksum
-        writing.json            who writes; gone with the commit
+        writing.json            who writes; gone with the commit, as is claim-... in object stores
 
 A folder without `checkpoint.json` is no checkpoint: its save was interrupted. None is ever written
 into twice. Any thread; no torch.
@@ -22,11 +22,13 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import psutil
 
+from nbdist.engine.checkpoint.claim import Claim
 from nbdist.engine.checkpoint.manifest import Manifest, order
 from nbdist.errors import CheckpointError, UsageError
 from nbdist.formatting import name_bytes
@@ -84,6 +86,7 @@ class Place:
         self.options = _merged(_OPTIONS.get(protocol, {}), options or {})
         self._fs, self._root = _open(self.url, self.options)
         is_waited_for = getattr(self._fs, "async_impl", False)  # its library takes a timeout
+        self._claimed = ""  # the file by which the folder that is being written is ours
         self._limit = {"timeout": _ANSWER_S} if is_waited_for else {}
 
     def folder(self, name: str) -> str:
@@ -145,18 +148,14 @@ class Place:
         """Make a folder for a checkpoint of this size.
 
         Raises:
-            CheckpointError: There is no room for it.
+            CheckpointError: There is no room for it, or another process is making it.
             OSError: It cannot be made.
         """
         if self.is_local:
             try:
                 os.makedirs(self.folder(name), mode=0o700)
             except FileExistsError as error:
-                raise CheckpointError(
-                    f"{self.folder(name)} was begun by another process a moment ago.",
-                    why="another notebook saves to the same name",
-                    do="give each training a name of its own",
-                ) from error
+                raise self._begun_elsewhere(name) from error
             free = shutil.disk_usage(self.url).free
             if nbytes > free:
                 os.rmdir(self.folder(name))
@@ -165,7 +164,26 @@ class Place:
                     f"{name_bytes(free)} left.",
                     do="make room, or give nbdist.save another folder",
                 )
+        elif not self._claim(name):
+            raise self._begun_elsewhere(name)
         self._sign(name)
+
+    def _claim(self, name: str) -> bool:
+        """Return whether a folder that two may be making at once is ours."""
+        claim = Claim(
+            partial(self._files, name),
+            lambda file: self._fs.pipe_file(self._path(name, file), b"{}"),
+            lambda file: self._fs.rm_file(self._path(name, file)),
+        )
+        self._claimed = claim.file
+        return claim.take()
+
+    def _begun_elsewhere(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.folder(name)} was begun by another process a moment ago.",
+            why="another notebook saves to the same name",
+            do="give each training a name of its own",
+        )
 
     def write(self, name: str, file: str, content: bytes, syncs: Syncs = "file") -> tuple[int, int]:
         """Write a small file in one piece; returns its size and checksum.
@@ -179,8 +197,9 @@ class Place:
         """Have a checkpoint count, and be the newest."""
         self.write(name, COMMIT, commit.to_json().encode(), "folder")
         self._put(self._path("latest"), name.encode())
-        with contextlib.suppress(Exception):  # it counts all the same
-            self._fs.rm_file(self._path(name, WRITING))
+        for file in filter(None, (self._claimed, WRITING)):
+            with contextlib.suppress(Exception):  # it counts all the same
+                self._fs.rm_file(self._path(name, file))
 
     def point_to_best(self, name: str) -> None:
         """Have `best` hold a checkpoint's name."""

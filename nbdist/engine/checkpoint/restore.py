@@ -106,9 +106,9 @@ def restore(
     same(f"name={name!r}, which={which!r}, only={only!r}", "nbdist.restore")
     _calls += 1
     save.settle()
-    url, which = _one_of(save.place_of(name), which)
+    url, folder = _one_of(save.place_of(name), which)
     place = each(lambda: Place(url, storage_options), url)
-    found = from_rank_0(lambda: chosen.choose(place, which), url)
+    found = from_rank_0(lambda: chosen.choose(place, which, folder), url)
     if found is None:
         if missing_ok:
             return None
@@ -121,11 +121,10 @@ def calls() -> int:
     return _calls
 
 
-def _one_of(url: str, which: str | int) -> tuple[str, str | int]:
-    """Return the place and step that the URL of one checkpoint stands for; others as they are."""
+def _one_of(url: str, which: str | int) -> tuple[str, str]:
+    """Return the place of the URL of one checkpoint, and its folder's name; of a place, no name."""
     above, _, last = url.rstrip("/").rpartition("/")
-    known = manifest.order(last)
-    return (above, known[0]) if known and which == "latest" else (url, which)
+    return (above, last) if manifest.order(last) and which == "latest" else (url, "")
 
 
 _calls = 0

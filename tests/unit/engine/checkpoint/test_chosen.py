@@ -57,6 +57,27 @@ def test_a_pointer_to_nothing_is_not_followed(place: Place, pointer: str) -> Non
     assert found.name == newest
 
 
+def test_a_folder_that_is_named_is_taken_though_its_step_was_saved_again(place: Place) -> None:
+    first, again = save(place, 5, 1.0), save(place, 5, 2.0)
+    for name in (first, again):
+        found = chosen.choose(place, "latest", name)
+        assert found is not None
+        assert found.name == name
+
+
+def test_a_folder_that_is_named_and_no_checkpoint_is_told_with_those_that_are(place: Place) -> None:
+    save(place, 5, 1.0)
+    place.begin("step-00000006", 0)
+    for name, why in (
+        ("step-00000006", "Why: its save did not come to an end\n"),
+        ("step-00000007", ""),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            chosen.choose(place, "latest", name)
+        said = f"RUN/{name} is no checkpoint.\n{why}Do:  those in RUN are step-00000005"
+        assert str(caught.value).replace(place.url, "RUN") == said
+
+
 def test_of_a_step_the_newest_is_chosen_and_the_one_before_it_is_named(place: Place) -> None:
     save(place, 1, 1.0)
     save(place, 5, 2.0)
