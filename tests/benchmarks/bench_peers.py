@@ -1,82 +1,81 @@
-"""A no-op cell against those of other libraries for notebooks, where they are installed.
+"""What snapshots in a peer's memory add to a training step, against the same steps without.
 
-They are no requirement of nbdist. Each runs in a kernel of its own; they take turns of a few cells.
+One cluster of two ranks keeps them every ten steps, and lets it be, in turns. Counted are the wall
+time of a step and the processor time of a rank with all its threads, those that send and receive
+among them.
 """
 
-import importlib.util
+import os
 import statistics
+import tempfile
 
-from tests.benchmarks.kernel import Kernel
+import nbdist
 from tests.benchmarks.table import Row, apart, render
 
-RANKS = 4
-GOAL = 1.0
+EVERY = 10
+GOAL = 0.03  # of a step of 50 ms
+_STEPS = 60
+_ROUNDS = 3
 
-# It starts its ranks as `python`. Its mode would send them the cell that measures.
-_NBDISTRIBUTED = """
-import os, sys
-os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-%load_ext nbdistributed
-%dist_init --num-processes RANKS
-%dist_mode -d
-"""
-# Its group of kernels, without the server and the proxy that stand before it.
-_JUPYTER_DISTRIBUTED = """
-from jupyter_distributed.kernel_group import DistributedKernelGroup
-group = DistributedKernelGroup(RANKS)
-await group.start()
-"""
-# To each the name to import, what starts RANKS ranks, and what runs a no-op cell on all of them.
-PEERS = {
-    "nbdistributed": (
-        _NBDISTRIBUTED,
-        "get_ipython().run_cell_magic('distributed', '', 'pass')",
-    ),
-    "jupyter_distributed": (
-        _JUPYTER_DISTRIBUTED,
-        "await group.execute('pass')",
-    ),
-}
-_OURS = (
-    "%load_ext nbdist\n%dist start -n RANKS --device cpu",
-    "get_ipython().run_cell_magic('distributed', '', 'pass')",
-)
-_MEASURE = """
-import io, json, sys, time
-times, shown = [], sys.stdout
-for _ in range(CELLS):
-    began = time.perf_counter()
-    sys.stdout = io.StringIO()
-    try:
-        CALL
-    finally:
-        sys.stdout = shown
-    times.append(1e3 * (time.perf_counter() - began))
-print(json.dumps(times))
+_BEGIN = """
+import time
+from nbdist.engine.recovery import snapshot
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[
+    torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh()) for _ in range(4)
+])
+layout = nbdist.parallelize(model, "zero3")
+optimizer = layout.optimizer(torch.optim.Adam, lr=1e-3)
+batch = torch.randn(BATCH, 512)
+
+def measure(steps, keeps):
+    # Both turns begin at the same step on all ranks: they agree on what follows.
+    for series in snapshot._series.values():
+        series.next_step = 0 if keeps else 1 << 60
+    began = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ended = time.perf_counter(), time.process_time()
+    return [1e3 * (now - then) / steps for now, then in zip(ended, began)]
+
+measure(3, True)
 """
 
 
-def rows(turns: int = 4, cells: int = 10) -> list[Row]:
-    """Return a row for each library that can be imported."""
-    return [_row(name, turns, cells) for name in PEERS if importlib.util.find_spec(name)]
+def rows(rounds: int = _ROUNDS, steps: int = _STEPS, batch: int = 384) -> list[Row]:
+    """Return a row for wall time, and one for processor time."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        session = nbdist.start(2, device="cpu", threads=1, peer_snapshots=EVERY)
+        try:
+            session.run(_BEGIN.replace("BATCH", str(batch)), track=False, show=False)
+            taken: list[list[list[float]]] = [[], [], []]  # without, with, without once more
+            for _ in range(rounds):
+                for turn, keeps in enumerate((False, True, False)):
+                    found = session.run(f"measure({steps}, {keeps})", track=False, show=False)
+                    taken[turn] += found.value_list
+        finally:
+            session.stop()
+            os.chdir(before)
+    return [_row(name, taken, place) for place, name in enumerate(("wall", "processor"))]
 
 
-def _row(name: str, turns: int, cells: int) -> Row:
-    with Kernel() as our_kernel, Kernel() as their_kernel:
-        ask = {}
-        for kernel, (start, call) in ((our_kernel, _OURS), (their_kernel, PEERS[name])):
-            printed, error, _ = kernel.run(start.replace("RANKS", str(RANKS)))
-            if error:
-                raise RuntimeError(f"{name}: {error} {printed}")
-            ask[kernel] = _MEASURE.replace("CELLS", str(cells)).replace("CALL", call)
-            kernel.ask(ask[kernel])  # ranks that have not connected yet lose what they are sent
-        ours, theirs, again = [], [], []
-        for _ in range(turns):
-            theirs += their_kernel.ask(ask[their_kernel])
-            ours += our_kernel.ask(ask[our_kernel])
-            again += their_kernel.ask(ask[their_kernel])
-    what, reference = f"no-op cell, n={RANKS}, beside {name}", statistics.median(theirs + again)
-    return Row(what, statistics.median(ours), "ms", reference, "", apart(theirs, again), GOAL)
+def _row(clock: str, taken: list[list[list[float]]], place: int) -> Row:
+    first, kept, second = ([one[place] for one in turn] for turn in taken)
+    without = statistics.median(first + second)
+    return Row(
+        f"a peer's snapshots every {EVERY} steps: {clock} time that they add to a step",
+        statistics.median(kept) - without,
+        "ms",
+        without,
+        beside="the step without",
+        noise=apart(first, second),
+        goal=GOAL,
+        is_share=True,
+    )
 
 
 if __name__ == "__main__":
