@@ -58,6 +58,7 @@ def test_a_cell_whose_shards_died_with_a_rank_ends_as_without_the_fault(
     flag.unlink()
     resumed = session.run("train()", track=False, retry=1, checkpoint=5)
     assert flag.exists()
+    assert session._cluster.faults() >= 1, "the interval that is advised follows from it"
     assert "Restored step " in resumed[0].text
     assert resumed.value_list == unbroken
     steps = zip(unbroken[0][1], unbroken[1][1], strict=True)

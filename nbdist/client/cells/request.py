@@ -69,6 +69,8 @@ class CellAttempt:
         is_retry: That cell is run again: loaders continue where they stopped.
         goes_on: It had started over, and must not (`rank_errors.should_go_on`).
         profile: What `engine/training/torch_profile.py` is asked for.
+        faults: How often ranks have died in this session.
+        session_s: For how long it has lasted.
     """
 
     request: CellRequest
@@ -77,6 +79,8 @@ class CellAttempt:
     is_retry: bool = False
     goes_on: bool = False
     profile: Mapping[str, Any] | None = None
+    faults: int = 0
+    session_s: float = 0.0
 
     def to_wire(self) -> dict[str, Any]:
         """Return what travels to each rank beside the code; `params` as they are."""
@@ -90,12 +94,19 @@ class CellAttempt:
             "goes_on": self.goes_on,
             "profile": self.profile,
             "checkpoints": self.request.checkpoints,
-            "checkpoint": {"every": self.request.every, "since": self.request.asked_at}
-            if self.request.every
-            else None,
+            "checkpoint": self._checkpoint() if self.request.every else None,
             "call": self.request.call,
             "arguments": dict(self.request.arguments),
             "track": self.request.track,
+        }
+
+    def _checkpoint(self) -> dict[str, Any]:
+        """Return what a cell that saves by itself is told of that."""
+        return {
+            "every": self.request.every,
+            "since": self.request.asked_at,
+            "faults": self.faults,
+            "session_s": self.session_s,
         }
 
 

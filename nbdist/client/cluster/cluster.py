@@ -47,6 +47,7 @@ _START_TIMEOUT_S = 120.0
 _REQUEST_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0
 _NEWS_TIMEOUT_S = 2.0  # between a controller's end and when it is known
+_AT_ONCE_S = 10.0  # between ranks that died of one cause: a host that goes, a full memory
 _PORT_TAKEN = "Address already in use"
 # Their versions are what a bug report is asked for first.
 _STANDS_ON = ("nbdist", "torch", "ipyparallel", "ipykernel", "ipython", "pyzmq")
@@ -69,6 +70,7 @@ class Cluster:
         self.requests = Requests()
         self.group = ProcessGroup(self.requests, self.events, self.living, self._wake)
         self._death_callbacks: list[Callable[[int, str], None]] = []
+        self._deaths_s: list[float] = []  # when ranks died, by the events' clock
         self._stopping = False
 
     # -- starting and stopping
@@ -383,6 +385,11 @@ class Cluster:
         """Return the ranks whose processes have ended."""
         return self._roster.dead()
 
+    def faults(self) -> int:
+        """Return how often ranks have died since the cluster was made; several at once are one."""
+        times = self._deaths_s
+        return sum(not i or at - times[i - 1] > _AT_ONCE_S for i, at in enumerate(times))
+
     def on_death(self, callback: Callable[[int, str], None]) -> Callable[[], None]:
         """Call `callback(rank, cause)` on the launcher's thread; returns how to stop that."""
         self._death_callbacks.append(callback)
@@ -413,6 +420,7 @@ class Cluster:
             return  # whoever starts it finds it dead
         if self._connection is not None:
             self._connection.unregister(rank)
+        self._deaths_s.append(self.events.seconds)
         self.requests.rank_died(rank, cause)
         for callback in list(self._death_callbacks):
             callback(rank, cause)

@@ -240,6 +240,8 @@ class Attempts:
             is_retry=before is not None,
             goes_on=goes_on,
             profile=self._to_profile(request.profile, request.prompt or self._count),
+            faults=self._cluster.faults(),
+            session_s=self._cluster.events.seconds,
         )
         with Interrupts() as interrupts:
             shown = self._showing.begin(

@@ -26,7 +26,7 @@ from nbdist.engine.steps import step_state
 from nbdist.errors import NBDistError
 from nbdist.formatting import figure
 
-FAILURE_S = 24 * 3600.0  # between two faults, as the advice assumes
+FAILURE_S = 24 * 3600.0  # between two faults, where nothing has been seen
 
 Optimizer = torch.optim.Optimizer
 
@@ -35,10 +35,15 @@ _log = logging.getLogger("nbdist.checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a cell was asked for: `every` so many steps; `since` when, in seconds since 1970."""
+    """What a cell was asked for: `every` so many steps; `since` when, in seconds since 1970.
+
+    Ranks had died `faults` times in a session of `session_s` seconds when it was sent.
+    """
 
     every: int
     since: float
+    faults: int = 0
+    session_s: float = 0.0
 
 
 class Rhythm:
@@ -72,12 +77,47 @@ def best_interval(cost_s: float, step_s: float, failure_s: float = FAILURE_S) ->
     return max(1, round(math.sqrt(2 * cost_s * failure_s) / max(step_s, 1e-6)))
 
 
+def failure_s(faults: int, seconds: float) -> float:
+    """Return the seconds between two faults, of which so many were seen in so long a session.
+
+    A day with one fault counts as seen before: the mean of a rate whose prior is that (a gamma
+    distribution of shape 1), so that neither a quiet hour nor one early fault says much.
+    """
+    return (FAILURE_S + seconds) / (1 + faults)
+
+
+def advice(every: int, cost_s: float, step_s: float, faults: int, seconds: float) -> str:
+    """Return what is said of an interval that is far from the one that costs least, or nothing.
+
+    Args:
+        every: The steps between two checkpoints.
+        cost_s: How long training stands still for one.
+        step_s: How long a step takes.
+        faults: As of `failure_s`.
+        seconds: Likewise.
+    """
+    between_s = failure_s(faults, seconds)
+    best = best_interval(cost_s, step_s, between_s)
+    if 1 / 3 <= best / every <= 3:
+        return ""
+    rate = "one fault a day"
+    if faults:
+        rate = (
+            f"a fault every {figure(between_s / 3600)} h (this session has seen {faults} in "
+            f"{figure(seconds / 3600)} h; one a day was assumed before)"
+        )
+    return (
+        f"At {rate}, a checkpoint every {best:,} steps costs least (a step takes "
+        f"{figure(step_s)} s, a checkpoint {figure(cost_s)} s of training)."
+    )
+
+
 _asked: _Asked | None = None
 _rhythm = Rhythm()
 _may_go_on = False  # the cell is run again, and none of its loops has begun
 _failed: str = ""
 _restored = 0  # calls of nbdist.restore before the cell
-_began_at = 0.0
+_began_at = _cell_began_at = 0.0
 _steps = 0
 _goes_on = False  # the cell, from a checkpoint
 
@@ -92,8 +132,9 @@ def install() -> None:
 def begin_cell(asked: Mapping[str, Any] | None, *, is_retry: bool) -> None:
     """Begin a cell, with what it was asked for; None: it saves nothing by itself."""
     global _asked, _rhythm, _may_go_on, _failed, _restored, _began_at, _steps, _goes_on
-    _goes_on = False
-    _asked = _Asked(asked["every"], asked["since"]) if asked else None
+    global _cell_began_at
+    _goes_on, _cell_began_at = False, time.monotonic()
+    _asked = _Asked(**asked) if asked else None
     _rhythm, _failed, _began_at, _steps = Rhythm(), "", 0.0, 0
     _may_go_on = _asked is not None and is_retry
     _restored = restore.calls()
@@ -111,13 +152,9 @@ def end_cell(*, has_succeeded: bool) -> tuple[str, ...]:
     count, blocked_s = save.blocked()
     if has_succeeded and _asked is not None and count and _steps > 1:
         step_s = max(0.0, time.monotonic() - _began_at - blocked_s) / _steps
-        best = best_interval(blocked_s / count, step_s)
-        if not 1 / 3 <= best / _asked.every <= 3:
-            said.append(
-                f"At one fault a day, a checkpoint every {best:,} steps costs least (a step takes "
-                f"{figure(step_s)} s, a checkpoint {figure(blocked_s / count)} s of training)."
-            )
-    return tuple(said)
+        seconds = _asked.session_s + time.monotonic() - _cell_began_at
+        said.append(advice(_asked.every, blocked_s / count, step_s, _asked.faults, seconds))
+    return tuple(filter(None, said))
 
 
 # ---- Saving -------------------------------------------------------------------------------------

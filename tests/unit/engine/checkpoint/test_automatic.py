@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbdist.engine.checkpoint.automatic import Rhythm, best_interval
+from nbdist.engine.checkpoint.automatic import Rhythm, advice, best_interval, failure_s
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -42,3 +42,21 @@ def test_the_interval_is_the_root_of_twice_the_cost_times_the_time_between_fault
 def test_more_faults_ask_for_more_checkpoints() -> None:
     assert best_interval(1.0, 0.1, failure_s=3600.0) < best_interval(1.0, 0.1)
     assert best_interval(1.0, 0.0) >= 1
+
+
+def test_the_time_between_faults_is_what_was_seen_and_a_day_before_anything_was() -> None:
+    assert failure_s(0, 0.0) == 86400.0
+    assert failure_s(0, 9 * 86400.0) == 10 * 86400.0
+    assert failure_s(9, 86400.0) == pytest.approx(0.2 * 86400.0)
+
+
+def test_the_advice_names_the_faults_that_it_follows_from() -> None:
+    assert advice(100, 0.5, 0.1, 0, 60.0) == (
+        "At one fault a day, a checkpoint every 2,940 steps costs least (a step takes 0.100 s, a "
+        "checkpoint 0.500 s of training)."
+    )
+    assert advice(100, 0.5, 0.1, 3, 7200.0).startswith(
+        "At a fault every 6.50 h (this session has seen 3 in 2.00 h; one a day was assumed before)"
+        ", a checkpoint every 1,530 steps costs least"
+    )
+    assert advice(2000, 0.5, 0.1, 0, 60.0) == ""
