@@ -318,7 +318,8 @@ def test_errors_of_files_say_what_to_do() -> None:
         "/data/run may not be written or read: Permission denied."
     )
     assert in_words(OSError("first line\nsecond")) == (
-        "/data/run could not be reached or used.\nWhy: OSError: first line"
+        "/data/run could not be reached or used.\nWhy: OSError: first line\n"
+        "Do:  try it again, or give nbdist another folder"
     )
 
 
