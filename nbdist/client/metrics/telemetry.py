@@ -183,6 +183,8 @@ class Telemetry:
 
     def _remember(self, rank: int, records: list[Record], is_late: bool) -> None:
         latest: dict[str, float] = {}
+        # Each series once: measured steps and others take turns, and so do their keys.
+        columns: dict[str, tuple[list[float], list[float]]] = {}
         for (kind, keys), alike in groupby(records, lambda r: (r.kind, tuple(r.values))):
             if kind not in RUN_KINDS and kind != "device":
                 continue
@@ -192,13 +194,17 @@ class Telemetry:
             else:
                 steps = [record.step for record in rows]
             names = [series_key(kind, key) for key in keys]
-            columns = zip(*(record.values.values() for record in rows), strict=True)
-            for name, values in zip(names, columns, strict=True):
-                if (history := self._history(name, rank)) is not None:
-                    history.extend(steps, values)
+            by_key = zip(*(record.values.values() for record in rows), strict=True)
+            for name, values in zip(names, by_key, strict=True):
+                column = columns.setdefault(name, ([], []))
+                column[0].extend(steps)
+                column[1].extend(values)
             latest |= zip(names, rows[-1].values.values(), strict=True)
             if kind != "device" and not is_late:
                 latest["step"] = steps[-1]
+        for name, column in columns.items():
+            if (history := self._history(name, rank)) is not None:
+                history.extend(*column)
         known = self.latest.get(rank, {})
         # What fills a gap is older than what is shown.
         self.latest[rank] = {**latest, **known} if is_late else {**known, **latest}
@@ -209,8 +215,10 @@ class Telemetry:
                 self.ignored_keys.add(key)
                 return None
             self._series[key] = {}
-        most = MAX_DEVICE_POINTS if key in DEVICE_KEYS else MAX_POINTS
-        return self._series[key].setdefault(rank, _History(most))
+        of_ranks = self._series[key]
+        if rank not in of_ranks:
+            of_ranks[rank] = _History(MAX_DEVICE_POINTS if key in DEVICE_KEYS else MAX_POINTS)
+        return of_ranks[rank]
 
     def _tell(self, records: list[Record]) -> None:
         for callback in list(self._subscribers):

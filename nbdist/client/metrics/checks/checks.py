@@ -40,14 +40,16 @@ class CellChecks:
     def receive(self, records: list[Record]) -> None:
         """Take in what ranks tell."""
         self._growth.receive(records)
-        for record in records:
+        for record in records:  # nearly all of them are steps in which nothing is found
             if record.kind == "alike":
                 self._note("drift", self._drift.take(record.rank, record.step, record.values))
-            else:
-                if record.kind == "step":
-                    self._note("loss", self._not_finite.take(record))
-                self._note("loader", self._starving.take(record))
-                for rule, sentence in self._uses.take(record).items():
+                continue
+            if record.kind == "step" and (sentence := self._not_finite.take(record)):
+                self._note("loss", sentence)
+            if sentence := self._starving.take(record):
+                self._note("loader", sentence)
+            if found := self._uses.take(record):
+                for rule, sentence in found.items():
                     self._note(rule, sentence)
 
     def lines(self, *, is_last: bool = False) -> list[str]:
