@@ -34,6 +34,12 @@ def test_full_collections_leave_out_what_a_rank_was_forked_with(session: Session
     assert session.run(code).value_list == [True, True]
 
 
+def test_kernels_look_at_no_modules_for_a_debugger_and_cells_at_all(session: Session) -> None:
+    code = "import sys; get_ipython().kernel._kernel_modules == [] and len(sys.modules) > 1000"
+    assert session.run(code).value_list == [True, True]
+    assert "3." in session.run("get_ipython().kernel.language_info['version']").value_list[0]
+
+
 def test_statements_run_in_order_and_the_last_value_is_the_result(session: Session) -> None:
     result = session.run("a = 1\nb = a + rank\nb + 1")
     assert result.value_list == [2, 3]

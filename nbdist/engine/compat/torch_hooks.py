@@ -59,8 +59,15 @@ def check() -> list[str]:
 
 def collective_ops() -> set[str]:
     """Return the names of all `c10d::` operators of the installed torch."""
-    names = torch._C._dispatch_get_all_op_names()
-    return {name.split("::")[1].split(".")[0] for name in names if name.startswith("c10d::")}
+    return set(_COLLECTIVE_OPS)
+
+
+# Asked for here, which ranks that are forked do once for all: it takes 5 ms. `check` says if it is
+# gone.
+_all_op_names: Callable[[], list[str]] = getattr(torch._C, "_dispatch_get_all_op_names", list)
+_COLLECTIVE_OPS = frozenset(
+    name.split("::")[1].split(".")[0] for name in _all_op_names() if name.startswith("c10d::")
+)
 
 
 def place_kernels(kernels: Mapping[str, Callable[..., Any]], device: str) -> Undo:
