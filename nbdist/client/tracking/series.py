@@ -87,7 +87,9 @@ class _KeptSteps:
 
     def is_one(self, step: int) -> bool:
         """Return whether a step is one of those that have points."""
-        stride = next(stride for begin, stride in reversed(self._strides) if step >= begin)
+        begin, stride = self._strides[-1]
+        if step < begin:
+            stride = next(stride for begin, stride in reversed(self._strides) if step >= begin)
         return step % stride == 0
 
     def keeps(self, record: Record) -> bool:
