@@ -1,5 +1,7 @@
 """Loaders over files and tables on real ranks: every sample once, from anywhere, on any number."""
 
+import io
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,18 @@ def test_files_and_a_delta_table_in_s3_are_read_once_over_two_ranks(
     for name in ("train", "table"):
         ranks = run_ranks(2, RANKS + "epochs", f"s3://bucket/{name}", 1, how)
         assert sorted(flat(together([rank[0] for rank in ranks]))) == list(range(ROWS))
+
+
+def test_tars_in_s3_are_read_by_range_once_over_two_ranks(server: Server) -> None:
+    for first in (0, 40):
+        with tarfile.open(server.folder / "bucket" / f"{first:03}.tar", "w") as tar:
+            for n in range(first, first + 40):
+                about = tarfile.TarInfo(f"{n:03}.id")
+                about.size = len(text := str(n).encode())
+                tar.addfile(about, io.BytesIO(text))
+    how = {"storage_options": server.options, "columns": ["id"]}
+    ranks = run_ranks(2, RANKS + "epochs", "s3://bucket/*.tar", 1, how)
+    assert sorted(flat(together([rank[0] for rank in ranks]))) == list(range(80))
 
 
 @pytest.mark.slow  # 10 s

@@ -262,9 +262,19 @@ def common_schema(
                 f"The files differ in column {name!r}: {known} in {having.get(name, first)}, "
                 f"{here} in {file}.",
                 why="all files of a folder must have one schema; only a table can add columns",
-                do="name columns= that all files have, write the files anew, or make it a table",
+                do=_one_schema(known, here),
             )
     return schema
+
+
+def _one_schema(known: str, here: str) -> str:
+    """Return what to do where a column has two types, or is missing."""
+    if "missing" in (known, here):
+        return "name columns= that all files have, write the files anew, or make it a table"
+    return (
+        "choose the type: nbdist.loader(pyarrow.dataset.dataset(path, schema=...)) reads all files "
+        "by that schema; or write the files anew, or leave the column out by columns="
+    )
 
 
 def _type(schema: Any, name: str) -> str:

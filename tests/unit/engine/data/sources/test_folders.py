@@ -140,6 +140,21 @@ def test_a_hudi_table_is_read_by_its_base_files_alone(tmp_path: Path) -> None:
     assert read(opened([str(folder / "1.parquet")])) == list(range(10, 20))
 
 
+def test_integers_in_one_file_and_floats_in_another_are_read_by_the_schema_that_is_named(
+    tmp_path: Path,
+) -> None:
+    folder = write(tmp_path / "data", files=1)
+    pq.write_table(pa.table({"id": [10], "x": [7]}), folder / "1.parquet")
+    refused = error_of(str(folder))
+    assert refused.what == (
+        "The files differ in column 'x': double in 0.parquet, int64 in 1.parquet."
+    )
+    assert "pyarrow.dataset.dataset(path, schema=...)" in refused.do
+    schema = pa.schema({"id": pa.int64(), "x": pa.float64()})
+    source = opened(ds.dataset(str(folder), schema=schema))
+    assert read(source, "x") == [*(n / 2 for n in range(10)), 7.0]
+
+
 def test_files_whose_schemas_differ_are_refused_by_name_and_column(tmp_path: Path) -> None:
     folder = write(tmp_path / "data", files=2)
     pq.write_table(pa.table({"id": [1], "x": ["text"]}), folder / "2.parquet")
