@@ -68,7 +68,8 @@ def _run(
     try:
         deadline = time.monotonic() + _START_S
         while not _listens(port):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)  # another program's start: there is no event to wait for
         yield
     finally:
