@@ -215,6 +215,17 @@ model = net()
 nbdist.parallelize(model, "ddp")
 fit(model, batches(), sgd(model))
 """,
+    "ddp, and sums of other tensors, whose memory gradients get": """
+model = net()
+nbdist.parallelize(model, "ddp")
+def backward(loss):
+    sums = [torch.zeros_like(p) for p in model.parameters() for _ in range(20)]
+    for one in sums:
+        dist.all_reduce(one)
+    del sums, one
+    loss.backward()
+fit(model, batches(), sgd(model), backward=backward)
+""",
     "zero2": """
 model = net()
 nbdist.parallelize(model, "zero2")

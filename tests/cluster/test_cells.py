@@ -543,7 +543,7 @@ def test_ranks_have_all_of_nbdist_before_they_are_forked(session: Session) -> No
     (imported,) = session.run(ours, "0").value_list
     code = f"""
 from importlib import import_module
-from nbdist.host import warm
+from nbdist.host import parent, warm
 for name in warm.MODULES:
     import_module(name)
 print({ours})

@@ -260,10 +260,10 @@ def take(step: int | None = None, end_ns: int | None = None, *, is_next: bool = 
 
 
 def look_for_reductions(is_on: bool) -> set[int]:
-    """Begin or end to note what the main thread all-reduces outside of backward.
+    """Begin or end to note what the main thread all-reduces after a backward.
 
     Returns:
-        The addresses of the tensors noted so far, the newest `MAX_ROWS`; they may be used again.
+        The addresses of the tensors noted since the last backward began, the newest `MAX_ROWS`.
     """
     noted = set(state.reduced or ())
     state.reduced = deque(maxlen=MAX_ROWS) if is_on else None
@@ -339,6 +339,8 @@ def exposed_ns() -> int:
 def backward_began() -> None:
     """The main thread enters an outermost backward."""
     state.backward = Backward(state)
+    if state.reduced:
+        state.reduced.clear()  # gradients may lie where something else was reduced, and is gone
     if state.cuda.is_used:
         state.cuda.backward_began()
 
