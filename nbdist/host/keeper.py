@@ -7,7 +7,7 @@ It is a process of its own: a kernel whose Python code holds the GIL would lose 
 
 Requests of the kernel, over a socket pair:
 
-    {"op": "open", "channel": ..., "command": [...], "environment": {}, "log": ...}
+    {"op": "open", "channel": ..., "command": [...], "environment": {}, "log": ..., "cancel": []}
     {"op": "send", "channel": ..., "line": {...}}
     {"op": "close", "channel": ...}
     {"op": "quit"}
@@ -28,6 +28,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 from nbdist import lifeline
@@ -35,6 +36,7 @@ from nbdist.host.guest import BEAT_S
 
 SILENT_S: Final = 4.0  # without a beat, after which a host counts as lost
 _END_S: Final = 2.0  # for a channel's command to end by itself
+_CANCEL_S: Final = 3.0
 _MOST_LINE_BYTES: Final = 1 << 20
 _SAID_LINES: Final = 12
 _BEAT: Final = b'{"op": "beat"}\n'
@@ -43,10 +45,19 @@ _BEAT: Final = b'{"op": "beat"}\n'
 class Channel:
     """One command, and the hosts that answer through it."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
-        """Begin with no host heard."""
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, cancel: Sequence[str]
+    ) -> None:
+        """Begin with no host heard.
+
+        Args:
+            name: The kernel's for it.
+            process: The command.
+            cancel: What ends the work that a scheduler does for it, whether or not it can.
+        """
         self.name = name
         self.process = process
+        self._cancel = cancel
         self.heard: dict[str, float] = {}  # when each host that beats was heard last
         self.lost: set[str] = set()
         self.said: deque[str] = deque(maxlen=_SAID_LINES)
@@ -82,6 +93,22 @@ class Channel:
                 return
         await self.process.wait()
 
+    async def cancel(self) -> None:
+        """See to it that a scheduler does nothing more for the command, which has ended."""
+        if not self._cancel:
+            return
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._cancel, stdin=asyncio.subprocess.DEVNULL
+            )
+            await asyncio.wait_for(process.wait(), _CANCEL_S)
+        except OSError as error:
+            print(f"{self._cancel[0]}: {error}", flush=True)
+        except TimeoutError:
+            print(f"{self._cancel[0]} did not end in time", flush=True)
+            process.kill()
+            await process.wait()
+
 
 class Keeper:
     """All channels, by name. One event loop, one thread."""
@@ -106,7 +133,9 @@ class Keeper:
         requests = asyncio.create_task(self._listen(reader))
         waiting = [requests, asyncio.create_task(self._ended.wait())]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.gather(*(channel.end() for channel in self._channels.values()))
+        ending = list(self._channels.values())
+        await asyncio.gather(*(channel.end() for channel in ending))
+        await asyncio.gather(*(channel.cancel() for channel in ending))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
@@ -122,7 +151,12 @@ class Keeper:
                     self._spawn(channel.end())
 
     async def _open(
-        self, channel: str, command: list[str], environment: dict[str, str], log: str
+        self,
+        channel: str,
+        command: list[str],
+        environment: dict[str, str],
+        log: str,
+        cancel: list[str],
     ) -> None:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -137,7 +171,7 @@ class Keeper:
         except OSError as error:
             self._tell(event="closed", channel=channel, status=127, said=f"{command[0]}: {error}")
             return
-        made = self._channels[channel] = Channel(channel, process)
+        made = self._channels[channel] = Channel(channel, process, cancel)
         self._spawn(self._follow(made, log))
 
     async def _follow(self, channel: Channel, log: str) -> None:
@@ -153,6 +187,8 @@ class Keeper:
             self._spawn(channel.end())
         status = await process.wait()
         await errors
+        if not channel.is_closing:
+            await channel.cancel()
         if self._channels.get(channel.name) is channel:
             del self._channels[channel.name]
         said = "\n".join(channel.said)

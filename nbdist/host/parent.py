@@ -241,7 +241,7 @@ def _make(arguments: list[str]) -> Parent:
 
 def main(arguments: list[str]) -> None:
     """Run as `python -m nbdist.host.parent FD KERNEL_PID fork|spawn`, or `... stdio fork|spawn`."""
-    if os.getsid(0) != os.getpid():
+    if os.getpgrp() != os.getpid():  # srun has made it a group's leader, which cannot do this
         os.setsid()
     parent = _make(arguments)
     try:

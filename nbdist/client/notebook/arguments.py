@@ -78,13 +78,14 @@ def dist_parser() -> argparse.ArgumentParser:
     start.add_argument(
         "--launcher",
         metavar="NAME",
-        help="how ranks are started: local, ssh, or a launcher of another package",
+        help="how ranks are started: local, ssh, slurm, or a launcher of another package",
     )
     start.add_argument(
         "--hosts",
         metavar="HOSTS",
         help="with --launcher ssh: a:2,b:2 for two ranks on each, or a file with a host a line",
     )
+    _add_slurm(start)
     start.add_argument("--device", metavar="DEVICE", help="cpu or cuda")
     start.add_argument("--backend", metavar="BACKEND", help="gloo or nccl")
     start.add_argument(
@@ -138,6 +139,24 @@ def dist_parser() -> argparse.ArgumentParser:
     )
     made["runs"].add_argument("--plain", action="store_true", help="as text")
     return parser
+
+
+def _add_slurm(start: argparse.ArgumentParser) -> None:
+    start.add_argument(
+        "--nodes", type=int, metavar="N", help="with --launcher slurm: nodes to allocate"
+    )
+    start.add_argument(
+        "--gpus-per-node", type=int, metavar="N", help="slurm: GPUs of each node, and ranks there"
+    )
+    start.add_argument("--partition", metavar="NAME", help="slurm: partition of the nodes")
+    start.add_argument("--time", metavar="LIMIT", help="slurm: time limit, such as 2:00:00")
+    start.add_argument(
+        "--sbatch",
+        action="append",
+        metavar="LINE",
+        help="slurm: another of its options, as --sbatch=--mem=64G, or a file with #SBATCH lines, "
+        "whose other lines run on each node first; may be repeated",
+    )
 
 
 def _add_board(board: argparse.ArgumentParser) -> None:

@@ -19,7 +19,6 @@ from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import current_folder, log_folder, project_folder, say_where
 from nbdist.client.cluster.launchers.base import (
-    LOCAL,
     Launcher,
     LaunchOptions,
     MakeLauncher,
@@ -33,7 +32,7 @@ from nbdist.client.session.session import Session
 from nbdist.client.session.status import Status
 from nbdist.client.session.terminal_requests import TerminalRequests
 from nbdist.doctor.findings import Finding
-from nbdist.errors import ClusterError, UsageError
+from nbdist.errors import ClusterError
 from nbdist.options import LOOPBACK, choose_options
 
 if TYPE_CHECKING:
@@ -193,6 +192,11 @@ def start(
     *,
     launcher: str = "local",
     hosts: str = "",
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    partition: str = "",
+    time: str = "",
+    sbatch: Sequence[str] = (),
     device: str | None = None,
     backend: str | None = None,
     timeout: float = 1800.0,
@@ -214,10 +218,17 @@ def start(
 
     Args:
         n: Number of ranks; by default the number of GPUs, else 2.
-        launcher: `local`, `ssh`, or one that another package offers (entry points
+        launcher: `local`, `ssh`, `slurm`, or one that another package offers (entry points
             `nbdist.launchers`).
         hosts: For `ssh`: `a:2,b:2` for two ranks on each, or a file with a host a line. Names are
             those of `~/.ssh/config`; hosts beyond the `n` ranks are spare.
+        nodes: For `slurm`: nodes of an allocation of its own. Without any of these options, a
+            notebook that runs in a job takes that job's nodes.
+        gpus_per_node: For `slurm`: GPUs of each node, and ranks there.
+        partition: For `slurm`.
+        time: For `slurm`: the time limit, in minutes or as `1-12:00:00`.
+        sbatch: For `slurm`: more of its options (`--mem=64G`), or files with `#SBATCH` lines,
+            whose other lines run on each node before the ranks.
         device: `cpu` or `cuda`; by default `cuda` where there are GPUs.
         backend: `gloo` or `nccl`; by default what the device calls for.
         timeout: Timeout of one collective, in seconds.
@@ -253,9 +264,17 @@ def start(
     """
     global _current, _place
     make_launcher = find_launcher(launcher)
-    asked = LaunchOptions(hosts=hosts, trust_network=trust_network)
-    if hosts and launcher == LOCAL:
-        raise UsageError("--hosts is for other launchers: --launcher ssh.")
+    asked = LaunchOptions(
+        hosts=hosts,
+        trust_network=trust_network,
+        n=n,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        partition=partition,
+        time_limit=time,
+        sbatch=tuple(sbatch),
+    )
+    asked.require_meaning(launcher)
     if _current is not None and _current.is_running:
         raise ClusterError(
             f"A cluster is already running: {_current.describe}.",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
-from traitlets import All, Bool, Enum, Float, Integer, Unicode, observe
+from traitlets import All, Bool, Enum, Float, Integer, List, Unicode, observe
 
 from nbdist.client.notebook import arguments, assist
 from nbdist.errors import Interrupted, UsageError
@@ -38,6 +38,15 @@ class NBDist(Magics):
     hosts = Unicode("", help="Hosts of the launcher ssh: a:2,b:2, or a file of hosts.").tag(
         config=True
     )
+    nodes = Integer(None, allow_none=True, help="Nodes of the launcher slurm.").tag(config=True)
+    gpus_per_node = Integer(
+        None, allow_none=True, help="GPUs, and ranks, of each node of the launcher slurm."
+    ).tag(config=True)
+    partition = Unicode("", help="Partition of the launcher slurm.").tag(config=True)
+    time = Unicode("", help="Time limit of the launcher slurm, such as 2:00:00.").tag(config=True)
+    sbatch = List(
+        Unicode(), help="More options of the launcher slurm, or files with #SBATCH lines."
+    ).tag(config=True)
     interface = Unicode("127.0.0.1", help="Address or interface that the cluster binds to.").tag(
         config=True
     )
@@ -165,6 +174,11 @@ class NBDist(Magics):
             choose("n"),
             launcher=choose("launcher"),
             hosts=choose("hosts"),
+            nodes=choose("nodes"),
+            gpus_per_node=choose("gpus_per_node"),
+            partition=choose("partition"),
+            time=choose("time"),
+            sbatch=choose("sbatch"),
             device=choose("device"),
             backend=choose("backend"),
             timeout=choose("timeout"),

@@ -17,6 +17,8 @@ from nbdist.placement import HERE, Place
 GROUP = "nbdist.launchers"
 LOCAL = "local"
 SSH = "ssh"
+SLURM = "slurm"
+MPI = "mpi"
 OnExit = Callable[[str, int, str], None]
 UNKNOWN_STATUS = 256  # of a process that ended where nobody could collect its exit status
 
@@ -28,10 +30,41 @@ class LaunchOptions:
     Attributes:
         hosts: As typed, such as `a:2,b:2`, or a file of hosts.
         trust_network: The person accepts that torch authenticates nobody on the network.
+        n: Ranks in all, if the person said so.
+        nodes: Nodes of Slurm's.
+        gpus_per_node: GPUs of each node, and ranks there.
+        partition: Slurm's.
+        time_limit: Slurm's, in minutes or as `1-12:00:00`.
+        sbatch: More options of Slurm's, or files with `#SBATCH` lines.
     """
 
     hosts: str = ""
     trust_network: bool = False
+    n: int | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    partition: str = ""
+    time_limit: str = ""
+    sbatch: tuple[str, ...] = ()
+
+    def require_meaning(self, launcher: str) -> None:
+        """Refuse options that a launcher of nbdist's would ignore.
+
+        Raises:
+            UsageError: There is such an option.
+        """
+        slurms = {
+            "--nodes": self.nodes,
+            "--gpus-per-node": self.gpus_per_node,
+            "--partition": self.partition,
+            "--time": self.time_limit,
+            "--sbatch": self.sbatch,
+        }
+        given = [name for name, value in slurms.items() if value]
+        if given and launcher in (LOCAL, SSH, MPI):
+            raise UsageError(f"{given[0]} is for --launcher slurm, not {launcher}.")
+        if self.hosts and launcher in (LOCAL, SLURM):
+            raise UsageError(f"--hosts is for --launcher ssh or mpi, not {launcher}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +174,13 @@ def find_launcher(name: str) -> MakeLauncher:
         from nbdist.client.cluster.launchers.ssh import make_launcher
 
         return make_launcher
+    if name == SLURM:
+        from nbdist.client.cluster.launchers import slurm
+
+        return slurm.make_launcher
     offered = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in offered:
-        known = ", ".join([LOCAL, *sorted([SSH, *offered])])
+        known = ", ".join([LOCAL, *sorted([SSH, SLURM, *offered])])
         raise UsageError(f"There is no launcher {name!r}.", do=f"use one of: {known}")
     made: MakeLauncher = offered[name].load()
     return made

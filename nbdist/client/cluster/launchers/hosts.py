@@ -77,7 +77,7 @@ class HostsLauncher:
 
         Args:
             log_folder: Where logs go (0700).
-            channels: One a host, in the order in which they take ranks.
+            channels: One a host, in the order in which they take ranks; none where `open` follows.
         """
         self.logs = log_folder
         self._token = secrets.token_hex(16)
@@ -86,24 +86,31 @@ class HostsLauncher:
         self._news = threading.Condition()
         self._where: dict[int, str] = {}  # each rank's host
         self._is_closed = False
+        self._hosts: dict[str, Host] = {}
+        self._keeper = KeeperLink(log_folder, self._take)
+        if channels:
+            self.open(channels)
+
+    def open(self, channels: Sequence[Channel]) -> None:
+        """Open all channels, and one to a parent on this machine; returns at once."""
         if all(channel.host != HERE for channel in channels):
             channels = [Channel(HERE, 0, parent_command(sys.executable)), *channels]
         self._hosts = {one.host: Host(one, self._link_to(one.host)) for one in channels}
-        self._keeper = KeeperLink(log_folder, self._take)
         for host, known in self._hosts.items():
-            file = log_folder / f"host-{host.replace('/', '-')}.log"
+            file = self.logs / f"host-{host.replace('/', '-')}.log"
             self._keeper.open(host, known.channel.command, {}, file)
             environment = _ONE_THREAD | dict(known.channel.environment)
             self._send(
                 host,
                 {"op": "hello", "host": host, "environment": environment}
-                | {"logs": str(log_folder), "token": self._token},
+                | {"logs": str(self.logs), "token": self._token},
             )
 
     @property
     def alive(self) -> bool:
         """Whether it can still start processes."""
-        return not self._is_closed and self._keeper.alive and not self._hosts[HERE].lost
+        is_lost = HERE in self._hosts and self._hosts[HERE].lost
+        return not self._is_closed and self._keeper.alive and not is_lost
 
     # -- the way to a start
 

@@ -66,16 +66,28 @@ class KeeperLink:
         return self._process.poll() is None
 
     def open(
-        self, channel: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+        self,
+        channel: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        cancel: Sequence[str] = (),
     ) -> None:
         """Run a command that leads to parents; its end is the event `closed`.
+
+        Args:
+            channel: Its name.
+            command: Its words.
+            environment: Variables, beside the notebook's.
+            log: For its standard error.
+            cancel: A command that ends what it has asked for, where it can no longer do so.
 
         Raises:
             OSError: The keeper is gone.
         """
         self._send(
             {"op": "open", "channel": channel, "command": list(command), "log": str(log)}
-            | {"environment": dict(environment)}
+            | {"environment": dict(environment), "cancel": list(cancel)}
         )
 
     def send(self, channel: str, line: Mapping[str, Any]) -> None:

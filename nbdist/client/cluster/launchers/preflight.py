@@ -74,13 +74,15 @@ def clock_notes(facts: Mapping[str, Facts], heard_at: Mapping[str, float]) -> li
 def candidates(facts: Mapping[str, Facts], asked: str | None) -> dict[str, list[str]]:
     """Return the addresses by which each host may be reached, best first.
 
-    An address that several hosts have (a bridge of Docker) leads to none of them.
+    An address that several machines have (a bridge of Docker) leads to none of them.
 
     Args:
         facts: By host.
         asked: The address that the person chose for the notebook's machine.
     """
-    everyone = [address for told in facts.values() for address in told["addresses"]]
+    # The notebook's machine may be a node of the job, too.
+    machines = {told["machine"]: told["addresses"] for told in facts.values()}
+    everyone = [address for addresses in machines.values() for address in addresses]
     found = {
         host: [address for address in told["addresses"] if everyone.count(address) == 1]
         for host, told in facts.items()

@@ -1,0 +1,156 @@
+"""Hosts of Slurm: an allocation that lives as long as the keeper, and one `srun` a node.
+
+`salloc` holds the allocation while its command reads from the keeper. Each node has its own `srun`,
+hence its own channel: no node waits for another one's input, lines of several nodes are never
+mixed, and the `srun` of a node that fails ends by itself and says why.
+
+Nothing listens for it and no secret is needed: munge authenticates, and stdin's end ends all.
+"""
+
+import contextlib
+import os
+import secrets
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from nbdist.client.cluster.launchers import slurm_queue, slurm_words
+from nbdist.client.cluster.launchers.base import SLURM, LaunchOptions
+from nbdist.client.cluster.launchers.hosts import Channel, HostsLauncher, parent_command
+from nbdist.client.cluster.launchers.ssh import names_of_this_machine
+from nbdist.client.cluster.network import has_curve, require_trust
+from nbdist.errors import StartError
+
+_LOOK_S: Final = 1.0  # between two looks at the queue
+_SUBMIT_S: Final = 60.0  # for salloc to name its job
+_RUNS: Final = "RUNNING"
+
+
+def make_launcher(logs: Path, asked: LaunchOptions) -> "SlurmLauncher":
+    """Return a launcher that waits in the queue already.
+
+    Raises:
+        StartError: The network is not trusted.
+        UsageError: An option makes no sense.
+    """
+    require_trust("nodes of Slurm's", trust_network=asked.trust_network, has_curve=has_curve())
+    return SlurmLauncher(logs, slurm_words.read_wish(asked, os.environ))
+
+
+class SlurmLauncher(HostsLauncher):
+    """Processes on the nodes of one job."""
+
+    def __init__(self, log_folder: Path, wish: slurm_words.Wish) -> None:
+        """Ask for the allocation; returns at once.
+
+        Args:
+            log_folder: Where logs go (0700).
+            wish: What is asked for.
+        """
+        super().__init__(log_folder, ())
+        self._wish = wish
+        self._job = "" if wish.allocates else os.environ["SLURM_JOB_ID"]
+        self._ended: dict[str, Any] | None = None  # how salloc ended
+        self._log = log_folder / f"slurm-{secrets.token_hex(4)}.log"
+        if wish.allocates:
+            name = slurm_words.job_name(_notebook(), secrets.token_hex(3))
+            self._keeper.open(
+                SLURM,
+                [*_without_job(), *slurm_words.allocate(name, wish)],
+                {},
+                self._log,
+                cancel=["scancel", f"--name={name}", f"--user={os.getuid()}"],
+            )
+
+    def meet(self, asked: str) -> str:
+        """Wait until the job runs, then meet its nodes; see `Launcher.meet`."""
+        if self._wish.allocates:
+            self._job = self._wait_for_job()
+        nodes = slurm_queue.nodes_of(self._job)
+        here = names_of_this_machine()
+        # Rank 0 is the notebook's neighbour where there is one.
+        nodes.sort(key=lambda node: node not in here)
+        self.open([self._channel(node, self._wish.slots_of(len(nodes))) for node in nodes])
+        return super().meet(asked)
+
+    def _channel(self, node: str, slots: int) -> Channel:
+        script = node_script(self._wish.before, slurm_words.TASK_VARIABLES)
+        command = [*_without_job(), *slurm_words.on_node(self._job, node, script)]
+        return Channel(node, slots, command, explain=self._explain)
+
+    def _wait_for_job(self) -> str:
+        """Return the id of the job once it runs, and show until then what it waits for.
+
+        Raises:
+            StartError: Slurm refuses it, or it will never start.
+        """
+        line = slurm_queue.Line()
+        deadline = time.monotonic() + _SUBMIT_S
+        try:
+            while True:
+                self._require_not_ended()
+                job = slurm_queue.job_in(self._log)
+                if not job and time.monotonic() > deadline:
+                    raise StartError(f"salloc did not name a job within {_SUBMIT_S:.0f} s.")
+                seen = slurm_queue.look(job) if job else None
+                if seen is not None:
+                    if seen[0] == _RUNS:
+                        return job
+                    if never := slurm_words.never_starts(seen[1]):
+                        raise StartError(
+                            f"Job {job} would never start: {never} ({seen[1]}).",
+                            do="ask for less: --nodes, --time, --partition; sinfo shows what "
+                            "there is.",
+                        )
+                    line.show(slurm_words.waiting_line(job, *seen))
+                with self._news:
+                    self._news.wait_for(lambda: self._ended, _LOOK_S if job else 0.05)
+        finally:
+            line.end()
+
+    def _require_not_ended(self) -> None:
+        if self._ended is not None:
+            why, do = slurm_words.explain(self._ended["status"], self._ended["said"])
+            raise StartError(f"Slurm gave no nodes: {why}.", do=f"{do}.")
+
+    def _explain(self, status: int, said: str) -> tuple[str, str]:
+        """Return why a node's `srun` ended. What ends all of them, salloc may know."""
+        by_salloc = ""
+        with contextlib.suppress(FileNotFoundError):  # the job may be the notebook's own
+            by_salloc = self._log.read_text(errors="replace")
+        known = slurm_words.meaning(said) or slurm_words.meaning(by_salloc)
+        return known or slurm_words.explain(status, said)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        if event.get("channel") == SLURM:
+            with self._news:
+                self._ended = event
+                self._news.notify_all()
+        else:
+            super()._take(event)
+
+
+def node_script(before: tuple[str, ...], task_variables: str) -> str:
+    """Return what a node's shell runs: lines of the person's, then the parent.
+
+    Args:
+        before: Lines of the person's; where there are some, they choose the Python.
+        task_variables: Pattern of the variables that are this one task's alone.
+    """
+    python = "python" if before else sys.executable
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    unset = f"for v in $(env | grep -Eo '^{task_variables}=' | tr -d =); do unset $v; done"
+    words = shlex.join(parent_command(python))
+    return "\n".join([*before, unset, f"export PYTHONPATH={shlex.quote(path)}", f"exec {words}"])
+
+
+def _without_job() -> list[str]:
+    """Return what drops the variables of a job that the notebook runs in: they are options, too."""
+    mine = [name for name in os.environ if name.startswith("SLURM_") and name != "SLURM_CONF"]
+    return ["env", *(word for name in mine for word in ("-u", name))]
+
+
+def _notebook() -> str:
+    return Path(os.environ.get("JPY_SESSION_NAME", "") or Path.cwd()).stem
