@@ -5,6 +5,7 @@ that the kernel sees the network of its host and nothing else.
 """
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -46,15 +47,28 @@ class Kernel:
         """The kernel's process, as seen here: for kill -9 and SIGINT."""
         return child_pid(self._process)
 
-    def run(self, code: str, timeout_s: float = 120) -> str:
+    def run(
+        self, code: str, timeout_s: float = 120, watch: Callable[[str], None] | None = None
+    ) -> str:
         """Run a cell, and return what it prints and shows as text, as it looks at the end.
+
+        Args:
+            code: The cell.
+            timeout_s: For it to end.
+            watch: Called with the text so far, whenever there is more.
 
         Raises:
             TimeoutError: it did not end in time.
         """
         output = _Output()
+
+        def hear(message: dict[str, Any]) -> None:
+            output.hear(message)
+            if watch is not None:
+                watch("".join(output.texts.values()))
+
         self._client.execute_interactive(
-            code, timeout=timeout_s, output_hook=output.hear, allow_stdin=False
+            code, timeout=timeout_s, output_hook=hear, allow_stdin=False
         )
         return "".join(output.texts.values())
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -32,9 +33,13 @@ def make_launcher(logs: Path, asked: LaunchOptions) -> "SlurmLauncher":
     """Return a launcher that waits in the queue already.
 
     Raises:
-        StartError: The network is not trusted.
+        StartError: The network is not trusted, or this machine knows no Slurm.
         UsageError: An option makes no sense.
     """
+    if missing := [name for name in ("salloc", "srun", "squeue") if shutil.which(name) is None]:
+        raise StartError(
+            f"{missing[0]} is not on this machine.", do="start on a login node of Slurm's."
+        )
     require_trust("nodes of Slurm's", trust_network=asked.trust_network, has_curve=has_curve())
     return SlurmLauncher(logs, slurm_words.read_wish(asked, os.environ))
 

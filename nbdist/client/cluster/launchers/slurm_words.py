@@ -87,7 +87,6 @@ _MEANINGS = (
         "salloc does not know the option {0}",
         "salloc --help lists its options",
     ),
-    (r"(\S+): .*No such file or directory", "{0} is not on this machine", "run it on a login node"),
     (
         r"No module named (\S+)",
         "its Python has no module {0}",
@@ -98,6 +97,11 @@ _MEANINGS = (
         "the node does not see this notebook's Python",
         "activate one on the nodes, by a line of a template: --sbatch FILE",
     ),
+    (
+        r"(?:env: )?['‘]?([\w./-]+)['’]?: (?:\[Errno 2\] )?No such file or directory",
+        "{0} is not on this machine",
+        "start on a login node of Slurm's",
+    ),
 )
 # Reasons of a pending job that no waiting changes (squeue(1), JOB REASON CODES).
 _NEVER = {
@@ -106,7 +110,7 @@ _NEVER = {
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
     "BadConstraints": "no node has what was asked for",
-    "PartitionConfig": "no node of the partition has what was asked for",
+    "PartitionConfig": "the partition has not so many nodes, or allows not so long a time",
     "InvalidAccount": "Slurm refuses your account",
     "InvalidQOS": "Slurm refuses this QOS",
     "JobHeldAdmin": "an administrator holds it",

@@ -27,12 +27,18 @@ def test_what_differs_stands_in_a_table() -> None:
     assert "c          3.11    2.11.0" in refused.value.why
 
 
-def test_an_address_that_two_hosts_have_leads_to_none_of_them() -> None:
+def test_an_address_that_two_machines_have_leads_to_none_of_them() -> None:
     facts = {
-        "localhost": _facts(addresses=["10.0.0.1", "172.17.0.1"]),
-        "b": _facts(addresses=["172.17.0.1", "10.0.0.2"]),
+        "localhost": _facts(machine="a", addresses=["10.0.0.1", "172.17.0.1"]),
+        "b": _facts(machine="b", addresses=["172.17.0.1", "10.0.0.2"]),
     }
     assert preflight.candidates(facts, None) == {"localhost": ["10.0.0.1"], "b": ["10.0.0.2"]}
+
+
+def test_a_node_that_is_the_notebooks_machine_keeps_its_addresses() -> None:
+    one = _facts(machine="a", addresses=["10.0.0.1"])
+    found = preflight.candidates({"localhost": one, "node1": one}, None)
+    assert found == {"localhost": ["10.0.0.1"], "node1": ["10.0.0.1"]}
 
 
 def test_each_host_gets_the_first_address_that_all_others_reach() -> None:

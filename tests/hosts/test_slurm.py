@@ -1,0 +1,158 @@
+"""A cluster on Slurm's nodes: the wait in the queue, the ranks' places, and all ways to its end."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.hosts.kernel import Kernel
+from tests.hosts.slurm import Slurm
+from tests.hosts.waiting import wait_until
+
+pytestmark = pytest.mark.hosts
+
+LOAD = "%load_ext nbdist\n"
+START = "%dist start --launcher slurm --trust-network --sbatch=--exclude=a "
+# What a group of one's own has: a template activates the environment, and says the rest.
+TEMPLATE = f"""\
+#!/bin/bash
+#SBATCH --time=5
+#SBATCH --nodes=2
+#SBATCH --output=never-%j.txt
+export PATH={sys.prefix}/bin:$PATH FLAVOUR=vanilla
+"""
+LOOK = """\
+import os
+names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "FLAVOUR", "CUDA_VISIBLE_DEVICES")
+seen = (os.uname().nodename, *(os.environ.get(name) for name in names))
+leaked = [name for name in os.environ if name.startswith(("SLURM_PROCID", "SLURM_NTASKS", "PMI"))]
+"""
+TRAIN = """\
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    model(torch.full((2, 4), rank + 1.0)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+total = sum(p.sum().item() for p in model.parameters())
+"""
+QUEUED = "--nodes=2 --sbatch=--begin=now+3600"
+
+
+def test_ranks_of_two_nodes_train_as_one_and_leave_no_job(slurm: Slurm) -> None:
+    slurm.bed["a"].write("gpus.sh", TEMPLATE)
+    with Kernel(slurm.bed["a"]) as kernel:
+        said = kernel.run(LOAD + START + "--gpus-per-node 2 --device cpu --sbatch gpus.sh")
+        assert "Started 4 ranks on cpu" in said
+        assert [job.split()[1][:7] for job in slurm.jobs()] == ["nbdist-"]
+        kernel.run("%%distributed\n" + LOOK + TRAIN)
+        kernel.run("%dist pull seen leaked total")
+        assert kernel.run("for one in seen: print(*one)").splitlines() == [
+            "b 0 0 2 0 vanilla 0,1",
+            "b 1 1 2 0 vanilla 0,1",
+            "c 2 0 2 1 vanilla 0,1",
+            "c 3 1 2 1 vanilla 0,1",
+        ]
+        assert kernel.run("print(leaked, len(set(total)))") == "[[], [], [], []] 1\n"
+        assert kernel.run("%dist stop").strip() == "Stopped."
+    wait_until(lambda: slurm.jobs() == [] and slurm.left_running() == [], "all ends")
+
+
+def test_a_notebook_within_a_job_takes_its_nodes_and_loses_them_with_it(slurm: Slurm) -> None:
+    job = slurm.submit(["--nodes=2", "--nodelist=a,b", "--time=5", "--wrap=sleep 600"])
+    wait_until(lambda: "RUNNING" in slurm.jobs()[0], "the job runs")
+    variables = f"SLURM_JOB_ID='{job}', SLURM_NTASKS='7', SLURM_NTASKS_PER_NODE='1'"
+    with Kernel(slurm.bed["b"]) as kernel:
+        kernel.run(f"import os\nos.environ.update({variables})\n" + LOAD)
+        said = kernel.run("%dist start --launcher slurm --trust-network")
+        assert "Started 2 ranks" in said
+        kernel.run("%%distributed\nimport os\nseen = os.uname().nodename")
+        kernel.run("%dist pull seen")
+        # Rank 0 is on the notebook's machine.
+        assert kernel.run("print(*seen)") == "b a\n"
+
+        slurm.run(["scancel", job])
+
+        said = kernel.run("%%distributed\nimport time\ntime.sleep(60)")
+        assert "died: its host b is lost: its job was cancelled" in said
+
+
+def test_a_node_that_fails_takes_its_rank_and_a_killed_kernel_the_job(slurm: Slurm) -> None:
+    with Kernel(slurm.bed["a"]) as kernel:
+        kernel.run(LOAD + START + "--nodes 2")
+        kernel.run("%%distributed\nx = rank + 10")
+
+        slurm.node_down("c")
+
+        said = kernel.run(
+            "%%distributed\nimport time\nfor _ in range(600):\n"
+            "    dist.all_reduce(torch.ones(1))\n    time.sleep(0.1)"
+        )
+        assert "rank 1 (c, cpu) died: its host c is lost: it did not answer for 4 s" in said
+        kernel.run("%dist pull x -r 0")
+        assert kernel.run("print(x)") == "[10]\n"
+        assert "RUNNING" in slurm.jobs()[0]
+
+        os.kill(kernel.pid, signal.SIGKILL)
+
+        # The job itself waits until Slurm knows that the node is gone.
+        wait_until(lambda: not [job for job in slurm.jobs() if "COMPLETING" not in job], "it ends")
+        wait_until(lambda: slurm.bed["b"].left_running() == [], "the ranks end")
+
+
+def test_the_wait_in_the_queue_is_shown_and_ends_with_an_interrupt(slurm: Slurm) -> None:
+    with Kernel(slurm.bed["a"]) as kernel:
+        kernel.run(LOAD)
+
+        def interrupt(text: str) -> None:
+            if "starts about" in text and not jobs:
+                jobs.extend(slurm.jobs())
+                os.kill(kernel.pid, signal.SIGINT)
+
+        jobs: list[str] = []
+        said = kernel.run(START + QUEUED, watch=interrupt)
+
+        assert slurm.jobs() == []
+        assert f"pending: job {jobs[0].split()[0]}, BeginTime, starts about 20" in said
+        assert "%dist start was stopped" in said
+
+
+def test_a_killed_kernel_takes_its_job_out_of_the_queue(slurm: Slurm) -> None:
+    with Kernel(slurm.bed["a"]) as kernel:
+        kernel.run(LOAD)
+        start = (START + QUEUED).removeprefix("%")
+        kernel.run(
+            "import threading\nthreading.Thread(target=get_ipython().run_line_magic, "
+            f"args={tuple(start.split(maxsplit=1))!r}, daemon=True).start()"
+        )
+        wait_until(lambda: "PENDING" in "".join(slurm.jobs()), "the job is in the queue")
+
+        os.kill(kernel.pid, signal.SIGKILL)
+
+        wait_until(lambda: slurm.jobs() == [], "it is taken out")
+
+
+def test_what_slurm_cannot_give_is_one_sentence_and_leaves_nothing(slurm: Slurm) -> None:
+    wrong = {
+        "--nodes 2 --partition gpus": "Slurm has no partition gpus.",
+        "--nodes 9": "would never start: the partition has not so many nodes",
+        "--nodes 2 --gpus-per-node 9": "no nodes of the partition have what was asked for.",
+        "--nodes 2 --sbatch=--foo": "salloc does not know the option --foo.",
+        "--nodes 2 --time soon": "Invalid --time specification.",
+        "--nodes 0": "--nodes must be at least 1, not 0.",
+        "--nodes 2 --sbatch mem=4": "--sbatch is an option of Slurm or a file of #SBATCH lines",
+        "--hosts a,b": "--hosts is for --launcher ssh or mpi, not slurm.",
+    }
+    slurm.run(["scontrol", "update", "PartitionName=main", "MaxTime=10"])
+    wrong["--nodes 2 --time 20"] = "or allows not so long a time"
+    with Kernel(slurm.bed["a"]) as kernel:
+        kernel.run(LOAD)
+        for options, sentence in wrong.items():
+            said = kernel.run(START + options)
+            assert sentence in said, said
+            assert slurm.jobs() == []
+        kernel.run("import os\nos.environ['PATH'] = '/nowhere'")
+        assert "salloc is not on this machine." in kernel.run(START + "--nodes 2")
+    slurm.run(["scontrol", "update", "PartitionName=main", "MaxTime=INFINITE"])
