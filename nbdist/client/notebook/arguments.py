@@ -78,12 +78,12 @@ def dist_parser() -> argparse.ArgumentParser:
     start.add_argument(
         "--launcher",
         metavar="NAME",
-        help="how ranks are started: local, ssh, slurm, or a launcher of another package",
+        help="how ranks are started: local, ssh, slurm, mpi, or a launcher of another package",
     )
     start.add_argument(
         "--hosts",
         metavar="HOSTS",
-        help="with --launcher ssh: a:2,b:2 for two ranks on each, or a file with a host a line",
+        help="with --launcher ssh or mpi: a:2,b:2 for two ranks on each, or a file of hosts",
     )
     _add_slurm(start)
     start.add_argument("--device", metavar="DEVICE", help="cpu or cuda")

@@ -218,10 +218,10 @@ def start(
 
     Args:
         n: Number of ranks; by default the number of GPUs, else 2.
-        launcher: `local`, `ssh`, `slurm`, or one that another package offers (entry points
+        launcher: `local`, `ssh`, `slurm`, `mpi`, or one that another package offers (entry points
             `nbdist.launchers`).
-        hosts: For `ssh`: `a:2,b:2` for two ranks on each, or a file with a host a line. Names are
-            those of `~/.ssh/config`; hosts beyond the `n` ranks are spare.
+        hosts: For `ssh` and `mpi`: `a:2,b:2` for two ranks on each, or a file with a host a
+            line. Names are those of `~/.ssh/config`; hosts beyond the `n` ranks are spare.
         nodes: For `slurm`: nodes of an allocation of its own. Without any of these options, a
             notebook that runs in a job takes that job's nodes.
         gpus_per_node: For `slurm`: GPUs of each node, and ranks there.

@@ -35,9 +35,9 @@ class NBDist(Magics):
     tracking_uri = Unicode(
         None, allow_none=True, help="MLflow server; by default a file beside the notebook."
     ).tag(config=True)
-    hosts = Unicode("", help="Hosts of the launcher ssh: a:2,b:2, or a file of hosts.").tag(
-        config=True
-    )
+    hosts = Unicode(
+        "", help="Hosts of the launchers ssh and mpi: a:2,b:2, or a file of hosts."
+    ).tag(config=True)
     nodes = Integer(None, allow_none=True, help="Nodes of the launcher slurm.").tag(config=True)
     gpus_per_node = Integer(
         None, allow_none=True, help="GPUs, and ranks, of each node of the launcher slurm."

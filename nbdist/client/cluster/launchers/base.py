@@ -178,9 +178,13 @@ def find_launcher(name: str) -> MakeLauncher:
         from nbdist.client.cluster.launchers import slurm
 
         return slurm.make_launcher
+    if name == MPI:
+        from nbdist.client.cluster.launchers import mpi
+
+        return mpi.make_launcher
     offered = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in offered:
-        known = ", ".join([LOCAL, *sorted([SSH, SLURM, *offered])])
+        known = ", ".join([LOCAL, *sorted([SSH, SLURM, MPI, *offered])])
         raise UsageError(f"There is no launcher {name!r}.", do=f"use one of: {known}")
     made: MakeLauncher = offered[name].load()
     return made

@@ -10,7 +10,6 @@ Nothing listens for it and no secret is needed: munge authenticates, and stdin's
 import contextlib
 import os
 import secrets
-import shlex
 import shutil
 import sys
 import time
@@ -19,8 +18,9 @@ from typing import Any, Final
 
 from nbdist.client.cluster.launchers import slurm_queue, slurm_words
 from nbdist.client.cluster.launchers.base import SLURM, LaunchOptions
-from nbdist.client.cluster.launchers.hosts import Channel, HostsLauncher, parent_command
+from nbdist.client.cluster.launchers.hosts import Channel, HostsLauncher
 from nbdist.client.cluster.launchers.ssh import names_of_this_machine
+from nbdist.client.cluster.launchers.task_script import task_script
 from nbdist.client.cluster.network import has_curve, require_trust
 from nbdist.errors import StartError
 
@@ -81,7 +81,9 @@ class SlurmLauncher(HostsLauncher):
         return super().meet(asked)
 
     def _channel(self, node: str, slots: int) -> Channel:
-        script = node_script(self._wish.before, slurm_words.TASK_VARIABLES)
+        # Lines of the person's choose the Python.
+        python = "python" if self._wish.before else sys.executable
+        script = task_script(python, self._wish.before)
         command = [*_without_job(), *slurm_words.on_node(self._job, node, script)]
         return Channel(node, slots, command, explain=self._explain)
 
@@ -135,20 +137,6 @@ class SlurmLauncher(HostsLauncher):
                 self._news.notify_all()
         else:
             super()._take(event)
-
-
-def node_script(before: tuple[str, ...], task_variables: str) -> str:
-    """Return what a node's shell runs: lines of the person's, then the parent.
-
-    Args:
-        before: Lines of the person's; where there are some, they choose the Python.
-        task_variables: Pattern of the variables that are this one task's alone.
-    """
-    python = "python" if before else sys.executable
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    unset = f"for v in $(env | grep -Eo '^{task_variables}=' | tr -d =); do unset $v; done"
-    words = shlex.join(parent_command(python))
-    return "\n".join([*before, unset, f"export PYTHONPATH={shlex.quote(path)}", f"exec {words}"])
 
 
 def _without_job() -> list[str]:

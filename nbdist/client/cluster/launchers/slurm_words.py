@@ -24,12 +24,6 @@ _OF_BATCHES = {
 _SPEAKER = re.compile(r"^(salloc|srun|slurmstepd|squeue): (error: )?")
 _WORD = re.compile(r"[^A-Za-z0-9_.-]+")
 
-# Variables of one srun: a library in a rank would take the rank for that srun's only task.
-TASK_VARIABLES = (
-    "(SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS|NPROCS|NNODES|NODELIST|TASK|STEP|CPU_BIND|SRUN"
-    "|LAUNCH|DISTRIBUTION)|PMI|PMIX)[A-Z0-9_]*"
-)
-
 # What salloc and srun say, and what it means.
 _MEANINGS = (
     (

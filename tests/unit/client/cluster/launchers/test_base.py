@@ -36,4 +36,4 @@ def test_another_package_offers_one_by_its_name(tmp_path: Path) -> None:
 def test_a_name_that_nobody_offers_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="There is no launcher 'lsf'") as refused:
         base.find_launcher("lsf")
-    assert refused.value.do == "use one of: local, pbs, slurm, ssh"
+    assert refused.value.do == "use one of: local, mpi, pbs, slurm, ssh"
