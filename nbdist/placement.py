@@ -54,7 +54,7 @@ def assign(
         fixed: Where ranks are or were. One whose host is gone gets another.
 
     Raises:
-        LookupError: There are more ranks than slots; its argument is the first rank without one.
+        LookupError: There are more ranks than slots; its arguments are the ranks without one.
     """
     wanted = sorted(ranks)
     placed = {rank: fixed[rank] for rank in wanted if fixed.get(rank) in slots}
@@ -62,14 +62,11 @@ def assign(
         host: count - sum(where == host for where in placed.values())
         for host, count in slots.items()
     }
-    for rank in wanted:
-        if rank in placed:
-            continue
-        host = next((host for host, count in free.items() if count > 0), None)
-        if host is None:
-            raise LookupError(rank)
-        placed[rank] = host
-        free[host] -= 1
+    new = [rank for rank in wanted if rank not in placed]
+    open_slots = [host for host, count in free.items() for _ in range(count)]
+    if homeless := new[len(open_slots) :]:
+        raise LookupError(*homeless)
+    placed |= zip(new, open_slots, strict=False)
     return dict(sorted(placed.items()))
 
 

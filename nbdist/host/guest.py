@@ -110,13 +110,18 @@ class Guest:
             try:
                 self._folder = _make_folder()
             except OSError as error:
-                trouble = f"no folder for logs in {tempfile.gettempdir()}: {error.strerror}"
+                trouble = f"no folder for logs in {_temporary()}: {error.strerror}"
         told = facts.of_this_host()
         return {"event": "hello", **told, "shares": self._folder is None, "trouble": trouble}
 
 
+def _temporary() -> str:
+    """Return where temporary files belong: `tempfile` would look elsewhere on a full disk."""
+    return os.environ.get("TMPDIR") or "/tmp"
+
+
 def _make_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="nbdist-"))
+    folder = Path(tempfile.mkdtemp(prefix="nbdist-", dir=_temporary()))
     # As below `.nbdist`, so that what lies beside the logs of a cluster does so here.
     logs = folder / "logs"
     logs.mkdir(mode=0o700)

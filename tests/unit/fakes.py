@@ -11,7 +11,7 @@ from typing import Any, cast
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.connection import Connection, Handler
 from nbdist.client.cluster.events import EventLog
-from nbdist.client.cluster.launchers.base import Launcher
+from nbdist.client.cluster.launchers.base import Launcher, Started
 from nbdist.client.cluster.process_group import Answers
 from nbdist.errors import ClusterError
 from nbdist.options import ClusterOptions
@@ -55,21 +55,24 @@ class FakeCluster(Cluster):
         self.replaced: list[list[int]] = []
         self.has_stopped = False
         for rank in range(n):
-            self._roster.came(rank, 100 + rank, "here")
+            self._roster.came(rank, Started(100 + rank, host="here"))
         for rank in dead:
             self.kill(rank)
 
     def stop(self) -> None:
         self.has_stopped = True
 
+    def reopen(self) -> list[str]:
+        return []
+
     def rebuild(self) -> None:
         self.broken = None
         self.replace(list(self.ranks))
 
-    def replace(self, ranks: Sequence[int], n: int | None = None) -> None:
+    def replace(self, ranks: Sequence[int], n: int | None = None, *, crowded: bool = False) -> None:
         self.replaced.append(list(ranks))
         for rank in ranks:
-            self._roster.came(rank, 200 + rank, "here")
+            self._roster.came(rank, Started(200 + rank, host="here"))
 
     def recover(self, newcomers: Iterable[int] = ()) -> Answers:
         trouble = self.plan.pop(0) if self.plan else ""

@@ -20,7 +20,7 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.requests import RankDiedError
 from nbdist.client.faults import rank_errors
 from nbdist.client.faults.fault_handler import FaultHandler
-from nbdist.client.faults.recovery import Repaired
+from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.faults.stderr_tail import LastWords
 from nbdist.client.metrics.telemetry import Telemetry
 from nbdist.client.output.live_text import LiveText
@@ -95,6 +95,7 @@ class CellRun:
         self._timed_out: str | None = None  # what the ranks did when the time ran out
         self._noted: set[int] = set()  # ranks whose failure is in the log of events
         self._sent: dict[int, str] = {}  # the id of each rank's message
+        self._ranks = dict(cluster.ranks)  # as they are before any recovery
         self._faults = FaultHandler(cluster, self._live, self._sent)
         self._collectors = {
             rank: Collector(rank, self._live, telemetry.receive, self._on_news)
@@ -234,7 +235,7 @@ class CellRun:
             killed=self._faults.killed,
             at=self._faults.interrupted_at,
         )
-        where = outcomes.places(self._cluster.ranks)
+        where = outcomes.places(self._ranks)
         loops = outcomes.in_loops(self._collectors) and repaired.is_whole
         if self._timed_out is not None:
             own = rank_errors.summaries(beside, where)
@@ -272,7 +273,7 @@ class CellRun:
         deadlock = self._faults.deadlock
         return outcomes.rank_error(
             self._collectors,
-            self._cluster.ranks,
+            self._ranks,
             last_words=self._last_words.of,
             notes=repaired.lines,
             because=deadlock.text if deadlock else "",
@@ -282,9 +283,11 @@ class CellRun:
     def _advice(self, repaired: Repaired) -> str:
         if self._cluster.broken:
             return self._cluster.broken_error().do
+        if (repaired.replaced or repaired.has_fewer) and not repaired.is_whole:
+            return f"{rank_errors.MAKE_AGAIN} and its loader, then this one."
+        if repaired.has_fewer:
+            return rank_errors.FEWER_GO_ON
         if repaired.replaced:
-            if not repaired.is_whole:
-                return f"{rank_errors.MAKE_AGAIN} and its loader, then this one."
             if outcomes.in_loops(self._collectors):
                 return rank_errors.LOOPS_GO_ON_UNCHANGED
             return "%dist retry runs the cell again; loaders continue where they stopped."

@@ -118,6 +118,7 @@ class Cluster:
         store = self._launch("store", "store", {"address": options.address})
         self._connect()
         store_port = store.result(_START_TIMEOUT_S).port or 0
+        self._find_places(options.n)
         self._start_ranks(range(options.n))
         self._learn(self.group.begin(options, store_port))
 
@@ -189,20 +190,31 @@ class Cluster:
         self.prepare(options.address)
         self.start(options)
 
-    def replace(self, ranks: Sequence[int], n: int | None = None) -> None:
+    def reopen(self) -> list[str]:
+        """Try hosts again that were lost; see `Launcher.reopen`."""
+        return self._launcher.reopen()
+
+    def replace(self, ranks: Sequence[int], n: int | None = None, *, crowded: bool = False) -> None:
         """Give these ranks new processes, dead, living or new; `recover` brings them in.
 
         Args:
             ranks: Which.
             n: The number of ranks they are told; by default that of the cluster.
+            crowded: Hosts take more ranks than they should, for a moment.
 
         Raises:
+            NoHostError: The hosts take fewer ranks; living ones keep their processes.
             StartError: A process ended or did not come up in time.
         """
         began = time.monotonic()
+        self._find_places(n or self._require_options().n, crowded=crowded)
         self._end_ranks(ranks)
         self._start_ranks(ranks, n)
         self.events.note("replaced", ranks=list(ranks), ms=_ms_since(began))
+
+    def _require_options(self) -> ClusterOptions:
+        assert self.options is not None
+        return self.options
 
     def drop(self, ranks: Sequence[int]) -> None:
         """End these ranks for good."""
@@ -239,7 +251,6 @@ class Cluster:
         assert self._folder is not None
         chosen = list(ranks)
         self._find_logs()
-        self._find_places(n or self.options.n)
         self._roster.expect(chosen)
         for rank in chosen:
             self.requests.begins(rank)
@@ -249,7 +260,7 @@ class Cluster:
         }
         for rank, future in started.items():
             process = future.result(_START_TIMEOUT_S)
-            self._roster.came(rank, process.pid, process.host)
+            self._roster.came(rank, process)
         connection = self._require_connection()
         if not connection.wait_for(chosen, _START_TIMEOUT_S, lambda: self._check_alive(chosen)):
             missing = sorted(set(chosen) - set(connection.engines()))
@@ -260,10 +271,10 @@ class Cluster:
             )
         self.requests.reach(chosen, _START_TIMEOUT_S, lambda: self._check_alive(chosen))
 
-    def _find_places(self, n: int) -> None:
+    def _find_places(self, n: int, *, crowded: bool = False) -> None:
         """Learn where each of `n` ranks is: with other ranks, a host has others for them."""
         assert self.options is not None
-        self.group.places = self._launcher.places(n, self.options.address)
+        self.group.places = self._launcher.places(n, self.options.address, crowded=crowded)
 
     def _find_logs(self) -> None:
         """See to it that new processes have a folder for their logs: a person may delete it."""
@@ -331,10 +342,14 @@ class Cluster:
             is_new = starting is None or set(dead) <= set(starting)
             when = "starting" if is_new else f"{name_ranks(starting or ())} started"
             raise StartError(
-                f"{begin_with_ranks(dead)} ended while {when}.",
+                f"{begin_with_ranks(dead)}{self._on_host(dead[0])} ended while {when}.",
                 why=(why := last_lines(self.logs / f"rank-{dead[0]}.log")),
                 do=fix_for_start(why),
             )
+
+    def _on_host(self, rank: int) -> str:
+        state = self.ranks[rank]
+        return "" if state.is_here else f" on {state.host}"
 
     def _end(self, keys: Iterable[str]) -> None:
         """Kill processes, with all they have started, and wait until they have ended."""

@@ -59,7 +59,8 @@ def choose_address(
     if is_loopback(address):
         return address
     require_trust(
-        address,
+        f"{address} can be reached from the network",
+        f"on {address}",
         trust_network=trust_network,
         has_curve=has_curve,
         do=f"%dist start --interface {asked} --trust-network, if you trust everyone who can "
@@ -69,7 +70,8 @@ def choose_address(
 
 
 def require_trust(
-    address: str,
+    what: str,
+    where: str,
     *,
     trust_network: bool,
     has_curve: bool,
@@ -78,7 +80,8 @@ def require_trust(
     """Refuse to listen on the network without the person's word, or without encryption.
 
     Args:
-        address: What can be reached from the network: an address, or several in words.
+        what: What is open to the network, as the beginning of a sentence.
+        where: Which messages that concerns, such as `on 10.0.0.1`.
         trust_network: See `choose_address`.
         has_curve: See `choose_address`.
         do: What to do about it.
@@ -88,16 +91,16 @@ def require_trust(
     """
     if not trust_network:
         raise StartError(
-            f"{address} can be reached from the network, and torch does not authenticate.",
+            f"{what}, and torch does not authenticate.",
             why="nbdist's own messages would be signed and encrypted there. But torch's store, "
-            "gloo and NCCL have no passwords and no encryption: whoever reaches this address "
-            "could read and change tensors, stop the training, and, where ranks exchange "
+            "gloo and NCCL have no passwords and no encryption: whoever reaches their ports could "
+            "read and change tensors, stop the training, and, where ranks exchange "
             "pickled objects, run code as you.",
             do=do,
         )
     if not has_curve:
         raise StartError(
-            f"Messages on {address} would not be encrypted, so nothing was started.",
+            f"Messages {where} would not be encrypted, so nothing was started.",
             why="this pyzmq was built without CURVE (libsodium).",
             do="pip install --force-reinstall pyzmq brings a build that has it.",
         )

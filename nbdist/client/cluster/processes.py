@@ -3,12 +3,13 @@
 Any thread: processes are started on the main one, and end on the launcher's.
 """
 
+import itertools
 import signal
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS
+from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, Started
 
 HOST_LOST = "its host "  # as launchers begin the evidence, with its name and why it is lost
 _OOM_KILLER = "killed by the kernel's OOM killer"  # as `host/oom.py` says it
@@ -18,13 +19,17 @@ _OOM_KILLER = "killed by the kernel's OOM killer"  # as `host/oom.py` says it
 class RankState:
     """One rank as the notebook knows it.
 
-    While it lives `exit_status` is None; afterwards `cause` tells its end in words.
+    While it lives `exit_status` is None; afterwards `cause` tells its end in words. `is_here` tells
+    whether `pid` names a process of the notebook's machine. Hosts number their processes alike, so
+    that what names one for good is its `serial`.
     """
 
     rank: int
     pid: int
     host: str
     device: str = "cpu"
+    is_here: bool = True
+    serial: int = 0
     exit_status: int | None = None
     cause: str = ""
 
@@ -41,6 +46,7 @@ class Roster:
         """Begin without ranks."""
         self.ranks: dict[int, RankState] = {}
         self._lock = threading.Lock()
+        self._serials = itertools.count(1)
         self._starting: set[int] = set()
         self._early: dict[int, tuple[int, str]] = {}  # status and cause of those that ended so
 
@@ -50,10 +56,16 @@ class Roster:
             self._early.clear()
             self._starting = set(ranks)
 
-    def came(self, rank: int, pid: int, host: str) -> None:
+    def came(self, rank: int, process: Started) -> None:
         """Enter an expected rank's process, which may have ended since."""
         with self._lock:
-            state = RankState(rank, pid, host)
+            state = RankState(
+                rank,
+                process.pid,
+                process.host,
+                is_here=process.is_here,
+                serial=next(self._serials),
+            )
             if rank in self._early:
                 state.exit_status, state.cause = self._early[rank]
             self.ranks[rank] = state

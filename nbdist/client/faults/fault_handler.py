@@ -31,7 +31,8 @@ from nbdist.client.faults.deadlock import Deadlock
 from nbdist.client.faults.notes import Commentary, silent_ranks
 from nbdist.client.faults.poll import Poll
 from nbdist.client.faults.rank_state import Gone
-from nbdist.client.faults.recovery import Repaired, repair
+from nbdist.client.faults.recovery import repair
+from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.output.live_text import LiveText
 from nbdist.wire import Summary
 

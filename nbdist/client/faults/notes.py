@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 import psutil
 
 from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.cluster.processes import RankState
 from nbdist.client.faults import describe
 from nbdist.client.faults.poll import Poll
 from nbdist.client.faults.rank_state import Doing, Gone
@@ -181,13 +182,15 @@ def deaf(
 
 def silent_ranks(watch: Poll, cluster: Cluster, now: float) -> dict[int, str]:
     """Return the ranks that do not answer, each with what its process is known to do."""
-    return {rank: process_word(cluster.ranks[rank].pid) for rank in watch.silent(now)}
+    return {rank: process_word(cluster.ranks[rank]) for rank in watch.silent(now)}
 
 
-def process_word(pid: int) -> str:
-    """Return why a process of this machine may not answer, where that can be seen."""
+def process_word(rank: RankState) -> str:
+    """Return why a rank may not answer, where that can be seen: on this machine alone."""
+    if not rank.is_here:
+        return ""
     try:
-        status = psutil.Process(pid).status()
+        status = psutil.Process(rank.pid).status()
     except psutil.Error:
         return ""
     return {

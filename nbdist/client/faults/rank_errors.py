@@ -127,6 +127,12 @@ class Group:
     ranks: list[int] = field(default_factory=list)
 
 
+FEWER_GO_ON = (
+    "%dist retry runs the cell again on the ranks that are left; %dist scale N tries the lost host "
+    "again."
+)
+
+
 def uses_what_is_lost(ename: str) -> bool:
     """Return whether an exception says that its cell uses what was lost with a rank."""
     return ename.rpartition(".")[2] in ("LostStateError", "PlaceholderError")

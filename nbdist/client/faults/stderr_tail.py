@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from nbdist.noise import without_noise
+
 MOST_LINES: Final = 5
 _MOST_BYTES: Final = 64 * 1024
 _FATAL: Final = "Fatal Python error"
@@ -51,7 +53,11 @@ def telling_lines(text: str) -> tuple[str, ...]:
 
     Who calls abort() says why first, so that an abort's cause stands above the report.
     """
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
+    lines = [
+        line
+        for line in without_noise(text).splitlines()
+        if line.strip() and not line.startswith(_NOISE)
+    ]
     fatal = [number for number, line in enumerate(lines) if line.startswith(_FATAL)]
     if not fatal:
         return tuple(lines[-MOST_LINES:])

@@ -72,7 +72,8 @@ class Showing:
         # Rank to its process and how far that one's records have come: what a rank had made
         # before a cell is no part of it, and a new process counts from zero again.
         self._heard: dict[int, tuple[int, int]] = {}
-        self._pids: dict[int, int] = {}
+        self._processes: dict[int, int] = {}  # of ranks, by their serials
+        self._pids_here: set[int] = set()  # of ranks of this machine
         self._clocks: Clocks | None = None
         self.cost_meter = CostMeter()
         self.insight: CellAnalysis | None = None  # of the newest cell
@@ -170,7 +171,7 @@ class Showing:
 
     def meter_cost(self, telemetry: Telemetry) -> None:
         """Count what is spent from here on: a cell has begun to train."""
-        self.cost_meter.begin(telemetry, set(self._pids.values()))
+        self.cost_meter.begin(telemetry, self._pids_here)
 
     def remember_records(self, outcome: Outcome) -> None:
         """Note how far each rank's records have come, and what was explained of them."""
@@ -178,7 +179,7 @@ class Showing:
             self._trained = self.insight
         for rank, collector in outcome.collectors.items():
             if collector.replied:
-                self._heard[rank] = (self._pids[rank], collector.summary.next_seq)
+                self._heard[rank] = (self._processes[rank], collector.summary.next_seq)
 
     def follow_board(self, board: Board, run: "TrackedRun | None" = None) -> None:
         """Let `show_board` show a cell's board while it runs, also by the name of its run."""
@@ -219,12 +220,13 @@ class Showing:
             track=request.track,
             params=dict(request.params),
         )
-        pids = {rank: state.pid for rank, state in cluster.ranks.items()}
+        processes = {rank: state.serial for rank, state in cluster.ranks.items()}
         telemetry = Telemetry(
-            {r: seq for r, (pid, seq) in self._heard.items() if pids.get(r) == pid}
+            {r: seq for r, (which, seq) in self._heard.items() if processes.get(r) == which}
         )
-        self._pids = pids
-        clocks = self._clocks_of(cluster, pids)
+        self._processes = processes
+        self._pids_here = {state.pid for state in cluster.ranks.values() if state.is_here}
+        clocks = self._clocks_of(cluster, processes)
         insight = CellAnalysis(info, clocks)
         telemetry.subscribe(insight.receive)
         checks = CellChecks(info, _trained)
@@ -264,11 +266,11 @@ class Showing:
             interrupt=interrupt,
         )
 
-    def _clocks_of(self, cluster: Cluster, pids: Mapping[int, int]) -> Clocks:
+    def _clocks_of(self, cluster: Cluster, processes: Mapping[int, int]) -> Clocks:
         if self._clocks is None:
             requests = cluster.requests
             self._clocks = Clocks(lambda rank: requests.ask(rank, "clock.read", busy=True))
-        self._clocks.begin(pids)
+        self._clocks.begin(processes)
         return self._clocks
 
     def begin_study(self, name: str, source: str, values: Mapping[str, Sequence[Any]]) -> "Study":

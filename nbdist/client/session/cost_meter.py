@@ -36,7 +36,7 @@ class CostMeter:
 
         Args:
             telemetry: Of the cell.
-            pids: Of the ranks.
+            pids: Of the ranks of this machine.
         """
         if telemetry is self._telemetry:
             return

@@ -17,14 +17,15 @@ from nbdist.client.cells.outcome import in_loops
 from nbdist.client.cells.request import CellAttempt, CellRequest
 from nbdist.client.cells.run import CellRun, Outcome
 from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.faults.fewer_ranks import go_on_without
 from nbdist.client.faults.rank_errors import should_go_on, uses_what_is_lost
-from nbdist.client.faults.recovery import Repaired, repair
+from nbdist.client.faults.recovery import repair
+from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.metrics.profile.collectives import Heard
 from nbdist.client.metrics.profile.gather import Profiled, folder_of, gather
 from nbdist.client.output.result import CellResult
 from nbdist.client.session.cell_context import Showing
-from nbdist.client.session.scale import go_on_without
 from nbdist.client.session.shown_cell import ShownCell
 from nbdist.errors import ClusterError, Interrupted, NBDistError, RankError
 from nbdist.formatting import counted
@@ -95,8 +96,11 @@ class Attempts:
         Raises:
             RankError, ClusterError, KeyboardInterrupt: As `run`.
         """
+        world_size = len(self._cluster.ranks)
+        notice = self._replace_dead()
+        ranks = ranks_again(ranks, world_size, tuple(self._cluster.ranks))
         request = CellRequest("", ranks, track=False, call=name, arguments=arguments)
-        done = self._send(request, None, self._replace_dead(), follows=False)
+        done = self._send(request, None, notice, follows=False)
         if done.outcome.error is not None:
             raise done.outcome.error
         return done.outcome.result()
@@ -124,8 +128,13 @@ class Attempts:
         return self._failed
 
     def _run(self, request: CellRequest, before: _Before | None, retries: int) -> CellResult:
+        world_size = len(self._cluster.ranks)
         notice = self._replace_dead()
         for attempt in range(1, retries + 2):
+            # Without a host for some, there are fewer ranks than before.
+            there = tuple(self._cluster.ranks)
+            request = replace(request, ranks=ranks_again(request.ranks, world_size, there))
+            world_size = len(there)
             done = self._attempt(request, before, notice, follows=attempt > 1)
             error = done.outcome.error
             if error is None:
@@ -143,7 +152,6 @@ class Attempts:
             lines = done.outcome.repaired.lines
             if self._cluster.broken:
                 lines = self._with_fewer_ranks(done.outcome.repaired, error)
-                request = replace(request, ranks=tuple(self._cluster.ranks))
             notice = announcement(attempt + 1, retries + 1, error, lines)
             before = done
         raise AssertionError("the last attempt returns or raises")
@@ -233,6 +241,7 @@ class Attempts:
     ) -> _Before:
         """Send the cell to the ranks, and show how it ends; see `_attempt`."""
         self._count += 1
+        world_size = len(self._cluster.ranks)  # there may be fewer afterwards
         attempt = CellAttempt(
             request,
             self._count,
@@ -270,7 +279,7 @@ class Attempts:
         if outcome.error is None and interrupts.count:
             outcome.error = Interrupted("The cell had already ended; its output is complete.")
         run = shown.run_key or (before.run if before else None)
-        return _Before(self._count, outcome, shown, run, len(self._cluster.ranks))
+        return _Before(self._count, outcome, shown, run, world_size)
 
     def _to_profile(self, chosen: ChosenSteps | None, prompt: int) -> dict[str, Any] | None:
         """Return what ranks are told of the steps to record in the newest cell."""
@@ -315,7 +324,7 @@ def ranks_again(asked: tuple[int, ...], of: int, now: tuple[int, ...]) -> tuple[
         raise ClusterError(
             f"The cell cannot be run again: it ran on {name_ranks(gone)}, and there are "
             f"{counted(len(now), 'rank')} now.",
-            why="%dist scale has taken away where it ran.",
+            why="%dist scale or the loss of a host has taken away where it ran.",
             do="run the %%distributed cell itself, with -r for ranks that there are.",
         )
     return asked

@@ -196,13 +196,8 @@ class Session:
         )
         if resume and track and run_name is not None:
             self._showing.require_run(run_name)
-        before = self.world_size
         with self._alone():
-            try:
-                return self._attempts.run(request, retry, go_on=go_on)
-            finally:
-                if self.world_size != before:  # ranks could not be replaced
-                    self.describe = str(self._cluster.options)
+            return self._attempts.run(request, retry, go_on=go_on)
 
     def sweep(
         self,
@@ -465,12 +460,8 @@ class Session:
         if n < 1:
             raise UsageError(f"A cluster has at least 1 rank, not {n}.")
         self._require_usable()
-        with self._alone():
-            try:
-                with Interrupts():
-                    return scale(self._cluster, n)
-            finally:
-                self.describe = str(self._cluster.options)
+        with self._alone(), Interrupts():
+            return scale(self._cluster, n)
 
     def stop(self) -> None:
         """End all ranks; what they held is gone. A second call does nothing."""
@@ -545,9 +536,12 @@ class Session:
             raise ClusterError(
                 "A cell is still running on the ranks.", do="wait for it, or interrupt the kernel."
             )
+        before = self.world_size
         try:
             yield
         finally:
+            if self.world_size != before:  # by %dist scale, or where a host was lost
+                self.describe = str(self._cluster.options)
             self._busy.release()
 
     def _stopped_text(self) -> str:

@@ -157,7 +157,7 @@ def _words(cluster: Cluster, answers: Mapping[int, Mapping[str, Any]]) -> dict[i
         elif rank in said:
             words[rank] = describe(rank, said, {})
         else:
-            why = process_word(state.pid)
+            why = process_word(state)
             words[rank] = "not answering" + (f": {why}" if why else "")
     return words
 

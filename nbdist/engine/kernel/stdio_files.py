@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from nbdist.noise import without_noise
+
 _TRIM_BYTES: Final = 64 * 1024 * 1024  # a file behind a descriptor is emptied when it is larger
 
 
@@ -78,7 +80,7 @@ class WatchedFile:
         self._at = min(self._at, size)  # somebody emptied the file
         while data := os.pread(self._read_fd, 1 << 20, self._at):
             self._at += len(data)
-            yield self._decoder.decode(data)
+            yield without_noise(self._decoder.decode(data))
         if self._at > _TRIM_BYTES:
             # All writers append, so they go on at the beginning. What one writes between the
             # read above and this line is lost; the alternative is a disk that fills up.

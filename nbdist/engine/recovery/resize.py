@@ -40,13 +40,19 @@ def leave(user_ns: Mapping[str, Any]) -> dict[str, Any]:
         user_ns: The names of the cells, to call things by.
 
     Returns:
-        `groups`: how many this process has made; `stale`: what cannot be used any more.
+        `groups`: how many this process has made; `stale`: what cannot be used any more, by name
+        and kind; `models`: those of it that are models; `sharded`: models of which each rank had
+        a part.
     """
     stale = _stale_modules()
     serving.stop()
     named = _name_stale(user_ns, {id(module) for module in stale})
+    models = {name: user_ns[name] for name in named if isinstance(user_ns[name], nn.Module)}
+    parts = {id(module) for module in torch_sharded.live_sharded()}
+    sharded = [name for name, model in models.items() if _is_sharded(model, parts)]
     _refuse(stale, _SCALED, "create it again, from a plain model.")
-    return {"groups": group.leave(), "stale": named}
+    kinds = [f"{name} ({kind})" for name, kind in named.items()]
+    return {"groups": group.leave(), "stale": kinds, "models": list(models), "sharded": sharded}
 
 
 def after_destroy(*, is_anew: bool) -> None:
@@ -102,15 +108,20 @@ def _forget_optimizers(stale: list[nn.Module]) -> None:
             torch_live.forget(optimizer)
 
 
-def _name_stale(user_ns: Mapping[str, Any], stale: set[int]) -> list[str]:
-    """Return what a person calls what cannot be used any more, with its kind."""
+def _name_stale(user_ns: Mapping[str, Any], stale: set[int]) -> dict[str, str]:
+    """Return what a person calls what cannot be used any more, each with its kind."""
     found = {}
     for name, value in user_ns.items():
         kind = _kind(value, stale)
         if kind and not name.startswith("_") and id(value) not in _named:
             _named[id(value)] = value
-            found[id(value)] = f"{name} ({kind})"
-    return list(found.values())
+            found[name] = kind
+    return found
+
+
+def _is_sharded(model: nn.Module, parts: set[int]) -> bool:
+    """Return whether each rank holds only a part of a model, by the ids of torch's wrappers."""
+    return layout_of(model) is not None or any(id(module) in parts for module in model.modules())
 
 
 def _kind(value: object, stale: set[int]) -> str:

@@ -4,15 +4,16 @@ An installed package offers one as an entry point of the group `nbdist.launchers
 takes the folder of the logs and a `LaunchOptions`, and returns a `Launcher`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from nbdist.errors import UsageError
+from nbdist.errors import StartError, UsageError
 from nbdist.placement import HERE, Place
+from nbdist.ranks import name_ranks
 
 GROUP = "nbdist.launchers"
 LOCAL = "local"
@@ -69,11 +70,38 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that has been started. `port` is set for the one that listens (the store)."""
+    """A process that has been started.
+
+    Attributes:
+        pid: On its host.
+        port: Of the one that listens (the store).
+        host: As it is shown.
+        is_here: It runs on the notebook's machine, where its pid names it.
+    """
 
     pid: int
     port: int | None = None
     host: str = HERE
+    is_here: bool = True
+
+
+class NoHostError(StartError):
+    """The hosts that are left take fewer ranks than there are to be.
+
+    Attributes:
+        ranks: Those without a host.
+        room: How many the hosts take.
+    """
+
+    def __init__(self, ranks: Sequence[int], room: int, why: str) -> None:
+        """Tell that there are too few slots, and why."""
+        super().__init__(
+            f"There is no host for {name_ranks(ranks)}.",
+            why=why,
+            do="name a spare host in --hosts, or %dist scale to fewer ranks.",
+        )
+        self.ranks = tuple(ranks)
+        self.room = room
 
 
 class Launcher(Protocol):
@@ -110,15 +138,22 @@ class Launcher(Protocol):
             StartError: It ended, or took longer than `timeout_s`.
         """
 
-    def places(self, n: int, address: str) -> Mapping[int, Place]:
+    def places(self, n: int, address: str, *, crowded: bool = False) -> Mapping[int, Place]:
         """Return where each of `n` ranks is, or will be started; ranks that live stay.
 
         Args:
             n: Number of ranks.
             address: The cluster's.
+            crowded: Hosts take more ranks than they should, for a moment.
 
         Raises:
-            StartError: There are hosts for fewer ranks only.
+            NoHostError: There are hosts for fewer ranks only.
+        """
+
+    def reopen(self) -> list[str]:
+        """Try hosts again that were lost; return what came of each, in a sentence.
+
+        May take as long as a login and an import of torch.
         """
 
     def start_soon(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:

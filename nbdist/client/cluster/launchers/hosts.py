@@ -10,63 +10,26 @@ import json
 import logging
 import secrets
 import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.cluster.launchers import preflight
-from nbdist.client.cluster.launchers.base import OnExit, Started
+from nbdist.client.cluster.launchers import meeting
+from nbdist.client.cluster.launchers.base import NoHostError, OnExit, Started
+from nbdist.client.cluster.launchers.host import Channel, Host, Hosts
 from nbdist.client.cluster.launchers.keeper_link import KeeperLink
 from nbdist.client.cluster.launchers.parent_link import ExitCallbacks, ParentLink
+from nbdist.client.cluster.launchers.preflight import show_host
 from nbdist.client.cluster.processes import HOST_LOST
 from nbdist.errors import StartError
-from nbdist.options import is_loopback
 from nbdist.placement import HERE, TOKEN, Place, assign, places
 
 log = logging.getLogger(__name__)
 
-_HELLO_S = 30.0  # a login, and the start of a Python on a cold disk
-_REACH_S = 3.0
-_ANSWER_S = 10.0
+_REOPEN_S = 15.0  # for a login on a host that came back; ssh gives up after 8 s
+_WARM_S = 120.0
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-
-
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """A command that leads to the parent of one host.
-
-    Attributes:
-        host: As the person named it.
-        slots: Ranks that it takes.
-        command: What the keeper runs; None for a parent on the notebook's machine.
-        environment: What ranks have in their environment there, beside what it has itself.
-        explain: From the command's exit status and the end of what it wrote, why there is no
-            parent, and what to do.
-    """
-
-    host: str
-    slots: int
-    command: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    explain: Callable[[int, str], tuple[str, str]] = lambda status, said: (said, "%dist doctor")
-
-
-@dataclass(slots=True)
-class Host:
-    """One host as the notebook knows it. `lost` says why it is gone, once it is."""
-
-    channel: Channel
-    link: ParentLink
-    facts: dict[str, Any] = field(default_factory=dict)
-    heard_at: float = 0.0
-    address: str = ""
-    ready: dict[str, Any] = field(default_factory=dict)
-    lost: str = ""
-    answers: dict[str, Any] = field(default_factory=dict)
 
 
 class HostsLauncher:
@@ -83,10 +46,11 @@ class HostsLauncher:
         self._token = secrets.token_hex(16)
         (log_folder / TOKEN).write_text(self._token)
         self._told = ExitCallbacks()
-        self._news = threading.Condition()
         self._where: dict[int, str] = {}  # each rank's host
         self._is_closed = False
-        self._hosts: dict[str, Host] = {}
+        self._opened = 0
+        self._address = ""
+        self._hosts = Hosts(lambda channel, told: self._keeper.send(channel, told))
         self._keeper = KeeperLink(log_folder, self._take)
         if channels:
             self.open(channels)
@@ -95,92 +59,96 @@ class HostsLauncher:
         """Open all channels, and one to a parent on this machine; returns at once."""
         if all(channel.host != HERE for channel in channels):
             channels = [Channel(HERE, 0, parent_command(sys.executable)), *channels]
-        self._hosts = {one.host: Host(one, self._link_to(one.host)) for one in channels}
-        for host, known in self._hosts.items():
-            file = self.logs / f"host-{host.replace('/', '-')}.log"
-            self._keeper.open(host, known.channel.command, {}, file)
-            environment = _ONE_THREAD | dict(known.channel.environment)
-            self._send(
-                host,
-                {"op": "hello", "host": host, "environment": environment}
-                | {"logs": str(self.logs), "token": self._token},
-            )
+        for channel in channels:
+            self._open(channel)
 
     @property
     def alive(self) -> bool:
         """Whether it can still start processes."""
-        is_lost = HERE in self._hosts and self._hosts[HERE].lost
+        here = self._hosts.by_name.get(HERE)
+        is_lost = here is not None and here.lost
         return not self._is_closed and self._keeper.alive and not is_lost
-
-    # -- the way to a start
 
     def meet(self, asked: str) -> str:
         """Find out who the hosts are and how they reach each other; see `Launcher.meet`."""
-        self._wait_for("hello", _HELLO_S)
-        preflight.require_alike({name: host.facts for name, host in self._hosts.items()})
-        if len(self._hosts) == 1:
-            self._hosts[HERE].address = asked
-            self._tell_all({"op": "warm"})
-            return asked
-        self._tell_all({"op": "listen"})
-        ports = {name: told["ports"] for name, told in self._wait_for("listening").items()}
-        facts = {name: host.facts for name, host in self._hosts.items()}
-        addresses = preflight.candidates(facts, None if is_loopback(asked) else asked)
-        for name in self._hosts:
-            targets = {
-                other: [
-                    (address, ports[other][address]) for address in tried if address in ports[other]
-                ]
-                for other, tried in addresses.items()
-                if other != name
-            }
-            self._send(name, {"op": "reach", "targets": targets, "within_s": _REACH_S})
-        reached = {n: t["addresses"] for n, t in self._wait_for("reached").items()}
-        self._tell_all({"op": "warm"})
-        for name, address in preflight.choose_addresses(addresses, reached).items():
-            self._hosts[name].address = address
-        return self._hosts[HERE].address
+        meeting.meet(self._hosts, list(self._hosts.by_name), asked)
+        self._address = self._hosts.by_name[HERE].address
+        return self._address
 
     def ready(self, timeout_s: float) -> dict[str, Any]:
         """Wait for the parents' imports of torch; see `Launcher.ready`."""
-        told = self._wait_for("ready", timeout_s)
-        takers = {name: host for name, host in self._hosts.items() if host.channel.slots}
-        slow = [told[name] for name in takers if not told[name]["forks"]]
-        heard = {name: host.heard_at for name, host in self._hosts.items()}
-        facts = {name: host.facts for name, host in self._hosts.items()}
-        return {
-            "gpus": sum(min(told[name]["gpus"], one.channel.slots) for name, one in takers.items()),
-            "forks": not slow,
-            "why": slow[0]["why"] if slow else "",
-            "slots": sum(host.channel.slots for host in takers.values()),
-            "threads_a_rank": min(
-                max(1, int(host.facts["cores"]) // host.channel.slots) for host in takers.values()
-            ),
-            "notes": preflight.clock_notes(facts, heard),
-        }
+        return meeting.ready(self._hosts, timeout_s)
 
-    def places(self, n: int, address: str) -> dict[int, Place]:
+    def places(self, n: int, address: str, *, crowded: bool = False) -> dict[int, Place]:
         """Return the ranks' places; see `Launcher.places`."""
-        living = {name: host for name, host in self._hosts.items() if not host.lost}
+        living = self._hosts.living()
         slots = {name: host.channel.slots for name, host in living.items()}
+        if crowded and (lacking := n - sum(slots.values())) > 0:
+            slots[max(slots, key=lambda name: slots[name])] += lacking
         try:
             self._where = assign(range(n), slots, self._where)
         except LookupError as error:
-            (rank,) = error.args
-            lost = [f"{name}: {host.lost}" for name, host in self._hosts.items() if host.lost]
-            raise StartError(
-                f"There is no host for rank {rank}.",
-                why="; ".join(lost) or f"the hosts take {sum(slots.values())} ranks.",
-                do="name a spare host in --hosts, or %dist scale to fewer ranks.",
-            ) from error
-        return places(self._where, {name: host.address for name, host in self._hosts.items()})
+            lost = [f"{n}: {host.lost}" for n, host in self._hosts.by_name.items() if host.lost]
+            why = "; ".join(lost) or f"the hosts take {sum(slots.values())} ranks."
+            raise NoHostError(error.args, sum(slots.values()), why) from error
+        return places(self._where, {name: host.address for name, host in living.items()})
+
+    def reopen(self) -> list[str]:
+        """Try lost hosts again, all at once; see `Launcher.reopen`."""
+        if not self._keeper.alive:
+            self._keeper = KeeperLink(self.logs, self._take)
+        lost = [name for name, host in self._hosts.by_name.items() if host.lost]
+        for name in lost:
+            self._open(self._hosts.by_name[name].channel)
+        self._hosts.settled(lost, "hello", _REOPEN_S)
+        greeted = [name for name in lost if "hello" in self._hosts.by_name[name].answers]
+        try:
+            if greeted:
+                meeting.meet(self._hosts, greeted, self._address)
+                self._hosts.wait_for(greeted, "ready", _WARM_S)
+        except StartError as error:
+            why = " ".join(filter(None, (error.what, error.why)))
+        else:
+            why = "it did not answer"
+            lost = [name for name in lost if name not in greeted]
+        for name in lost:
+            self._lose(self._hosts.by_name[name], why)
+            self._keeper.end(self._hosts.by_name[name].name)
+        reasons = {name: self._hosts.by_name[name].lost.rstrip(".") for name in lost}
+        return [
+            *(f"Host {name} is back." for name in greeted if name not in lost),
+            *(f"Host {name} cannot be used: {reason}." for name, reason in reasons.items()),
+        ]
+
+    def _open(self, channel: Channel) -> None:
+        """Open a channel, and greet the parent at its end."""
+        self._opened += 1
+        name = f"{channel.host}#{self._opened}"
+        is_here = channel.host == HERE
+        link = ParentLink(
+            lambda told: self._keeper.send(name, told),
+            self._told,
+            show_host(channel.host),
+            is_here=is_here,
+        )
+        self._hosts.by_name[channel.host] = Host(channel, link, name)
+        file = self.logs / f"host-{channel.host.replace('/', '-')}.log"
+        self._keeper.open(name, channel.command, {}, file)
+        hello = {
+            "op": "hello",
+            "host": channel.host,
+            "environment": _ONE_THREAD | dict(channel.environment),
+            "logs": str(self.logs),
+            "token": self._token,
+        }
+        self._keeper.send(name, hello)
 
     # -- processes
 
     def start_soon(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
         """Ask for a process; see `Launcher.start_soon`."""
         name = self._where[int(key.removeprefix("rank "))] if key.startswith("rank ") else HERE
-        host = self._hosts[name]
+        host = self._hosts.by_name[name]
         if not host.facts.get("shares") and role == "engine":
             told = json.loads(Path(spec["connection_file"]).read_text())
             spec = {**spec, "connection": told}
@@ -193,12 +161,12 @@ class HostsLauncher:
 
     def give_up(self) -> None:
         """Give up what is being started; see `Launcher.give_up`."""
-        for host in self._hosts.values():
+        for host in self._hosts.by_name.values():
             host.link.give_up()
 
     def signal(self, key: str, number: int, *, group: bool = False) -> None:
         """Send a signal; nothing to a host that is gone; see `Launcher.signal`."""
-        for host in self._hosts.values():
+        for host in self._hosts.by_name.values():
             if key in host.link.pids:
                 try:
                     host.link.signal(key, number, group=group)
@@ -207,7 +175,7 @@ class HostsLauncher:
 
     def running(self) -> list[str]:
         """Return the keys of the processes that are running."""
-        return [key for host in self._hosts.values() for key in list(host.link.pids)]
+        return [key for host in self._hosts.by_name.values() for key in list(host.link.pids)]
 
     def on_exit(self, callback: OnExit) -> None:
         """Register a callback; see `Launcher.on_exit`."""
@@ -233,22 +201,22 @@ class HostsLauncher:
     def _take(self, event: dict[str, Any]) -> None:
         name = event["event"]
         if name == "gone":
-            for host in self._hosts.values():
+            for host in self._hosts.by_name.values():
                 self._lose(host, "the process that reaches it has ended")
             return
-        host = self._hosts[event.get("host") or event["channel"]]
+        # A channel that was opened anew has another name: what the old one tells is over.
+        for host in self._hosts.of_channel(event["channel"]):
+            if event.get("host", host.channel.host) in (host.channel.host, ""):
+                self._take_of(host, event)
+
+    def _take_of(self, host: Host, event: dict[str, Any]) -> None:
+        name = event["event"]
         if name == "lost":
             self._lose(host, event["why"])
         elif name == "closed":
-            why, _ = host.channel.explain(event["status"], event["said"])
-            host.answers["closed"] = event
-            self._lose(host, why)
+            self._lose(host, *host.channel.explain(event["status"], event["said"]))
         elif name in ("hello", "listening", "reached", "ready"):
-            with self._news:
-                host.answers[name] = event
-                if name == "hello":
-                    host.facts, host.heard_at = event, time.time()
-                self._news.notify_all()
+            self._hosts.note_answer(host, event)
         else:
             if name == "exited":
                 self._keep_last_words(event)
@@ -264,47 +232,16 @@ class HostsLauncher:
                 except OSError:
                     log.exception("What %s wrote last was not kept", event["key"])
 
-    def _lose(self, host: Host, why: str) -> None:
+    def _lose(self, host: Host, why: str, advice: str = "") -> None:
         name = host.channel.host
-        with self._news:
-            if host.lost:
-                return
-            host.lost = why
-            self._news.notify_all()
+        if not self._hosts.lose(host, why, advice):
+            return
         if not self._is_closed:
             log.warning("Host %s is lost: %s", name, why)
         host.link.lose(
-            StartError(f"Host {name} is lost.", why=why), f"{HOST_LOST}{name} is lost: {why}"
+            StartError(f"Host {name} is lost.", why=why),
+            f"{HOST_LOST}{show_host(name)} is lost: {why}",
         )
-
-    def _wait_for(self, answer: str, timeout_s: float = _ANSWER_S) -> dict[str, dict[str, Any]]:
-        """Return what each host answers.
-
-        Raises:
-            StartError: Hosts ended, or did not answer in time: one sentence for each.
-        """
-        deadline = time.monotonic() + timeout_s
-        with self._news:
-            while any(
-                not host.lost and answer not in host.answers for host in self._hosts.values()
-            ):
-                if (left := deadline - time.monotonic()) <= 0:
-                    break
-                self._news.wait(left)
-            missing = [host for host in self._hosts.values() if answer not in host.answers]
-        if missing:
-            raise _cannot_use(missing, timeout_s)
-        return {name: host.answers[answer] for name, host in self._hosts.items()}
-
-    def _link_to(self, host: str) -> ParentLink:
-        return ParentLink(lambda request: self._send(host, request), self._told, host)
-
-    def _send(self, host: str, request: Mapping[str, Any]) -> None:
-        self._keeper.send(host, request)
-
-    def _tell_all(self, request: Mapping[str, Any]) -> None:
-        for name in self._hosts:
-            self._send(name, request)
 
 
 def parent_command(python: str) -> list[str]:
@@ -316,19 +253,3 @@ def parent_command(python: str) -> list[str]:
         "stdio",
         "fork" if sys.platform == "linux" else "spawn",
     ]
-
-
-def _cannot_use(hosts: Sequence[Host], timeout_s: float) -> StartError:
-    sentences, advice = [], []
-    for host in hosts:
-        why, do = f"it did not answer within {timeout_s:.0f} s", "%dist doctor there"
-        if (closed := host.answers.get("closed")) is not None:
-            why, do = host.channel.explain(closed["status"], closed["said"])
-        sentences.append(f"{host.channel.host}: {host.lost or why}")
-        advice.append(do)
-    names = ", ".join(host.channel.host for host in hosts)
-    return StartError(
-        f"{names} cannot be used, so nothing was started.",
-        why="\n     ".join(sentences),
-        do="; ".join(dict.fromkeys(advice)),
-    )

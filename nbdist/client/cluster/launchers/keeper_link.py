@@ -98,6 +98,14 @@ class KeeperLink:
         """
         self._send({"op": "send", "channel": channel, "line": dict(line)})
 
+    def end(self, channel: str) -> None:
+        """End a channel's command, and with it what its parents have started.
+
+        Raises:
+            OSError: The keeper is gone.
+        """
+        self._send({"op": "close", "channel": channel})
+
     def close(self) -> None:
         """End all channels, and the keeper."""
         try:

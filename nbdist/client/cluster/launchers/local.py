@@ -174,9 +174,13 @@ class LocalLauncher:
                 do="%dist doctor",
             ) from None
 
-    def places(self, n: int, address: str) -> dict[int, Place]:
+    def places(self, n: int, address: str, *, crowded: bool = False) -> dict[int, Place]:
         """Return the ranks' places: all on this machine; see `Launcher.places`."""
         return one_host(n, address)
+
+    def reopen(self) -> list[str]:
+        """Return nothing: this machine is not lost; see `Launcher.reopen`."""
+        return []
 
     def start_soon(self, key: str, role: str, spec: Mapping[str, Any]) -> Future[Started]:
         """Ask for a process; see `Launcher.start_soon`."""

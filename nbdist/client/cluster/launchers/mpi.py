@@ -15,7 +15,8 @@ from typing import Final, Literal
 
 from nbdist.client.cluster.launchers import ssh
 from nbdist.client.cluster.launchers.base import LaunchOptions
-from nbdist.client.cluster.launchers.hosts import Channel, HostsLauncher, parent_command
+from nbdist.client.cluster.launchers.host import Channel
+from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
 from nbdist.client.cluster.launchers.task_script import task_script
 from nbdist.client.cluster.network import has_curve, require_trust
 from nbdist.errors import StartError, UsageError
@@ -60,7 +61,10 @@ def make_launcher(logs: Path, asked: LaunchOptions) -> HostsLauncher:
     here = ssh.names_of_this_machine()
     if any(line.host not in here for line in lines):
         require_trust(
-            "ranks on other hosts", trust_network=asked.trust_network, has_curve=has_curve()
+            "Ranks of several hosts meet over the network",
+            "between hosts",
+            trust_network=asked.trust_network,
+            has_curve=has_curve(),
         )
     channels = [_channel(line, flavour, is_here=line.host in here) for line in lines]
     # Rank 0 is the notebook's neighbour where there is one.

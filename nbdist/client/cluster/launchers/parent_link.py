@@ -51,16 +51,22 @@ class ParentLink:
     """The processes of one host, and the requests under way to its parent."""
 
     def __init__(
-        self, send: Callable[[dict[str, Any]], None], tell_exit: OnExit, host: str = HERE
+        self,
+        send: Callable[[dict[str, Any]], None],
+        tell_exit: OnExit,
+        host: str = HERE,
+        *,
+        is_here: bool = True,
     ) -> None:
         """Begin without processes.
 
         Args:
             send: Sends a request to the parent; raises an OSError when it is gone.
             tell_exit: Told of each process that has ended, while it is still among `pids`.
-            host: The parent's.
+            host: The parent's, as it is shown.
+            is_here: Whether that is the notebook's machine.
         """
-        self.host = host
+        self._host, self._is_here = host, is_here
         self.pids: dict[str, int] = {}
         self._send = send
         self._tell_exit = tell_exit
@@ -119,7 +125,7 @@ class ParentLink:
                 pid = event["pid"]
                 self._send({"op": "signal", "pid": pid, "signal": signal.SIGKILL, "group": True})
         elif name == "started":
-            self._resolve(key, Started(event["pid"], event["port"], self.host))
+            self._resolve(key, Started(event["pid"], event["port"], self._host, self._is_here))
         elif name == "failed":
             self._resolve(key, StartError(f"{key} could not be started: {event['error']}"))
 

@@ -1,5 +1,6 @@
-"""What hosts must have in common before they train together. Pure: facts in, errors out."""
+"""What hosts must have in common before they train together. Facts in, errors out."""
 
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -111,7 +112,8 @@ def choose_addresses(candidates: Mapping[str, Sequence[str]], reached: Reached) 
             continue
         from_whom = [other for other in others if not reached[other][host]] or others
         tried = ", ".join(addresses) or "no address but loopback"
-        failures.append(f"{', '.join(from_whom)} cannot reach {host} ({tried})")
+        shown = ", ".join(show_host(other) for other in from_whom)
+        failures.append(f"{shown} cannot reach {show_host(host)} ({tried})")
     if failures:
         raise StartError(
             f"{counted(len(failures), 'host')} cannot be reached by the others.",
@@ -121,6 +123,11 @@ def choose_addresses(candidates: Mapping[str, Sequence[str]], reached: Reached) 
             "name the notebook's address on their network: --interface ADDRESS.",
         )
     return chosen
+
+
+def show_host(host: str) -> str:
+    """Return a host's name for people: the notebook's machine has one, too."""
+    return socket.gethostname() if host == HERE else host
 
 
 def _named(hosts: Iterable[str]) -> str:

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from nbdist.client.cluster.launchers import slurm_queue, slurm_words
 from nbdist.client.cluster.launchers.base import SLURM, LaunchOptions
-from nbdist.client.cluster.launchers.hosts import Channel, HostsLauncher
+from nbdist.client.cluster.launchers.host import Channel
+from nbdist.client.cluster.launchers.hosts import HostsLauncher
 from nbdist.client.cluster.launchers.ssh import names_of_this_machine
 from nbdist.client.cluster.launchers.task_script import task_script
 from nbdist.client.cluster.network import has_curve, require_trust
@@ -40,7 +41,12 @@ def make_launcher(logs: Path, asked: LaunchOptions) -> "SlurmLauncher":
         raise StartError(
             f"{missing[0]} is not on this machine.", do="start on a login node of Slurm's."
         )
-    require_trust("nodes of Slurm's", trust_network=asked.trust_network, has_curve=has_curve())
+    require_trust(
+        "Ranks of several nodes meet over the network",
+        "between nodes",
+        trust_network=asked.trust_network,
+        has_curve=has_curve(),
+    )
     return SlurmLauncher(logs, slurm_words.read_wish(asked, os.environ))
 
 
@@ -112,8 +118,8 @@ class SlurmLauncher(HostsLauncher):
                             "there is.",
                         )
                     line.show(slurm_words.waiting_line(job, *seen))
-                with self._news:
-                    self._news.wait_for(lambda: self._ended, _LOOK_S if job else 0.05)
+                with self._hosts.news:
+                    self._hosts.news.wait_for(lambda: self._ended, _LOOK_S if job else 0.05)
         finally:
             line.end()
 
@@ -132,9 +138,9 @@ class SlurmLauncher(HostsLauncher):
 
     def _take(self, event: dict[str, Any]) -> None:
         if event.get("channel") == SLURM:
-            with self._news:
+            with self._hosts.news:
                 self._ended = event
-                self._news.notify_all()
+                self._hosts.news.notify_all()
         else:
             super()._take(event)
 

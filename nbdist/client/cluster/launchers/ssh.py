@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nbdist.client.cluster.launchers.base import LaunchOptions
-from nbdist.client.cluster.launchers.hosts import Channel, HostsLauncher, parent_command
+from nbdist.client.cluster.launchers.host import Channel
+from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
 from nbdist.client.cluster.network import has_curve, require_trust
 from nbdist.errors import UsageError
 from nbdist.placement import HERE
@@ -27,6 +28,7 @@ _OPTIONS = (
     *("-o", "ControlMaster=no", "-o", "ControlPath=none"),
 )
 _WORD = re.compile(r"^(?P<host>[^\s:=,]+)(:(?P<slots>\d+))?$")
+_KILLED = 255  # ssh's own status, also where a signal has ended the command
 # What ssh and a shell say, and what it means. `{host}` is the host.
 _MEANINGS = (
     ("Permission denied", "it refuses your key", "ssh-copy-id {host}, or ssh-add your key"),
@@ -49,6 +51,11 @@ _MEANINGS = (
         "No module named",
         "its Python lacks a module",
         "install nbdist with all it needs there (pip install nbdist)",
+    ),
+    (
+        "No such file or directory",
+        "it has no such Python",
+        "name its Python in a file of hosts: python=/path/to/python",
     ),
     (
         "not found",
@@ -79,7 +86,10 @@ def make_launcher(logs: Path, asked: LaunchOptions) -> HostsLauncher:
     here = names_of_this_machine()
     if any(line.host not in here for line in lines):
         require_trust(
-            "ranks on other hosts", trust_network=asked.trust_network, has_curve=has_curve()
+            "Ranks of several hosts meet over the network",
+            "between hosts",
+            trust_network=asked.trust_network,
+            has_curve=has_curve(),
         )
     channels = [_channel(line, is_here=line.host in here) for line in lines]
     # Rank 0 is the notebook's neighbour where there is one.
@@ -175,7 +185,14 @@ def command_on(host: str, words: Sequence[str], python: str = "") -> list[str]:
 def explain(host: str, status: int, said: str) -> tuple[str, str]:
     """Return why a host's command ended, in words, and what to do."""
     for sign, meaning, do in _MEANINGS:
-        if sign in said:
+        if sign in said.replace("'", ""):
             return meaning, do.format(host=host)
+    if status < 0:
+        return (
+            f"its ssh was ended by signal {-status}",
+            "%dist restart or %dist scale opens it anew",
+        )
+    if status == _KILLED and not said.strip():
+        return "its parent process was killed, or its connection ended", f"ssh {host} shows more"
     last = said.strip().splitlines()[-1:] or [f"ssh ended with exit code {status}"]
     return last[0], f"ssh {host} shows more"

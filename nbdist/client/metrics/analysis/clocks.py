@@ -121,17 +121,17 @@ class Clocks:
         self._ask = ask
         self._now_ns = now_ns
         self._own = clock.identity() if identity is None else identity
-        self._pids: dict[int, int] = {}
+        self._processes: dict[int, int] = {}
         self._names: dict[int, str] = {}  # rank to its clock's
         self._sightings: dict[str, list[Sighting]] = {}
         self._due_ns: dict[str, int] = {}
         self._ask_again_ns = 0
 
-    def begin(self, pids: Mapping[int, int]) -> None:
+    def begin(self, processes: Mapping[int, int]) -> None:
         """Forget ranks whose process is another now. Main thread, between cells."""
-        changed = [rank for rank, pid in pids.items() if self._pids.get(rank) != pid]
+        changed = [rank for rank, which in processes.items() if self._processes.get(rank) != which]
         self._names = {r: name for r, name in self._names.items() if r not in changed}
-        self._pids = dict(pids)
+        self._processes = dict(processes)
 
     def offset_ns(self, rank: int, moment_ns: int) -> int | None:
         """Return what to add to a rank's moment for the notebook's; None when not known."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from nbdist.client.cluster.launchers.base import Started
 from nbdist.client.cluster.processes import Roster, describe_end
 from nbdist.host import oom
 
@@ -23,7 +24,7 @@ def test_a_rank_that_ends_is_dead_with_its_cause() -> None:
     roster = Roster()
     roster.expect([0, 1])
     for rank in (0, 1):
-        roster.came(rank, 100 + rank, "here")
+        roster.came(rank, Started(100 + rank, host="here"))
     assert roster.ended(1, -9, "killed by SIGKILL")
     assert (roster.living(), roster.dead()) == ([0], [1])
     assert roster.ranks[1].cause == "killed by SIGKILL"
@@ -33,7 +34,7 @@ def test_a_process_that_ends_before_its_pid_is_known_comes_dead() -> None:
     roster = Roster()
     roster.expect([0])
     assert not roster.ended(0, 1, "exit code 1")
-    roster.came(0, 100, "here")
+    roster.came(0, Started(100, host="here"))
     assert roster.dead() == [0]
 
 
@@ -42,5 +43,5 @@ def test_the_end_of_an_earlier_start_says_nothing_of_the_next() -> None:
     roster.expect([0])
     roster.ended(0, 1, "exit code 1")
     roster.expect([0])
-    roster.came(0, 101, "here")
+    roster.came(0, Started(101, host="here"))
     assert roster.living() == [0]

@@ -2,7 +2,9 @@
 
 import pytest
 
-from nbdist.client.faults.recovery import MOST_ROUNDS, Repaired, describe, repair, restart
+from nbdist.client.faults.fewer_ranks import MOST_ROUNDS
+from nbdist.client.faults.recovery import repair, restart
+from nbdist.client.faults.repair_report import Repaired, describe
 from nbdist.errors import StartError
 from tests.unit.fakes import CLONED, PLAIN, FakeCluster
 
