@@ -204,7 +204,8 @@ class Summary:
     `in_group` tells whether the rank still has a default group: a program may destroy it.
     `in_loops` tells whether loops over loaders have trained in it, and so would begin anew.
     `notices` are sentences for people, each said once.
-    `cut_bytes` of output were not sent and are kept, whole, in `output_file` on the rank's host.
+    `cut_bytes` of output were not sent and are kept, whole, in `output_file`: `HOST:PATH` where the
+    notebook does not see it.
     """
 
     first_seq: int = 0

@@ -85,6 +85,7 @@ class Guest:
             "connection_file": str(file),
             "profile_dir": str(self._folder),
             "output_folder": str(logs),
+            "logs_on": self.host,
         }
         return spec | own, str(logs / Path(log).name)
 

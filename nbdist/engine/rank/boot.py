@@ -63,6 +63,8 @@ class Program:
         self.joined = False
         self._spec = spec
         self.logs: str = spec["output_folder"]
+        # As for scp, where the notebook does not see the file.
+        self._logs_on = f"{spec['logs_on']}:" if "logs_on" in spec else ""
         self.links: LinkStats | None = None
         self.devices: DeviceStats | None = None
         self.checks: RankChecks | None = None
@@ -206,7 +208,7 @@ class Program:
                 *saved,
             ),
             cut_bytes=cut_bytes,
-            output_file=None if file is None else str(file),
+            output_file=None if file is None else f"{self._logs_on}{file}",
             seconds=time.perf_counter() - self._began,
             in_loops=resume.are_loops_begun(),
             in_group=not self.joined or torch.distributed.is_initialized(),

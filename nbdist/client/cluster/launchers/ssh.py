@@ -112,7 +112,8 @@ def read_hosts(text: str) -> list[HostLine]:
         )
     file = Path(text).expanduser()
     if file.is_file():
-        found = [_line(line) for line in file.read_text().splitlines() if _uncommented(line)]
+        text = file.read_text(errors="replace")
+        found = [_line(line) for line in text.splitlines() if _uncommented(line)]
     else:
         found = [_word(word) for word in text.split(",")]
     names = [line.host for line in found]
@@ -137,7 +138,10 @@ def _word(word: str) -> HostLine:
 
 
 def _line(line: str) -> HostLine:
-    name, *rest = shlex.split(_uncommented(line))
+    try:
+        name, *rest = shlex.split(_uncommented(line))
+    except ValueError as error:  # a quote that is not closed
+        raise UsageError(f"A line of hosts makes no sense: {line!r} ({error}).") from error
     values = dict(word.partition("=")[::2] for word in rest)
     wrong = [word for word in rest if "=" not in word]
     slots = values.pop("slots", "")

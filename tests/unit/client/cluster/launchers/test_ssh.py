@@ -23,6 +23,13 @@ def test_a_file_says_more_of_each_host(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("line", ["a slots", "a slots=x", "a slots='2", "a b", "-x slots=2"])
+def test_a_line_that_makes_no_sense_is_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(line)
+    with pytest.raises(UsageError):
+        read_hosts(str(tmp_path / "hosts"))
+
+
 @pytest.mark.parametrize("text", ["", "a:0", "a:x", "a,,b", "-oProxyCommand=x", "a:2,a:1", "a b"])
 def test_what_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
@@ -36,10 +43,13 @@ def test_what_makes_no_sense_is_refused(text: str) -> None:
         ("ssh: connect to host b port 22: Connection refused", "nothing listens for ssh there"),
         ("ssh: Could not resolve hostname b: Name or service not known", "no such name"),
         ("/usr/bin/python3: No module named nbdist", "its Python has no nbdist"),
+        ("(ModuleNotFoundError: No module named 'nbdist')", "its Python has no nbdist"),
+        ("env: '/opt/python': No such file or directory", "it has no such Python"),
+        ("", "its parent process was killed, or its connection ended"),
         ("something else", "something else"),
     ],
 )
 def test_what_ssh_says_is_told_in_words(said: str, meaning: str) -> None:
-    why, do = explain("b", 255, f"a banner\n{said}")
+    why, do = explain("b", 255, f"a banner\n{said}" if said else "")
     assert why == meaning
     assert do
