@@ -40,7 +40,7 @@ from nbdist.engine.kernel.stdio import Output
 from nbdist.engine.kernel.stdio_files import LogStream
 from nbdist.error_text import named
 from nbdist.options import ClusterOptions
-from nbdist.placement import Place
+from nbdist.placement import HERE, Place
 from nbdist.ranks import name_ranks
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ class Program:
         self.output = Output(self.rank, Path(self._spec["output_folder"]), self._publish_output)
         self.output.install()
         if (here := os.getcwd()) != os.path.realpath(wanted := self._spec["work_folders"][0]):
-            print(f"{wanted} is gone: rank {self.rank} works in {here}.")
+            gone = "is gone" if self.place.host == HERE else f"is not on {self.place.host}"
+            print(f"{wanted} {gone}: rank {self.rank} works in {here}.")
         # Into the file behind descriptor 2: the notebook tells a dead rank's last words from it.
         faulthandler.enable(2, all_threads=False)
         engine_log = LogStream(self.output.original(2))

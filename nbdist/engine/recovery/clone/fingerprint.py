@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 from nbdist.engine.compat import torch_live, torch_modules, torch_pipeline, torch_sharded
 from nbdist.engine.data.loaders import Loader
 from nbdist.engine.group import group_names
+from nbdist.engine.layout.layout import Layout
 from nbdist.engine.recovery.clone import loop_names
 from nbdist.engine.recovery.clone.recipes import OWN_PLACES, stands_at_own_rank
 from nbdist.engine.steps.optimizer_wrapper import ApartWrapper
@@ -42,7 +43,7 @@ _MOST_NUMBERS = 1 << 14  # of one tensor
 # Told apart by their types: they are a process's own, or equal by other means.
 _OPAQUE = (
     *(torch.optim.Optimizer, torch.amp.GradScaler, torch.device, torch.Generator),
-    *(dist.device_mesh.DeviceMesh, Loader),
+    *(dist.device_mesh.DeviceMesh, Loader, Layout),
     *(type, ModuleType, FunctionType, MethodType),
 )
 

@@ -10,6 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from nbdist.engine.layout.layout import Layout  # noqa: E402
 from nbdist.engine.recovery.clone.fingerprint import differing, fingerprint, of_names  # noqa: E402
 from nbdist.engine.recovery.clone.loop_names import of_source  # noqa: E402
 
@@ -24,6 +25,12 @@ def nested() -> list[Any]:
 def linear(seed: int, kind: Any = torch.nn.Linear) -> Any:
     torch.manual_seed(seed)
     return kind(2, 2)
+
+
+def layout_after_a_step(batch: Any) -> Layout:
+    layout: Layout = Layout.__new__(Layout)
+    layout.last_step = batch  # each rank's own
+    return layout
 
 
 @pytest.mark.parametrize(
@@ -70,6 +77,7 @@ def test_values_made_from_a_ranks_number_differ(of_rank: Any) -> None:
         lambda: linear(0),
         lambda: torch.Generator().manual_seed(np.random.randint(99)),
         lambda: SimpleNamespace(_cache=np.random.rand()),
+        lambda: layout_after_a_step(torch.rand(3)),
         lambda: {"f": lambda: 1, "nan": float("nan")},
         nested,
         lambda: {"one", "two", "three"},
