@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _PLACES = {
     # in the notebook
     "start": "nbdist.client.notebook.current",
+    "attach": "nbdist.client.notebook.attach",
     "current": "nbdist.client.notebook.current",
     "Session": "nbdist.client.session.session",
     "CellResult": "nbdist.client.output.result",

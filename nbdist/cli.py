@@ -95,6 +95,10 @@ def build_parser() -> argparse.ArgumentParser:
         words.add_argument(
             "--on", metavar="HOSTS", help="ask on these hosts over ssh, such as a,b: your notebooks"
         )
+        if name == "stop":
+            words.add_argument(
+                "name", nargs="?", metavar="NAME", help="of a detached cluster, as status lists it"
+            )
         if name == "stacks":
             words.add_argument(
                 "-r", "--ranks", default="all", help="all, 0, 0,2 or 1-3 (default: %(default)s)"
@@ -235,7 +239,7 @@ def ask(known: argparse.Namespace) -> int:
         case "board":
             print(terminal.board(known.pid, known.view, known.png)[0])
         case _:
-            print(terminal.stop(known.pid))
+            print(terminal.stop(known.pid, known.name))
     return 0
 
 
@@ -252,6 +256,8 @@ def words_for_there(known: argparse.Namespace) -> list[str]:
         words += ["--pid", str(known.pid)]
     if known.command == "stacks":
         words += ["--ranks", known.ranks]
+    if getattr(known, "name", None):
+        words.append(known.name)
     if known.command == "board":
         words.append(known.view)
     return words

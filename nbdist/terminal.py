@@ -5,17 +5,14 @@ and chooses the cluster that is meant.
 """
 
 import base64
-import contextlib
-import os
 import socket
-import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbdist import user_socket
+from nbdist import detached, user_socket
 from nbdist.errors import ClusterError, NBDistError
 
 _FIND_TIMEOUT_S = 2.0
@@ -48,7 +45,8 @@ def status(pid: int | None) -> str:
         ClusterError: There is none, or it does not answer.
     """
     found = find()
-    if pid is not None or len(found) < 2:
+    free = [] if pid is not None else [one for one in detached.find() if one.kernel is None]
+    if pid is not None or (len(found) < 2 and not free):
         return _text(choose(found, pid), "status", _ASK_TIMEOUT_S)
     blocks = []
     for cluster in found:
@@ -57,6 +55,7 @@ def status(pid: int | None) -> str:
         except ClusterError as error:
             said = f"\n{error}"
         blocks.append(f"{cluster}{said}")
+    blocks += [f"detached {one}" for one in free]
     return "\n\n".join(blocks)
 
 
@@ -98,8 +97,16 @@ def watch(pid: int | None, view: str, png: Path | None, show: Callable[[str], No
         time.sleep(_WATCH_S)
 
 
-def stop(pid: int | None) -> str:
-    """End all ranks, a running cell with an interrupt; raises as `stacks`."""
+def stop(pid: int | None, name: str | None = None) -> str:
+    """End all ranks, a running cell with an interrupt; raises as `stacks`.
+
+    With `name` it is a detached cluster, whether a kernel has it or not.
+    """
+    if name is not None:
+        cluster = detached.choose(detached.find(), name)
+        if cluster.kernel is None:
+            return detached.stop(cluster)
+        pid = cluster.kernel
     return _text(choose(find(), pid), "stop", _STOP_TIMEOUT_S)
 
 
@@ -122,10 +129,7 @@ def _look(path: Path) -> Found | None:
         said = _exchange(path, {"ask": "who"}, _FIND_TIMEOUT_S)
         return Found(pid, path, str(said["folder"]), str(said["describe"]))
     except (ConnectionRefusedError, FileNotFoundError):
-        with contextlib.suppress(OSError):  # gone meanwhile
-            facts = path.lstat()
-            if stat.S_ISSOCK(facts.st_mode) and facts.st_uid == os.getuid():
-                path.unlink()
+        detached.remove_dead(path)
         return None
     except (OSError, ValueError, KeyError) as error:
         return Found(pid, path, trouble=f"does not answer ({error or type(error).__name__})")

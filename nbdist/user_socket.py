@@ -19,6 +19,7 @@ from typing import Any
 QUESTION_BYTES = 4096  # the most that is read of a question, and of an answer
 ANSWER_BYTES = 8 << 20
 SUFFIX = ".sock"
+DETACHED = "detached-"  # begins the names of detached clusters' sockets; a kernel's is its pid
 
 
 def folders(environment: Mapping[str, str], temp: Path, uid: int) -> list[Path]:
@@ -58,6 +59,25 @@ def listen(pid: int) -> tuple[socket.socket, Path]:
     Raises:
         OSError: No folder is there that this user alone can open.
     """
+    return _listen(str(pid), is_exclusive=False)
+
+
+def claim(name: str) -> tuple[socket.socket, Path]:
+    """Listen by a name that nobody else has; the caller removes the path.
+
+    Raises:
+        FileExistsError: Somebody has it.
+        OSError: As `listen`.
+    """
+    return _listen(name, is_exclusive=True)
+
+
+def detached_name(name: str) -> str:
+    """Return the name of the socket of the detached cluster `name`."""
+    return f"{DETACHED}{name}"
+
+
+def _listen(name: str, *, is_exclusive: bool) -> tuple[socket.socket, Path]:
     trouble = []
     for folder in own_folders():
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -67,13 +87,22 @@ def listen(pid: int) -> tuple[socket.socket, Path]:
                 raise PermissionError(f"{folder} can be opened by others")
             # Whoever finds a socket that refuses takes it for a dead kernel's: renamed when it
             # listens.
-            unready, path = folder / f"{pid}.new", folder / f"{pid}{SUFFIX}"
+            unready, path = folder / f"{name}.{os.getpid()}.new", folder / f"{name}{SUFFIX}"
             unready.unlink(missing_ok=True)
             server.bind(str(unready))
             unready.chmod(0o600)
             server.listen()
-            unready.rename(path)
+            if is_exclusive:
+                try:
+                    path.hardlink_to(unready)
+                finally:
+                    unready.unlink()
+            else:
+                unready.rename(path)
             return server, path
+        except FileExistsError:
+            server.close()
+            raise
         except OSError as error:
             server.close()
             trouble.append(str(error))

@@ -22,6 +22,8 @@ REPLY = "nbdist_reply"
 SUMMARY_KEY = "nbdist"  # where a cell's reply carries its Summary
 PUBLISHED = "published"  # a fact: models that the cell has published, as JSON
 GOES_ON = "goes_on"  # a fact of a cell that is run again: it trains on what is there, or restored
+# The iopub messages that show something: a detached cluster's ranks keep them (`journal.py`).
+SHOWN = frozenset({OUTPUT, "display_data", "execute_result", "update_display_data", "clear_output"})
 SILENT_KEY = "nbdist_silent"  # true in the reply of a cell that has sent nothing on iopub
 
 

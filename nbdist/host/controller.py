@@ -4,6 +4,7 @@ No task scheduler and no payload database: nbdist never balances load, and a dat
 keep every pushed array in memory (more than 1 GB after a few pushes).
 """
 
+import fcntl
 import multiprocessing.connection
 import os
 import secrets
@@ -14,6 +15,7 @@ import time
 from typing import Any
 
 from nbdist import lifeline
+from nbdist.options import OWNER_LOCK
 
 
 def arguments(profile_dir: str, cluster_id: str, address: str, ping_ms: int) -> list[str]:
@@ -51,6 +53,7 @@ def run(spec: dict[str, Any]) -> None:
     from nbdist.host import heartbeat
 
     heartbeat.install()
+    _own(spec["profile_dir"])
     lifeline.watch(spec["kernel_pid"], lambda: _end(spec["profile_dir"]))
     argv = arguments(spec["profile_dir"], spec["cluster_id"], spec["address"], spec["ping_ms"])
     sys.argv = ["ipcontroller", *argv]
@@ -89,6 +92,12 @@ def _security(*, encrypt: bool) -> Any:
     if encrypt:
         config.IPController.enable_curve = True
     return config
+
+
+def _own(profile_dir: str) -> None:
+    """Hold the lock of the folder, with all children: the kernel may go, and leave it to us."""
+    lock = os.open(os.path.join(profile_dir, OWNER_LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_SH)
 
 
 def _end(profile_dir: str) -> None:

@@ -11,11 +11,15 @@ Requests of the kernel, over a socket pair:
     {"op": "send", "channel": ..., "line": {...}}
     {"op": "close", "channel": ...}
     {"op": "quit"}
+    {"op": "detach", "name": ..., "facts": {}}        outlive the kernel; see `host/door.py`
+    {"op": "remember", "value": ..., "says": ...}     what the next kernel is told
 
 Events: what parents tell, with `channel` added; `lost` (channel, host, why), after which nothing
-more of that host is passed on; `closed` (channel, status, said: the end of its standard error).
+more of that host is passed on; `closed` (channel, status, said: the end of its standard error);
+`detached` (why not, or nothing).
 
-Ends with the kernel, and ends every channel; parents then end what they have started.
+Ends with the kernel, unless detached, and ends every channel; parents then end what they have
+started. Detached, it goes on without a kernel, and serves one after another.
 """
 
 import asyncio
@@ -28,11 +32,13 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from nbdist import lifeline
+from nbdist.host.door import MOST_LINE_BYTES, Door
 from nbdist.host.guest import BEAT_S
+from nbdist.host.ledger import Ledger
 
 SILENT_S: Final = 4.0  # without a beat, after which a host counts as lost
 _END_S: Final = 2.0  # for a channel's command to end by itself
@@ -118,37 +124,80 @@ class Keeper:
         self._kernel = kernel
         self._channels: dict[str, Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writer: asyncio.StreamWriter | None = None
+        self._writer: asyncio.StreamWriter | None = None  # to the kernel; None while there is none
         self._ended = asyncio.Event()
+        self._ledger = Ledger()
+        self._door: Door | None = None
 
     async def serve(self, kernel_pid: int) -> None:
-        """Pass lines on until the kernel is gone or asks to quit; then end all channels."""
-        reader, self._writer = await asyncio.open_connection(
-            sock=self._kernel, limit=_MOST_LINE_BYTES
-        )
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._ended.set)
-        lifeline.watch(kernel_pid, lambda: _end_soon(loop, self._ended))
+        """Pass lines on until all is to end; then end all channels."""
+        reader, writer = await asyncio.open_connection(sock=self._kernel, limit=MOST_LINE_BYTES)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._ended.set)
         self._spawn(self._beat())
-        requests = asyncio.create_task(self._listen(reader))
-        waiting = [requests, asyncio.create_task(self._ended.wait())]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        self._spawn(self._serve_kernel(kernel_pid, reader, writer))
+        await self._ended.wait()
         ending = list(self._channels.values())
         await asyncio.gather(*(channel.end() for channel in ending))
         await asyncio.gather(*(channel.cancel() for channel in ending))
+        if self._door is not None:
+            await self._door.close()
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
+    async def _serve_kernel(
+        self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve one kernel until it is gone: its connection, or its process."""
+        loop = asyncio.get_running_loop()
+        # Processes that it has forked may hold the connection.
+        lifeline.watch(pid, lambda: _soon(loop, writer.transport.abort))
+        self._writer = writer
+        try:
+            await self._listen(pid, reader)
+        except OSError:
+            pass  # it was killed in the midst of a line
+        finally:
+            self._writer = None
+            writer.close()
+        if self._door is None:
+            self._ended.set()
+        else:
+            self._door.left(pid)
+
+    async def _listen(self, pid: int, reader: asyncio.StreamReader) -> None:
+        while (line := await reader.readline()).endswith(b"\n"):
             request = json.loads(line)
-            if request["op"] == "quit":
+            op = request["op"]
+            if op == "quit":
+                self._ended.set()
                 return
-            if request["op"] == "open":
+            if op == "open":
                 await self._open(**{k: v for k, v in request.items() if k != "op"})
-            elif (channel := self._channels.get(request["channel"])) is not None:
-                if request["op"] == "send":
+            elif op == "detach":
+                self._tell(event="detached", why=await self._detach(pid, request))
+            elif op == "remember" and self._door is not None:
+                self._door.memory, self._door.says = request["value"], request["says"]
+            elif (channel := self._channels.get(request.get("channel", ""))) is not None:
+                if op == "send":
                     channel.write(json.dumps(request["line"]).encode() + b"\n")
                 else:
                     self._spawn(channel.end())
+
+    async def _detach(self, pid: int, request: dict[str, Any]) -> str:
+        """Outlive the kernel from here on; return why that does not go."""
+        try:
+            self._door = Door(
+                request["name"],
+                request["facts"],
+                kernel=pid,
+                serve=self._serve_kernel,
+                end=self._ended.set,
+                running=self._ledger.told,
+            )
+            await self._door.open()
+        except FileExistsError:
+            return "the name is taken"
+        except OSError as error:
+            return str(error)
+        return ""
 
     async def _open(
         self,
@@ -234,8 +283,8 @@ class Keeper:
                     self._spawn(channel.end())
 
     def _tell(self, **event: Any) -> None:
-        assert self._writer is not None
-        if not self._writer.is_closing():
+        self._ledger.take(event)
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(event).encode() + b"\n")
 
     def _spawn(self, work: Any) -> None:
@@ -251,9 +300,9 @@ class Keeper:
             self._ended.set()
 
 
-def _end_soon(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
+def _soon(loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-        loop.call_soon_threadsafe(ended.set)
+        loop.call_soon_threadsafe(then)
 
 
 def main(arguments: list[str]) -> None:

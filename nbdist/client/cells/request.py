@@ -2,12 +2,14 @@
 
 import ast
 import contextlib
+import os
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from nbdist import plain
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.output.result import Display
 from nbdist.errors import CellSyntaxError
@@ -82,6 +84,23 @@ class CellAttempt:
     faults: int = 0
     session_s: float = 0.0
 
+    def memory(self) -> dict[str, Any]:
+        """Return what `remembered` makes this attempt of, in another kernel: JSON-like."""
+        request = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
+        chosen = self.request.profile
+        request |= {
+            "params": {k: plain.encode(v) for k, v in self.request.params.items()},
+            "profile": None if chosen is None else [chosen.first, chosen.last],
+            "above": [],
+        }
+        attempt = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "request"}
+        return {
+            "request": request,
+            "attempt": attempt,
+            "began": time.time(),
+            "kernel": os.getpid(),
+        }
+
     def to_wire(self) -> dict[str, Any]:
         """Return what travels to each rank beside the code; `params` as they are."""
         return {
@@ -108,6 +127,19 @@ class CellAttempt:
             "faults": self.faults,
             "session_s": self.session_s,
         }
+
+
+def remembered(memory: Mapping[str, Any]) -> CellAttempt:
+    """Return the attempt whose `memory` another kernel has left."""
+    told = memory["request"]
+    chosen = told["profile"]
+    own = {
+        "ranks": tuple(told["ranks"]),
+        "params": {k: plain.decode(v) for k, v in told["params"].items()},
+        "profile": None if chosen is None else ChosenSteps(*chosen),
+        "above": (),
+    }
+    return CellAttempt(CellRequest(**told | own), **memory["attempt"])
 
 
 def check_syntax(code: str) -> None:

@@ -95,6 +95,7 @@ class CellRun:
         self._timed_out: str | None = None  # what the ranks did when the time ran out
         self._noted: set[int] = set()  # ranks whose failure is in the log of events
         self._sent: dict[int, str] = {}  # the id of each rank's message
+        self._ran_before_s = 0.0
         self._ranks = dict(cluster.ranks)  # as they are before any recovery
         self._faults = FaultHandler(cluster, self._live, self._sent)
         self._collectors = {
@@ -113,9 +114,9 @@ class CellRun:
         try:
             options = self._attempt.to_wire()
             options["params"] = {k: plain.encode(v) for k, v in options["params"].items()}
-            for rank, collector in self._collectors.items():
-                self._send(rank, collector, options)
-            self._wait(began)
+            options["keep"] = self._cluster.memory is not None
+            self._begin(options)
+            self._wait(began - self._ran_before_s)
             self._complete()
             outcome.repaired = self._recover()
             outcome.error = self._judge(outcome.repaired)
@@ -136,6 +137,12 @@ class CellRun:
             steps=steps,
         )
         return outcome
+
+    def _begin(self, options: Mapping[str, Any]) -> None:
+        for rank, collector in self._collectors.items():
+            self._send(rank, collector, options)
+        if self._cluster.memory is not None:
+            self._cluster.memory.cell_began(self._attempt.memory() | {"messages": self._sent})
 
     def _send(self, rank: int, collector: Collector, options: Mapping[str, Any]) -> None:
         try:
@@ -173,6 +180,7 @@ class CellRun:
                 self._faults.interrupt(running)
             for rank in self._interrupts.ranks.intersection(running):
                 self._faults.interrupt_alone(rank)
+            self._look(running)
             gone = outcomes.gone(self._cluster.ranks, self._collectors)
             heard_at = {rank: self._collectors[rank].heard_at for rank in running}
             self._faults.attend(running, gone, heard_at)
@@ -185,6 +193,9 @@ class CellRun:
             self._news.clear()
         self._faults.settled()
         self._note_failures()
+
+    def _look(self, running: list[int]) -> None:
+        """Look for what no message tells; here there is nothing."""
 
     def _note_failures(self) -> None:
         """Write down what has failed since the last call: the error's class and line, no more."""
@@ -208,9 +219,13 @@ class CellRun:
             for first, after in ranges:
                 self._fetch_records(rank, first, after, deadline)
 
-    def _fetch_records(self, rank: int, first: int, after: int, deadline: float) -> None:
+    def _fetch_records(
+        self, rank: int, first: int, after: int, deadline: float, *, busy: bool = False
+    ) -> None:
         try:
-            request = self._cluster.requests.ask(rank, "records.resend", first=first, next=after)
+            request = self._cluster.requests.ask(
+                rank, "records.resend", busy=busy, first=first, next=after
+            )
             for batch in request.result(max(0.1, deadline - time.monotonic())):
                 self._telemetry.receive(wire.Batch.from_wire(batch))
         except Exception:

@@ -13,7 +13,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +30,7 @@ from nbdist.client.cluster.folders import (
 )
 from nbdist.client.cluster.launchers.base import Launcher, Started
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
+from nbdist.client.cluster.memory import Memory
 from nbdist.client.cluster.network import check_connection
 from nbdist.client.cluster.process_group import Answers, ProcessGroup
 from nbdist.client.cluster.processes import RankState, Roster, describe_end
@@ -72,6 +73,7 @@ class Cluster:
         self._death_callbacks: list[Callable[[int, str], None]] = []
         self._deaths_s: list[float] = []  # when ranks died, by the events' clock
         self._stopping = False
+        self.memory: Memory | None = None  # of a cluster that may outlive this kernel
 
     # -- starting and stopping
 
@@ -160,6 +162,106 @@ class Cluster:
         self._end_all()
         self._launcher.rest()
 
+    # -- detached
+
+    def detach(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Let it outlive this kernel, by that name; `facts` are what is told of it.
+
+        Raises:
+            StartError: The name is taken, or its keeper cannot be found by it.
+        """
+        from nbdist.client.cluster.launchers.hosts import HostsLauncher
+
+        assert isinstance(self._launcher, HostsLauncher)
+        self._launcher.detach(name, facts)
+        self.events.note("detached")
+        self.remember_in(Memory(name, self.facts, self._launcher.remember))
+
+    def remember_in(self, memory: Memory) -> None:
+        """Tell the next kernel, through `memory`, what becomes of it."""
+        self.memory = memory
+        memory.changed()
+
+    def facts(self) -> dict[str, Any] | None:
+        """Return what `adopt` makes a cluster of: JSON-like; None once it is stopped."""
+        from nbdist.client.cluster.launchers.hosts import HostsLauncher
+
+        if self._folder is None or self.options is None:
+            return None
+        assert isinstance(self._launcher, HostsLauncher)
+        return {
+            "options": asdict(self.options),
+            "logs": str(self.logs),
+            "place": None if self._place is None else str(self._place),
+            "folder": self._folder.path,
+            "group": self.group.memory(),
+            "ranks": [asdict(state) for state in self.ranks.values()],
+            "launcher": self._launcher.memory(),
+        }
+
+    def adopt(self, facts: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+        """Go on with the processes of a cluster that another kernel has left.
+
+        Args:
+            facts: What it has left; see `Memory`.
+            told: What the keeper told; see `HostsLauncher.adopt`.
+
+        Raises:
+            ClusterError: The controller has ended, or does not answer.
+        """
+        from nbdist.client.cluster.launchers.hosts import HostsLauncher
+        from nbdist.client.cluster.launchers.ssh import explain
+
+        assert isinstance(self._launcher, HostsLauncher)
+        self.options = ClusterOptions(**facts["options"])
+        self._place = None if facts["place"] is None else Path(facts["place"])
+        self._roster.adopt(RankState(**state) for state in facts["ranks"])
+        self.group.adopt(facts["group"], ())
+        self._launcher.on_exit(self._on_exit)
+        self._launcher.adopt(facts["launcher"], told, explain)
+        try:
+            if not self.reachable:
+                raise self.broken_error()
+            self._folder = ControllerFolder.adopt(facts["folder"])
+            self._open_connection()
+        except (OSError, TimeoutError) as error:
+            raise ClusterError(
+                "ipyparallel's controller cannot be reached.",
+                why=str(error),
+                do="%dist stop, or nbdist stop NAME in a terminal, and start anew.",
+            ) from error
+        connection = self._require_connection()
+        for rank in self.dead():
+            connection.unregister(rank)
+        living = self.living()
+        connection.wait_for(living, _REQUEST_TIMEOUT_S)
+        generations = self._generations(living)
+        self.group.adopt(facts["group"], generations)
+        self.events.note("attached", ranks=living)
+
+    def _generations(self, ranks: Iterable[int]) -> list[int]:
+        """Return the group's generation on each rank that answers."""
+        asked = [self.requests.ask(rank, "control.state", busy=True) for rank in ranks]
+        done, _ = wait(asked, _REQUEST_TIMEOUT_S)
+        states = [future.result() for future in done if future.exception() is None]
+        return [state["group"].get("generation", 0) for state in states]
+
+    def leave(self) -> None:
+        """Let go of a cluster that is detached; all of it runs on."""
+        from nbdist.client.cluster.launchers.hosts import HostsLauncher
+
+        assert isinstance(self._launcher, HostsLauncher)
+        self._stopping = True
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            self.requests.use(None)
+        if self._folder is not None:
+            self._folder.leave()
+            self._folder = None
+        self._launcher.leave()
+        self._launcher.remove_on_exit(self._on_exit)
+
     def _end_all(self) -> None:
         self._stopping = True
         self.events.note("stop")
@@ -244,6 +346,8 @@ class Cluster:
             if answer.get("rank", rank) != rank:
                 raise StartError(f"Engine {rank} says it is rank {answer['rank']}.")
             self.ranks[rank].device = answer.get("device", self.ranks[rank].device)
+        if self.memory is not None:
+            self.memory.changed()
         return answers
 
     def _start_ranks(self, ranks: Iterable[int], n: int | None = None) -> None:
@@ -311,6 +415,9 @@ class Cluster:
         assert self.options is not None
         facts = self._controller_facts()
         check_connection(facts, self.options.address)
+        self._open_connection()
+
+    def _open_connection(self) -> None:
         from nbdist.client.cluster.connection import Connection
 
         assert self._folder is not None

@@ -41,6 +41,7 @@ class Message:
     metadata: dict[str, Any]
     buffers: list[Any]
     reply: bool
+    id: str = ""
 
 
 Handler = Callable[[Message], None]
@@ -89,9 +90,8 @@ class _Client(ipyparallel.Client):  # type: ignore[misc]
         try:
             message = self.session.deserialize(frames, content=True, copy=False)
             kind = message["msg_type"]
-            handler(
-                Message(kind, message["content"], message["metadata"], message["buffers"], reply)
-            )
+            values = message["content"], message["metadata"], message["buffers"]
+            handler(Message(kind, *values, reply, message["header"]["msg_id"]))
         except Exception:
             # An exception here would end ipyparallel's IO thread, and with it the session.
             log.exception("A handler failed on a message %s", kind)
@@ -196,6 +196,13 @@ class Connection:
 
         client._io_loop.add_callback(really_send)
         return message_id
+
+    def hear(self, message_id: str, handler: Handler) -> None:
+        """Listen for what answers a message that another kernel has sent; its reply is not ours.
+
+        What ranks publish reaches everybody who is connected.
+        """
+        self._client.handlers[message_id] = handler
 
     def forget(self, message_id: str) -> None:
         """Stop listening for answers to a message."""

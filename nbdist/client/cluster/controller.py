@@ -2,7 +2,7 @@
 
 Both lie in a private folder (0700), for they hold the key that signs messages. It goes with the
 controller: the parent removes it, or the controller itself when the kernel has ended. Where all
-three were killed at once, the next start does: a folder's owner holds a lock in it.
+three were killed at once, the next start does: the kernel and the controller hold a lock in it.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ import os
 import shutil
 import stat
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
-from nbdist.options import is_loopback
+from nbdist.options import OWNER_LOCK, is_loopback
 
 _CLUSTER_ID = "nbdist"
 _PREFIX = "nbdist-"
-_LOCK = "owner.lock"
 _PING_MS = 150  # an engine is registered only once it has answered one
 
 
@@ -30,18 +30,29 @@ class ControllerFolder:
         """Make it."""
         remove_orphans(Path(tempfile.gettempdir()))
         while True:
-            self._folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
-            self._lock = os.open(Path(self.path) / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._own(tempfile.mkdtemp(prefix=_PREFIX))
             if os.path.exists(self.path):
                 os.write(self._lock, _mark(self.path))
                 break
             os.close(self._lock)  # somebody took it for an orphan before it was locked
 
-    @property
-    def path(self) -> str:
-        """Where it is: IPython's profile folder of controller and engines."""
-        return self._folder.name
+    @classmethod
+    def adopt(cls, path: str) -> "ControllerFolder":
+        """Go on with the folder of a controller that another kernel has started.
+
+        Raises:
+            OSError: It is gone, and so is the controller.
+        """
+        folder = cls.__new__(cls)
+        folder._own(path)
+        return folder
+
+    def _own(self, path: str) -> None:
+        self.path = path  # IPython's profile folder of controller and engines
+        self._lock = os.open(Path(path) / OWNER_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        # Shared: the controller holds it as well (`host/controller.py`).
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self._remove = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
     def spec(self, address: str) -> dict[str, Any]:
         """Return what a controller that listens on `address` is told."""
@@ -67,14 +78,19 @@ class ControllerFolder:
 
     def remove(self) -> None:
         """Remove it with all that is in it."""
-        self._folder.cleanup()
+        self._remove()
+        os.close(self._lock)
+
+    def leave(self) -> None:
+        """Leave it to its controller, which goes on."""
+        self._remove.detach()
         os.close(self._lock)
 
 
 def find_orphans(temp: Path) -> list[Path]:
     """Return this user's folders in `temp` that are proven to be of owners that have ended."""
     found = []
-    for lock in sorted(temp.glob(f"{_PREFIX}*/{_LOCK}")):
+    for lock in sorted(temp.glob(f"{_PREFIX}*/{OWNER_LOCK}")):
         if (descriptor := _take_orphan(lock)) is not None:
             os.close(descriptor)
             found.append(lock.parent)
@@ -83,7 +99,7 @@ def find_orphans(temp: Path) -> list[Path]:
 
 def remove_orphans(temp: Path) -> None:
     """Remove what `find_orphans` would find, with the keys in it."""
-    for lock in temp.glob(f"{_PREFIX}*/{_LOCK}"):
+    for lock in temp.glob(f"{_PREFIX}*/{OWNER_LOCK}"):
         if (descriptor := _take_orphan(lock)) is not None:
             shutil.rmtree(lock.parent, ignore_errors=True)
             os.close(descriptor)

@@ -60,6 +60,27 @@ class ProcessGroup:
         self._store_port = store_port
         return self._join(options, range(options.n), (), {})
 
+    def memory(self) -> dict[str, Any]:
+        """Return what another kernel's `adopt`s: JSON-like."""
+        return {
+            "generation": self.generation,
+            "first_group": self._first_group,
+            "store_port": self._store_port,
+            "places": [[rank, place.to_wire()] for rank, place in self.places.items()],
+        }
+
+    def adopt(self, memory: Mapping[str, Any], generations: Iterable[int]) -> None:
+        """Go on with the group that another kernel knew.
+
+        Args:
+            memory: What `memory` returned there.
+            generations: Where ranks are now: that kernel may have ended in the midst of a recovery.
+        """
+        self.generation = max(memory["generation"], *generations, 0)
+        self._first_group = memory["first_group"]
+        self._store_port = memory["store_port"]
+        self.places = {rank: Place(**place) for rank, place in memory["places"]}
+
     def recover(self, options: ClusterOptions, newcomers: Iterable[int]) -> Answers:
         """Form the group of all ranks anew and bring them to one state; main threads are idle.
 

@@ -71,6 +71,11 @@ class Roster:
             self.ranks[rank] = state
             self._starting.discard(rank)
 
+    def adopt(self, ranks: Iterable[RankState]) -> None:
+        """Enter ranks as another kernel knew them."""
+        with self._lock:
+            self.ranks.update((state.rank, state) for state in ranks)
+
     def ended(self, rank: int, status: int, cause: str) -> bool:
         """Enter a process's end; return False for one that is still expected."""
         with self._lock:

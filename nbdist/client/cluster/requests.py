@@ -225,6 +225,10 @@ class Requests:
         """
         return self.ask(rank, "control.interrupt", busy=True, message=message_id)
 
+    def hear(self, message_id: str, handler: "Handler") -> None:
+        """Hear what a cell sends that another kernel has sent; see `Connection.hear`."""
+        self._require().hear(message_id, handler)
+
     def forget(self, message_id: str) -> None:
         """Stop listening for what a cell still sends."""
         if self._connection is not None:

@@ -63,7 +63,8 @@ class CellInfo:
 
     `number` is that of the notebook's prompt, as errors say it; in a script the session's count.
     `continues` names the run (its folder in the spool) of a failed attempt that this one repeats,
-    `study` the run under which this one is nested.
+    `study` the run under which this one is nested. With `attached` it is the run that `continues`,
+    which another kernel had begun.
     """
 
     number: int
@@ -75,6 +76,7 @@ class CellInfo:
     run_name: str | None = None
     resume: bool = False
     continues: str | None = None
+    attached: bool = False
     study: str | None = None
     track: bool = True
     params: dict[str, Any] = field(default_factory=dict)

@@ -13,6 +13,8 @@ from nbdist.errors import UsageError
 
 COMMANDS = {
     "start": "start the ranks and create their process group",
+    "attach": "go on with a detached cluster: what ranks hold, and the cell that they run; NAME is "
+    "by default the only one that no kernel has",
     "status": "show each rank: host, device, pid, state, step, memory, last collective",
     "stop": "end all ranks; what they hold is lost",
     "restart": "start new processes: with -r for these ranks, which get what a living rank holds, "
@@ -110,6 +112,16 @@ def dist_parser() -> argparse.ArgumentParser:
         default=None,
         help="required with an --interface that others can reach: torch does not authenticate",
     )
+    start.add_argument(
+        "--detach",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="NAME",
+        help="let the cluster outlive this kernel, for %%dist attach in another one; NAME is by "
+        "default the notebook's (write it as --detach=NAME)",
+    )
+    made["attach"].add_argument("name", nargs="?", metavar="NAME", help="name of the cluster")
     made["status"].add_argument(
         "--cost",
         action="store_true",

@@ -19,6 +19,8 @@ from nbdist.client.cells.interrupts import Interrupts, hold_interrupts
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.folders import current_folder, log_folder, project_folder, say_where
 from nbdist.client.cluster.launchers.base import (
+    DETACHABLE,
+    LOCAL,
     Launcher,
     LaunchOptions,
     MakeLauncher,
@@ -31,8 +33,9 @@ from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.session import Session
 from nbdist.client.session.status import Status
 from nbdist.client.session.terminal_requests import TerminalRequests
+from nbdist.detached import name_for
 from nbdist.doctor.findings import Finding
-from nbdist.errors import ClusterError
+from nbdist.errors import ClusterError, UsageError
 from nbdist.options import LOOPBACK, choose_options
 
 if TYPE_CHECKING:
@@ -212,6 +215,7 @@ def start(
     peer_snapshots: int = 0,
     theme: str = "auto",
     view: str = "overview",
+    detach: bool | str = False,
     say: Callable[[str], None] | None = None,
 ) -> Session:
     """Start a cluster of ranks, on this machine or on several, and form their process group.
@@ -255,6 +259,8 @@ def start(
         theme: The board's background: `light`, `dark`, or `auto`, readable on both.
         view: The view that boards open on: `overview`, `loss`, `step`, `collectives`, `ranks` or
             `verdicts`.
+        detach: Let the cluster outlive this kernel, for `attach` from another one; a text is its
+            name, by default the notebook's. For the launchers `local` and `ssh`.
         say: Gets a line about what is unusual (no forking); `print` by default.
 
     Raises:
@@ -262,7 +268,6 @@ def start(
         StartError: It could not be started; nothing is left behind.
         UsageError: A word or a number makes no sense.
     """
-    global _current, _place
     make_launcher = find_launcher(launcher)
     asked = LaunchOptions(
         hosts=hosts,
@@ -281,6 +286,7 @@ def start(
             do="%dist stop first, or %dist restart for new processes.",
         )
     require_view(view)
+    name = _name_to_detach(detach, launcher)
     require_files_to_start()
     address = choose_address(
         interface, look_at_interfaces(), trust_network=trust_network, has_curve=has_curve()
@@ -311,6 +317,10 @@ def start(
     try:
         # Interrupted in between, a process or a folder with keys would be left that nobody knows.
         with hold_interrupts():
+            if name and launcher == LOCAL:
+                from nbdist.client.cluster.launchers.detached import local_launcher
+
+                launcher, make_launcher = f"{LOCAL}, detached", local_launcher
             parent = _warm_launcher(launcher, asked, make_launcher, logs)
             running = cluster = Cluster(parent, logs)
         address = parent.meet(address)
@@ -328,15 +338,51 @@ def start(
         with hold_interrupts():
             showing = Showing(folder, tracking_uri, theme, view)
             running = session = Session(cluster, showing, str(cluster.options))
-            _current, _place = session, place
-            atexit.register(session.stop)
-            _answer_terminals(session, place)
+            if name:
+                session.detach(name, str(place or folder))
+                keep(parent)
+            take_over(session, place)
     except BaseException:
         with Interrupts():  # a second interrupt would leave ranks that nobody can stop
             if running is not None:
                 running.stop()
         raise
     return session
+
+
+def _name_to_detach(detach: bool | str, launcher: str) -> str:
+    """Return the name of a cluster that is to outlive this kernel; none where it is not."""
+    if detach is False:
+        return ""
+    if launcher not in DETACHABLE:
+        raise UsageError(f"--detach goes with --launcher {' or '.join(DETACHABLE)}.")
+    from nbdist.client.tracking.provenance import notebook_name
+
+    return name_for(detach, notebook_name())
+
+
+def keep(launcher: Launcher, name: str = "") -> None:
+    """Have a launcher for this kernel's cluster alone, and leave what it has started at its end.
+
+    Args:
+        launcher: Of a detached cluster.
+        name: Where it is not this kernel's launcher by now, what it is called.
+    """
+    global _launcher, _launcher_name
+    if launcher is not _launcher:
+        if _launcher is not None:
+            _launcher.close()
+            atexit.unregister(_launcher.close)
+        _launcher, _launcher_name = launcher, name
+    atexit.unregister(launcher.close)
+
+
+def take_over(session: Session, place: Path | None) -> None:
+    """Make this the kernel's session; `place` is the folder where its runs are."""
+    global _current, _place
+    _current, _place = session, place
+    atexit.register(session.stop if session.detached is None else session.leave)
+    _answer_terminals(session, place)
 
 
 def _answer_terminals(session: Session, place: Path | None) -> None:

@@ -194,8 +194,16 @@ class NBDist(Magics):
             peer_snapshots=choose("peer_snapshots"),
             theme=self.theme,
             view=self.view,
+            detach=asked.detach,
         )
         print(f"Started {session.describe}.")
+        if session.detached:
+            print(f"It outlives this kernel: %dist attach {session.detached} in another one.")
+
+    def _attach(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook.attach import attach
+
+        attach(asked.name)
 
     def _status(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current, status

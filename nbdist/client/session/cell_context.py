@@ -7,7 +7,7 @@ what the cell before was. `ShownCell` (shown_cell.py) shows one of them.
 import atexit
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,11 +198,13 @@ class Showing:
         interrupts: Interrupts,
         continues: str | None,
         above: Sequence[Display],
+        attached: bool = False,
     ) -> "ShownCell":
         """Return the showing of one attempt that is about to be sent.
 
         `interrupts` are the attempt's; `continues` is the `ShownCell.run_key` of the attempt that
-        it repeats, `above` what is shown already in the same cell of the notebook.
+        it repeats, `above` what is shown already in the same cell of the notebook. With `attached`
+        another kernel has sent it, and `continues` is the run that it had begun there, if any.
         """
         request = attempt.request
         assert cluster.options is not None
@@ -216,6 +218,7 @@ class Showing:
             run_name=request.run_name,
             resume=request.resume,
             continues=continues,
+            attached=attached and continues is not None,
             study=request.study,
             track=request.track,
             params=dict(request.params),
@@ -276,6 +279,24 @@ class Showing:
     def begin_study(self, name: str, source: str, values: Mapping[str, Sequence[Any]]) -> "Study":
         """Return the run under which those of a sweep's cells are nested; see `Tracker`."""
         return self._tracking().begin_study(name, source, values)
+
+    def run_of(self, number: int, kernels: Collection[int], since_s: float) -> str | None:
+        """Return the key of the run that a cell has begun in another kernel; see `attached_run`."""
+        from nbdist.client.tracking.begin import attached_run
+
+        return attached_run(self.folder.absolute(), number, kernels, since_s)
+
+    def memory(self) -> dict[str, Any]:
+        """Return what `Showing` takes, for another kernel; without the server's password."""
+        from nbdist.client.tracking.settings import split_password
+
+        uri = None if self.tracking_uri is None else split_password(self.tracking_uri)[0]
+        return {
+            "folder": str(self.folder.absolute()),
+            "tracking_uri": uri,
+            "theme": self._theme,
+            "view": self.view,
+        }
 
     def require_run(self, name: str) -> None:
         """Check that a cell can go on with the run of that name; raises UsageError."""

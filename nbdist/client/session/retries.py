@@ -8,13 +8,15 @@ Main thread only.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nbdist.client.cells.attached import AttachedCell
 from nbdist.client.cells.interrupts import Interrupts
 from nbdist.client.cells.outcome import in_loops
-from nbdist.client.cells.request import CellAttempt, CellRequest
+from nbdist.client.cells.request import CellAttempt, CellRequest, remembered
 from nbdist.client.cells.run import CellRun, Outcome
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults.fewer_ranks import go_on_without
@@ -104,6 +106,37 @@ class Attempts:
         if done.outcome.error is not None:
             raise done.outcome.error
         return done.outcome.result()
+
+    def begin_at(self, count: int) -> None:
+        """Count on from the cells that another kernel has run."""
+        self._count = count
+
+    def replace_dead(self) -> str:
+        """Replace ranks that have died; return what there is to say of it.
+
+        Raises:
+            ClusterError: It did not go, or what they held is lost.
+        """
+        return self._replace_dead()
+
+    def go_on(self, memory: Mapping[str, Any]) -> CellResult:
+        """Go on with a cell that another kernel has sent, to its end; see `CellAttempt.memory`.
+
+        Raises:
+            RankError, ClusterError, KeyboardInterrupt: As `run`.
+        """
+        attempt = remembered(memory)
+        request = attempt.request
+        own = {**memory, "kernels": [*memory.get("kernels", ()), memory["kernel"]]}
+        run = self._showing.run_of(request.prompt or 0, own["kernels"], memory["began"])
+        if attempt.profile is not None:
+            self._profile_folder = Path(attempt.profile["folder"]).parent
+        done = self._follow(attempt, None, "", follows=False, run=run, memory=own)
+        if done.outcome.error is not None:
+            self._has_failed(request, done, None)
+            raise done.outcome.error
+        assert self.last is not None, "an attempt leaves its result"
+        return self.last
 
     def retry(self) -> CellResult:
         """Run the cell again that failed or was interrupted last.
@@ -241,7 +274,6 @@ class Attempts:
     ) -> _Before:
         """Send the cell to the ranks, and show how it ends; see `_attempt`."""
         self._count += 1
-        world_size = len(self._cluster.ranks)  # there may be fewer afterwards
         attempt = CellAttempt(
             request,
             self._count,
@@ -252,12 +284,32 @@ class Attempts:
             faults=self._cluster.faults(),
             session_s=self._cluster.events.seconds,
         )
+        run = before.run if before else None
+        return self._follow(attempt, before, notice, follows=follows, run=run)
+
+    def _follow(
+        self,
+        attempt: CellAttempt,
+        before: _Before | None,
+        notice: str,
+        *,
+        follows: bool,
+        run: str | None,
+        memory: Mapping[str, Any] | None = None,
+    ) -> _Before:
+        """Follow an attempt to its end, and show it; with `memory` another kernel has sent it.
+
+        `run` is the MLflow run that it goes on with.
+        """
+        request = attempt.request
+        world_size = len(self._cluster.ranks)  # there may be fewer afterwards
         with Interrupts() as interrupts:
             shown = self._showing.begin(
                 attempt,
                 self._cluster,
                 interrupts=interrupts,
-                continues=before.run if before else None,
+                continues=run,
+                attached=memory is not None,
                 above=before.shown.left if before and follows else request.above,
             )
             shown.say(request.heading if not follows else "")
@@ -267,10 +319,15 @@ class Attempts:
             heard = None if request.profile is None else Heard(request.profile)
             if heard is not None:
                 shown.telemetry.subscribe(heard.receive)
-            cell = CellRun(
-                self._cluster, attempt, shown.slots, shown.telemetry, shown.tick, interrupts
-            )
-            outcome = cell.run()
+            parts = shown.slots, shown.telemetry, shown.tick, interrupts
+            if memory is None:
+                outcome = CellRun(self._cluster, attempt, *parts).run()
+            else:
+                cell = AttachedCell(self._cluster, attempt, *parts)
+                cell.goes_on(memory)
+                outcome = cell.run()
+                for line in cell.gone:
+                    shown.say(line)
             if not request.call:
                 self.last = outcome.result()
             if request.profile is not None and heard is not None:
@@ -278,8 +335,10 @@ class Attempts:
             shown.end(outcome, self.profile if heard is not None else None)
         if outcome.error is None and interrupts.count:
             outcome.error = Interrupted("The cell had already ended; its output is complete.")
-        run = shown.run_key or (before.run if before else None)
-        return _Before(self._count, outcome, shown, run, world_size)
+        if self._cluster.memory is not None:
+            self._cluster.memory.cell_ended()
+        run = shown.run_key or run
+        return _Before(attempt.number, outcome, shown, run, world_size)
 
     def _to_profile(self, chosen: ChosenSteps | None, prompt: int) -> dict[str, Any] | None:
         """Return what ranks are told of the steps to record in the newest cell."""

@@ -18,6 +18,7 @@ from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, interrupt_to_stop
 from nbdist.client.cells.request import CellRequest, check_syntax
 from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.cluster.memory import Memory
 from nbdist.client.faults.recovery import restart
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.cost import Cost
@@ -60,6 +61,7 @@ class Session:
         self._chaos: Chaos | None = None
         self._at_stop: list[Callable[[], None]] = []
         self._busy = threading.Lock()
+        self._left: Mapping[str, Any] | None = None  # the cell that another kernel has left
 
     @property
     def world_size(self) -> int:
@@ -472,8 +474,70 @@ class Session:
                     end()
                 self._cluster.stop()
             atexit.unregister(self.stop)
+            atexit.unregister(self.leave)
             if interrupts.count:
                 raise Interrupted("All ranks have ended.")
+
+    @property
+    def detached(self) -> str | None:
+        """The name by which other kernels attach to the cluster; None where it ends with this."""
+        return None if self._cluster.memory is None else self._cluster.memory.name
+
+    def detach(self, name: str, folder: str) -> None:
+        """Let the cluster outlive this kernel, by that name.
+
+        Args:
+            name: See `nbdist.detached.name_for`.
+            folder: The notebook's, by which a person knows it.
+
+        Raises:
+            StartError: The name is taken meanwhile, or its keeper cannot be found by it.
+        """
+        self._cluster.detach(name, {"folder": folder})
+        self._remember()
+
+    def go_on(self, name: str, memory: Mapping[str, Any], tell: Callable[[Any, str], None]) -> None:
+        """Go on where another kernel has left, after `Cluster.adopt`; see `finish_cell`.
+
+        Args:
+            name: The cluster's.
+            memory: What that kernel has left.
+            tell: Takes what this one leaves.
+        """
+        self._attempts.begin_at(memory["cells"])
+        self._left = memory["cell"]
+        self._cluster.remember_in(Memory(name, self._cluster.facts, tell))
+        assert self._cluster.memory is not None
+        self._cluster.memory.cells = memory["cells"]
+        self._remember()
+
+    def _remember(self) -> None:
+        assert self._cluster.memory is not None
+        self._cluster.memory.session = self._showing.memory()
+        self._cluster.memory.changed()
+
+    def finish_cell(self) -> CellResult | str:
+        """Wait for the cell that another kernel has left running, and show it as that would have.
+
+        Returns:
+            What it gave; where none was left, what was repaired, in sentences.
+
+        Raises:
+            RankError, ClusterError, KeyboardInterrupt: As `run`.
+        """
+        with self._alone():
+            left, self._left = self._left, None
+            return self._attempts.replace_dead() if left is None else self._attempts.go_on(left)
+
+    def leave(self) -> None:
+        """Let go of a detached cluster, which runs on; the session is over."""
+        if self._stopped_at is None:
+            self._stopped_at = time.time()
+            self.stop_chaos()
+            for end in self._at_stop:
+                end()
+            self._cluster.leave()
+            atexit.unregister(self.leave)
 
     def interrupt_and_stop(self) -> None:
         """Interrupt what runs on the ranks, wait until it has settled, and stop.

@@ -5,7 +5,7 @@ Threads: everything here runs on a run's own thread; it reads the spool and asks
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def continued(
     the server knows is found when the run is sent.
     """
     failed = failed_attempt(place, info)
-    if failed is not None and (goes_on or info.resume):
+    if failed is not None and (goes_on or info.resume or info.attached):
         return failed
     if not info.resume:
         return None
@@ -69,6 +69,25 @@ def failed_attempt(place: RunPlace, info: CellInfo) -> SpooledRun | None:
         return None
     run = SpooledRun(spool_of(place.folder) / info.continues)
     return run if run.summary() else None
+
+
+def attached_run(folder: Path, number: int, kernels: Collection[int], since_s: float) -> str | None:
+    """Return the key of the run of a cell that goes on in this kernel; None where none had begun.
+
+    Args:
+        folder: The private folder that has its runs.
+        number: The cell's.
+        kernels: The pids of those that had the cell.
+        since_s: When the cell began, in seconds since 1970.
+    """
+    ends = {f"{pid}-{number}" for pid in kernels}
+    for run in spooled_runs(folder):
+        began_ns, _, end = run.key.partition("-")
+        if int(began_ns) < since_s * 1e9:
+            return None
+        if end in ends:
+            return run.key
+    return None
 
 
 def make_begin(
@@ -93,8 +112,8 @@ def make_begin(
     tags["mlflow.runColor"] = _COLORS[_count(place) % len(_COLORS)]
     told = before.summary() if before else {}
     failed = failed_attempt(place, info)
-    attempt = int(failed.summary().get("attempt", 1)) + 1 if failed else 1
-    if failed:
+    attempt = int(failed.summary().get("attempt", 1)) + (not info.attached) if failed else 1
+    if attempt > 1:
         tags["nbdist.attempt"] = str(attempt)
     return Begin(
         key=new_key(info.number),
@@ -104,8 +123,8 @@ def make_begin(
         time_ms=int(told.get("started_ms", time_ms)),
         artifacts=own_artifacts(place.folder, place.uri, place.experiment),
         continues=before.key if before else None,
-        resume=info.resume,
-        first_step=int(told.get("last_step", 0)),
+        resume=info.resume and not info.attached,
+        first_step=int(told.get("first_step" if info.attached else "last_step", 0)),
         study=info.study,
         starts_over=failed.key if failed and not before else None,
         attempt=attempt,
@@ -125,6 +144,7 @@ def summary_of(begin: Begin, info: CellInfo, status: str) -> dict[str, Any]:
         "status": status,
         "cell": info.number,
         "started_ms": begin.time_ms,
+        "first_step": begin.first_step,
         # A clock that was set back must not let a run end before it began.
         "updated_ms": max(begin.time_ms, time.time_ns() // 1_000_000),
         "world_size": len(info.ranks),

@@ -52,10 +52,14 @@ def end_of(series: GetSeries) -> dict[str, dict[str, float | None]]:
 
 
 def joined(before: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the curves of a run that goes on with another: its curve before, its own end."""
+    """Return the curves of a run that goes on with another: its curve before, its own end.
+
+    Of steps that both have, those of its own stand.
+    """
     if not before:
         return dict(own)
-    rows = [*before["loss"], *own["loss"]]
+    first = own["loss"][0][0] if own["loss"] else math.inf
+    rows = [*(row for row in before["loss"] if row[0] < first), *own["loss"]]
     return {"loss": _thinned(rows), "end": own["end"]}
 
 

@@ -112,7 +112,8 @@ class RunWriter:
         before = continued(place, info, self._facts(), goes_on=goes_on)
         self._curves_before = before.curves() if before else {}
         told_before = before.summary() if before else {}
-        self._steps_before = int(told_before.get("steps", 0))
+        steps = "steps_before" if info.attached else "steps"
+        self._steps_before = int(told_before.get(steps, 0))
         # A run keeps its params, as in MLflow; the newest cell's own stand above them.
         self._params = told_before.get("params", {}) | params_of(info.params)
         self._machine = HostFacts()
@@ -135,7 +136,9 @@ class RunWriter:
             raise
 
     def write_story(self) -> None:
-        """Write what the run was made from."""
+        """Write what the run was made from; the kernel that has begun it knew more of that."""
+        if self._info.attached:
+            return
         self._spool.params(own_params(self._info))
         folder = self._place.folder.parent
         self._spool.tags(provenance.git_tags(folder))
@@ -306,6 +309,7 @@ class RunWriter:
         begin, info, series, facts = self.begin, self._info, self.series, self._facts()
         return summary_of(begin, info, status) | {
             "steps": self._steps_before + series.steps,
+            "steps_before": self._steps_before,
             "last_step": series.last_step,
             "values": self._medians | series.last,
             "user_keys": series.user_keys,

@@ -29,6 +29,7 @@ MAIN = {
 }
 
 ANY_TIME = {
+    "boot.missed": "nbdist.engine.rank.boot:missed",
     "clock.read": "nbdist.clock:read",
     "control.state": "nbdist.engine.rank.control:state",
     "control.cost": "nbdist.engine.rank.control:cost",
@@ -41,6 +42,7 @@ ANY_TIME = {
     "names.describe": "nbdist.engine.rank.names:describe",
     "chaos.fail": "nbdist.engine.kernel.chaos:fail",
     "chaos.interrupt": "nbdist.engine.kernel.chaos:interrupt",
+    "records.resend": "nbdist.engine.rank.boot:resend",
 }
 
 CELLS = {

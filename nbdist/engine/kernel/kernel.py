@@ -9,7 +9,8 @@ them moves. What is touched, and what for:
 - `Kernel.shell_handlers` and `control_handlers`: requests of our own;
 - `Kernel.session.send` on `iopub_socket`: messages of our own;
 - `_publish_status` and `_publish_execute_input`: what of them the notebook reads is sent;
-- `Kernel.session.send`, which all messages pass: whether a cell has sent any on `iopub_socket`;
+- `Kernel.session.send`, which all messages pass: whether a cell has sent any on `iopub_socket`,
+  and which (`journal`);
 - `pre_handler_hook` and `saved_sigint_handler`: when an interrupt may strike;
 - `_cancel_on_sigint`, which handles an interrupt of a cell that awaits;
 - the module `ipykernel.debugger`, in whose place an empty one stands; and `sys` of
@@ -39,6 +40,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from nbdist import wire
 from nbdist.engine.kernel import calls, interrupts
+from nbdist.engine.kernel.journal import Journal
 from nbdist.engine.kernel.stdio_files import LogStream
 from nbdist.error_text import text_of
 
@@ -92,6 +94,7 @@ class RankKernel(IPythonParallelKernel):
         self.control_handlers[wire.REQUEST] = self._on_control_thread
         self._last_result: Any = None
         self._has_published = True  # something on iopub, since the newest cell began
+        self.journal = Journal()
         self._note_what_is_published()
         self.shell.events.register("post_run_cell", self._remember_result)
 
@@ -102,9 +105,12 @@ class RankKernel(IPythonParallelKernel):
         send = self.session.send
 
         def send_and_note(stream: Any, *arguments: Any, **more: Any) -> Any:
+            sent = send(stream, *arguments, **more)
             if stream is self.iopub_socket:
                 self._has_published = True
-            return send(stream, *arguments, **more)
+                if sent is not None:  # in a forked child nothing is
+                    self.journal.add(sent)
+            return sent
 
         self.session.send = send_and_note
 
@@ -129,6 +135,8 @@ class RankKernel(IPythonParallelKernel):
         summary = {}
         try:
             self._last_result, self._has_published = None, False
+            message = self.get_parent("shell")["header"]["msg_id"]
+            self.journal.begin(message, keeps=bool(options.get("keep")))
             self.shell.execution_count = options["prompt"]
             self.rank.cell_began(options)
             if options.get("call"):
@@ -148,24 +156,33 @@ class RankKernel(IPythonParallelKernel):
                 failed = sys.last_value
                 assert failed is not None
                 reply.update(ename=type(failed).__name__, evalue=text_of(failed))
+            if options.get("keep"):
+                self._has_published = True  # its end is told to whoever listens by then
             silence = {} if self._has_published else {wire.SILENT_KEY: True}
-            return {**reply, wire.SUMMARY_KEY: summary, **silence}
+            return self._kept({**reply, wire.SUMMARY_KEY: summary, **silence})
         except BaseException as error:
             # IPython has answered for the user's code by now; this is ours. Without a reply the
             # notebook would wait for ever.
             self._has_published = True
             if not isinstance(error, KeyboardInterrupt):  # which may come before the user's code
                 log.exception("A cell could not be run to its end")
-            return {
-                "status": "error",
-                "ename": type(error).__name__,
-                "evalue": text_of(error),
-                "traceback": traceback.format_exception(error),
-                "execution_count": options["prompt"],
-                "user_expressions": {},
-                "payload": [],
-                **({wire.SUMMARY_KEY: summary} if summary else {}),
-            }
+            return self._kept(
+                {
+                    "status": "error",
+                    "ename": type(error).__name__,
+                    "evalue": text_of(error),
+                    "traceback": traceback.format_exception(error),
+                    "execution_count": options["prompt"],
+                    "user_expressions": {},
+                    "payload": [],
+                    **({wire.SUMMARY_KEY: summary} if summary else {}),
+                }
+            )
+
+    def _kept(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """Return a cell's reply, kept for a notebook that comes later."""
+        self.journal.end(reply)
+        return reply
 
     def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
         """Tell the notebook only that one of its cells has sent its last output, if it sent any.

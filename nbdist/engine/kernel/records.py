@@ -81,6 +81,12 @@ class Recorder:
         return self._next_seq
 
     @property
+    def facts(self) -> dict[str, str]:
+        """What has been told about the run so far."""
+        with self._lock:
+            return dict(self._facts)
+
+    @property
     def lost(self) -> int:
         """How many records left the ring before they were published."""
         return self._lost

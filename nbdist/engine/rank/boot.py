@@ -71,7 +71,7 @@ class Program:
         self.tracks = True  # the cell that runs, or ran last
         self.published: list[dict[str, Any]] = []  # by that cell
         self._began = 0.0
-        self._first_seq = 0
+        self.first_seq = 0
         self._modes = cleanup.current_modes()
 
     def keep_with_peers(self) -> None:
@@ -125,7 +125,7 @@ class Program:
         self.tracks = bool(options.get("track", True))
         self.published.clear()
         self.recorder.forget(wire.PUBLISHED, wire.GOES_ON, *model_facts.FACTS)
-        self._first_seq = self.recorder.begin_cell()
+        self.first_seq = self.recorder.begin_cell()
         self.kernel.shell.user_ns.update(
             {name: plain.decode(value) for name, value in options.get("params", {}).items()}
         )
@@ -191,7 +191,7 @@ class Program:
         value = getattr(result, "result", None)
         is_plain = plain.is_plain(value)
         summary = wire.Summary(
-            first_seq=self._first_seq,
+            first_seq=self.first_seq,
             next_seq=self.recorder.flush(),
             collectives=tap.counts() if self.joined else {},
             sent=tap.sent(),
@@ -387,6 +387,19 @@ def leave() -> dict[str, Any]:
 def resend(first: int, next: int) -> list[dict[str, Any]]:
     """Return the record batches of `range(first, next)` that the push has lost."""
     return program().recorder.resend(first, next)
+
+
+def missed(message: str, *, whole: bool = False) -> dict[str, Any]:
+    """Return what a notebook has missed of a cell; see `Journal.told`. Control thread.
+
+    With `whole` also `first_seq` and `next_seq`, the bounds of its records so far, and `facts`.
+    """
+    here = program()
+    told = here.kernel.journal.told(message, whole=whole)
+    if whole:
+        told |= {"first_seq": here.first_seq, "next_seq": here.recorder.next_seq}
+        told["facts"] = here.recorder.facts
+    return told
 
 
 def _device(kind: str) -> torch.device:

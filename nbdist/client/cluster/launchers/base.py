@@ -21,6 +21,7 @@ SSH = "ssh"
 SLURM = "slurm"
 MPI = "mpi"
 OnExit = Callable[[str, int, str], None]
+DETACHABLE = (LOCAL, SSH)  # whose clusters may outlive the kernel
 UNKNOWN_STATUS = 256  # of a process that ended where nobody could collect its exit status
 
 

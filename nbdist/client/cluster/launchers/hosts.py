@@ -9,14 +9,16 @@ Threads: `_take` on the keeper's (`nbdist-hosts`); the rest on the caller's.
 import json
 import logging
 import secrets
+import signal as signals
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nbdist.client.cluster.launchers import meeting
-from nbdist.client.cluster.launchers.base import NoHostError, OnExit, Started
+from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, NoHostError, OnExit, Started
 from nbdist.client.cluster.launchers.host import Channel, Host, Hosts
 from nbdist.client.cluster.launchers.keeper_link import KeeperLink
 from nbdist.client.cluster.launchers.parent_link import ExitCallbacks, ParentLink
@@ -35,23 +37,30 @@ _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 class HostsLauncher:
     """Processes on several hosts, by key."""
 
-    def __init__(self, log_folder: Path, channels: Sequence[Channel]) -> None:
+    def __init__(
+        self,
+        log_folder: Path,
+        channels: Sequence[Channel],
+        keeper: KeeperLink | None = None,
+    ) -> None:
         """Open all channels; returns at once.
 
         Args:
             log_folder: Where logs go (0700).
             channels: One a host, in the order in which they take ranks; none where `open` follows.
+            keeper: One that is detached, and has opened them; `adopt` follows.
         """
         self.logs = log_folder
         self._token = secrets.token_hex(16)
-        (log_folder / TOKEN).write_text(self._token)
+        if keeper is None:
+            (log_folder / TOKEN).write_text(self._token)
         self._told = ExitCallbacks()
         self._where: dict[int, str] = {}  # each rank's host
         self._is_closed = False
         self._opened = 0
         self._address = ""
         self._hosts = Hosts(lambda channel, told: self._keeper.send(channel, told))
-        self._keeper = KeeperLink(log_folder, self._take)
+        self._keeper = KeeperLink(log_folder, self._take) if keeper is None else keeper
         if channels:
             self.open(channels)
 
@@ -124,14 +133,7 @@ class HostsLauncher:
         """Open a channel, and greet the parent at its end."""
         self._opened += 1
         name = f"{channel.host}#{self._opened}"
-        is_here = channel.host == HERE
-        link = ParentLink(
-            lambda told: self._keeper.send(name, told),
-            self._told,
-            show_host(channel.host),
-            is_here=is_here,
-        )
-        self._hosts.by_name[channel.host] = Host(channel, link, name)
+        self._add(channel, name)
         file = self.logs / f"host-{channel.host.replace('/', '-')}.log"
         self._keeper.open(name, channel.command, {}, file)
         hello = {
@@ -142,6 +144,106 @@ class HostsLauncher:
             "token": self._token,
         }
         self._keeper.send(name, hello)
+
+    def _add(self, channel: Channel, name: str) -> Host:
+        """Enter a host that is reached by a channel; `name` is the keeper's for it."""
+        is_here = channel.host == HERE
+        link = ParentLink(
+            lambda told: self._keeper.send(name, told),
+            self._told,
+            show_host(channel.host),
+            is_here=is_here,
+        )
+        host = self._hosts.by_name[channel.host] = Host(channel, link, name)
+        return host
+
+    # -- detached
+
+    def detach(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Let all of it outlive this process; see `KeeperLink.detach`."""
+        self._keeper.detach(name, facts)
+
+    def remember(self, value: Any, says: str) -> None:
+        """Have the keeper tell this to the kernel that comes next; nothing when it is gone."""
+        try:
+            self._keeper.remember(value, says)
+        except OSError:
+            log.warning("The keeper is gone: nothing can be attached to")
+
+    def leave(self) -> None:
+        """Let go of everything, and leave it running."""
+        self._is_closed = True
+        self._keeper.leave()
+
+    def memory(self) -> dict[str, Any]:
+        """Return what another kernel's launcher `adopt`s: JSON-like."""
+        hosts = [
+            {
+                "host": host.channel.host,
+                "slots": host.channel.slots,
+                "command": list(host.channel.command),
+                "environment": dict(host.channel.environment),
+                "name": host.name,
+                "address": host.address,
+                "facts": host.facts,
+                "lost": host.lost,
+                "pids": dict(host.link.pids),
+            }
+            for host in self._hosts.by_name.values()
+        ]
+        return {
+            "where": list(self._where.items()),
+            "address": self._address,
+            "opened": self._opened,
+            "token": self._token,
+            "hosts": hosts,
+        }
+
+    def adopt(
+        self,
+        memory: Mapping[str, Any],
+        told: Mapping[str, Any],
+        explain: Callable[[str, int, str], tuple[str, str]],
+    ) -> None:
+        """Go on with what another kernel's launcher knew; call after `on_exit`.
+
+        What has ended since is told like an end of now. What that kernel was starting, and nobody
+        knows, is ended.
+
+        Args:
+            memory: What `memory` returned there.
+            told: What the keeper told on attaching; see `host/ledger.py`.
+            explain: As `Channel.explain`, of a host.
+        """
+        self._where, self._address = dict(memory["where"]), memory["address"]
+        self._opened, self._token = memory["opened"], memory["token"]
+        ended = {(event["key"], event["pid"]): event for event in told["ended"]}
+        for known in memory["hosts"]:
+            name, pids = known["name"], known["pids"]
+            running = told["running"].get(name, {})
+            channel = Channel(
+                known["host"],
+                known["slots"],
+                known["command"],
+                known["environment"],
+                partial(explain, known["host"]),
+            )
+            host = self._add(channel, name)
+            host.address, host.facts, host.lost = known["address"], known["facts"], known["lost"]
+            host.link.pids.update(pids)
+            for key, pid in pids.items():
+                if running.get(key) != pid:
+                    unseen = {"event": "exited", "key": key, "pid": pid}
+                    unseen |= {"status": UNKNOWN_STATUS, "evidence": ""}
+                    self._take_of(host, ended.get((key, pid), unseen))
+            for key, pid in running.items():
+                if pids.get(key) != pid:
+                    log.info("%s (%d) was being started, and is ended", key, pid)
+                    end = {"op": "signal", "pid": pid, "signal": signals.SIGKILL, "group": True}
+                    self._keeper.send(name, end)
+        for event in told["lost"]:
+            self._take(event)
+        self._keeper.listen(self._take)
 
     # -- processes
 

@@ -3,6 +3,7 @@
 Threads: one that hears the keeper, `nbdist-hosts`; it ends when the keeper does.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from nbdist.errors import StartError
 
 log = logging.getLogger(__name__)
 
+_DETACH_S = 10.0
 _END_S = 8.0  # for the keeper to end all of its channels
 
 
@@ -33,8 +37,8 @@ class KeeperLink:
         Raises:
             StartError: It could not be started.
         """
-        self._events = events
         self._lock = threading.Lock()
+        self._detached: Future[str] = Future()
         self._channel, theirs = socket.socketpair()
         words = [sys.executable, "-m", "nbdist.host.keeper", str(theirs.fileno()), str(os.getpid())]
         file = os.open(logs / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -58,7 +62,13 @@ class KeeperLink:
         finally:
             os.close(file)
             theirs.close()
-        threading.Thread(target=self._hear, name="nbdist-hosts", daemon=True).start()
+        self.listen(events)
+
+    def listen(self, events: Callable[[dict[str, Any]], None]) -> None:
+        """Begin to hear events."""
+        self._events = events
+        self._hearing = threading.Thread(target=self._hear, name="nbdist-hosts", daemon=True)
+        self._hearing.start()
 
     @property
     def alive(self) -> bool:
@@ -106,6 +116,35 @@ class KeeperLink:
         """
         self._send({"op": "close", "channel": channel})
 
+    def detach(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Let the keeper, and all that it holds, outlive this process.
+
+        Raises:
+            StartError: It cannot be found by that name.
+        """
+        self._send({"op": "detach", "name": name, "facts": dict(facts)})
+        try:
+            why = self._detached.result(_DETACH_S)
+        except FutureTimeoutError:
+            why = f"the keeper did not answer within {_DETACH_S:.0f} s"
+        if why:
+            raise StartError(f"The cluster cannot be detached as {name}.", why=why)
+
+    def remember(self, value: Any, says: str) -> None:
+        """Have the keeper tell this to the next kernel.
+
+        Raises:
+            OSError: The keeper is gone.
+        """
+        self._send({"op": "remember", "value": value, "says": says})
+
+    def leave(self) -> None:
+        """Let go of a keeper that is detached."""
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+        self._hearing.join(_END_S)
+        self._channel.close()
+
     def close(self) -> None:
         """End all channels, and the keeper."""
         try:
@@ -126,7 +165,44 @@ class KeeperLink:
     def _hear(self) -> None:
         for line in lines_of(self._channel):
             try:
-                self._events(json.loads(line))
+                event = json.loads(line)
+                if event["event"] == "detached":
+                    self._detached.set_result(event["why"])
+                else:
+                    self._events(event)
             except Exception:
                 log.exception("An event of the keeper was lost: %s", line)
         self._events({"event": "gone"})
+
+
+class AttachedKeeperLink(KeeperLink):
+    """A keeper that another kernel has started, and that is detached; hears from `listen` on."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        """Talk to it over a connection that `nbdist/detached.py` has made."""
+        self._lock = threading.Lock()
+        self._channel = channel
+        self._detached = Future()
+        self._hearing = threading.Thread()  # ended, until `listen`
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is there."""
+        return self._hearing.is_alive()
+
+    def leave(self) -> None:
+        """Let go of it."""
+        if self._hearing.ident is None:
+            self._channel.close()
+        else:
+            super().leave()
+
+    def close(self) -> None:
+        """End all channels, and the keeper."""
+        with contextlib.suppress(OSError):
+            self._send({"op": "quit"})
+        if self._hearing.ident is not None:
+            self._hearing.join(_END_S)
+            if self._hearing.is_alive():
+                log.error("The keeper of a detached cluster did not end")
+        self.leave()

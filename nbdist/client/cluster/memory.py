@@ -1,0 +1,63 @@
+"""What a kernel that attaches to a detached cluster must know: told to the keeper at each change.
+
+Plain values, which the keeper does not look into (`host/door.py`): the cluster's own facts, what
+the session adds, and the cell that runs. The main thread tells.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class Memory:
+    """Of one cluster, as long as this kernel has it."""
+
+    def __init__(
+        self,
+        name: str,
+        facts: Callable[[], Mapping[str, Any] | None],
+        tell: Callable[[Any, str], None],
+    ) -> None:
+        """Begin with nothing told.
+
+        Args:
+            name: The cluster's.
+            facts: Returns what `Cluster.adopt` takes; None once it is stopped.
+            tell: Takes the value, and a line about what runs.
+        """
+        self.name = name
+        self.session: Mapping[str, Any] = {}
+        self.cells = 0  # that have been run
+        self._facts = facts
+        self._tell = tell
+        self._cell: Mapping[str, Any] | None = None
+
+    def cell_began(self, cell: Mapping[str, Any]) -> None:
+        """Tell of a cell that has been sent; `cell` is what its listener is made of again."""
+        self._cell = cell
+        self.cells = cell["attempt"]["number"]
+        self.changed()
+
+    def cell_ended(self) -> None:
+        """Tell that the cell's end has been shown."""
+        self._cell = None
+        self.changed()
+
+    def changed(self) -> None:
+        """Tell all of it anew; a cluster that is being stopped tells nothing."""
+        facts = self._facts()
+        if facts is None:
+            return
+        value = {"cluster": facts, "session": self.session, "cells": self.cells, "cell": self._cell}
+        self._tell(value, self._says(facts))
+
+    def _says(self, facts: Mapping[str, Any]) -> str:
+        n = len(facts["ranks"])
+        text = f"{n} rank{'s' if n != 1 else ''} on {facts['options']['device']}"
+        if self._cell is None:
+            return f"{text}, no cell runs"
+        at = time.strftime("%H:%M", time.localtime(self._cell["began"]))
+        return f"{text}, cell [{self._cell['request']['prompt']}] began at {at}"

@@ -1,0 +1,242 @@
+"""A detached cluster: kernels are killed, others attach, and nothing of a training is missing."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.lifecycle.kernels import Family, Notebook, wait_for
+
+STEPS = 30
+TRAIN = f"""
+import time
+from pathlib import Path
+from IPython.display import Markdown, display
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+print("before", flush=True)
+for step in range({STEPS}):
+    loss = model(torch.ones(2, 4)).pow(2).mean()
+    loss.backward(); opt.step(); opt.zero_grad()
+    print(f"rank {{rank}} step {{step}}", flush=True)
+    if step == 3:
+        display(Markdown("a display"))
+        Path(f"busy-{{rank}}").touch()
+        while wait and not Path("go").exists():
+            time.sleep(0.01)
+print("after")
+nbdist.log(done=1.0)
+loss.item()
+"""
+SHOWN = "for r in nbdist.current().last.values(): print(r.rank, r.value, len(r.displays), r.text)"
+
+
+class Runtime:
+    """The folders that all kernels of a test share."""
+
+    def __init__(self, folder: Path, sockets: Path) -> None:
+        self.folder = folder
+        self.sockets = sockets
+
+    @contextmanager
+    def notebook(self, load: str = "import nbdist\n%load_ext nbdist") -> Iterator[Notebook]:
+        """Return a kernel; it is killed at the end, unless it is by then."""
+        with Notebook(
+            self.folder, XDG_RUNTIME_DIR=str(self.sockets), NBDIST_STATIC="1"
+        ) as notebook:
+            notebook.run(load)
+            yield notebook
+
+    def kill(self, notebook: Notebook) -> None:
+        """Kill a kernel as nobody expects it; returns when no kernel has the cluster."""
+        os.kill(notebook.pid, signal.SIGKILL)
+        wait_for(lambda: "no kernel has it" in self.nbdist("status"), "the keeper to notice")
+
+    def wait_attached(self, notebook: Notebook) -> None:
+        """Wait until a kernel that attaches has a session, which terminals find."""
+        path = self.sockets / "nbdist" / f"{notebook.pid}.sock"
+        wait_for(path.is_socket, "the attaching")
+
+    def nbdist(self, *words: str) -> str:
+        """Run `nbdist` as in a terminal; return what it says."""
+        ran = subprocess.run(
+            [sys.executable, "-m", "nbdist.cli", *words],
+            env=Notebook(self.folder, XDG_RUNTIME_DIR=str(self.sockets)).environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+        )
+        return ran.stdout
+
+    def remove_marks(self) -> None:
+        """Remove what cells leave to say where they are, and what lets them go on."""
+        for mark in [*self.folder.glob("busy-*"), *self.folder.glob("go")]:
+            mark.unlink()
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    # A path of a socket is short.
+    with tempfile.TemporaryDirectory(prefix="nb_", dir="/tmp") as sockets:
+        yield Runtime(tmp_path_factory.mktemp("detach"), Path(sockets))
+
+
+@pytest.fixture(scope="module")
+def keeper(runtime: Runtime) -> Iterator[psutil.Process]:
+    """The keeper of a detached cluster `shared`, which the first test's kernel has started."""
+    with runtime.notebook() as notebook:
+        said = notebook.run("%dist start -n 2 --device cpu --detach=shared")
+        assert "%dist attach shared" in said, said
+        keeper = next(p for p in psutil.Process(notebook.pid).children())
+        family = Family(keeper.pid)
+        notebook.on_ranks("wait, kept = False, rank + 10\n" + TRAIN, "--run unbroken")
+        (runtime.folder / "unbroken").write_text(notebook.run(SHOWN))
+        runtime.kill(notebook)
+    yield keeper
+    assert "Stopped shared: 2 ranks on cpu, no cell runs" in runtime.nbdist("stop", "shared")
+    family.assert_gone(10)
+    keeper.wait(10)
+    assert list((runtime.folder / "temp").glob("nbdist-*")) == []
+    assert not (runtime.sockets / "nbdist" / "detached-shared.sock").exists()
+
+
+def test_a_cell_whose_kernel_is_killed_ends_in_another_one_with_nothing_missing(
+    runtime: Runtime, keeper: psutil.Process
+) -> None:
+    runtime.remove_marks()
+    with runtime.notebook() as notebook:
+        assert "Attached to shared: 2 ranks on cpu, gloo." in notebook.run("%dist attach shared")
+        assert "10" in notebook.on_ranks("kept", "-r 0")
+        notebook.send("%%distributed --run broken\nwait = True\n" + TRAIN)
+        wait_for(lambda: len(list(runtime.folder.glob("busy-*"))) == 2, "the cell")
+        runtime.kill(notebook)
+    assert re.search(
+        r"detached shared: 2 ranks on cpu, cell \[\d+\] began", runtime.nbdist("status")
+    )
+    with runtime.notebook() as notebook, runtime.notebook() as other:
+        attached = notebook.client.execute("%dist attach", stop_on_error=False)
+        runtime.wait_attached(notebook)
+        said = other.run("%dist attach")
+        assert f"Kernel {notebook.pid} has the cluster shared." in said, said
+        (runtime.folder / "go").touch()
+        assert notebook.client._recv_reply(attached, timeout=60)["content"]["status"] == "ok"
+        assert notebook.run(SHOWN) == (runtime.folder / "unbroken").read_text()
+        assert "after" in notebook.run(SHOWN)
+        said = notebook.run("print(nbdist.client.notebook.current.runs())")
+        assert re.search(rf"broken +finished +2 +{STEPS} ", said), said
+        points = notebook.run(
+            "import nbdist.client.notebook.current as c, mlflow\n"
+            "assert c._tracker().flush(120)\n"
+            "mlflow.set_tracking_uri(c._tracker().whole_uri)\n"
+            "client = mlflow.MlflowClient()\n"
+            "for name in 'unbroken', 'broken':\n"
+            "    runs = mlflow.search_runs(search_all_experiments=True, output_format='list',\n"
+            "        filter_string=f\"attributes.run_name = '{name}'\")\n"
+            "    for run in runs:\n"
+            "        history = client.get_metric_history(run.info.run_id, 'loss')\n"
+            "        print(run.info.status, [(p.step, p.value) for p in history])",
+            180,
+        )
+        lines = points.strip().splitlines()
+        assert len(lines) == 2, points
+        assert lines[0].startswith("FINISHED [(1, "), points
+        assert lines[0] == lines[1]
+        assert lines[0].count("(") == STEPS
+        notebook.manager.shutdown_kernel()  # in order this time; the cluster stays
+    assert keeper.is_running()
+
+
+def test_a_rank_that_dies_while_nobody_is_attached_is_replaced_at_attach(
+    runtime: Runtime, keeper: psutil.Process
+) -> None:
+    with runtime.notebook() as notebook:
+        notebook.run("%dist attach")
+        pid = notebook.run("print(nbdist.current().status().ranks[1].pid)")
+        notebook.on_ranks("kept = 7")
+        runtime.kill(notebook)
+    os.kill(int(pid), signal.SIGKILL)
+    with runtime.notebook() as notebook:
+        said = notebook.run("%dist attach")
+        assert "Rank 1 had died since the last cell (killed by SIGKILL)" in said, said
+        said = notebook.on_ranks("x = torch.ones(1) * (rank + kept)\ndist.all_reduce(x)\nx.item()")
+        assert "15.0" in said, said
+        runtime.kill(notebook)
+
+
+def test_a_fault_in_a_cell_that_nobody_hears_is_told_recovered_and_retried_at_attach(
+    runtime: Runtime, keeper: psutil.Process
+) -> None:
+    runtime.remove_marks()
+    with runtime.notebook() as notebook:
+        notebook.run("%dist attach")
+        notebook.send(
+            "%%distributed\nimport time\nfrom pathlib import Path\n"
+            "Path(f'busy-{rank}').touch()\n"
+            "while not Path('go').exists(): time.sleep(0.01)\n"
+            "if not Path('fixed').exists() and rank == 1: 1 / 0\n"
+            "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+        )
+        wait_for(lambda: len(list(runtime.folder.glob("busy-*"))) == 2, "the cell")
+        runtime.kill(notebook)
+    (runtime.folder / "go").touch()
+    with runtime.notebook() as notebook:
+        said = notebook.run("%dist attach")
+        assert "RankError: 1 of 2 ranks failed; rank 0 was released" in said, said
+        assert "ZeroDivisionError" in said, said
+        (runtime.folder / "fixed").touch()
+        assert "2.0" in notebook.run("%dist retry")
+        assert "3 ranks" in notebook.run("%dist scale 3\nnbdist.current()")
+        assert "2 ranks" in notebook.run("%dist scale 2\nnbdist.current()")
+        runtime.kill(notebook)
+
+
+def test_an_interrupt_of_the_attached_kernel_interrupts_the_cell(
+    runtime: Runtime, keeper: psutil.Process
+) -> None:
+    runtime.remove_marks()
+    with runtime.notebook() as notebook:
+        notebook.run("%dist attach")
+        notebook.keep_busy(2)
+        runtime.kill(notebook)
+    with runtime.notebook() as notebook:
+        attached = notebook.client.execute("%dist attach", stop_on_error=False)
+        runtime.wait_attached(notebook)
+        notebook.manager.interrupt_kernel()
+        reply = notebook.client._recv_reply(attached, timeout=60)
+        assert reply["content"]["ename"] in ("KeyboardInterrupt", "Interrupted"), reply["content"]
+        assert "idle" in notebook.run("%dist status")
+        runtime.kill(notebook)
+
+
+def test_what_cannot_be_attached_to_is_said_in_one_sentence(
+    runtime: Runtime, keeper: psutil.Process
+) -> None:
+    with runtime.notebook() as notebook:
+        said = notebook.run("%dist attach nobody")
+        assert "There is no detached cluster nobody." in said, said
+        assert "shared: 2 ranks on cpu, no cell runs; detached since" in said, said
+        said = notebook.run("%dist start -n 2 --detach=shared")
+        assert "There is a detached cluster shared already" in said, said
+        said = notebook.run("%dist start --detach=../x")
+        assert "is no name" in said, said
+        said = notebook.run("nbdist.wire.VERSION += 1\n%dist attach", 60)
+        assert "and this notebook" in said, said
+        notebook.run("nbdist.wire.VERSION -= 1\nnbdist.current")
+        said = notebook.run("%dist start -n 1 --device cpu --detach=doomed")
+        family = Family(notebook.pid)
+        keeper_pid = next(p.pid for p in psutil.Process(notebook.pid).children())
+        os.kill(keeper_pid, signal.SIGKILL)
+        family.assert_gone()
+        assert (runtime.sockets / "nbdist" / "detached-doomed.sock").is_socket()
+        said = notebook.run("%dist stop\n%dist attach doomed")
+        assert "There is no detached cluster doomed." in said, said
