@@ -24,6 +24,7 @@ class Place:
         local_size: Ranks on the host.
         node: The host's number, from 0.
         nodes: Hosts that have ranks.
+        peer: The rank in whose memory this one keeps its state; None where there is no other.
     """
 
     host: str = HERE
@@ -32,6 +33,7 @@ class Place:
     local_size: int = 1
     node: int = 0
     nodes: int = 1
+    peer: int | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return the plain values that `Place(**values)` takes."""
@@ -40,7 +42,7 @@ class Place:
 
 def one_host(n: int, address: str) -> dict[int, Place]:
     """Return the places of `n` ranks of the notebook's machine."""
-    return {rank: Place(HERE, address, rank, n) for rank in range(n)}
+    return places(dict.fromkeys(range(n), HERE), {HERE: address})
 
 
 def assign(
@@ -79,7 +81,23 @@ def places(hosts: Mapping[int, str], addresses: Mapping[str, str]) -> dict[int, 
     for rank, host in sorted(hosts.items()):
         by_host.setdefault(host, []).append(rank)
     return {
-        rank: Place(host, addresses[host], number, len(there), node, len(by_host))
+        rank: Place(
+            host, addresses[host], number, len(there), node, len(by_host), peer_of(rank, hosts)
+        )
         for node, (host, there) in enumerate(by_host.items())
         for number, rank in enumerate(there)
     }
+
+
+def peer_of(rank: int, hosts: Mapping[int, str]) -> int | None:
+    """Return the rank in whose memory a rank keeps its state; None where there is no other.
+
+    On another host where there are several, so that a host's loss takes no rank and its copy; ranks
+    of one host spread over those that follow. Else the next rank.
+    """
+    there = [other for other in sorted(hosts) if hosts[other] == hosts[rank]]
+    others = [other for other in sorted(hosts) if hosts[other] != hosts[rank]]
+    if not others:
+        return there[(there.index(rank) + 1) % len(there)] if len(there) > 1 else None
+    after = sum(other < rank for other in others)  # the first of the hosts that follow
+    return others[(after + there.index(rank)) % len(others)]

@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from nbdist.options import ClusterOptions
-from nbdist.placement import Place
+from nbdist.options import LOOPBACK, ClusterOptions
+from nbdist.placement import one_host
 from tests.group.harness import CONTEXT, HANG_S
 from tests.group.last_words import LastWords, speak_into
 
@@ -160,7 +160,7 @@ def join_group(
     options = ClusterOptions(
         n=n, device="cpu", backend="gloo", threads=1, timeout=timeout_s, check=check
     )
-    place = Place(local_rank=rank, local_size=n)
+    place = one_host(n, LOOPBACK)[rank]
     group.join(rank, options, place, port, generation=generation)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.placement import Place, assign, one_host, places
+from nbdist.placement import Place, assign, one_host, peer_of, places
 
 SLOTS = {"a": 2, "b": 2, "c": 1}
 
@@ -25,9 +25,27 @@ def test_a_rank_without_a_slot_is_named() -> None:
 
 def test_numbers_on_a_host_are_as_torchrun_gives_them() -> None:
     found = places({0: "a", 1: "a", 2: "b"}, {"a": "10.0.0.1", "b": "10.0.0.2"})
-    assert found[1] == Place("a", "10.0.0.1", 1, 2, 0, 2)
-    assert found[2] == Place("b", "10.0.0.2", 0, 1, 1, 2)
+    assert found[1] == Place("a", "10.0.0.1", 1, 2, 0, 2, peer=2)
+    assert found[2] == Place("b", "10.0.0.2", 0, 1, 1, 2, peer=0)
 
 
 def test_one_host_is_one_node() -> None:
-    assert one_host(2, "127.0.0.1")[1] == Place("localhost", "127.0.0.1", 1, 2, 0, 1)
+    assert one_host(2, "127.0.0.1")[1] == Place("localhost", "127.0.0.1", 1, 2, 0, 1, peer=0)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "peers"),
+    [
+        ("aaaa", [1, 2, 3, 0]),
+        ("aabb", [2, 3, 0, 1]),
+        ("abc", [1, 2, 0]),
+        ("aab", [2, 2, 0]),
+        ("abab", [1, 2, 1, 2]),  # after a host was lost
+        ("a", [None]),
+    ],
+)
+def test_a_peer_is_on_another_host_where_there_are_several(
+    hosts: str, peers: list[int | None]
+) -> None:
+    where = dict(enumerate(hosts))
+    assert [peer_of(rank, where) for rank in where] == peers

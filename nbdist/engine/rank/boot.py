@@ -81,8 +81,7 @@ class Program:
 
         peers.start(
             self.rank,
-            self.options.n,
-            self.place.local_size,
+            self.place.peer,
             every=self.options.peer_snapshots,
             host=self.place.address,
             key=self.kernel.session.key,

@@ -1,8 +1,8 @@
 """What a rank keeps in a peer's memory, and what it keeps there for another rank.
 
 Every K steps (`peer_snapshots`), at a step boundary, a rank's snapshots of what is cut over ranks
-go to its peer: on another host where there are several, else the next rank. When the rank dies, its
-replacement gets them back from there (`restore`), and all ranks go back to that step.
+go to its peer (`placement.peer_of`), on another host where there are several. When the rank dies,
+its replacement gets them back from there (`restore`), and all ranks go back to that step.
 
 A rank is never two snapshots ahead of what its peer holds: it waits, some steps before the next is
 due (`must_wait`). So two of each, here and there, always have a step in common.
@@ -31,20 +31,6 @@ _FIXED = "/fixed"  # the box of what no optimizer changes
 
 
 # ---- Decisions ---------------------------------------------------------------------------------
-
-
-def peer_of(rank: int, world_size: int, local_size: int) -> int | None:
-    """Return the rank in whose memory a rank keeps its state; None where there is no other.
-
-    Args:
-        rank: Global.
-        world_size: Ranks of all hosts.
-        local_size: Ranks of a host, the same on each.
-    """
-    if world_size < 2:
-        return None
-    shift = local_size if local_size < world_size else 1
-    return (rank + shift) % world_size
 
 
 def must_wait(steps: int, taken_at: int, every: int) -> bool:
@@ -77,8 +63,7 @@ _notices: list[str] = []
 
 def start(
     rank: int,
-    world_size: int,
-    local_size: int,
+    peer: int | None,
     *,
     every: int,
     host: str,
@@ -89,8 +74,7 @@ def start(
 
     Args:
         rank: This rank.
-        world_size: Ranks of all hosts.
-        local_size: Ranks of this host.
+        peer: In whose memory; None where there is no other rank.
         every: Steps between two snapshots.
         host: The cluster's address, to listen on.
         key: The session's; both ends of a connection prove that they know it.
@@ -98,7 +82,6 @@ def start(
     """
     global _here
     stop()
-    peer = peer_of(rank, world_size, local_size)
     if not every or peer is None:
         return
     inbox = Inbox(host, key)
