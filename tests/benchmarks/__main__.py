@@ -17,6 +17,7 @@ from tests.benchmarks import (
     bench_checkpoints,
     bench_data,
     bench_faults,
+    bench_hosts,
     bench_layout,
     bench_libraries,
     bench_peers,
@@ -50,6 +51,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "frame": bench_board.rows,
     "faults": bench_faults.rows,
     "peers": bench_peers.rows,
+    "hosts": bench_hosts.rows,
     "layouts": bench_layout.rows,
     "checkpoints": bench_checkpoints.rows,
     "data": bench_data.rows,
@@ -89,7 +91,7 @@ def main(words: Sequence[str]) -> int:
     for name in asked.group or everyday:
         group = measure(name, asked.note)
         rows += group.rows
-        if asked.save:  # at once: a run that is stopped keeps what it has measured
+        if asked.save and group.rows:  # at once: a run that is stopped keeps what it has measured
             figures.save(machine, {name: group})
             write_page()
     print(f"{machine}, {time.strftime('%Y-%m-%d')}")

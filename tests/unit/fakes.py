@@ -59,8 +59,9 @@ class FakeCluster(Cluster):
         for rank in dead:
             self.kill(rank)
 
-    def stop(self) -> None:
+    def stop(self) -> list[str]:
         self.has_stopped = True
+        return []
 
     def reopen(self) -> list[str]:
         return []

@@ -157,10 +157,14 @@ class Cluster:
             do=fix_for_start(str(error)),
         )
 
-    def stop(self) -> None:
-        """End ranks, store and controller; of the launcher, what the next start needs stays."""
+    def stop(self) -> list[str]:
+        """End ranks, store and controller; of the launcher, what the next start needs stays.
+
+        Returns:
+            Hosts that could not be reached; see `Launcher.rest`.
+        """
         self._end_all()
-        self._launcher.rest()
+        return self._launcher.rest()
 
     # -- detached
 

@@ -216,8 +216,13 @@ class NBDist(Magics):
         if not is_running():
             print("No ranks are running.")
             return
-        current().stop()
-        print("Stopped.")
+        session = current()
+        session.stop()
+        left = ", ".join(session.unreached)
+        more = (
+            " could not be reached: what runs there ends 10 s after it last heard of the notebook."
+        )
+        print(f"Stopped. {left}{more}" if left else "Stopped.")
 
     def _restart(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current

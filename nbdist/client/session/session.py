@@ -53,6 +53,7 @@ class Session:
     def __init__(self, cluster: Cluster, showing: Showing, describe: str) -> None:
         """Take over a started cluster; `describe` is one line about it."""
         self.describe = describe
+        self.unreached: tuple[str, ...] = ()  # hosts where something may run on after `stop`
         self.rank_names = RankNames(cluster.requests)  # for Tab and Shift+Tab
         self._cluster = cluster
         self._showing = showing
@@ -472,7 +473,7 @@ class Session:
             with Interrupts() as interrupts:  # stopped by half, ranks would stay for good
                 for end in self._at_stop:
                     end()
-                self._cluster.stop()
+                self.unreached = tuple(self._cluster.stop())
             atexit.unregister(self.stop)
             atexit.unregister(self.leave)
             if interrupts.count:

@@ -186,8 +186,12 @@ class Launcher(Protocol):
     def remove_on_exit(self, callback: OnExit) -> None:
         """Undo `on_exit`; nothing if it was not registered."""
 
-    def rest(self) -> None:
-        """Keep nothing that the person would not expect after `%dist stop`."""
+    def rest(self) -> list[str]:
+        """Keep nothing that the person would not expect after `%dist stop`.
+
+        Returns:
+            Hosts that could not be reached, where something may run on for a while.
+        """
 
     def close(self) -> None:
         """End every process that is left, and the launcher itself."""

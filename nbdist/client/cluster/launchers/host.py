@@ -45,6 +45,7 @@ class Host:
         address: By which all other hosts reach it.
         answers: Its newest events, by their names.
         advice: What to do about its loss.
+        is_silent: It was lost without a word: what runs there may not have heard of it.
     """
 
     channel: Channel
@@ -56,6 +57,7 @@ class Host:
     lost: str = ""
     answers: dict[str, Any] = field(default_factory=dict)
     advice: str = ""
+    is_silent: bool = False
 
 
 class Hosts:

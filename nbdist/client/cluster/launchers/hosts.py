@@ -107,8 +107,9 @@ class HostsLauncher:
         if not self._keeper.alive:
             self._keeper = KeeperLink(self.logs, self._take)
         lost = [name for name, host in self._hosts.by_name.items() if host.lost]
-        for name in lost:
-            self._open(self._hosts.by_name[name].channel)
+        before = {name: self._hosts.by_name[name] for name in lost}
+        for host in before.values():
+            self._open(host.channel)
         self._hosts.settled(lost, "hello", _REOPEN_S)
         greeted = [name for name in lost if "hello" in self._hosts.by_name[name].answers]
         try:
@@ -122,6 +123,7 @@ class HostsLauncher:
             lost = [name for name in lost if name not in greeted]
         for name in lost:
             self._lose(self._hosts.by_name[name], why)
+            self._hosts.by_name[name].is_silent = before[name].is_silent
             self._keeper.end(self._hosts.by_name[name].name)
         reasons = {name: self._hosts.by_name[name].lost.rstrip(".") for name in lost}
         return [
@@ -287,9 +289,10 @@ class HostsLauncher:
         """Undo `on_exit`."""
         self._told.remove(callback)
 
-    def rest(self) -> None:
+    def rest(self) -> list[str]:
         """Leave nothing on any host; see `Launcher.rest`."""
         self.close()
+        return [name for name, host in self._hosts.by_name.items() if host.is_silent]
 
     def close(self) -> None:
         """End everything on all hosts that can be reached."""
@@ -314,6 +317,7 @@ class HostsLauncher:
     def _take_of(self, host: Host, event: dict[str, Any]) -> None:
         name = event["event"]
         if name == "lost":
+            host.is_silent = True
             self._lose(host, event["why"])
         elif name == "closed":
             self._lose(host, *host.channel.explain(event["status"], event["said"]))

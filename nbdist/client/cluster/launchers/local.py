@@ -219,8 +219,9 @@ class LocalLauncher:
         """Undo `on_exit`."""
         self._told.remove(callback)
 
-    def rest(self) -> None:
+    def rest(self) -> list[str]:
         """Keep the parent for the next start; see `Launcher.rest`."""
+        return []
 
     def close(self) -> None:
         """End everything, the parent last."""

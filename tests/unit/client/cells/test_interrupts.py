@@ -64,9 +64,9 @@ def test_on_another_thread_the_main_threads_handler_stays() -> None:
 
 def test_a_stop_that_is_interrupted_is_finished_first() -> None:
     class Interrupted(FakeCluster):
-        def stop(self) -> None:
+        def stop(self) -> list[str]:
             _interrupt()
-            super().stop()
+            return super().stop()
 
     cluster = Interrupted()
     session = Session(cluster, cast(Showing, None), "2 ranks")
