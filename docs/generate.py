@@ -91,7 +91,7 @@ def defaults() -> str:
                 targets=[ast.Name(name)],
                 value=ast.Call(func=ast.Attribute(value=ast.Call() as trait, attr="tag")),
             ):
-                *_, default = map(ast.literal_eval, trait.args)
+                default = ast.literal_eval(trait.args[-1])
                 text = next(ast.literal_eval(k.value) for k in trait.keywords if k.arg == "help")
                 rows.append(f"| `c.NBDist.{name}` | `{default!r}` | {text} |")
     return "\n".join(rows)

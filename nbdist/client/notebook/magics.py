@@ -45,7 +45,7 @@ class NBDist(Magics):
     partition = Unicode("", help="Partition of the launcher slurm.").tag(config=True)
     time = Unicode("", help="Time limit of the launcher slurm, such as 2:00:00.").tag(config=True)
     sbatch = List(
-        Unicode(), help="More options of the launcher slurm, or files with #SBATCH lines."
+        Unicode(), [], help="More options of the launcher slurm, or files with #SBATCH lines."
     ).tag(config=True)
     interface = Unicode("127.0.0.1", help="Address or interface that the cluster binds to.").tag(
         config=True
