@@ -160,6 +160,13 @@ def attach(cluster: Detached, kernel: int) -> tuple[socket.socket, dict[str, Any
     if "error" in told:
         connection.close()
         raise _refused(told)
+    if told["memory"] is None:
+        connection.close()
+        raise ClusterError(
+            f"The cluster {cluster.name} cannot be attached to.",
+            why="its kernel ended before it was started whole.",
+            do=f"nbdist stop {cluster.name} in a terminal",
+        )
     connection.settimeout(None)
     return connection, told
 

@@ -107,7 +107,15 @@ def stop(pid: int | None, name: str | None = None) -> str:
         if cluster.kernel is None:
             return detached.stop(cluster)
         pid = cluster.kernel
-    return _text(choose(find(), pid), "stop", _STOP_TIMEOUT_S)
+    found = find()
+    if not found and pid is None and (free := detached.find()):
+        listed = "\n".join(f"     {one}" for one in free)
+        raise ClusterError(
+            "None of your notebooks has a running cluster; detached ones are stopped by name.",
+            why=f"they are\n{listed}",
+            do="nbdist stop NAME",
+        )
+    return _text(choose(found, pid), "stop", _STOP_TIMEOUT_S)
 
 
 def find() -> list[Found]:

@@ -223,16 +223,17 @@ class Cluster:
         self.group.adopt(facts["group"], ())
         self._launcher.on_exit(self._on_exit)
         self._launcher.adopt(facts["launcher"], told, explain)
+        end_it = "nbdist stop NAME in a terminal, then start anew."
+        if not self.reachable:
+            raise ClusterError(self.broken or "", do=end_it)
         try:
-            if not self.reachable:
-                raise self.broken_error()
             self._folder = ControllerFolder.adopt(facts["folder"])
             self._open_connection()
         except (OSError, TimeoutError) as error:
             raise ClusterError(
                 "ipyparallel's controller cannot be reached.",
                 why=str(error),
-                do="%dist stop, or nbdist stop NAME in a terminal, and start anew.",
+                do=end_it,
             ) from error
         connection = self._require_connection()
         for rank in self.dead():
