@@ -237,7 +237,7 @@ class Cluster:
             ) from error
         connection = self._require_connection()
         for rank in self.dead():
-            connection.unregister(rank)
+            connection.leave_out(rank)
         living = self.living()
         connection.wait_for(living, _REQUEST_TIMEOUT_S)
         generations = self._generations(living)

@@ -223,6 +223,17 @@ class Connection:
 
         client._io_loop.add_callback(really_send)
 
+    def leave_out(self, rank: int) -> None:
+        """Unregister an engine that had died before we connected, and forget it at once.
+
+        That the controller has let go of it may be told before we are there to hear it.
+        """
+        self.unregister(rank)
+        with self._arrived:
+            if rank in self._client._ids:
+                self._client._ids.remove(rank)
+                self._client._engines.pop(rank)
+
     def wait_gone(self, ranks: Iterable[int], timeout_s: float) -> bool:
         """Wait until no engine with these ids is registered."""
         gone = set(ranks)

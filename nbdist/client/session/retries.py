@@ -112,12 +112,13 @@ class Attempts:
         self._count = count
 
     def replace_dead(self) -> str:
-        """Replace ranks that have died; return what there is to say of it.
+        """Replace ranks that have died since the last cell; return what there is to say of it.
 
         Raises:
-            ClusterError: It did not go, or what they held is lost.
+            ClusterError: They could not be replaced.
         """
-        return self._replace_dead()
+        died, repaired = self._repair_dead()
+        return " ".join([f"{died}.", *repaired.lines]) if died else ""
 
     def go_on(self, memory: Mapping[str, Any]) -> CellResult:
         """Go on with a cell that another kernel has sent, to its end; see `CellAttempt.memory`.
@@ -219,25 +220,30 @@ class Attempts:
             self._stood = None
 
     def _replace_dead(self) -> str:
-        """Replace ranks that have died since the last cell; return what there is to say of it."""
-        causes = {rank: self._cluster.ranks[rank].cause for rank in self._cluster.dead()}
-        if not causes:
-            return ""
-        with Interrupts() as interrupts:
-            repaired = repair(self._cluster, told=causes)
-        if self._cluster.broken:
-            raise self._cluster.broken_error()
-        how = ", ".join(dict.fromkeys(causes.values()))
-        died = f"{begin_with_ranks(causes)} had died since the last cell ({how})"
+        """Do as `replace_dead`, for a cell that is not run where what ranks held is lost."""
+        died, repaired = self._repair_dead()
         if not repaired.is_whole:
             raise ClusterError(
                 f"{died}, so the cell was not run.",
                 why=" ".join(repaired.lines),
                 do="run the cells that create what is lost again, then this one.",
             )
-        if interrupts.count:
-            raise Interrupted(f"{died}. {' '.join(repaired.lines)}")
-        return f"{died}. {' '.join(repaired.lines)}"
+        return " ".join([f"{died}.", *repaired.lines]) if died else ""
+
+    def _repair_dead(self) -> tuple[str, Repaired]:
+        """Replace dead ranks; return that they had died, or nothing, and what was done."""
+        causes = {rank: self._cluster.ranks[rank].cause for rank in self._cluster.dead()}
+        if not causes:
+            return "", Repaired()
+        with Interrupts() as interrupts:
+            repaired = repair(self._cluster, told=causes)
+        if self._cluster.broken:
+            raise self._cluster.broken_error()
+        how = ", ".join(dict.fromkeys(causes.values()))
+        died = f"{begin_with_ranks(causes)} had died since the last cell ({how})"
+        if interrupts.count and repaired.is_whole:
+            raise Interrupted(" ".join([f"{died}.", *repaired.lines]))
+        return died, repaired
 
     def _attempt(
         self, request: CellRequest, before: _Before | None, notice: str, *, follows: bool

@@ -63,5 +63,5 @@ def test_another_cell_or_one_of_a_cluster_that_is_not_detached_is_not_known() ->
     journal.begin("two", keeps=False)
     journal.add(text(2, "b"))
     journal.end({"status": "ok"})
-    nothing = {"known": False, "reply": None, "dropped": 0, "sent": []}
+    nothing: dict[str, Any] = {"known": False, "reply": None, "dropped": 0, "sent": []}
     assert [journal.told(of, whole=True) for of in ("one", "two", "")] == [nothing] * 3
