@@ -45,6 +45,7 @@ def fork(
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGURG, signal.SIG_DFL)
         let_go()
         _redirect(log)
         _run(role, spec, listener)

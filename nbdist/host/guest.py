@@ -1,7 +1,7 @@
 """A parent that a keeper has started, maybe on another host: who it is, and how it is reached.
 
-It does not share the kernel's files, but where a token proves that it does. Its own are in a
-private folder (0700) of the host's `$TMPDIR`, which goes with it.
+On another host, its files are in a private folder (0700) of `$TMPDIR`, which goes with it: always
+the keys, and the logs but where a token proves that the notebook's folder is shared.
 
     {"op": "hello", "host": ..., "environment": {}, "logs": ..., "token": ...}
     {"op": "listen"}
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from nbdist.host import facts, reach
 from nbdist.host.link import Link
-from nbdist.placement import TOKEN
+from nbdist.placement import HERE, TOKEN
 
 BEAT_S: Final = 1.0  # between two beats, in either direction
 LEASE_S: Final = 10.0  # without a beat of the keeper, after which all ends here
@@ -36,7 +36,8 @@ class Guest:
         """Begin before the keeper has said hello."""
         self.host = ""
         self._link = link
-        self._folder: Path | None = None  # None where the kernel's files are this host's
+        self._folder: Path | None = None  # None on the notebook's machine
+        self._keeps_logs = False
         self._listeners: list[socket.socket] = []
         self._heard_at = self._beat_at = time.monotonic()
         self._has_lease = False
@@ -80,18 +81,16 @@ class Guest:
         file = self._folder / "engine.json"
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
             json.dump(spec.pop("connection"), opened)
+        own = {"connection_file": str(file), "profile_dir": str(self._folder)}
+        if not self._keeps_logs:
+            return spec | own, log
         logs = self._folder / "logs" / "cluster"
-        own = {
-            "connection_file": str(file),
-            "profile_dir": str(self._folder),
-            "output_folder": str(logs),
-            "logs_on": self.host,
-        }
+        own |= {"output_folder": str(logs), "logs_on": self.host}
         return spec | own, str(logs / Path(log).name)
 
     def last_words(self, key: str) -> dict[str, str]:
         """Return the ends of a rank's files, by name, where the kernel cannot read them."""
-        if self._folder is None or not key.startswith("rank "):
+        if self._folder is None or not self._keeps_logs or not key.startswith("rank "):
             return {}
         name = key.replace(" ", "-")
         logs = self._folder / "logs" / "cluster"
@@ -107,13 +106,14 @@ class Guest:
         self.host = request["host"] or socket.gethostname()
         os.environ.update(request["environment"])
         trouble = ""
-        if _reads(Path(request["logs"]) / TOKEN) != request["token"]:
+        self._keeps_logs = _reads(Path(request["logs"]) / TOKEN) != request["token"]
+        if self.host != HERE:
             try:
                 self._folder = _make_folder()
             except OSError as error:
                 trouble = f"no folder for logs in {_temporary()}: {error.strerror}"
         told = facts.of_this_host()
-        return {"event": "hello", **told, "shares": self._folder is None, "trouble": trouble}
+        return {"event": "hello", **told, "trouble": trouble}
 
 
 def _temporary() -> str:

@@ -19,7 +19,8 @@ and from a keeper, whose channel may lead to several hosts, with the `host` it i
     {"op": "beat"}                                                   the keeper lives
 
 Events: `started` (key, number, pid), `ready` (seconds, forks, why, gpus), `exited` (key, pid,
-status, evidence: what is known of a SIGKILL, see `host/oom.py`), `failed` (key, number, error).
+status, evidence: what is known of a SIGKILL, see `host/oom.py`), `failed` (key, number, error),
+and on a host that is told to leave, by SIGTERM or SIGURG, `notice` (signal).
 Ends, and ends its children, when the other end does. A controller's private folder, with the
 connection keys, is removed when it has ended.
 """
@@ -33,12 +34,14 @@ import socket
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import Any, Final
 
 from nbdist import lifeline
 from nbdist.host import children, oom, warm
 from nbdist.host.guest import Guest
 from nbdist.host.link import Link, over_stdio
+
+LEAVE_S: Final = 20.0  # after SIGTERM: schedulers kill after 30 s
 
 
 class Parent:
@@ -63,6 +66,8 @@ class Parent:
         self._children: dict[int, str] = {}
         self._private: dict[int, str] = {}
         self._oom = oom.OomWatch()
+        self._noticed: list[int] = []  # signals that nobody has been told of
+        self._leaves_at = float("inf")
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -72,6 +77,9 @@ class Parent:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self._guest is not None:
+            for number in (signal.SIGTERM, signal.SIGURG):
+                signal.signal(number, lambda got, _: self._noticed.append(got))
         if self._fork and (threads := warm.why_threads()):
             # Before the first fork: a site hook has started a thread in every Python.
             self._fork, self._why_not = False, threads
@@ -101,6 +109,9 @@ class Parent:
                     return
             if self._guest is not None and not self._guest.beat():
                 return
+            self._tell_notices()
+            if time.monotonic() > self._leaves_at:
+                return
 
     def end_children(self) -> None:
         """Kill every child's process group, and collect them."""
@@ -112,6 +123,13 @@ class Parent:
             select.select([self._wake_read], [], [], 0.05)
         if self._guest is not None:
             self._guest.remove_folder()
+
+    def _tell_notices(self) -> None:
+        while self._noticed:
+            number = self._noticed.pop(0)
+            if number == signal.SIGTERM:
+                self._leaves_at = min(self._leaves_at, time.monotonic() + LEAVE_S)
+            self._send(event="notice", signal=signal.Signals(number).name)
 
     def _receive(self) -> list[dict[str, Any]] | None:
         """Return the next requests for this host; None when the other end is gone."""

@@ -1,6 +1,7 @@
 """A cluster on Slurm's nodes: the wait in the queue, the ranks' places, and all ways to its end."""
 
 import os
+import re
 import signal
 import sys
 
@@ -23,9 +24,12 @@ TEMPLATE = f"""\
 export PATH={sys.prefix}/bin:$PATH FLAVOUR=vanilla
 """
 LOOK = """\
-import os
+import os, signal, subprocess
 names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "FLAVOUR", "CUDA_VISIBLE_DEVICES")
 seen = (os.uname().nodename, *(os.environ.get(name) for name in names))
+# Schedulers send it to every process of a job; what a cell starts ends by it, as ever.
+os.kill(os.getpid(), signal.SIGTERM)
+ended = subprocess.run(["sh", "-c", "kill -TERM $$"]).returncode
 leaked = [name for name in os.environ if name.startswith(("SLURM_PROCID", "SLURM_NTASKS", "PMI"))]
 """
 TRAIN = """\
@@ -38,6 +42,19 @@ for step in range(5):
     optimizer.zero_grad()
 total = sum(p.sum().item() for p in model.parameters())
 """
+MODEL = """\
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.Adam(model.parameters())
+"""
+FOR_EVER = f"""{MODEL}
+import time
+print("training")
+while True:
+    model(torch.full((2, 4), rank + 1.0)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.01)
+"""
 QUEUED = "--nodes=2 --sbatch=--begin=now+3600"
 
 
@@ -48,14 +65,16 @@ def test_ranks_of_two_nodes_train_as_one_and_leave_no_job(slurm: Slurm) -> None:
         assert "Started 4 ranks on cpu" in said
         assert [job.split()[1][:7] for job in slurm.jobs()] == ["nbdist-"]
         kernel.run("%%distributed\n" + LOOK + TRAIN)
-        kernel.run("%dist pull seen leaked total")
+        kernel.run("%dist pull seen leaked total ended")
         assert kernel.run("for one in seen: print(*one)").splitlines() == [
             "b 0 0 2 0 vanilla 0,1",
             "b 1 1 2 0 vanilla 0,1",
             "c 2 0 2 1 vanilla 0,1",
             "c 3 1 2 1 vanilla 0,1",
         ]
-        assert kernel.run("print(leaked, len(set(total)))") == "[[], [], [], []] 1\n"
+        assert kernel.run("print(leaked, len(set(total)), *ended)") == (
+            "[[], [], [], []] 1 -15 -15 -15 -15\n"
+        )
         assert kernel.run("%dist stop").strip() == "Stopped."
     wait_until(lambda: slurm.jobs() == [] and slurm.left_running() == [], "all ends")
 
@@ -77,6 +96,37 @@ def test_a_notebook_within_a_job_takes_its_nodes_and_loses_them_with_it(slurm: S
 
         said = kernel.run("%%distributed\nimport time\ntime.sleep(60)")
         assert "died: its host b is lost: its job was cancelled" in said
+
+
+@pytest.mark.parametrize("number", ["TERM", pytest.param("URG", marks=pytest.mark.slow)])
+def test_a_training_is_saved_when_its_job_is_about_to_end(slurm: Slurm, number: str) -> None:
+    def end_job(text: str) -> None:
+        if "training" in text and not told:
+            told.append(slurm.jobs()[0].split()[0])
+            # What Slurm does before a time limit, and for a preemption.
+            slurm.run(["scancel", *(["--signal=URG"] if number == "URG" else []), *told])
+
+    told: list[str] = []
+    # Checkpoints lie in the notebook's folder, which all nodes must see.
+    folder = slurm.bed.shared / f"notebook-{number}"
+    folder.mkdir()
+    with Kernel(slurm.bed["a"]) as kernel:
+        kernel.run(f"%cd {folder}\n" + LOAD)
+        assert "Started 2 ranks" in (said := kernel.run(START + "--nodes 2")), said
+        said = kernel.run("%%distributed --checkpoint every=100000\n" + FOR_EVER, watch=end_job)
+        assert told, said
+        why = "The time of job {} is over in 60 s." if number == "URG" else "Slurm ends job {}."
+        assert why.format(*told) + " The training was saved, and the cell was stopped." in said
+        found = re.search(r"step (\d+) is in (\S+)\.\n", said)
+        assert found is not None, said
+        if number == "TERM":
+            wait_until(lambda: slurm.jobs() == [], "Slurm ends the job")
+            kernel.run("%dist stop")
+            kernel.run(START + "--nodes 2")
+        kernel.run(f"%%distributed\n{MODEL}nbdist.restore()\n")
+        kernel.run("%%distributed\nstep = next(iter(optimizer.state.values()))['step'].item()")
+        kernel.run("%dist pull step")
+        assert kernel.run("print(step)") == f"[{found[1]}.0, {found[1]}.0]\n"
 
 
 def test_a_node_that_fails_takes_its_rank_and_a_killed_kernel_the_job(slurm: Slurm) -> None:
@@ -146,7 +196,7 @@ def test_what_slurm_cannot_give_is_one_sentence_and_leaves_nothing(slurm: Slurm)
         "--hosts a,b": "--hosts is for --launcher ssh or mpi, not slurm.",
     }
     slurm.run(["scontrol", "update", "PartitionName=main", "MaxTime=10"])
-    wrong["--nodes 2 --time 20"] = "or allows not so long a time"
+    wrong["--nodes 2 --time 20"] = "time limit is shorter"
     with Kernel(slurm.bed["a"]) as kernel:
         kernel.run(LOAD)
         for options, sentence in wrong.items():

@@ -20,6 +20,7 @@ from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.requests import RankDiedError
 from nbdist.client.faults import rank_errors
 from nbdist.client.faults.fault_handler import FaultHandler
+from nbdist.client.faults.leaving import Leaving
 from nbdist.client.faults.repair_report import Repaired
 from nbdist.client.faults.stderr_tail import LastWords
 from nbdist.client.metrics.telemetry import Telemetry
@@ -98,6 +99,7 @@ class CellRun:
         self._ran_before_s = 0.0
         self._ranks = dict(cluster.ranks)  # as they are before any recovery
         self._faults = FaultHandler(cluster, self._live, self._sent)
+        self._leaving = Leaving(cluster, self._live)
         self._collectors = {
             rank: Collector(rank, self._live, telemetry.receive, self._on_news)
             for rank in request.ranks
@@ -119,7 +121,7 @@ class CellRun:
             self._wait(began - self._ran_before_s)
             self._complete()
             outcome.repaired = self._recover()
-            outcome.error = self._judge(outcome.repaired)
+            outcome.error = self._leaving.error() or self._judge(outcome.repaired)
         except ClusterError as error:
             outcome.error = error
         finally:
@@ -185,6 +187,7 @@ class CellRun:
             heard_at = {rank: self._collectors[rank].heard_at for rank in running}
             self._faults.attend(running, gone, heard_at)
             self._on_tick()
+            self._leaving.attend(running, self._faults)
             limit_s = self._request.timeout_s or float("inf")
             if not self._faults.interrupted and time.monotonic() - began > limit_s:
                 self._timed_out = self._faults.what_they_do(running, gone)

@@ -74,13 +74,16 @@ class Cluster:
         self._deaths_s: list[float] = []  # when ranks died, by the events' clock
         self._stopping = False
         self.memory: Memory | None = None  # of a cluster that may outlive this kernel
+        self.notice = ""  # that hosts leave soon, in words
 
     # -- starting and stopping
 
     def prepare(self, address: str) -> None:
         """Start the controller, on `address`; it comes up beside the parent's import of torch."""
         self._stopping = False
+        self.notice = ""
         self._launcher.on_exit(self._on_exit)
+        self._launcher.on_notice(self._take_notice)
         self._start_controller(address)
 
     def _start_controller(self, address: str) -> None:
@@ -521,6 +524,11 @@ class Cluster:
         """Call `callback(rank, cause)` on the launcher's thread; returns how to stop that."""
         self._death_callbacks.append(callback)
         return lambda: self._death_callbacks.remove(callback)
+
+    def _take_notice(self, sentence: str) -> None:
+        if not self.notice:
+            self.events.note("notice", sentence)
+        self.notice = self.notice or sentence
 
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to a rank's process."""

@@ -16,9 +16,10 @@ from weakref import ref
 
 import torch
 
-from nbdist.engine.checkpoint import chosen, folder, rest, restore, save, training_state
+from nbdist.engine.checkpoint import chosen, folder, leaving, rest, restore, save, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
 from nbdist.engine.checkpoint.folder import Place
+from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.data import position, resume
 from nbdist.engine.group import group
 from nbdist.engine.recovery import sync_state
@@ -135,6 +136,7 @@ def begin_cell(asked: Mapping[str, Any] | None, *, is_retry: bool) -> None:
     global _cell_began_at
     _goes_on, _cell_began_at = False, time.monotonic()
     _asked = _Asked(**asked) if asked else None
+    leaving.begin_cell(saves=_asked is not None)
     _rhythm, _failed, _began_at, _steps = Rhythm(), "", 0.0, 0
     _may_go_on = _asked is not None and is_retry
     _restored = restore.calls()
@@ -166,19 +168,24 @@ def _at_boundary(optimizer: Optimizer, steps: int) -> None:
         return
     _began_at = _began_at or time.monotonic()
     _steps += 1
-    if steps % _asked.every:
+    is_last = leaving.at_boundary()
+    if not is_last and steps % _asked.every:
         return
     try:
-        _save(optimizer)
+        saving = _save(optimizer)
+        if is_last:
+            leaving.saved(saving)
     except Exception as error:
         if group.was_released(error):
             return  # a fault elsewhere: this rank will hear of it at its next collective
         told = error if isinstance(error, NBDistError) else folder.reason(error, "The checkpoint")
         _failed = save.not_written(steps, told)
+        if is_last:
+            leaving.saved(None, _failed)
         _log.exception("The checkpoint of step %d was not written", steps)
 
 
-def _save(optimizer: Optimizer) -> None:
+def _save(optimizer: Optimizer) -> Saving:
     stepped = step_state.here().stepped()
     saving, training = save.begin(
         lambda: training_state.find(stepped), None, None, 3, is_automatic=True
@@ -187,6 +194,7 @@ def _save(optimizer: Optimizer) -> None:
     save.tell_later(saving, lambda: rest.facts_of(training, moment))
     counted = step_state.here().steps
     counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(_tell)
+    return saving
 
 
 def _tell(_optimizer: Optimizer) -> None:

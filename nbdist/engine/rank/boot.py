@@ -33,6 +33,7 @@ from nbdist.engine.kernel import (
     kernel,
     location,
     shell,
+    termination,
     tqdm_bars,
 )
 from nbdist.engine.kernel.records import Recorder
@@ -92,6 +93,8 @@ class Program:
 
     def installed(self, rank_kernel: kernel.RankKernel) -> None:
         """Take over what is printed, and put the names in place that cells find."""
+        if self.place.host != HERE:
+            termination.leave_to_parent()
         self.kernel = rank_kernel
         self.recorder = Recorder(self.rank, self._publish_records)
         self.output = Output(self.rank, Path(self._spec["output_folder"]), self._publish_output)

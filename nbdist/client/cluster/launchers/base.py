@@ -22,6 +22,7 @@ SLURM = "slurm"
 MPI = "mpi"
 OnExit = Callable[[str, int, str], None]
 DETACHABLE = (LOCAL, SSH)  # whose clusters may outlive the kernel
+OnNotice = Callable[[str], None]
 UNKNOWN_STATUS = 256  # of a process that ended where nobody could collect its exit status
 
 
@@ -185,6 +186,12 @@ class Launcher(Protocol):
 
     def remove_on_exit(self, callback: OnExit) -> None:
         """Undo `on_exit`; nothing if it was not registered."""
+
+    def on_notice(self, callback: OnNotice) -> None:
+        """Call `callback(sentence)` on the launcher's thread: hosts are told to leave soon.
+
+        The last callback counts. Ranks go on until their hosts are gone.
+        """
 
     def rest(self) -> list[str]:
         """Keep nothing that the person would not expect after `%dist stop`.

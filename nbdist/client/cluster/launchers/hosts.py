@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.client.cluster.launchers import meeting
-from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, NoHostError, OnExit, Started
+from nbdist.client.cluster.launchers.base import (
+    UNKNOWN_STATUS,
+    NoHostError,
+    OnExit,
+    OnNotice,
+    Started,
+)
 from nbdist.client.cluster.launchers.host import Channel, Host, Hosts
 from nbdist.client.cluster.launchers.keeper_link import KeeperLink
 from nbdist.client.cluster.launchers.parent_link import ExitCallbacks, ParentLink
@@ -57,6 +63,7 @@ class HostsLauncher:
         self._told = ExitCallbacks()
         self._where: dict[int, str] = {}  # each rank's host
         self._is_closed = False
+        self._on_notice: OnNotice = log.warning
         self._opened = 0
         self._address = ""
         self._hosts = Hosts(lambda channel, told: self._keeper.send(channel, told))
@@ -253,7 +260,7 @@ class HostsLauncher:
         """Ask for a process; see `Launcher.start_soon`."""
         name = self._where[int(key.removeprefix("rank "))] if key.startswith("rank ") else HERE
         host = self._hosts.by_name[name]
-        if not host.facts.get("shares") and role == "engine":
+        if name != HERE and role == "engine":
             told = json.loads(Path(spec["connection_file"]).read_text())
             spec = {**spec, "connection": told}
         try:
@@ -289,6 +296,14 @@ class HostsLauncher:
         """Undo `on_exit`."""
         self._told.remove(callback)
 
+    def on_notice(self, callback: OnNotice) -> None:
+        """Register the callback; see `Launcher.on_notice`."""
+        self._on_notice = callback
+
+    def notice_of(self, host: str, number: str) -> str:
+        """Return what a signal to a host's parent means."""
+        return f"Host {host} is told to end ({number})."
+
     def rest(self) -> list[str]:
         """Leave nothing on any host; see `Launcher.rest`."""
         self.close()
@@ -319,6 +334,8 @@ class HostsLauncher:
         if name == "lost":
             host.is_silent = True
             self._lose(host, event["why"])
+        elif name == "notice":
+            self._on_notice(self.notice_of(host.channel.host, event["signal"]))
         elif name == "closed":
             self._lose(host, *host.channel.explain(event["status"], event["said"]))
         elif name in ("hello", "listening", "reached", "ready"):

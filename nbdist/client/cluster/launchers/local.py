@@ -29,7 +29,7 @@ from typing import Any
 
 from nbdist import lifeline
 from nbdist.client.cluster.folders import fix_for_start, last_lines
-from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, OnExit, Started
+from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, OnExit, OnNotice, Started
 from nbdist.client.cluster.launchers.open_files import allow_open_files
 from nbdist.client.cluster.launchers.parent_link import (
     ExitCallbacks,
@@ -218,6 +218,9 @@ class LocalLauncher:
     def remove_on_exit(self, callback: OnExit) -> None:
         """Undo `on_exit`."""
         self._told.remove(callback)
+
+    def on_notice(self, callback: OnNotice) -> None:
+        """Ranks of this machine leave with the notebook; see `Launcher.on_notice`."""
 
     def rest(self) -> list[str]:
         """Keep the parent for the next start; see `Launcher.rest`."""

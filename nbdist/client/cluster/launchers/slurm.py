@@ -136,6 +136,12 @@ class SlurmLauncher(HostsLauncher):
         known = slurm_words.meaning(said) or slurm_words.meaning(by_salloc)
         return known or slurm_words.explain(status, said)
 
+    def notice_of(self, host: str, number: str) -> str:
+        """Return what Slurm means by it: SIGURG is asked for, SIGTERM comes before its SIGKILL."""
+        if number == "SIGURG":
+            return f"The time of job {self._job} is over in {slurm_words.NOTICE_S} s."
+        return f"Slurm ends job {self._job}."
+
     def _take(self, event: dict[str, Any]) -> None:
         if event.get("channel") == SLURM:
             with self._hosts.news:

@@ -99,12 +99,12 @@ _MEANINGS = (
 )
 # Reasons of a pending job that no waiting changes (squeue(1), JOB REASON CODES).
 _NEVER = {
-    "PartitionTimeLimit": "the time limit is beyond the partition's",
+    "PartitionTimeLimit": "the partition's time limit is shorter",
     "PartitionNodeLimit": "the partition gives no job so many nodes",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
     "BadConstraints": "no node has what was asked for",
-    "PartitionConfig": "the partition has not so many nodes, or allows not so long a time",
+    "PartitionConfig": "the partition has not so many nodes, or its time limit is shorter",
     "InvalidAccount": "Slurm refuses your account",
     "InvalidQOS": "Slurm refuses this QOS",
     "JobHeldAdmin": "an administrator holds it",

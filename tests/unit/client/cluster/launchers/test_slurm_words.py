@@ -83,7 +83,7 @@ def test_a_message_of_slurms_is_told_in_words(said: str, means: str) -> None:
 
 def test_a_job_that_waits_is_told_from_one_that_never_starts() -> None:
     assert never_starts("Priority") is None
-    assert never_starts("PartitionTimeLimit") == "the time limit is beyond the partition's"
+    assert never_starts("PartitionTimeLimit") == "the partition's time limit is shorter"
     assert waiting_line("12", "PENDING", "Priority", "2026-11-24T14:02:09") == (
         "pending: job 12, Priority, starts about 2026-11-24 14:02"
     )
