@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -46,6 +46,8 @@ class Runtime:
     def __init__(self, folder: Path, sockets: Path) -> None:
         self.folder = folder
         self.sockets = sockets
+        self.kernels = ExitStack()
+        self.held_by: Notebook | None = None
 
     @contextmanager
     def notebook(self, load: str = "import nbdist\n%load_ext nbdist") -> Iterator[Notebook]:
@@ -56,9 +58,25 @@ class Runtime:
             notebook.run(load)
             yield notebook
 
-    def kill(self, notebook: Notebook) -> None:
-        """Kill a kernel as nobody expects it; returns when no kernel has the cluster."""
-        os.kill(notebook.pid, signal.SIGKILL)
+    def new(self) -> Notebook:
+        """Return a kernel that lives until the tests end, or it is left."""
+        return self.kernels.enter_context(self.notebook())
+
+    def holder(self) -> Notebook:
+        """Return the kernel that has the cluster: of the test before, or a new one."""
+        if self.held_by is None:
+            self.held_by = self.new()
+            said = self.held_by.run("%dist attach shared")
+            assert "Attached to shared: 2 ranks on cpu, gloo." in said, said
+        return self.held_by
+
+    def leave(self, notebook: Notebook, *, in_order: bool = False) -> None:
+        """End a kernel, else as nobody expects it; returns when no kernel has the cluster."""
+        self.held_by = None
+        if in_order:
+            notebook.manager.shutdown_kernel()
+        else:
+            os.kill(notebook.pid, signal.SIGKILL)
         wait_for(lambda: "no kernel has it" in self.nbdist("status"), "the keeper to notice")
 
     def wait_attached(self, notebook: Notebook) -> None:
@@ -88,7 +106,9 @@ class Runtime:
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
     # A path of a socket is short.
     with tempfile.TemporaryDirectory(prefix="nb_", dir="/tmp") as sockets:
-        yield Runtime(tmp_path_factory.mktemp("detach"), Path(sockets))
+        runtime = Runtime(tmp_path_factory.mktemp("detach"), Path(sockets))
+        with runtime.kernels:
+            yield runtime
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +121,10 @@ def keeper(runtime: Runtime) -> Iterator[psutil.Process]:
         family = Family(keeper.pid)
         notebook.on_ranks("wait, kept = False, rank + 10\n" + TRAIN, "--run unbroken")
         (runtime.folder / "unbroken").write_text(notebook.run(SHOWN))
-        runtime.kill(notebook)
+        runtime.leave(notebook)
     yield keeper
+    if runtime.held_by is not None:
+        runtime.leave(runtime.held_by)
     assert "Stopped shared: 2 ranks on cpu, no cell runs" in runtime.nbdist("stop", "shared")
     family.assert_gone(10)
     keeper.wait(10)
@@ -114,113 +136,111 @@ def test_a_cell_whose_kernel_is_killed_ends_in_another_one_with_nothing_missing(
     runtime: Runtime, keeper: psutil.Process
 ) -> None:
     runtime.remove_marks()
-    with runtime.notebook() as notebook:
-        assert "Attached to shared: 2 ranks on cpu, gloo." in notebook.run("%dist attach shared")
-        assert "10" in notebook.on_ranks("kept", "-r 0")
-        notebook.send("%%distributed --run broken\nwait = True\n" + TRAIN)
-        wait_for(lambda: len(list(runtime.folder.glob("busy-*"))) == 2, "the cell")
-        runtime.kill(notebook)
+    notebook = runtime.holder()
+    assert "10" in notebook.on_ranks("kept", "-r 0")
+    notebook.send("%%distributed --run broken\nwait = True\n" + TRAIN)
+    wait_for(lambda: len(list(runtime.folder.glob("busy-*"))) == 2, "the cell")
+    runtime.leave(notebook)
     assert re.search(
         r"detached shared: 2 ranks on cpu, cell \[\d+\] began", runtime.nbdist("status")
     )
-    with runtime.notebook() as notebook, runtime.notebook() as other:
+    notebook = runtime.new()
+    with runtime.notebook() as other:
         attached = notebook.client.execute("%dist attach", stop_on_error=False)
         runtime.wait_attached(notebook)
         said = other.run("%dist attach")
         assert f"Kernel {notebook.pid} has the cluster shared." in said, said
-        (runtime.folder / "go").touch()
-        assert notebook.client._recv_reply(attached, timeout=60)["content"]["status"] == "ok"
-        assert notebook.run(SHOWN) == (runtime.folder / "unbroken").read_text()
-        assert "after" in notebook.run(SHOWN)
-        said = notebook.run("print(nbdist.client.notebook.current.runs())")
-        assert re.search(rf"broken +finished +2 +{STEPS} ", said), said
-        points = notebook.run(
-            "import nbdist.client.notebook.current as c, mlflow\n"
-            "assert c._tracker().flush(120)\n"
-            "mlflow.set_tracking_uri(c._tracker().whole_uri)\n"
-            "client = mlflow.MlflowClient()\n"
-            "for name in 'unbroken', 'broken':\n"
-            "    runs = mlflow.search_runs(search_all_experiments=True, output_format='list',\n"
-            "        filter_string=f\"attributes.run_name = '{name}'\")\n"
-            "    for run in runs:\n"
-            "        history = client.get_metric_history(run.info.run_id, 'loss')\n"
-            "        print(run.info.status, [(p.step, p.value) for p in history])",
-            180,
-        )
-        lines = points.strip().splitlines()
-        assert len(lines) == 2, points
-        assert lines[0].startswith("FINISHED [(1, "), points
-        assert lines[0] == lines[1]
-        assert lines[0].count("(") == STEPS
-        notebook.manager.shutdown_kernel()  # in order this time; the cluster stays
-    assert keeper.is_running()
+    (runtime.folder / "go").touch()
+    assert notebook.client._recv_reply(attached, timeout=60)["content"]["status"] == "ok"
+    assert notebook.run(SHOWN) == (runtime.folder / "unbroken").read_text()
+    assert "after" in notebook.run(SHOWN)
+    said = notebook.run("print(nbdist.client.notebook.current.runs())")
+    assert re.search(rf"broken +finished +2 +{STEPS} ", said), said
+    points = notebook.run(
+        "import nbdist.client.notebook.current as c, mlflow\n"
+        "assert c._tracker().flush(120)\n"
+        "mlflow.set_tracking_uri(c._tracker().whole_uri)\n"
+        "client = mlflow.MlflowClient()\n"
+        "for name in 'unbroken', 'broken':\n"
+        "    runs = mlflow.search_runs(search_all_experiments=True, output_format='list',\n"
+        "        filter_string=f\"attributes.run_name = '{name}'\")\n"
+        "    for run in runs:\n"
+        "        history = client.get_metric_history(run.info.run_id, 'loss')\n"
+        "        print(run.info.status, [(p.step, p.value) for p in history])",
+        180,
+    )
+    lines = points.strip().splitlines()
+    assert len(lines) == 2, points
+    assert lines[0].startswith("FINISHED [(1, "), points
+    assert lines[0] == lines[1]
+    assert lines[0].count("(") == STEPS
+    runtime.held_by = notebook
 
 
 def test_a_rank_that_dies_while_nobody_is_attached_is_replaced_at_attach(
     runtime: Runtime, keeper: psutil.Process
 ) -> None:
-    with runtime.notebook() as notebook:
-        notebook.run("%dist attach")
-        pid = notebook.run("print(nbdist.current().status().ranks[1].pid)")
-        notebook.on_ranks("kept = 7")
-        runtime.kill(notebook)
+    notebook = runtime.holder()
+    pid = notebook.run("print(nbdist.current().status().ranks[1].pid)")
+    notebook.on_ranks("kept = 7")
+    runtime.leave(notebook, in_order=True)
     os.kill(int(pid), signal.SIGKILL)
-    with runtime.notebook() as notebook:
-        said = notebook.run("%dist attach")
-        assert "Rank 1 had died since the last cell (killed by SIGKILL)" in said, said
-        said = notebook.on_ranks("x = torch.ones(1) * (rank + kept)\ndist.all_reduce(x)\nx.item()")
-        assert "15.0" in said, said
-        runtime.kill(notebook)
+    notebook = runtime.new()
+    said = notebook.run("%dist attach")
+    assert "Rank 1 had died since the last cell (killed by SIGKILL)" in said, said
+    said = notebook.on_ranks("x = torch.ones(1) * (rank + kept)\ndist.all_reduce(x)\nx.item()")
+    assert "15.0" in said, said
+    runtime.held_by = notebook
 
 
 def test_a_fault_in_a_cell_that_nobody_hears_is_told_recovered_and_retried_at_attach(
     runtime: Runtime, keeper: psutil.Process
 ) -> None:
     runtime.remove_marks()
-    with runtime.notebook() as notebook:
-        notebook.run("%dist attach")
-        notebook.send(
-            "%%distributed\nimport time\nfrom pathlib import Path\n"
-            "Path(f'busy-{rank}').touch()\n"
-            "while not Path('go').exists(): time.sleep(0.01)\n"
-            "if not Path('fixed').exists() and rank == 1: 1 / 0\n"
-            "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
-        )
-        wait_for(lambda: len(list(runtime.folder.glob("busy-*"))) == 2, "the cell")
-        runtime.kill(notebook)
+    notebook = runtime.holder()
+    notebook.send(
+        "%%distributed\nimport time\nfrom pathlib import Path\n"
+        "Path(f'busy-{rank}').touch()\n"
+        "while not Path('go').exists(): time.sleep(0.01)\n"
+        "if not Path('fixed').exists() and rank == 1: 1 / 0\n"
+        "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+    )
+    wait_for(lambda: len(list(runtime.folder.glob("busy-*"))) == 2, "the cell")
+    runtime.leave(notebook)
     (runtime.folder / "go").touch()
-    with runtime.notebook() as notebook:
-        said = notebook.run("%dist attach")
-        assert "RankError: 1 of 2 ranks failed; rank 0 was released" in said, said
-        assert "ZeroDivisionError" in said, said
-        (runtime.folder / "fixed").touch()
-        assert "2.0" in notebook.run("%dist retry")
-        assert "3 ranks" in notebook.run("%dist scale 3\nnbdist.current()")
-        assert "2 ranks" in notebook.run("%dist scale 2\nnbdist.current()")
-        runtime.kill(notebook)
+    notebook = runtime.new()
+    said = notebook.run("%dist attach")
+    assert "RankError: 1 of 2 ranks failed; rank 0 was released" in said, said
+    assert "ZeroDivisionError" in said, said
+    (runtime.folder / "fixed").touch()
+    assert "2.0" in notebook.run("%dist retry")
+    assert "3 ranks" in notebook.run("%dist scale 3\nnbdist.current()")
+    assert "2 ranks" in notebook.run("%dist scale 2\nnbdist.current()")
+    runtime.held_by = notebook
 
 
 def test_an_interrupt_of_the_attached_kernel_interrupts_the_cell(
     runtime: Runtime, keeper: psutil.Process
 ) -> None:
     runtime.remove_marks()
-    with runtime.notebook() as notebook:
-        notebook.run("%dist attach")
-        notebook.keep_busy(2)
-        runtime.kill(notebook)
-    with runtime.notebook() as notebook:
-        attached = notebook.client.execute("%dist attach", stop_on_error=False)
-        runtime.wait_attached(notebook)
-        notebook.manager.interrupt_kernel()
-        reply = notebook.client._recv_reply(attached, timeout=60)
-        assert reply["content"]["ename"] in ("KeyboardInterrupt", "Interrupted"), reply["content"]
-        assert "idle" in notebook.run("%dist status")
-        runtime.kill(notebook)
+    notebook = runtime.holder()
+    notebook.keep_busy(2)
+    runtime.leave(notebook)
+    notebook = runtime.new()
+    attached = notebook.client.execute("%dist attach", stop_on_error=False)
+    runtime.wait_attached(notebook)
+    notebook.manager.interrupt_kernel()
+    reply = notebook.client._recv_reply(attached, timeout=60)
+    assert reply["content"]["ename"] in ("KeyboardInterrupt", "Interrupted"), reply["content"]
+    assert "idle" in notebook.run("%dist status")
+    runtime.held_by = notebook
 
 
 def test_what_cannot_be_attached_to_is_said_in_one_sentence(
     runtime: Runtime, keeper: psutil.Process
 ) -> None:
+    if runtime.held_by is not None:
+        runtime.leave(runtime.held_by)
     with runtime.notebook() as notebook:
         said = notebook.run("%dist attach nobody")
         assert "There is no detached cluster nobody." in said, said
