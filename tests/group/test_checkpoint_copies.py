@@ -56,10 +56,11 @@ def test_a_program_that_changes_weights_after_a_save_has_them_copied_at_once(
     assert equal(found["weights"], restored[0])
 
 
+@pytest.mark.parametrize("way", [on_ranks.change, on_ranks.clip_unseen])
 def test_a_weight_that_changes_while_it_is_copied_makes_no_checkpoint(
-    ranks: Cluster, tmp_path: Path
+    ranks: Cluster, tmp_path: Path, way: Any
 ) -> None:
-    changes = on_ranks.Once(3, on_ranks.change)
+    changes = on_ranks.Once(3, way)
     (found, _) = ranks.run(on_ranks.save_each_step, str(tmp_path), CASES[0], STEPS, changes)
     first, second, third, fourth = found["errors"]
     assert (first, second, fourth) == ("", "", "")

@@ -163,7 +163,7 @@ class Notebook:
         """Return the processes of the cluster by the launcher's keys, `parent` among them."""
         said = self.run(
             "import nbdist.client.notebook.current as _s\n"
-            "print({**_s._launcher._pids, 'parent': _s._launcher._parent.pid})"
+            "print({**_s._launcher._link.pids, 'parent': _s._launcher._parent.pid})"
         )
         pids: dict[str, int] = eval(said)
         return pids

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+import torch.distributed as dist
 
 from nbdist.engine.checkpoint import chosen, folder, leaving, rest, restore, save, training_state
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, together
@@ -32,6 +33,12 @@ FAILURE_S = 24 * 3600.0  # between two faults, where nothing has been seen
 Optimizer = torch.optim.Optimizer
 
 _log = logging.getLogger("nbdist.checkpoint")
+
+_CHANGED_AFTER = (
+    "Weights change after optimizer.step (clipped, or averaged into a kept model): checkpoints of "
+    "--checkpoint have them as the step left them. nbdist.save() at the end of the loop's body "
+    "has them as they are then."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,9 @@ _asked: _Asked | None = None
 _rhythm = Rhythm()
 _may_go_on = False  # the cell is run again, and none of its loops has begun
 _failed: str = ""
+_is_warned = False  # of checkpoints that were not written, in this cell
+_left: list[tuple[torch.Tensor, int]] = []  # by the step of the newest, with their versions
+_changed_after = False
 _restored = 0  # calls of nbdist.restore before the cell
 _began_at = _cell_began_at = 0.0
 _steps = 0
@@ -133,7 +143,9 @@ def install() -> None:
 def begin_cell(asked: Mapping[str, Any] | None, *, is_retry: bool) -> None:
     """Begin a cell, with what it was asked for; None: it saves nothing by itself."""
     global _asked, _rhythm, _may_go_on, _failed, _restored, _began_at, _steps, _goes_on
-    global _cell_began_at
+    global _cell_began_at, _is_warned, _changed_after
+    _is_warned, _changed_after = False, False
+    _left.clear()
     _goes_on, _cell_began_at = False, time.monotonic()
     _asked = _Asked(**asked) if asked else None
     leaving.begin_cell(saves=_asked is not None)
@@ -151,6 +163,8 @@ def end_cell(*, has_succeeded: bool) -> tuple[str, ...]:
     """Return what is to be said of the interval, where the cell has succeeded, and of failures."""
     save.tell()
     said = [_failed] if _failed else []
+    if _changed_after:
+        said.append(_CHANGED_AFTER)
     count, blocked_s = save.blocked()
     if has_succeeded and _asked is not None and count and _steps > 1:
         step_s = max(0.0, time.monotonic() - _began_at - blocked_s) / _steps
@@ -168,6 +182,7 @@ def _at_boundary(optimizer: Optimizer, steps: int) -> None:
         return
     _began_at = _began_at or time.monotonic()
     _steps += 1
+    _warn(save.first_failure())
     is_last = leaving.at_boundary()
     if not is_last and steps % _asked.every:
         return
@@ -180,6 +195,7 @@ def _at_boundary(optimizer: Optimizer, steps: int) -> None:
             return  # a fault elsewhere: this rank will hear of it at its next collective
         told = error if isinstance(error, NBDistError) else folder.reason(error, "The checkpoint")
         _failed = save.not_written(steps, told)
+        _warn(_failed)
         if is_last:
             leaving.saved(None, _failed)
         _log.exception("The checkpoint of step %d was not written", steps)
@@ -194,11 +210,29 @@ def _save(optimizer: Optimizer) -> Saving:
     save.tell_later(saving, lambda: rest.facts_of(training, moment))
     counted = step_state.here().steps
     counted.setdefault(optimizer, step_state.OptimizerSteps()).before_next.append(_tell)
+    _left[:] = [
+        (tensor, tensor._version)
+        for model in training.models
+        for tensor in model.module.parameters()
+    ]
     return saving
 
 
 def _tell(_optimizer: Optimizer) -> None:
+    """Tell what was read when the next step begins, and see what changed since the last one."""
+    global _changed_after
     save.tell()
+    _changed_after = _changed_after or any(one._version != was for one, was in _left)
+    _left.clear()
+
+
+def _warn(said: str) -> None:
+    """Say at once, and once a cell, that it trains without the checkpoints that were asked for."""
+    global _is_warned
+    if said and not _is_warned:
+        _is_warned = True
+        if dist.get_rank() == 0:
+            print(f"{said} The cell goes on without it.", flush=True)
 
 
 # ---- Going on -----------------------------------------------------------------------------------

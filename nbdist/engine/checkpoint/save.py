@@ -209,14 +209,23 @@ def blocked() -> tuple[int, float]:
     return len(_written), sum(one.blocked_s for one in _written)
 
 
+def first_failure() -> str:
+    """Return what is said of the cell's first checkpoint that failed so far, or nothing."""
+    failed = (not_written(one.step, one.error) for one in _written if one.error is not None)
+    return next(failed, "")
+
+
 def _failures() -> list[str]:
-    said = []
-    for one in _written:
-        if one.error is not None:
-            said.append(not_written(one.step, one.error))
-        elif not one.is_done:
-            said.append(f"The checkpoint of step {one.step} is still being written.")
-    return said
+    failed = [one for one in _written if one.error is not None]
+    said = [first_failure()] if failed else []
+    if len(failed) > 1:
+        more = counted(len(failed) - 1, "more checkpoint")
+        said.append(f"{more} failed, the newest of step {failed[-1].step}.")
+    return said + [
+        f"The checkpoint of step {one.step} is still being written."
+        for one in _written
+        if one.error is None and not one.is_done
+    ]
 
 
 def not_written(step: int, error: NBDistError) -> str:

@@ -3,8 +3,9 @@
 Forward and backward read parameters and the optimizer's states, so a thread may copy them until the
 next step begins, which waits for it. That a program changes them nowhere else (clipped weights, an
 average written back) is seen first: a cell's first save copies at once, and what it has copied is
-compared when the next step begins. After that their versions tell, and a save in which one has
-moved is given up rather than torn. All else (buffers, kept models) is copied at once.
+compared when the next step begins. After that their versions tell, and sums of their bits, and a
+save in which one has moved is given up rather than torn. All else (buffers, kept models) is copied
+at once.
 
 Threads: `copy` runs on a save's own; the rest on the main thread.
 """
@@ -98,6 +99,8 @@ class Copying:
         self._is_whole = threading.Event()
         self._lock = threading.Lock()
         self._moved: str | None = None
+        if not is_trial:
+            staged.sum_steady()
         counts = step_state.here().steps
         for one in {id(o): o for o in (*optimizers, *map(real, optimizers))}.values():
             steps = counts.setdefault(one, step_state.OptimizerSteps())
@@ -130,12 +133,12 @@ class Copying:
         Raises:
             CheckpointError: Some have.
         """
-        moved = "" if self._is_trial else self._has_moved()
+        moved = "" if self._is_trial else self._has_moved() or self.staged.changed()
         if moved:
             _refuted.update(self._optimizers)
             raise CheckpointError(
-                f"{moved.partition('.')[2]} was changed while it was copied, and not by its "
-                "optimizer's step.",
+                f"The tensor {moved.partition('.')[2]} was changed while it was copied, and not by "
+                "its optimizer's step.",
                 why="between a save and the next step parameters are copied beside training",
                 do="save again: from now on training stands still while they are copied",
             )

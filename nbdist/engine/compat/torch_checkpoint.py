@@ -164,6 +164,7 @@ class Staged:
     def __init__(self, room: dict[Any, torch.Tensor]) -> None:
         self.steady: dict[Any, torch.Tensor] = {}
         self._copies: dict[Any, torch.Tensor] = {}
+        self._sums: dict[Any, tuple[int, int]] = {}
         self._room = room
 
     def copy(self, sources: Iterable[tuple[Any, torch.Tensor]]) -> None:
@@ -184,6 +185,15 @@ class Staged:
         self._room.update(self._copies)
         return len(rest)
 
+    def sum_steady(self) -> None:
+        """Remember sums of the steady tensors' bits: `.data` changes them, and no version tells."""
+        self._sums = {key: _sum_bits(source) for key, source in self.steady.items()}
+
+    def changed(self) -> str:
+        """Return the name of a steady tensor that was changed before it was copied, or nothing."""
+        moved = (k for k, was in self._sums.items() if _sum_bits(self._copies[k]) != was)
+        return next((str(name) for name, _ in moved), "")
+
     def is_as_copied(self) -> bool:
         """Return whether no steady tensor differs from its copy. Reads all of them."""
         return all(torch.equal(source, self._copies[key]) for key, source in self.steady.items())
@@ -191,6 +201,13 @@ class Staged:
     def resolve_data(self, item: WriteItem) -> torch.Tensor:
         """Return the copy of an item of the plan; torch's writer calls it."""
         return self._copies[item.index.fqn, item.index.offset]
+
+
+def _sum_bits(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return sums of a CPU tensor's bits, of whole words and of the rest, at the memory's speed."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    whole = raw.numel() // 8 * 8
+    return int(raw[:whole].view(torch.int64).sum()), int(raw[whole:].sum())
 
 
 @dataclass
