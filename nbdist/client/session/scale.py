@@ -29,7 +29,7 @@ def scale(cluster: Cluster, n: int) -> tuple[str, ...]:
         StartError: New ranks did not start; the cluster is unchanged. Or the ranks could not
             form the group; the cluster is `broken` then.
     """
-    lines = cluster.reopen() if n > len(cluster.ranks) or cluster.dead() else []
+    lines = cluster.reopen() if n >= len(cluster.ranks) or cluster.dead() else []
     if cluster.dead():
         lines += repair(cluster, told=cluster.dead()).lines
     if cluster.broken:

@@ -105,7 +105,7 @@ class HostsLauncher:
             self._where = assign(range(n), slots, self._where)
         except LookupError as error:
             lost = [f"{n}: {host.lost}" for n, host in self._hosts.by_name.items() if host.lost]
-            why = "; ".join(lost) or f"the hosts take {sum(slots.values())} ranks."
+            why = "; ".join(lost) or f"The hosts take {sum(slots.values())} ranks."
             raise NoHostError(error.args, sum(slots.values()), why) from error
         return places(self._where, {name: host.address for name, host in living.items()})
 
