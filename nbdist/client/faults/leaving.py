@@ -69,11 +69,15 @@ class Leaving:
             faults.interrupt(running)
 
     def _ask(self, running: Iterable[int]) -> None:
+        requests = self._cluster.requests
+        self._ask_at = time.monotonic() + _ASK_S
         if self._next == "hold":
             self._live.tell(self._cluster.notice)
-        self._ask_at = time.monotonic() + _ASK_S
-        for rank in running:
-            self._asked[rank] = self._cluster.requests.ask(rank, f"leaving.{self._next}", busy=True)
+            self._asked |= {rank: requests.ask(rank, "leaving.hold", busy=True) for rank in running}
+        else:
+            self._asked |= {
+                rank: requests.ask(rank, "leaving.outcome", busy=True) for rank in running
+            }
 
     def _take(self, answers: list[dict[str, Any]]) -> None:
         """Take what all ranks have answered."""
