@@ -86,7 +86,8 @@ test-browser: $(developer)
 test-hosts: $(developer)
 	$(py) -m tests.hosts.install
 	$(py) -m pytest -m hosts $(ARGS) tests/hosts
-	[ "$$(id -u)" != 0 ] || $(py) -m pytest $(nbval) $(ARGS) $(on_hosts)
+	[ "$$(id -u)" != 0 ] || NBDIST_STATIC=1 JUPYTER_PREFER_ENV_PATH=1 \
+	  $(py) -m pytest $(nbval) $(ARGS) $(on_hosts)
 
 # Stopped, it goes on where it stood: .nbdist/trials.jsonl has what was run.
 trials: $(developer)

@@ -106,7 +106,10 @@ class Guest:
         self.host = request["host"] or socket.gethostname()
         os.environ.update(request["environment"])
         trouble = ""
-        self._keeps_logs = _reads(Path(request["logs"]) / TOKEN) != request["token"]
+        logs = Path(request["logs"])
+        # A folder that is shared may be mounted read-only here.
+        is_shared = _reads(logs / TOKEN) == request["token"] and os.access(logs, os.W_OK)
+        self._keeps_logs = not is_shared
         if self.host != HERE:
             try:
                 self._folder = _make_folder()
