@@ -41,6 +41,7 @@ from nbdist.host.guest import BEAT_S
 from nbdist.host.ledger import Ledger
 
 SILENT_S: Final = 4.0  # without a beat, after which a host counts as lost
+_LAST_WORDS_S: Final = 0.5  # of a kernel that has ended
 _END_S: Final = 2.0  # for a channel's command to end by itself
 _CANCEL_S: Final = 3.0
 _MOST_LINE_BYTES: Final = 1 << 20
@@ -147,8 +148,12 @@ class Keeper:
     ) -> None:
         """Serve one kernel until it is gone: its connection, or its process."""
         loop = asyncio.get_running_loop()
-        # Processes that it has forked may hold the connection.
-        lifeline.watch(pid, lambda: _soon(loop, writer.transport.abort))
+
+        def hang_up() -> None:
+            loop.call_later(_LAST_WORDS_S, writer.transport.abort)
+
+        # Processes that it has forked may hold the connection. What it had said is heard first.
+        lifeline.watch(pid, lambda: _soon(loop, hang_up))
         self._writer = writer
         try:
             await self._listen(pid, reader)

@@ -4,7 +4,7 @@ Each fake derives from the real class and replaces only what would reach a proce
 checks it and the rest is the real code; test_fakes.py compares the signatures.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,6 +106,7 @@ class FakeConnection(Connection):
         once: bool = False,
         metadata: dict[str, Any] | None = None,
         buffers: list[Any] | None = None,
+        outbox: list[Callable[[], None]] | None = None,
     ) -> str:
         message_id = f"{rank}-{len(self.handlers)}"
         self.handlers[message_id] = handler

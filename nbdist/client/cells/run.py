@@ -141,15 +141,27 @@ class CellRun:
         return outcome
 
     def _begin(self, options: Mapping[str, Any]) -> None:
+        if self._cluster.memory is None:
+            for rank, collector in self._collectors.items():
+                self._send(rank, collector, options)
+            return
+        # The keeper knows of a cell before any rank does: this kernel may end at any moment.
+        outbox: list[Callable[[], None]] = []
         for rank, collector in self._collectors.items():
-            self._send(rank, collector, options)
-        if self._cluster.memory is not None:
-            self._cluster.memory.cell_began(self._attempt.memory() | {"messages": self._sent})
+            self._send(rank, collector, options, outbox)
+        self._cluster.memory.cell_began(self._attempt.memory() | {"messages": self._sent})
+        self._cluster.requests.release(outbox)
 
-    def _send(self, rank: int, collector: Collector, options: Mapping[str, Any]) -> None:
+    def _send(
+        self,
+        rank: int,
+        collector: Collector,
+        options: Mapping[str, Any],
+        outbox: list[Callable[[], None]] | None = None,
+    ) -> None:
         try:
             self._sent[rank] = self._cluster.requests.execute(
-                rank, self._request.code, options, collector.on_message
+                rank, self._request.code, options, collector.on_message, outbox
             )
         except RankDiedError:
             collector.died("it had ended before the cell was sent")

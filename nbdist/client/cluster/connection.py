@@ -153,6 +153,7 @@ class Connection:
         once: bool = False,
         metadata: dict[str, Any] | None = None,
         buffers: list[Any] | None = None,
+        outbox: list[Callable[[], None]] | None = None,
     ) -> str:
         """Send one message to a rank; `handler` gets every message that answers it.
 
@@ -165,6 +166,7 @@ class Connection:
             once: Only the reply is wanted; listening ends with it.
             metadata: JSON-like.
             buffers: Raw payloads (bytes-like), sent without a copy.
+            outbox: Put what sends it here instead of sending it; see `release`.
 
         Returns:
             The message's id.
@@ -194,8 +196,16 @@ class Connection:
                 if waiting := client.handlers.get(message_id):
                     waiting(_not_sent(error))
 
-        client._io_loop.add_callback(really_send)
+        if outbox is None:
+            client._io_loop.add_callback(really_send)
+        else:
+            outbox.append(really_send)
         return message_id
+
+    def release(self, outbox: list[Callable[[], None]]) -> None:
+        """Send what was put into an outbox, in order."""
+        for send in outbox:
+            self._client._io_loop.add_callback(send)
 
     def hear(self, message_id: str, handler: Handler) -> None:
         """Listen for what answers a message that another kernel has sent; its reply is not ours.

@@ -183,8 +183,17 @@ class Requests:
     def _ask_for_life(self, rank: int, busy: bool) -> PendingReply:
         return self.ask(rank, "clock.read", busy=True) if busy else self.ask(rank, "boot.answer")
 
-    def execute(self, rank: int, code: str, options: Mapping[str, Any], handler: "Handler") -> str:
+    def execute(
+        self,
+        rank: int,
+        code: str,
+        options: Mapping[str, Any],
+        handler: "Handler",
+        outbox: list[Callable[[], None]] | None = None,
+    ) -> str:
         """Send a cell to a rank; `handler` gets its output and its reply.
+
+        With an `outbox` it is put there, until `release`.
 
         Raises:
             RankDiedError: The rank is not there any more.
@@ -209,9 +218,14 @@ class Requests:
                 content,
                 handler,
                 metadata={wire.SUMMARY_KEY: dict(options)},
+                outbox=outbox,
             )
         except KeyError:
             raise RankDiedError(f"rank {rank} is not there.") from None
+
+    def release(self, outbox: list[Callable[[], None]]) -> None:
+        """Send what `execute` has put into an outbox."""
+        self._require().release(outbox)
 
     def interrupt(self, rank: int, message_id: str) -> PendingReply:
         """Interrupt a cell, a push or a pull on a rank, and nothing that runs there after it.
