@@ -23,7 +23,7 @@ from nbdist.placement import HERE
 _OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "EscapeChar=none"),
     # A host that is gone is noticed without a kernel that computes.
-    *("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=4"),
+    *("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=10"),
     # A shared connection would end with whichever ssh had opened it.
     *("-o", "ControlMaster=no", "-o", "ControlPath=none"),
 )
