@@ -133,7 +133,7 @@ def _pids_beside(kernel: Kernel) -> list[list[int]]:
     notebook = kernel.ask("import os; print(os.getpid())")
     controller = kernel.ask(
         "import nbdist.client.notebook.current as current\n"
-        "print(current._launcher._pids['controller'])"
+        "print(current._launcher._link.pids['controller'])"
     )
     ship = [
         child.pid
