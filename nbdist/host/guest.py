@@ -40,7 +40,6 @@ class Guest:
         self._keeps_logs = False
         self._listeners: list[socket.socket] = []
         self._heard_at = self._beat_at = time.monotonic()
-        self._has_lease = False
 
     def own(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return those requests that are for this host; any proves that the keeper lives."""
