@@ -64,11 +64,17 @@ class Runtime:
 
     def holder(self) -> Notebook:
         """Return the kernel that has the cluster: of the test before, or a new one."""
-        if self.held_by is None:
-            self.held_by = self.new()
-            said = self.held_by.run("%dist attach shared")
-            assert "Attached to shared: 2 ranks on cpu, gloo." in said, said
-        return self.held_by
+        if self.held_by is not None:
+            return self.held_by
+        notebook = self.attached()
+        said = notebook.run("%dist attach shared")
+        assert "Attached to shared: 2 ranks on cpu, gloo." in said, said
+        return notebook
+
+    def attached(self) -> Notebook:
+        """Return a new kernel, which will have the cluster."""
+        self.held_by = notebook = self.new()
+        return notebook
 
     def leave(self, notebook: Notebook, *, in_order: bool = False) -> None:
         """End a kernel, else as nobody expects it; returns when no kernel has the cluster."""
@@ -144,7 +150,7 @@ def test_a_cell_whose_kernel_is_killed_ends_in_another_one_with_nothing_missing(
     assert re.search(
         r"detached shared: 2 ranks on cpu, cell \[\d+\] began", runtime.nbdist("status")
     )
-    notebook = runtime.new()
+    notebook = runtime.attached()
     with runtime.notebook() as other:
         attached = notebook.client.execute("%dist attach", stop_on_error=False)
         runtime.wait_attached(notebook)
@@ -158,7 +164,9 @@ def test_a_cell_whose_kernel_is_killed_ends_in_another_one_with_nothing_missing(
     assert re.search(rf"broken +finished +2 +{STEPS} ", said), said
     points = notebook.run(
         "import nbdist.client.notebook.current as c, mlflow\n"
-        "assert c._tracker().flush(120)\n"
+        "from nbdist.client.tracking.shipper import unsent\n"
+        "folder = c._tracker().folder\n"
+        "assert c._tracker().flush(120), [(r.key, r.state(), r.is_owned()) for r in unsent(folder)]\n"
         "mlflow.set_tracking_uri(c._tracker().whole_uri)\n"
         "client = mlflow.MlflowClient()\n"
         "for name in 'unbroken', 'broken':\n"
@@ -174,7 +182,6 @@ def test_a_cell_whose_kernel_is_killed_ends_in_another_one_with_nothing_missing(
     assert lines[0].startswith("FINISHED [(1, "), points
     assert lines[0] == lines[1]
     assert lines[0].count("(") == STEPS
-    runtime.held_by = notebook
 
 
 def test_a_rank_that_dies_while_nobody_is_attached_is_replaced_at_attach(
@@ -185,12 +192,11 @@ def test_a_rank_that_dies_while_nobody_is_attached_is_replaced_at_attach(
     notebook.on_ranks("kept = 7")
     runtime.leave(notebook, in_order=True)
     os.kill(int(pid), signal.SIGKILL)
-    notebook = runtime.new()
+    notebook = runtime.attached()
     said = notebook.run("%dist attach")
     assert "Rank 1 had died since the last cell (killed by SIGKILL)" in said, said
     said = notebook.on_ranks("x = torch.ones(1) * (rank + kept)\ndist.all_reduce(x)\nx.item()")
     assert "15.0" in said, said
-    runtime.held_by = notebook
 
 
 def test_a_fault_in_a_cell_that_nobody_hears_is_told_recovered_and_retried_at_attach(
@@ -208,7 +214,7 @@ def test_a_fault_in_a_cell_that_nobody_hears_is_told_recovered_and_retried_at_at
     wait_for(lambda: len(list(runtime.folder.glob("busy-*"))) == 2, "the cell")
     runtime.leave(notebook)
     (runtime.folder / "go").touch()
-    notebook = runtime.new()
+    notebook = runtime.attached()
     said = notebook.run("%dist attach")
     assert "RankError: 1 of 2 ranks failed; rank 0 was released" in said, said
     assert "ZeroDivisionError" in said, said
@@ -216,7 +222,6 @@ def test_a_fault_in_a_cell_that_nobody_hears_is_told_recovered_and_retried_at_at
     assert "2.0" in notebook.run("%dist retry")
     assert "3 ranks" in notebook.run("%dist scale 3\nnbdist.current()")
     assert "2 ranks" in notebook.run("%dist scale 2\nnbdist.current()")
-    runtime.held_by = notebook
 
 
 def test_an_interrupt_of_the_attached_kernel_interrupts_the_cell(
@@ -226,14 +231,13 @@ def test_an_interrupt_of_the_attached_kernel_interrupts_the_cell(
     notebook = runtime.holder()
     notebook.keep_busy(2)
     runtime.leave(notebook)
-    notebook = runtime.new()
+    notebook = runtime.attached()
     attached = notebook.client.execute("%dist attach", stop_on_error=False)
     runtime.wait_attached(notebook)
     notebook.manager.interrupt_kernel()
     reply = notebook.client._recv_reply(attached, timeout=60)
     assert reply["content"]["ename"] in ("KeyboardInterrupt", "Interrupted"), reply["content"]
     assert "idle" in notebook.run("%dist status")
-    runtime.held_by = notebook
 
 
 def test_what_cannot_be_attached_to_is_said_in_one_sentence(

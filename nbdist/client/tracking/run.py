@@ -27,7 +27,7 @@ from nbdist.client.tracking import provenance
 from nbdist.client.tracking.begin import RunPlace
 from nbdist.client.tracking.settings import shown_uri, split_password, tracking_uri, whole_uri
 from nbdist.client.tracking.shipper import ShippingProcess, wait_until_sent
-from nbdist.client.tracking.spool import PREPARING, SpooledRun, SpoolState, spool_of
+from nbdist.client.tracking.spool import SpooledRun, SpoolState, spool_of
 from nbdist.client.tracking.study import Study
 from nbdist.client.tracking.writing import Feed, Outcome, RunEnd, RunWriter
 from nbdist.errors import TrackingError
@@ -258,7 +258,7 @@ class TrackedRun:
                 f"It is kept in {place}: the process that sends runs has crashed (see "
                 f"{self._tracker.folder.name}/logs/tracking.log); %dist runs --sync sends it."
             )
-        elif (why := state.error) and why != PREPARING:
+        elif why := state.trouble:
             lines.append(
                 f"MLflow at {shown_uri(self._tracker.uri)} does not accept it now ({why}); it is "
                 f"kept in {place} and sent later: %dist runs --sync tries at once."

@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 
 from nbdist.client.tracking import description, models
 from nbdist.client.tracking.names import hide_secrets
-from nbdist.client.tracking.spool import MOST_POINTS, Begin, Chunk, SpooledRun, SpoolState
+from nbdist.client.tracking.spool import (
+    CONTINUED_UNSENT,
+    MOST_POINTS,
+    STUDY_UNSENT,
+    Begin,
+    Chunk,
+    SpooledRun,
+    SpoolState,
+)
 
 _ARTIFACT_ATTEMPTS = 3
 # 400 and 409: this entry is wrong or already there; 413 and 422: too large, not understood.
@@ -130,7 +138,7 @@ class RunSender:
         if begin.continues:
             before = SpooledRun(self._run.folder.parent / begin.continues).state()
             if not before.run_id:
-                raise NotTaken("the run that it continues has not been sent yet")
+                raise NotTaken(CONTINUED_UNSENT)
             state.run_id, state.resumed = before.run_id, "here"
             state.first_step = before.first_step
         if begin.resume:
@@ -189,7 +197,7 @@ class RunSender:
         if not run_id:
             if not study.ops.exists():
                 return {}  # removed by hand; the run stands on its own
-            raise NotTaken("the study that it belongs to has not been sent yet")
+            raise NotTaken(STUDY_UNSENT)
         return {"mlflow.parentRunId": run_id} if self._known(run_id) is not None else {}
 
     def _known(self, run_id: str) -> Any:

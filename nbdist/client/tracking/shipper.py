@@ -103,7 +103,7 @@ def wait_until_sent(folder: Path, timeout_s: float) -> bool:
     """
     deadline = time.monotonic() + timeout_s
     while waiting := [run for run in unsent(folder) if not run.is_owned()]:
-        if time.monotonic() > deadline or all(run.state().error for run in waiting):
+        if time.monotonic() > deadline or all(run.state().trouble for run in waiting):
             return False
         time.sleep(0.05)  # a file of another process; there is no event to wait for
     return True

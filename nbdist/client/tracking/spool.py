@@ -36,7 +36,11 @@ from nbdist.client.tracking.folder import (
 from nbdist.client.tracking.series import Point
 
 VERSION = 1
-PREPARING = "another process is preparing the database"  # why a run waits; it passes by itself
+# Why a run waits that needs nobody's help: it passes by itself.
+PREPARING = "another process is preparing the database"
+CONTINUED_UNSENT = "the run that it continues has not been sent yet"
+STUDY_UNSENT = "the study that it belongs to has not been sent yet"
+_PASSING = frozenset({PREPARING, CONTINUED_UNSENT, STUDY_UNSENT})
 MOST_POINTS = 1000  # MLflow's limit for one log_batch
 MOST_ENTRIES = 100  # ... and for its params and tags
 _KEPT_SUMMARIES = 500
@@ -96,6 +100,11 @@ class SpoolState:
     error: str = ""
     is_done: bool = False
     is_lost: bool = False
+
+    @property
+    def trouble(self) -> str:
+        """Why the last attempt failed; empty also where that passes by itself."""
+        return "" if self.error in _PASSING else self.error
 
     def start_over(self) -> "SpoolState":
         """Return the state of a run of which nothing was sent."""
