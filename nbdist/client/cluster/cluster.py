@@ -30,7 +30,7 @@ from nbdist.client.cluster.folders import (
 )
 from nbdist.client.cluster.launchers.base import Launcher, Started
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
-from nbdist.client.cluster.memory import Memory
+from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.cluster.network import check_connection
 from nbdist.client.cluster.process_group import Answers, ProcessGroup
 from nbdist.client.cluster.processes import RankState, Roster, describe_end
@@ -73,7 +73,7 @@ class Cluster:
         self._death_callbacks: list[Callable[[int, str], None]] = []
         self._deaths_s: list[float] = []  # when ranks died, by the events' clock
         self._stopping = False
-        self.memory: Memory | None = None  # of a cluster that may outlive this kernel
+        self.memory: ClusterMemory | None = None  # of a cluster that may outlive this kernel
         self.notice = ""  # that hosts leave soon, in words
 
     # -- starting and stopping
@@ -182,9 +182,9 @@ class Cluster:
         assert isinstance(self._launcher, HostsLauncher)
         self._launcher.detach(name, facts)
         self.events.note("detached")
-        self.remember_in(Memory(name, self.facts, self._launcher.remember))
+        self.remember_in(ClusterMemory(name, self.facts, self._launcher.remember))
 
-    def remember_in(self, memory: Memory) -> None:
+    def remember_in(self, memory: ClusterMemory) -> None:
         """Tell the next kernel, through `memory`, what becomes of it."""
         self.memory = memory
         memory.changed()
@@ -210,7 +210,7 @@ class Cluster:
         """Go on with the processes of a cluster that another kernel has left.
 
         Args:
-            facts: What it has left; see `Memory`.
+            facts: What it has left; see `ClusterMemory`.
             told: What the keeper told; see `HostsLauncher.adopt`.
 
         Raises:

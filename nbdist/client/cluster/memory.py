@@ -12,7 +12,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 
-class Memory:
+class ClusterMemory:
     """Of one cluster, as long as this kernel has it."""
 
     def __init__(

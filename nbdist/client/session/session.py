@@ -18,7 +18,7 @@ from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, interrupt_to_stop
 from nbdist.client.cells.request import CellRequest, check_syntax
 from nbdist.client.cluster.cluster import Cluster
-from nbdist.client.cluster.memory import Memory
+from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.faults.recovery import restart
 from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.cost import Cost
@@ -507,7 +507,7 @@ class Session:
         """
         self._attempts.begin_at(memory["cells"])
         self._left = memory["cell"]
-        self._cluster.remember_in(Memory(name, self._cluster.facts, tell))
+        self._cluster.remember_in(ClusterMemory(name, self._cluster.facts, tell))
         assert self._cluster.memory is not None
         self._cluster.memory.cells = memory["cells"]
         self._remember()

@@ -291,7 +291,7 @@ def _put_loaders(training: Training, told: Mapping[str, Any], *, repeats: bool) 
     gc.collect()  # a loader that only a reference cycle keeps is gone: another has its place
     states = told["loaders"]
     names = told.get("names", [frozenset()] * len(states))  # of a later version than the rest
-    saved = [position.Saved(*one) for one in zip(states, told["held"], names, strict=True)]
+    saved = [position.SavedPosition(*one) for one in zip(states, told["held"], names, strict=True)]
     chosen = position.matched(saved, training.loaders, keep.named())
     for number in reversed(range(len(states))):
         mark: StepState | None = here if number == told["newest"] else None

@@ -59,7 +59,7 @@ class JournalEntry(NamedTuple):
     shards: int = 1
 
 
-class Journal:
+class SampleJournal:
     """This process's: the entries of all its loaders, in the order of giving."""
 
     def __init__(self) -> None:
@@ -209,9 +209,9 @@ def _without_oldest(entries: list[JournalEntry]) -> list[JournalEntry]:
     return [*marks, *entries[_FORGET:]]
 
 
-_here = Journal()
+_here = SampleJournal()
 
 
-def here() -> Journal:
+def here() -> SampleJournal:
     """Return this process's journal."""
     return _here

@@ -22,7 +22,7 @@ from nbdist.engine.data.shards import by_rank, data_shard
 from nbdist.engine.data.sources.open_source import open_source
 from nbdist.engine.data.sources.tars import TarSource
 from nbdist.engine.data.stream_batches import UNKNOWN, StreamBatches
-from nbdist.engine.data.streams import Stream
+from nbdist.engine.data.streams import SampleStream
 from nbdist.engine.kernel import location
 from nbdist.errors import UsageError
 
@@ -129,7 +129,7 @@ def loader(
     if source is None and is_stream(dataset):
         _refuse_sampler(sampler)
         size = window if shuffle else global_batch
-        stream = Stream(hf_datasets.whole(dataset), shuffle, seed, size)
+        stream = SampleStream(hf_datasets.whole(dataset), shuffle, seed, size)
         batches = StreamBatches(stream, global_batch, drop_last)
         dataset = OfStream(transform)
     elif source is None:

@@ -288,7 +288,7 @@ def in_order() -> list[Standing]:
     return sorted(live(), key=lambda one: one.number)
 
 
-class Saved(NamedTuple):
+class SavedPosition(NamedTuple):
     """What a checkpoint tells of a loader.
 
     Attributes:
@@ -319,7 +319,9 @@ def _is_passing(name: str) -> bool:
 
 
 def matched(
-    saved: Sequence[Saved], loaders: Sequence[Standing], named: Mapping[str, object] | None = None
+    saved: Sequence[SavedPosition],
+    loaders: Sequence[Standing],
+    named: Mapping[str, object] | None = None,
 ) -> list[Standing | None]:
     """Return the loader that goes on with each state; None where none fits.
 
@@ -336,7 +338,7 @@ def matched(
     called = dict(zip(map(id, loaders), names_of(loaders, named or {}), strict=True))
     found: list[Standing | None] = [None] * len(saved)
     free = list(loaders)
-    fits: tuple[Callable[[Standing, Saved], bool], ...] = (
+    fits: tuple[Callable[[Standing, SavedPosition], bool], ...] = (
         lambda one, told: bool(called[id(one)] & told.names),
         lambda one, told: one.is_held and one.is_of(told.state),
         lambda one, told: one.is_held and one.is_kind_of(told.state),

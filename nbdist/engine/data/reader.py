@@ -32,7 +32,7 @@ IDS = "\0id"  # the column of samples' numbers, which no file can have
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RowBlock:
     """A rank's samples of one batch.
 
     Attributes:
@@ -52,15 +52,15 @@ class Block:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def one(self, nth: int) -> "Block":
+    def one(self, nth: int) -> "RowBlock":
         """Return a block of one of the samples."""
-        return Block(columns.cut(self.columns, nth, nth + 1), self.ids[nth : nth + 1], self.seed)
+        return RowBlock(columns.cut(self.columns, nth, nth + 1), self.ids[nth : nth + 1], self.seed)
 
     def name(self, nth: int) -> int:
         """Return a sample's number in the source."""
         return int(self.ids[nth])
 
-    def others(self) -> "Iterator[tuple[int, Block]]":
+    def others(self) -> "Iterator[tuple[int, RowBlock]]":
         """Yield nothing: no other rank's samples are here."""
         return iter(())
 
@@ -140,10 +140,10 @@ class GroupFeed:
         self._plan: tuple[int, Stretch | None] = (-1, None)  # of the batches from that one on
         self._coming: Future[list[Columns]] | None = None  # what the plan makes, ahead
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[RowBlock]:
         return self
 
-    def __next__(self) -> Block:
+    def __next__(self) -> RowBlock:
         """Return the next batch's samples. An error or an interrupt leaves the feed as it was."""
         if self._nth == len(self._ends):
             self.close()
@@ -151,7 +151,7 @@ class GroupFeed:
         if (found := next(self._mixed, None) or self._mix()) is not None:
             self._nth += 1
             self._mix_ahead()
-            return Block(found, found.pop(IDS), self._seed)
+            return RowBlock(found, found.pop(IDS), self._seed)
         pieces = self._pieces(self._nth)
         for piece in pieces:
             self._wanted(piece.group)
@@ -378,8 +378,8 @@ class _Making:
         ]
         self._count += len(samples)
 
-    def block(self, seed: tuple[int, int]) -> Block:
+    def block(self, seed: tuple[int, int]) -> RowBlock:
         """Return what was added."""
         found = columns.joined(self.parts)
         ids = found.pop(IDS)
-        return Block(found, ids, seed, tuple(self.skipped), tuple(self.repeated))
+        return RowBlock(found, ids, seed, tuple(self.skipped), tuple(self.repeated))

@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler
 from nbdist.engine.compat import torch_hooks
 from nbdist.engine.data.batches import Shard, cut, mix, part
 from nbdist.engine.data.interleave import Interleave, lanes_of
-from nbdist.engine.data.reader import Block, GroupFeed
+from nbdist.engine.data.reader import GroupFeed, RowBlock
 from nbdist.engine.data.retry import READ_TIMEOUT_S
 from nbdist.engine.data.shards import data_shard
 from nbdist.engine.data.sources.source import Source
@@ -213,7 +213,7 @@ class SourceBatches(Batches):
             )
         self.lanes = state["lanes"]
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[RowBlock]:
         order = Interleave(self.source.sizes, self.lanes, self.shuffle, self.seed, self.epoch)
         ends, seed = self.ends(self.start), (self.seed, self.epoch)
         self._tell_shared_lanes()

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from nbdist.engine.data import columns, making
 from nbdist.engine.data.batches import mix
-from nbdist.engine.data.reader import Block
+from nbdist.engine.data.reader import RowBlock
 from nbdist.engine.data.sampler import Seeded
 from nbdist.engine.data.sources.source import Columns
 from nbdist.engine.data.stream_batches import Samples
@@ -44,7 +44,7 @@ class Rows(Dataset[Any]):
     def __len__(self) -> int:
         return self.samples
 
-    def __getitems__(self, block: Block) -> Any:
+    def __getitems__(self, block: RowBlock) -> Any:
         """Return what is collated: tensors by column, or a list of samples."""
         if self._transform is None and not self._is_by_sample:
             return tensors(block.columns)

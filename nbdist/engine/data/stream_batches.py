@@ -14,7 +14,7 @@ from nbdist.engine.data import making
 from nbdist.engine.data.batches import part
 from nbdist.engine.data.sampler import Batches, Given, Spec
 from nbdist.engine.data.shards import data_shard
-from nbdist.engine.data.streams import Note, Stream
+from nbdist.engine.data.streams import Note, SampleStream
 
 UNKNOWN = -1  # samples of a stream
 
@@ -51,7 +51,7 @@ class Samples:
 class StreamBatches(Batches):
     """This rank's part of each batch of a stream, from a set epoch and position on."""
 
-    def __init__(self, stream: Stream, global_batch: int, drop_last: bool) -> None:
+    def __init__(self, stream: SampleStream, global_batch: int, drop_last: bool) -> None:
         super().__init__(UNKNOWN, global_batch, stream.shuffle, stream.seed, drop_last)
         self.stream = stream
         self._fetched: deque[Given] = deque()

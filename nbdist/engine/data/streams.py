@@ -35,7 +35,7 @@ class Note(NamedTuple):
     state: Any
 
 
-class Stream:
+class SampleStream:
     """A dataset to iterate again and again, from the start or from where it can resume."""
 
     def __init__(self, dataset: Any, shuffle: bool, seed: int, window: int) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from nbdist.engine.data import journal
 from nbdist.engine.data.batches import Shard, part
-from nbdist.engine.data.journal import FORGOTTEN, GIVEN, LEFT_OUT, OVER, Journal, JournalEntry
+from nbdist.engine.data.journal import FORGOTTEN, GIVEN, LEFT_OUT, OVER, JournalEntry, SampleJournal
 
 SHARD = Shard(1, 2)
 
 
-def give(to: Journal, first: int, batches: int, loader: int = 7, size: int = 10) -> None:
+def give(to: SampleJournal, first: int, batches: int, loader: int = 7, size: int = 10) -> None:
     """Have `loader` give batches of `size`, number `first` and those after it, of epoch 0."""
     for serial in range(first, first + batches):
         whole = range(serial * size, (serial + 1) * size)
@@ -24,13 +24,13 @@ def give(to: Journal, first: int, batches: int, loader: int = 7, size: int = 10)
 
 
 def test_batches_in_a_row_are_one_entry() -> None:
-    made = Journal()
+    made = SampleJournal()
     give(made, 0, 5)
     assert made.entries() == [JournalEntry(7, GIVEN, 0, 0, 0, 10, 5, 5, 5, 1, 2)]
 
 
 def test_loops_in_turn_over_two_loaders_have_an_entry_each() -> None:
-    made = Journal()
+    made = SampleJournal()
     for serial in range(4):
         give(made, serial, 1, loader=7)
         give(made, serial, 1, loader=8)
@@ -38,7 +38,7 @@ def test_loops_in_turn_over_two_loaders_have_an_entry_each() -> None:
 
 
 def test_a_cut_forgets_what_was_given_beyond_it_and_no_other_loaders() -> None:
-    made = Journal()
+    made = SampleJournal()
     give(made, 0, 3)
     give(made, 0, 3, loader=8)
     made.add(JournalEntry(7, LEFT_OUT, 3, 0, 30, 2))
@@ -57,9 +57,9 @@ def test_a_file_has_what_a_killed_process_was_given(tmp_path: Path, cut: int | N
     code = f"""if True:
         import os
         from pathlib import Path
-        from nbdist.engine.data.journal import Journal
+        from nbdist.engine.data.journal import SampleJournal
         from tests.unit.engine.data.test_journal import give
-        made = Journal()
+        made = SampleJournal()
         made.keep_in(Path({str(path)!r}), is_new=True)
         give(made, 0, 3)
         give(made, 0, 2, loader=8)
@@ -68,7 +68,7 @@ def test_a_file_has_what_a_killed_process_was_given(tmp_path: Path, cut: int | N
     ended = subprocess.run([sys.executable, "-c", code], cwd=Path.cwd(), env=os.environ)
     assert ended.returncode == -signal.SIGKILL
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    successor = Journal()
+    successor = SampleJournal()
     successor.keep_in(path, is_new=False)
     if cut is not None:
         successor.cut(7, cut)
@@ -79,7 +79,7 @@ def test_a_file_has_what_a_killed_process_was_given(tmp_path: Path, cut: int | N
 
 def test_another_cluster_begins_with_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "journal-x-0"
-    before, after = Journal(), Journal()
+    before, after = SampleJournal(), SampleJournal()
     before.keep_in(path, is_new=True)
     give(before, 0, 3)
     after.keep_in(path, is_new=True)
@@ -87,10 +87,10 @@ def test_another_cluster_begins_with_an_empty_file(tmp_path: Path) -> None:
 
 
 def test_what_ranks_that_left_were_given_is_taken_over_with_their_files(tmp_path: Path) -> None:
-    stays = Journal()
+    stays = SampleJournal()
     stays.keep_in(tmp_path / "journal-x-0", is_new=True)
     for rank in (1, 2):
-        left = Journal()
+        left = SampleJournal()
         left.keep_in(tmp_path / f"journal-x-{rank}", is_new=True)
         give(left, 0, rank)
     stays.take_over(tmp_path, "journal-x-{}", 2)
@@ -100,7 +100,7 @@ def test_what_ranks_that_left_were_given_is_taken_over_with_their_files(tmp_path
 
 def test_a_full_journal_forgets_its_oldest_epochs_and_says_which(tmp_path: Path) -> None:
     path = tmp_path / "journal-x-0"
-    made = Journal()
+    made = SampleJournal()
     made.keep_in(path, is_new=True)
     for epoch in range(journal.MAX_ENTRIES + 1):
         made.give(7, epoch, epoch, range(10), range(5), SHARD)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbdist.engine.data.make import loader
-from nbdist.engine.data.position import Saved, Standing, matched, names_of
+from nbdist.engine.data.position import SavedPosition, Standing, matched, names_of
 
 
 def made(samples: int = 8) -> Any:
@@ -18,13 +18,13 @@ def standings(*loaders: Any) -> list[Standing]:
 
 def states(
     *loaders: Any, alive: bool = True, named: Mapping[str, object] | None = None
-) -> list[Saved]:
+) -> list[SavedPosition]:
     """Return their states, or with `alive=False` as another session would have left them."""
     told = [one.state_dict() for one in loaders]
     if not alive:
         told = [{**t, "journal": {**t["journal"], "session": "?"}} for t in told]
     names = names_of(standings(*loaders), named or {})
-    return [Saved(state, names=called) for state, called in zip(told, names, strict=True)]
+    return [SavedPosition(state, names=called) for state, called in zip(told, names, strict=True)]
 
 
 def test_a_loader_that_lives_on_takes_its_own_state_whatever_was_made_since() -> None:

@@ -18,7 +18,7 @@ from nbdist.engine.data.batches import Shard, cut
 from nbdist.engine.data.coverage import Coverage, coverage
 from nbdist.engine.data.make import loader
 from nbdist.engine.data.stream_batches import StreamBatches
-from nbdist.engine.data.streams import Stream
+from nbdist.engine.data.streams import SampleStream
 from nbdist.errors import UsageError
 
 
@@ -51,25 +51,25 @@ class Stateful(Counted):
         self.at = state["at"]
 
 
-def order(stream: Stream, epoch: int = 0, start: int = 0) -> list[int]:
+def order(stream: SampleStream, epoch: int = 0, start: int = 0) -> list[int]:
     return [sample for _, sample in stream.read(epoch, start)]
 
 
 def test_windows_are_shuffled_by_seed_and_epoch_and_a_stream_keeps_its_order_else() -> None:
-    shuffled = Stream(Counted(10), True, 0, 4)
+    shuffled = SampleStream(Counted(10), True, 0, 4)
     first = order(shuffled)
-    assert first == order(Stream(Counted(10), True, 0, 4)) != order(shuffled, epoch=1)
+    assert first == order(SampleStream(Counted(10), True, 0, 4)) != order(shuffled, epoch=1)
     assert [sorted(first[at : at + 4]) for at in (0, 4, 8)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert first != order(Stream(Counted(10), True, 1, 4))
-    assert order(Stream(Counted(10), False, 0, 4)) == list(range(10))
+    assert first != order(SampleStream(Counted(10), True, 1, 4))
+    assert order(SampleStream(Counted(10), False, 0, 4)) == list(range(10))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("kind", [Counted, Stateful])
 def test_an_epoch_resumes_at_any_sample(kind: type[Counted], shuffle: bool) -> None:
-    unbroken = order(Stream(kind(23), shuffle, 3, 5), epoch=2)
+    unbroken = order(SampleStream(kind(23), shuffle, 3, 5), epoch=2)
     for start in range(24):
-        stream = Stream(kind(23), shuffle, 3, 5)
+        stream = SampleStream(kind(23), shuffle, 3, 5)
         taken = stream.read(2, 0)
         assert [next(taken)[1] for _ in range(start)] == unbroken[:start]
         assert order(stream, epoch=2, start=start) == unbroken[start:]
@@ -78,7 +78,7 @@ def test_an_epoch_resumes_at_any_sample(kind: type[Counted], shuffle: bool) -> N
 
 def test_a_stream_with_a_state_resumes_without_reading_again() -> None:
     dataset = Stateful(1000)
-    stream = Stream(dataset, False, 0, 10)
+    stream = SampleStream(dataset, False, 0, 10)
     taken = stream.read(0, 0)
     for _ in range(500):
         next(taken)
@@ -91,7 +91,7 @@ def test_reading_again_that_takes_long_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(streams, "_SAID_FROM_S", 0.0)
-    next(Stream(Counted(1000), False, 0, 10).read(0, 500))
+    next(SampleStream(Counted(1000), False, 0, 10).read(0, 500))
     assert "The stream has no state_dict: 500 samples were read again" in capsys.readouterr().out
 
 
@@ -103,12 +103,12 @@ def test_a_stream_draws_numbers_of_seed_and_epoch_and_leaves_the_ranks_own_alone
     torch.manual_seed(5)
     expected = torch.rand(())
     torch.manual_seed(5)
-    on_a_rank = order(Stream(drawn, False, 0, 2))
+    on_a_rank = order(SampleStream(drawn, False, 0, 2))
     assert torch.equal(torch.rand(()), expected)
     torch.rand(3)
-    on_another = Stream(drawn, False, 0, 2)
+    on_another = SampleStream(drawn, False, 0, 2)
     assert order(on_another) == on_a_rank != order(on_another, epoch=1)
-    assert order(Stream(drawn, False, 0, 2), start=4) == on_a_rank[4:]
+    assert order(SampleStream(drawn, False, 0, 2), start=4) == on_a_rank[4:]
 
 
 @settings(deadline=None, max_examples=150)
@@ -128,7 +128,7 @@ def test_batches_end_where_those_of_a_dataset_with_a_length_do(
             patch.setattr(
                 "nbdist.engine.data.stream_batches.data_shard", lambda r=rank: Shard(r, ranks)
             )
-            batches = StreamBatches(Stream(Counted(samples), False, 0, 4), batch, drop_last)
+            batches = StreamBatches(SampleStream(Counted(samples), False, 0, 4), batch, drop_last)
             parts = [one.samples for one in batches]
             found.append(parts)
             ends = [batches.given().batch.stop for _ in parts]
@@ -146,22 +146,24 @@ def hf(shards: int = 3, samples: int = 30) -> Any:
     return made.to_iterable_dataset(num_shards=shards)
 
 
-def ids(stream: Stream, epoch: int = 0, start: int = 0) -> list[int]:
+def ids(stream: SampleStream, epoch: int = 0, start: int = 0) -> list[int]:
     return [sample["id"] for _, sample in stream.read(epoch, start)]
 
 
 def test_a_split_by_node_is_taken_back_without_changing_the_users() -> None:
     split = split_dataset_by_node(hf(), rank=1, world_size=3)
-    stream = Stream(hf_datasets.whole(split), False, 0, 4)
+    stream = SampleStream(hf_datasets.whole(split), False, 0, 4)
     assert ids(stream) == list(range(30))
     assert [one["id"] for one in split] == list(range(10, 20))
 
 
 @pytest.mark.parametrize("has_buffer", [False, True])
 def test_hugging_faces_streams_resume_at_any_sample_in_each_epoch(has_buffer: bool) -> None:
-    def make() -> Stream:
+    def make() -> SampleStream:
         dataset = hf().map(lambda one: {"id": one["id"]})
-        return Stream(dataset.shuffle(seed=1, buffer_size=8) if has_buffer else dataset, True, 0, 4)
+        return SampleStream(
+            dataset.shuffle(seed=1, buffer_size=8) if has_buffer else dataset, True, 0, 4
+        )
 
     for epoch in (0, 1):
         unbroken = ids(make(), epoch)

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.layout.axes.pp import segment_times, stages
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward
+from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, TensorSpec, find, trace
 from nbdist.engine.layout.axes.pp.stages import Stage
-from nbdist.engine.layout.axes.pp.trace import ForwardTrace, TensorSpec, find, trace
 from nbdist.engine.layout.axes.tp.proof import TOLERANCE, evaluating, of_rank_0
 from nbdist.engine.layout.policies.policies import Pipeline
 from nbdist.engine.layout.policies.precision import Imitation

@@ -22,11 +22,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from nbdist.engine.compat import torch_pipeline
 from nbdist.engine.layout.axes.cp.context import check_length
-from nbdist.engine.layout.axes.pp import stages, trace
+from nbdist.engine.layout.axes.pp import stage_trace, stages
 from nbdist.engine.layout.axes.pp.pipeline import StagePlan
 from nbdist.engine.layout.axes.pp.stage_forward import StageForward
+from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, TensorSpec
 from nbdist.engine.layout.axes.pp.stages import Stage
-from nbdist.engine.layout.axes.pp.trace import ForwardTrace, TensorSpec
 from nbdist.engine.layout.spec.inputs import Inputs, samples_in, split
 from nbdist.engine.layout.spec.trace import untouched
 from nbdist.engine.training import training
@@ -186,12 +186,12 @@ class ScheduleRunner:
 
     def _schedule(self, inputs: Inputs, count: int, trains: bool) -> tuple[Any, ForwardTrace]:
         is_training = self._forward.model.training
-        key = (count, trains, is_training, repr(trace.specs((inputs.args, inputs.keywords))))
+        key = (count, trains, is_training, repr(stage_trace.specs((inputs.args, inputs.keywords))))
         if key not in self._schedules:
             blocks = list(self.plan.trace.blocks)
             with untouched(self._skeleton):
                 self._skeleton.train(is_training)
-                seen = trace.trace(
+                seen = stage_trace.trace(
                     self._skeleton, blocks, inputs, self._device, self.plan.imitation
                 )
             if seen.blocks != self.plan.trace.blocks:

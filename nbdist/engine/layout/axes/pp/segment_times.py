@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nbdist.engine.compat import torch_modules
-from nbdist.engine.layout.axes.pp.trace import first_of
+from nbdist.engine.layout.axes.pp.stage_trace import first_of
 from nbdist.engine.layout.spec.inputs import Inputs
 from nbdist.engine.layout.spec.trace import untouched
 

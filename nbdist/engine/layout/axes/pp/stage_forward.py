@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from nbdist.engine.compat import torch_transformer
-from nbdist.engine.layout.axes.pp.trace import ForwardTrace, TensorSpec, first_of
+from nbdist.engine.layout.axes.pp.stage_trace import ForwardTrace, TensorSpec, first_of
 from nbdist.engine.layout.spec.inputs import Inputs
 from nbdist.errors import LayoutError
 
