@@ -21,6 +21,7 @@ _PLACES = {
     "Session": "nbdist.client.session.session",
     "CellResult": "nbdist.client.output.result",
     # on a rank
+    "init": "nbdist.engine.rank.standalone",
     "parallelize": "nbdist.engine.layout.parallelize",
     "from_pretrained": "nbdist.engine.layout.from_pretrained",
     "Layout": "nbdist.engine.layout.layout",

@@ -14,8 +14,12 @@ from nbdist.engine.group.state import GroupState
 from nbdist.errors import ClusterError
 
 
-def environment(store_host: str, store_port: int, interface: str) -> None:
-    """Set what torch, gloo and NCCL read, for a store there and an interface with this address."""
+def environment(store_host: str, store_port: int, interface: str, *, recovers: bool = True) -> None:
+    """Set what torch, gloo and NCCL read, for a store there and an interface with this address.
+
+    Without `recovers`, as in a script, NCCL's watchdog ends the process at a fault, and networks
+    that are chosen already stay.
+    """
     # MASTER_* and the agent's store: a program's own `init_process_group("env://")` comes to our
     # store as a client, and no rank ever hosts one. The rest keeps NCCL's watchdog from ending
     # the process over a communicator that we abort ourselves, and on the chosen interface.
@@ -23,17 +27,22 @@ def environment(store_host: str, store_port: int, interface: str) -> None:
         MASTER_ADDR=store_host,
         MASTER_PORT=str(store_port),
         TORCHELASTIC_USE_AGENT_STORE="True",
-        TORCHELASTIC_RESTART_COUNT="0",
-        TORCH_NCCL_ASYNC_ERROR_HANDLING="0",
-        TORCH_NCCL_ENABLE_MONITORING="0",
-        TORCH_NCCL_DUMP_ON_TIMEOUT="0",
         # From torch 2.15 "nccl" is another class, which nobody here has seen let go of its peers.
         TORCH_DIST_USE_NCCL2="0",
     )
+    if recovers:
+        os.environ.update(
+            TORCHELASTIC_RESTART_COUNT="0",
+            TORCH_NCCL_ASYNC_ERROR_HANDLING="0",
+            TORCH_NCCL_ENABLE_MONITORING="0",
+            TORCH_NCCL_DUMP_ON_TIMEOUT="0",
+        )
     name = _interface_name(interface)
     if name is not None:
-        # Also for a backend that someone makes by hand, past our device.
-        os.environ.update(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=name)
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            # Also for a backend that someone makes by hand, past our device.
+            if recovers or variable not in os.environ:
+                os.environ[variable] = name
 
 
 def _interface_name(address: str) -> str | None:

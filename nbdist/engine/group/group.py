@@ -58,6 +58,8 @@ def join(
     *,
     generation: int = 0,
     first_group: int = 0,
+    store_host: str = "",
+    recovers: bool = True,
 ) -> None:
     """Become `rank` of the default process group. On the main thread; again only after `leave`.
 
@@ -70,6 +72,8 @@ def join(
             which the survivors `reform` at the same time.
         first_group: The default group's number, from which torch makes its name. All ranks that
             join with a generation give the same, higher than any group had before a `leave`.
+        store_host: Where the store is, if not at the address in `options`.
+        recovers: Whether faults are recovered from; else torch ends the process at one, as it does.
 
     Raises:
         ClusterError: The other ranks did not arrive within FORM_TIMEOUT_S.
@@ -77,8 +81,8 @@ def join(
     before = state.here()
     if before is not None:
         raise ClusterError(f"This process already is rank {before.rank}.", do=_RESTART)
-    address = options.address
-    gloo_setup.environment(address, store_port, place.address)
+    address = store_host or options.address
+    gloo_setup.environment(address, store_port, place.address, recovers=recovers)
     if "nccl" in options.backend:
         torch.cuda.set_device(place.local_rank)
     client = TCPStore(address, store_port, None, False, timeout=timedelta(seconds=FORM_TIMEOUT_S))

@@ -6,6 +6,8 @@ and torchmetrics unmodified in live engines.
 
 import functools
 import os
+import random
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +61,18 @@ def group_variables(store_host: str, store_port: int) -> dict[str, str]:
 def restore(variables: Mapping[str, str]) -> None:
     """Set the variables; after each cell as well, for some libraries delete them."""
     os.environ.update(variables)
+
+
+def seed_anew(rank: int) -> None:
+    """Give each rank random numbers of its own: forks begin with their parent's state."""
+    import torch
+
+    seed = int.from_bytes(os.urandom(4), "little")
+    random.seed(seed + rank)
+    torch.manual_seed(seed + rank)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed((seed + rank) % 2**32)
 
 
 def refuse_forked_ranks() -> None:

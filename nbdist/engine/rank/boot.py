@@ -13,7 +13,6 @@ import contextlib
 import faulthandler
 import logging
 import os
-import random
 import sys
 import time
 import traceback
@@ -269,7 +268,7 @@ def run(spec: dict[str, Any]) -> None:
     environment.restore(_program.variables)
     environment.refuse_forked_ranks()
     torch.set_num_threads(options.threads)
-    _seed_anew(spec["rank"])
+    environment.seed_anew(spec["rank"])
     tqdm_bars.install()
     kernel.serve(
         _program,
@@ -322,6 +321,7 @@ def join(
     """
     from nbdist.engine.data import account
     from nbdist.engine.group import group
+    from nbdist.engine.rank import standalone
     from nbdist.engine.rank.register import connect
     from nbdist.engine.recovery import recovery, resize
 
@@ -347,6 +347,9 @@ def join(
         is_first=not generation and not newcomers,
     )
     connect(here, device)
+    standalone.know(
+        standalone.ThisRank(here.rank, int(here.variables["LOCAL_RANK"]), asked.n, device)
+    )
     here.recorder.fact(torch=torch.__version__)
     here.kernel.shell.user_ns.update(
         rank=here.rank,
@@ -411,16 +414,6 @@ def _device(kind: str) -> torch.device:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-def _seed_anew(rank: int) -> None:
-    """Give each rank random numbers of its own: forks begin with their parent's state."""
-    seed = int.from_bytes(os.urandom(4), "little")
-    random.seed(seed + rank)
-    torch.manual_seed(seed + rank)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed((seed + rank) % 2**32)
 
 
 def _log_to(stream: LogStream) -> None:

@@ -3,7 +3,7 @@
 The hooks stand in `hooks.py`, what becomes of them in `cell.py`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from nbdist.engine.training.hooks import Hooks
 from nbdist.errors import UsageError
 
 _hooks: Hooks | None = None
+_tell_log: Callable[[int, Mapping[str, float]], None] | None = None
 
 
 def install(recorder: Recorder) -> None:
@@ -121,13 +122,24 @@ def log(**values: object) -> None:
     Raises:
         UsageError: A value is no number; nothing was recorded.
 
-    Outside a cluster, in an exported script, it checks its arguments and does nothing more.
+    In a script, after `nbdist.init()`, rank 0 prints them; without it nobody is told.
     """
     if not values:
         raise UsageError("nbdist.log takes numbers by name, such as nbdist.log(accuracy=0.93).")
     numbers = {name: _number(name, value) for name, value in values.items()}
     if _hooks is not None:
         _hooks.recorder.add("log", _hooks.cell.step, numbers)
+    if _tell_log is not None:
+        _tell_log(current_step(), numbers)
+
+
+def tell_logs(tell: Callable[[int, Mapping[str, float]], None]) -> None:
+    """Call `tell` with the step and the numbers of each `log`, where no notebook listens.
+
+    The step is 0 where nothing counts them.
+    """
+    global _tell_log
+    _tell_log = tell
 
 
 def _number(name: str, value: Any) -> float:

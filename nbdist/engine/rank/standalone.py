@@ -1,0 +1,256 @@
+"""Become a rank without a notebook: `nbdist.init()`, in a script that torchrun runs.
+
+What cells find is there: the process group with nbdist's own parts around it, layouts, loaders,
+checkpoints. Threads and random numbers are an engine's, so that losses are bit-equal to the
+notebook's on the same ranks. What a notebook shows (board, MLflow runs, `nbdist.publish`) is not:
+`nbdist.log` prints on rank 0, and `records` names a folder for all that the board would be drawn
+from. Faults are torchrun's: the first one ends all ranks.
+
+In an engine, where `%dist run` runs such a script, the rank is there and is used as it is.
+
+Main thread; records are written by the thread that publishes them.
+"""
+
+import atexit
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from nbdist.engine.kernel import environment
+from nbdist.errors import LayoutError, NBDistError, UsageError
+from nbdist.formatting import figure
+from nbdist.options import LOOPBACK, ClusterOptions, choose_options
+from nbdist.placement import HERE, Place
+from nbdist.wire import Batch
+
+_RUN_IT = "torchrun --nproc-per-node 2 {}    (or %dist run in a notebook)"
+
+
+class ThisRank(NamedTuple):
+    """What a cell finds set: `rank, local_rank, world_size, device = nbdist.init()`."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+
+_here: ThisRank | None = None
+
+
+def init(
+    *,
+    layouts: Sequence[str] = (),
+    device: str | None = None,
+    backend: str | None = None,
+    threads: int | None = None,
+    timeout: float = 1800.0,
+    records: str | os.PathLike[str] | None = None,
+) -> ThisRank:
+    """Make this process, which torchrun has started, a rank as a cell of a notebook finds it.
+
+        rank, local_rank, world_size, device = nbdist.init(layouts=["fsdp=2 tp=2"])
+        layout = nbdist.parallelize(model, "fsdp=2 tp=2")
+
+    Where it is a rank already, as in `%dist run`, that one is returned. `nbdist.log` prints on
+    rank 0; checkpoints without a name lie in `.nbdist/checkpoints` and the script's name.
+
+    Args:
+        layouts: Those that the script will ask for; all must fit the number of ranks.
+        device: `cpu` or `cuda`; by default `cuda` where there are GPUs.
+        backend: `gloo` or `nccl`; by default what the device calls for.
+        threads: CPU threads of a rank; by default the cores divided by the ranks of this host.
+        timeout: Longest wait inside one collective, in seconds.
+        records: A folder: each rank writes losses, times of steps and what is logged to
+            `rank-N.jsonl` there, a JSON line a record. Without it nothing of it is measured. By
+            default `NBDIST_RECORDS`.
+
+    Returns:
+        `rank`, `local_rank`, `world_size` and `device`.
+
+    Raises:
+        SystemExit: A layout does not fit; rank 0 has said which numbers would.
+        UsageError: torchrun has not started this process, or a word makes no sense.
+    """
+    global _here
+    if _here is not None:
+        _require_layouts(layouts, _here, None)
+        return _here
+    rank, place = _place(os.environ)
+    options = choose_options(
+        torch.cuda.device_count(),
+        n=int(os.environ["WORLD_SIZE"]),
+        device=device,
+        backend=backend,
+        threads=threads,
+        slots=int(os.environ["WORLD_SIZE"]),
+        threads_a_rank=max(1, _cores() // place.local_size),
+        timeout=timeout,
+        address=LOOPBACK if place.nodes == 1 else place.address,
+    )
+    _join(rank, options, place)
+    _here = ThisRank(rank, place.local_rank, options.n, _device(options.device, place))
+    _require_layouts(layouts, _here, place.local_size)
+    _begin(_here, records or os.environ.get("NBDIST_RECORDS"))
+    return _here
+
+
+def know(rank: ThisRank) -> None:
+    """Take over the rank that this engine is."""
+    global _here
+    _here = rank
+
+
+def _place(environ: Mapping[str, str]) -> tuple[int, Place]:
+    """Return the rank and the place that torchrun has told."""
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in environ]
+    if missing:
+        raise UsageError(
+            "nbdist.init() makes a process of torchrun's a rank, and this one is none.",
+            why=f"{missing[0]} is not set.",
+            do=_RUN_IT.format(os.path.basename(sys.argv[0]) or "SCRIPT"),
+        )
+    rank, n = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    nodes = int(environ.get("GROUP_WORLD_SIZE", 1))
+    node = int(environ.get("GROUP_RANK", 0))
+    local_rank = int(environ.get("LOCAL_RANK", rank))
+    local_size = int(environ.get("LOCAL_WORLD_SIZE", n // nodes))
+    host = HERE if nodes == 1 else f"node {node}"
+    address = LOOPBACK if nodes == 1 else _address_towards(environ["MASTER_ADDR"])
+    return rank, Place(host, address, local_rank, local_size, node, nodes)
+
+
+def _address_towards(host: str) -> str:
+    """Return this machine's IPv4 address on the way to a host; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        address: str = probe.getsockname()[0]
+    return address
+
+
+def _join(rank: int, options: ClusterOptions, place: Place) -> None:
+    """Join the group through the store of torchrun's agent, prepared as an engine is."""
+    from nbdist.engine.group import group
+    from nbdist.engine.rank.register import register
+
+    at, port = os.environ["MASTER_ADDR"], int(os.environ.get("MASTER_PORT", 29500))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and rank == 0:
+        # Not torchrun: srun or mpirun with a script's own variables. Nobody else hosts the store.
+        _kept.append(dist.TCPStore(at, port, options.n, True, wait_for_workers=False))
+    variables = environment.rank_variables(rank, options, place)
+    environment.restore({k: v for k, v in variables.items() if not k.startswith("TORCHELASTIC")})
+    torch.set_num_threads(options.threads)
+    environment.seed_anew(rank)
+    register()
+    group.join(rank, options, place, port, store_host=at, recovers=False)
+
+
+_kept: list[Any] = []  # what must live as long as the process
+
+
+def _require_layouts(layouts: Sequence[str], here: ThisRank, ranks_on_host: int | None) -> None:
+    """End all ranks where the number of ranks is none that a layout can have; rank 0 says why."""
+    from nbdist.engine.layout.spec import mesh
+
+    try:
+        for text in layouts:
+            mesh.parse(text, here.world_size, ranks_on_host)
+    except LayoutError as error:
+        if ranks_on_host is None:  # the notebook's ranks: an error of the cell
+            raise
+        if here.rank == 0:
+            print(f"LayoutError: {error}", file=sys.stderr, flush=True)
+        dist.barrier()  # torchrun ends all at the first that fails: rank 0 must have spoken
+        raise SystemExit(1) from None
+
+
+def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
+    """Begin what is one cell to the rest of the engine, and see to its end."""
+    from nbdist.engine.checkpoint import save
+    from nbdist.engine.data import account, resume
+    from nbdist.engine.recovery import wrapped_models
+    from nbdist.engine.steps import keep, step_state
+    from nbdist.engine.training import training
+
+    stem = Path(sys.argv[0]).stem or "script"
+    keep.look_in(lambda: vars(sys.modules["__main__"]))
+    _kept.append(journals := tempfile.TemporaryDirectory(prefix="nbdist-"))
+    (folder := Path(journals.name, "journal")).mkdir()  # of the same name on all ranks
+    token = os.environ.get("TORCHELASTIC_RUN_ID", "") + os.environ["MASTER_PORT"]
+    account.keep_in(folder, token, here.rank, here.world_size, is_first=True)
+    if records is not None:
+        recorder = _recorder(here.rank, Path(records))
+        training.install(recorder)
+        recorder.begin_cell()
+        atexit.register(recorder.close)
+    training.begin_cell()
+    if here.rank == 0:
+        training.tell_logs(_print_numbers)
+    if not step_state.here().is_installed:  # without the snapshots that a recovery needs
+        step_state.install(wrapped_models.buffers_of, lambda optimizer, steps: None)
+    resume.begin_cell(1, failed=None, is_retry=False)
+    step_state.begin_cell()
+    save.begin_cell(os.path.join(".nbdist", "checkpoints", stem))
+    atexit.register(_end, here.rank)
+
+
+def _end(rank: int) -> None:
+    """Wait for what is still written, and say what a cell's end would."""
+    from nbdist.engine.averaging import async_sgd
+    from nbdist.engine.checkpoint import save
+    from nbdist.engine.data import position, weighting
+    from nbdist.engine.training import training
+
+    training.end_cell()
+    async_sgd.cell_ended()
+    lines = (*weighting.take_notices(), *position.take_notices(), *save.end_cell())
+    if rank == 0 and lines:
+        print(*lines, sep="\n", flush=True)
+
+
+def _recorder(rank: int, folder: Path) -> Any:
+    from nbdist.engine.kernel.records import Recorder
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / f"rank-{rank}.jsonl").open("w", encoding="utf-8")
+    except OSError as error:
+        raise NBDistError(
+            f"Records cannot be written to {folder}.", why=error.strerror or str(error)
+        ) from error
+    _kept.append(file)
+
+    def write(batch: dict[str, Any]) -> None:
+        for record in Batch.from_wire(batch).records:
+            row = {name: getattr(record, name) for name in ("kind", "step", "time_ns", "values")}
+            file.write(json.dumps(row) + "\n")
+        file.flush()
+
+    return Recorder(rank, write)
+
+
+def _print_numbers(step: int, numbers: Mapping[str, float]) -> None:
+    told = ", ".join(f"{name} {figure(value)}" for name, value in numbers.items())
+    print(f"step {step}: {told}" if step else told, flush=True)
+
+
+def _device(kind: str, place: Place) -> torch.device:
+    if kind != "cuda":
+        return torch.device(kind)
+    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,93 @@
+"""`nbdist.init()`: a script of torchrun's finds what a cell finds, or is told what it lacks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nbdist.engine.rank import standalone
+from nbdist.errors import UsageError
+from tests.export.torchrun import torchrun
+
+TRAIN = """
+import os, random, nbdist, torch, torch.distributed as dist
+
+rank, local_rank, world_size, device = nbdist.init(layouts=["ddp"], threads=1)
+assert nbdist.init() == (rank, local_rank, world_size, device)
+assert (rank, world_size) == (dist.get_rank(), 2) and local_rank == rank
+assert torch.get_num_threads() == 1
+seeds = [None, None]
+dist.all_gather_object(seeds, torch.initial_seed())
+assert seeds[0] != seeds[1]
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+nbdist.parallelize(model, "ddp")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(60, 4), torch.randint(2, (60,)))
+for x, y in nbdist.loader(data, global_batch=16, drop_last=True):
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+nbdist.log(rows=float(len(x)))
+assert str(nbdist.coverage()) == "Each sample once: 48 in 1 epoch."
+before = model.weight.detach().clone()
+nbdist.save("kept")
+with torch.no_grad():
+    model.weight.zero_()
+nbdist.restore("kept")
+assert torch.equal(model.weight, before)
+nbdist.emulate_link(1e9)
+assert nbdist.received_bytes() > 0
+try:
+    nbdist.publish(model, "digits", example=x)
+except nbdist.PublishError as error:
+    assert "There is no notebook here" in str(error)
+else:
+    raise AssertionError
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_of_torchrun_has_what_a_cell_has(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    ran = torchrun(script, 2, NBDIST_RECORDS=str(tmp_path / "records"))
+    assert ran.returncode == 0, ran.stderr
+    assert "step 3: rows 8" in ran.stdout
+    assert ran.stdout.count("1 checkpoint saved, the newest of step 3") == 1
+    for rank in range(2):
+        lines = (tmp_path / "records" / f"rank-{rank}.jsonl").read_text().splitlines()
+        steps = [row for row in map(json.loads, lines) if row["kind"] == "step"]
+        assert [row["step"] for row in steps] == [1, 2, 3]
+        assert all(row["values"]["loss"] > 0 for row in steps)
+
+
+def test_a_layout_that_cannot_have_these_ranks_ends_the_script_with_one_error(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text('import nbdist\nnbdist.init(layouts=["ddp", "fsdp=2 tp=2"])\nprint("ran")\n')
+    ran = torchrun(script, 2)
+    assert ran.returncode == 1
+    assert ran.stderr.count("LayoutError: fsdp=2 x tp=2 needs 4 ranks") == 1
+    assert 'Do:  let nbdist fill one in: "fsdp=-1 tp=2"' in ran.stderr
+    assert "ran" not in ran.stdout
+
+
+def test_a_process_that_torchrun_has_not_started_is_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/home/ada/train.py"])
+    with pytest.raises(UsageError) as caught:
+        standalone._place({"WORLD_SIZE": "2"})
+    assert caught.value.why == "RANK is not set."
+    assert caught.value.do.startswith("torchrun --nproc-per-node 2 train.py")
+
+
+def test_a_rank_knows_its_place_on_one_host_and_on_several() -> None:
+    one = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost"}
+    rank, place = standalone._place({**one, "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"})
+    assert (rank, place.host, place.address, place.local_rank) == (1, "localhost", "127.0.0.1", 1)
+    far = {**one, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    rank, place = standalone._place({**far, "MASTER_ADDR": "127.0.0.1"})
+    assert (place.host, place.node, place.nodes, place.local_size) == ("node 1", 1, 2, 1)
