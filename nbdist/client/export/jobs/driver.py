@@ -1,0 +1,52 @@
+"""What drivers of Ray and Spark share: a function that runs the script on each worker. Pure.
+
+Both start one process a rank, with torchrun's variables, and call a function there. The script's
+text travels with it, so that no folder has to be shared for it.
+"""
+
+from nbdist.client.export.jobs.job import Job
+
+_RUN_SCRIPT = '''
+def run_script(job: dict) -> None:
+    """Run the script in this process, which is one of its ranks."""
+    import os
+    import runpy
+    import sys
+    import tempfile
+
+    os.environ.update(job["environment"])
+    with tempfile.TemporaryDirectory() as folder:
+        # A file, not only its text: tracebacks and torch.compile read the lines again.
+        script = os.path.join(folder, job["script"])
+        with open(script, "w") as file:
+            file.write(job["source"])
+        sys.argv = [script, *job["arguments"]]
+        runpy.run_path(script, run_name="__main__")
+'''
+
+
+def driver(job: Job, *, docstring: str, imports: str, main: str) -> str:
+    """Return a driver's text.
+
+    Args:
+        job: What it starts.
+        docstring: The module's, without quotes.
+        imports: Lines that import what `main` needs.
+        main: Lines below `if __name__ == "__main__":`, where `job` is what `run_script` takes.
+    """
+    values = {
+        "script": job.script,
+        "arguments": list(job.arguments),
+        "environment": dict(job.environment),
+    }
+    indented = "\n".join(f"    {line}".rstrip() for line in main.strip().splitlines())
+    return (
+        f'"""{docstring.strip()}\n"""\n\n'
+        f"from pathlib import Path\n\n{imports.strip()}\n\n"
+        f"SCRIPT = Path(__file__).with_name({job.script!r})\n\n"
+        f"{_RUN_SCRIPT}\n\n"
+        'if __name__ == "__main__":\n'
+        f"    job = {values!r}\n"
+        '    job["source"] = SCRIPT.read_text()\n'
+        f"{indented}\n"
+    )
