@@ -57,6 +57,7 @@ _PLACES = {
     "CheckpointError": "nbdist.errors",
     "PublishError": "nbdist.errors",
     "TransferError": "nbdist.errors",
+    "ExpectationError": "nbdist.errors",
     "RankError": "nbdist.errors",
 }
 

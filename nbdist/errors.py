@@ -13,6 +13,7 @@
     ├── PublishError        a model that could not be published
     ├── TransferError       push or pull of something that cannot travel
     ├── TrackingError       runs that cannot be kept or shown
+    ├── ExpectationError    what a run was expected to be, and is not
     └── RankError           code failed on one or more ranks
 
 An error of state says three things: what happened, why, and what to do. In IPython these
@@ -122,6 +123,10 @@ class TransferError(NBDistError):
 
 class TrackingError(NBDistError):
     """Runs cannot be kept, sent or shown; training itself is never stopped by this."""
+
+
+class ExpectationError(NBDistError, AssertionError):
+    """A training is not what `%dist expect` says of it; nothing of it is lost."""
 
 
 class RankError(NBDistError):

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from nbdist.client.board.views import VIEWS, require_view
+from nbdist.client.expect.assertion import FORMS, OVER_STEPS
 from nbdist.client.session.params import drop_comment, read_param, split_line
 from nbdist.errors import UsageError
 
@@ -25,6 +26,7 @@ COMMANDS = {
     "push": "copy variables from the notebook to the ranks",
     "pull": "copy a variable from the ranks: NAME becomes a list with one entry per rank",
     "verify": "compare a layout with one process on the same split; changes nothing",
+    "expect": "check what is said of the newest training, for notebooks that are tests",
     "probe": "measure latency and bandwidth between the ranks",
     "stacks": "show where each rank is: cell line, collective, ranks that it waits for",
     "chaos": "make ranks fail on purpose while cells run; without arguments: the report",
@@ -138,6 +140,13 @@ def dist_parser() -> argparse.ArgumentParser:
         nargs="?",
         metavar="HANDLE",
         help="name of a layout or of its model on the ranks; by default the newest",
+    )
+    made["expect"].add_argument(
+        "words",
+        nargs="+",
+        metavar="ASSERTION",
+        help="; ".join(f"{form}: {text}" for form, text in FORMS).replace("%", "%%")
+        + f". Before a name: {', '.join(OVER_STEPS)}, as in max loss < 9",
     )
     made["scale"].add_argument("n", type=int, metavar="N", help="number of ranks")
     made["runs"].add_argument(

@@ -36,6 +36,7 @@ def _complete(shell: Any) -> None:
         ranks=_ranks,
         of_ranks=_of_ranks,
         of_notebook=lambda: _of_notebook(shell),
+        metrics=_metrics,
     )
 
     @context_matcher()  # type: ignore[untyped-decorator]
@@ -145,6 +146,13 @@ def _of_notebook(shell: Any) -> list[str]:
 def _ranks() -> list[str]:
     session = _session()
     return [] if session is None else ["all", *map(str, range(session.world_size))]
+
+
+def _metrics() -> list[str]:
+    from nbdist.client.expect.expect import metric_names
+
+    session = _session()
+    return [] if session is None else metric_names(session.trained)
 
 
 def _runs() -> list[str]:

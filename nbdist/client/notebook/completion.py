@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from nbdist.client.board import VIEWS
+from nbdist.client.expect.assertion import FORMS, OVER_STEPS
 from nbdist.client.notebook import arguments
 
 _MAGICS = ("%dist", "%%distributed")
@@ -28,6 +29,7 @@ class Values:
     ranks: Callable[[], Iterable[str]] = _none
     of_ranks: Callable[[], Iterable[str]] = _none
     of_notebook: Callable[[], Iterable[str]] = _none
+    metrics: Callable[[], Iterable[str]] = _none
 
 
 def complete(text: str, cursor: int, values: Values | None = None) -> list[str]:
@@ -167,6 +169,22 @@ def _of_board(before: list[str], values: Values) -> Iterable[str]:
     return VIEWS if len(words) == 1 and is_run else ()
 
 
+def _of_expect(before: list[str], values: Values) -> Iterable[str]:
+    """Return what may follow: an assertion's first word, then what goes on with it."""
+    if not before:
+        first = (form.split()[0] for form, _ in FORMS)
+        return dict.fromkeys([*first, *OVER_STEPS, *values.metrics()])
+    if before == ["no"]:
+        return ("alarms",)
+    if before == ["parity"]:
+        return (name for name in values.of_ranks() if not name.startswith("_"))
+    if before[0] in ("collectives", "step") and len(before) > 1:
+        return ("last", "baseline")
+    if before[0] == "bytes" and before[-1] == "of":
+        return ("last", "baseline", "explain")
+    return values.metrics() if before[-1] in OVER_STEPS else ()
+
+
 def _values(command: str, option: str, values: Values, before: list[str]) -> Iterable[str]:
     """Return what may follow an option, or stand alone after a command."""
     if option in ("-r", "--ranks"):
@@ -177,6 +195,8 @@ def _values(command: str, option: str, values: Values, before: list[str]) -> Ite
         return ()
     if command == "board":
         return _of_board(before[1:], values)
+    if command == "expect":
+        return _of_expect(before[1:], values)
     of_ranks = command == "pull" or (command == "verify" and len(before) == 1)
     if of_ranks:
         return (name for name in values.of_ranks() if not name.startswith("_"))

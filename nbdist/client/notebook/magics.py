@@ -263,6 +263,11 @@ class NBDist(Magics):
 
         print(current().verify(asked.handle))
 
+    def _expect(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook.current import current
+
+        print(current().expect(" ".join(asked.words)))
+
     def _probe(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
 

@@ -32,6 +32,7 @@ from nbdist.client.output.result import Display
 from nbdist.client.session.cost_meter import CostMeter
 from nbdist.client.session.shown_cell import ShownCell
 from nbdist.client.session.status import Stacks
+from nbdist.client.session.trained_cell import OpenCell, TrainedCell
 from nbdist.errors import ClusterError, TrackingError
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Showing:
         self._trained: CellAnalysis | None = (
             None  # of the newest cell that made steps, and has ended
         )
+        self.trained: TrainedCell | None = None  # the newest, whether it went well or not
+        self._open: OpenCell | None = None
         self._cells: deque[CellInfo] = deque(maxlen=_MOST_CELLS)  # a run keeps what led to it
 
     @property
@@ -181,6 +184,12 @@ class Showing:
             if collector.replied:
                 self._heard[rank] = (self._processes[rank], collector.summary.next_seq)
 
+    def remember_training(self, outcome: Outcome) -> None:
+        """Keep what the cell trained; it is over, and so are the checks of it."""
+        if self._open is not None:
+            self.trained = self._open.close(went_well=outcome.error is None) or self.trained
+            self._open = None
+
     def follow_board(self, board: Board, run: "TrackedRun | None" = None) -> None:
         """Let `show_board` show a cell's board while it runs, also by the name of its run."""
         self._running, self._running_run = board, run
@@ -238,6 +247,7 @@ class Showing:
         run = self._tracking().follow(info, telemetry, insight, before) if request.track else None
         if not request.call:
             self.insight, self.checks = insight, checks
+            self._open = OpenCell(info, telemetry, insight, checks)
             self._cells.append(info)
         return ShownCell(
             self,

@@ -34,6 +34,7 @@ from nbdist.client.session.retries import Attempts
 from nbdist.client.session.scale import scale
 from nbdist.client.session.status import Stacks, Status
 from nbdist.client.session.sweep import SweepResult, combinations, sweep
+from nbdist.client.session.trained_cell import TrainedCell
 from nbdist.client.session.transfer import pull, push
 from nbdist.errors import (
     ClusterError,
@@ -62,6 +63,7 @@ class Session:
         self._chaos: Chaos | None = None
         self._at_stop: list[Callable[[], None]] = []
         self._busy = threading.Lock()
+        self._judge: Callable[[Session, str], str]
         self._left: Mapping[str, Any] | None = None  # the cell that another kernel has left
 
     @property
@@ -311,17 +313,64 @@ class Session:
         Raises:
             LayoutError: It cannot be proven; the text says why. A difference is no error.
         """
+        return self.prove(handle)[1]
+
+    def prove(self, handle: str | None = None) -> tuple[bool, str]:
+        """Return whether a layout computes what one process does, and the proof as text.
+
+        Raises:
+            LayoutError: As `verify`.
+        """
         if handle is not None and not handle.isidentifier():
             raise UsageError(f"{handle!r} is no name of a layout or a model.")
+        answer = self._of_layout("layout.verify", handle=handle)
+        return answer["ok"], answer["text"]
+
+    def explained_bytes(self) -> tuple[str, float]:
+        """Return the newest layout's name, and the bytes a rank sends a step as it explains them.
+
+        Raises:
+            LayoutError: There is no layout, or what it sends follows from a batch nobody knows.
+        """
+        answer = self._of_layout("layout.traffic")
+        return answer["name"], answer["bytes"]
+
+    def _of_layout(self, call: str, **arguments: Any) -> dict[str, Any]:
+        """Return what the ranks answer about a layout; raises LayoutError as they say it."""
         self._require_usable()
         everyone = tuple(range(self.world_size))
         with self._alone():
-            answer = self._attempts.call("layout.verify", everyone, handle=handle)[0].value
+            answer: dict[str, Any] = self._attempts.call(call, everyone, **arguments)[0].value
         if "error" in answer:
             what, why, do = answer["error"]
             raise LayoutError(what, why=why, do=do)
-        text: str = answer["text"]
-        return text
+        return answer
+
+    def expect(self, assertion: str) -> str:
+        """Check what is said of the newest training, as `%dist expect` does.
+
+        Args:
+            assertion: Such as `loss < 0.3`, `parity`, `collectives == last`, `bytes 1 %`,
+                `no alarms`, `step <= 1.1 x baseline`.
+
+        Returns:
+            A line that says what was found.
+
+        Raises:
+            ExpectationError: It does not hold.
+            UsageError: It is no assertion; the text says what is right.
+            ClusterError: Nothing has trained yet.
+        """
+        return self._judge(self, assertion)
+
+    @property
+    def trained(self) -> TrainedCell | None:
+        """The newest cell that has trained, and is over; None before the first."""
+        return self._showing.trained
+
+    def judge_by(self, judge: "Callable[[Session, str], str]") -> None:
+        """Let `expect` answer by this function of a layer above."""
+        self._judge = judge
 
     def probe(self) -> Probe:
         """Measure latency and bandwidth between the ranks; nothing else may run meanwhile.

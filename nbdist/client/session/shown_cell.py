@@ -131,6 +131,7 @@ class ShownCell:
             board = self._board.finish(outcome.word, is_seen_again=was_reopened)
             self._showing.remember_board(self._board.past)
             self._checks.lines(is_last=True)
+            self._showing.remember_training(outcome)
             if self._show:
                 said = [*map(_text, self._checks.found), *_notices(outcome)]
                 finals = [*board, *self._texts(outcome), *said, *_shown(profiled)]

@@ -50,6 +50,7 @@ ANY_TIME = {
 
 CELLS = {
     "layout.verify": "nbdist.engine.layout.verify_magic:verify",
+    "layout.traffic": "nbdist.engine.layout.verify_magic:traffic",
     "group.probe": "nbdist.engine.group.probe:measure",
 }
 

@@ -42,6 +42,29 @@ def verify(handle: str | None, names: dict[str, Any]) -> dict[str, Any]:
     return {"ok": proof.ok, "text": f"{proof!r}\n{in_lines(how)}"}
 
 
+def traffic(names: dict[str, Any]) -> dict[str, Any]:
+    """Return `{"name", "bytes"}`: what the newest layout says a rank sends a step, or `{"error"}`.
+
+    Collective. What tp, cp and pp send follows from the batch of the last `layout.step`.
+
+    Args:
+        names: Those of the rank's cells.
+    """
+    try:
+        layout = _find_on_all(None, names)
+    except LayoutError as error:
+        return {"error": [error.what, error.why, error.do]}
+    inputs = None if layout.last_step is None else layout.last_step[0]
+    changed = [axis for axis in ("tp", "cp", "pp") if getattr(layout.shape, axis) > 1]
+    told = layout.explain(inputs).traffic
+    untold = [axis for axis in changed if axis not in told]
+    if untold:
+        why = f"bytes over {' and '.join(untold)} follow from a batch, and layout.step has not run"
+        do = "compute with layout.step, or compare with the last run: %dist expect bytes 1 %"
+        return {"error": [f"It is not known what layout {layout.name} sends.", why, do]}
+    return {"name": layout.name, "bytes": sum(told.values())}
+
+
 def _find_on_all(handle: str | None, names: dict[str, Any]) -> Layout:
     """Return the layout, which all ranks have. Collective.
 

@@ -1,0 +1,1 @@
+"""What `%dist expect` asks of the newest training, and where it is found not to hold."""

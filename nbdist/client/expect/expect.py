@@ -1,0 +1,295 @@
+"""`%dist expect`: gather what an assertion is about, and judge it.
+
+`NBDIST_BASELINE` says what a missing baseline means: `require` (pytest --nbdist) that the assertion
+fails, `write` (--nbdist-baseline) that every comparison stores its run anew. Without it, as in a
+notebook, the first comparison stores the run and says so.
+
+Main thread, between cells.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from nbdist.client.expect import judge
+from nbdist.client.expect.assertion import (
+    Assertion,
+    BytesWithin,
+    LayoutParity,
+    NoAlarms,
+    Numbers,
+    SameCollectives,
+    StepWithin,
+    parse,
+)
+from nbdist.client.expect.baseline import Stored, baseline_file, machine, store_run, stored_run
+from nbdist.client.metrics.usual_step import RunFigures
+from nbdist.errors import ClusterError, ExpectationError, TransferError, UsageError
+from nbdist.formatting import figure
+
+if TYPE_CHECKING:
+    from nbdist.client.metrics.telemetry import Series
+    from nbdist.client.session.session import Session
+    from nbdist.client.session.trained_cell import TrainedCell
+
+NOT_JUDGED = "is not judged"
+_FEWEST_STEPS = 10  # measured ones, of which a time is told
+_BASELINE = "the baseline"
+
+
+def expect(session: "Session", assertion: str) -> str:
+    """Return a line that says what was found; see `Session.expect`."""
+    asked = parse(assertion)
+    text = " ".join(assertion.split())
+    if isinstance(asked, LayoutParity):
+        ok, proof = session.prove(asked.handle)
+        return judge.judge_parity(text, ok=ok, proof=proof)
+    trained = session.trained
+    if isinstance(asked, Numbers):
+        return _expect_numbers(asked, session, trained)
+    if trained is None:
+        raise _nothing_trained()
+    if isinstance(asked, NoAlarms):
+        return judge.judge_alarms(text, trained.alarms, trained.verdicts)
+    if isinstance(asked, BytesWithin) and asked.other == "explain":
+        name, nbytes = session.explained_bytes()
+        now = _bytes(text, _figures(text, trained))
+        return judge.judge_bytes(text, now, nbytes, asked.share, f"{name}'s layout.explain")
+    return _Compared(text, trained).judge(asked)
+
+
+def metric_names(trained: "TrainedCell | None") -> list[str]:
+    """Return the names that have numbers in the newest training."""
+    if trained is None:
+        return []
+    from nbdist.client.metrics.recent import recent_steps, values_of_run
+
+    series = trained.telemetry.series
+    return list(
+        dict.fromkeys(["loss", *trained.telemetry.keys(), *values_of_run(recent_steps(series))])
+    )
+
+
+def _nothing_trained() -> ClusterError:
+    return ClusterError(
+        "There is no training yet that something could be expected of.",
+        why="no cell of this session has made an optimizer step, or called nbdist.log",
+        do="run the %%distributed cell that trains, then %dist expect",
+    )
+
+
+# -- numbers
+
+
+def _expect_numbers(asked: Numbers, session: "Session", trained: "TrainedCell | None") -> str:
+    values: dict[tuple[str, str], Sequence[float]] = {}
+    said: list[str] = []
+    do = ""
+    for over, name in asked.names:
+        if (told := _metric(over, name, trained)) is not None:
+            values[over, name], words = told
+            do = "%dist board shows how it came to be"
+        else:
+            values[over, name], words = _variable(over, name, session, trained)
+        said.append(words)
+    return judge.judge_numbers(asked, values, "; ".join(dict.fromkeys(said)), do)
+
+
+def _metric(
+    over: str, name: str, trained: "TrainedCell | None"
+) -> tuple[Sequence[float], str] | None:
+    """Return a metric's number, or one a rank, and what it is in words; None: there is none."""
+    if trained is None:
+        return None
+    from nbdist.client.metrics.recent import losses, recent_steps, values_of_run
+
+    of_telemetry = trained.telemetry.series
+    series = losses(of_telemetry) if name == "loss" else of_telemetry(name)
+    told = {rank: one for rank, one in series.items() if one.n}
+    if told:
+        return _over(over, name, told)
+    number = values_of_run(recent_steps(of_telemetry)).get(name)
+    if number is None:
+        return None
+    if over not in ("final", "mean"):
+        raise UsageError(f"{over} {name} is not known: {name} is one number of a run.")
+    return [number], f"{name} is {_written(number)}"
+
+
+def _over(over: str, name: str, told: "dict[int, Series]") -> tuple[Sequence[float], str]:
+    final = [series.values[series.n - 1] for series in told.values()]
+    first = [series.values[0] for series in told.values()]
+    every = [value for series in told.values() for value in series.values[: series.n]]
+    step = int(max(series.steps[series.n - 1] for series in told.values()))
+    where = f"step {step}" + (f", the mean of {len(told)} ranks" if len(told) > 1 else "")
+    if over == "each":
+        words = ", ".join(
+            f"{_written(value)} on rank {rank}" for rank, value in zip(told, final, strict=True)
+        )
+        return final, f"{name} is {words}"
+    # A NaN that `min` and `max` would pass over is what must be seen.
+    is_odd = any(math.isnan(value) for value in every)
+    number = {
+        "final": _mean(final),
+        "first": _mean(first),
+        "mean": _mean(every),
+        "min": math.nan if is_odd else min(every),
+        "max": math.nan if is_odd else max(every),
+        "spread": max(final) - min(final),
+    }[over]
+    if over == "final":
+        return [number], f"{name} is {_written(number)} at {where}"
+    return [number], f"{over} {name} is {_written(number)}"
+
+
+def _variable(
+    over: str, name: str, session: "Session", trained: "TrainedCell | None"
+) -> tuple[Sequence[float], str]:
+    """Return a Python variable of the ranks, one number each, and what it is in words."""
+    if over not in ("final", "each"):
+        raise UsageError(
+            f"{over} {name}: {name} is no metric of the newest training, which has "
+            f"{', '.join(metric_names(trained)) or 'none'}."
+        )
+    try:
+        pulled = session.pull(name)
+    except TransferError as error:
+        if trained is None:
+            raise _nothing_trained() from error
+        known = metric_names(trained)
+        close = get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"the metrics are {', '.join(known)}."
+        raise UsageError(
+            f"{name} is neither a metric of the newest training nor a variable of the ranks; {hint}"
+        ) from error
+    numbers = [_as_number(name, value) for value in pulled]
+    if len(set(map(str, numbers))) == 1:
+        return numbers, f"{name} is {_written(numbers[0])} on all ranks"
+    words = ", ".join(f"{_written(number)} on rank {r}" for r, number in enumerate(numbers))
+    return numbers, f"{name} is {words}"
+
+
+def _as_number(name: str, value: Any) -> float:
+    size = getattr(value, "numel", lambda: getattr(value, "size", 1))()
+    try:
+        if size == 1 and not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise UsageError(
+        f"%dist expect compares numbers, and {name} is a {type(value).__name__}; compute a number "
+        "of it in a %%distributed cell."
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values)
+
+
+def _written(number: float) -> str:
+    if math.isnan(number):
+        return "NaN"
+    if number.is_integer() and abs(number) < 1e15:
+        return f"{int(number):,}"
+    return figure(number) if math.isfinite(number) else str(number)
+
+
+# -- other runs
+
+
+def _figures(text: str, trained: "TrainedCell") -> RunFigures:
+    if trained.figures is None:
+        raise ClusterError(
+            f"{text}: the newest training has made no optimizer step.",
+            do="expect it of the cell that trains, before another one logs numbers",
+        )
+    return trained.figures
+
+
+def _bytes(text: str, figures: RunFigures) -> float:
+    if figures.bytes is None:
+        raise ClusterError(
+            f"{text}: it is not known what this training sends.",
+            why="no step was seen whose collectives were all told, or one of an unknown kind",
+            do="%config NBDist.tap = 'full' before %dist start",
+        )
+    return figures.bytes
+
+
+class _Compared:
+    """The newest training beside another run of its name."""
+
+    def __init__(self, text: str, trained: "TrainedCell") -> None:
+        if trained.info.run_name is None:
+            raise UsageError(
+                f"%dist expect {text} compares runs of one name, and the newest training has none: "
+                "give it one, %%distributed --run NAME."
+            )
+        self._text = text
+        self._name = trained.info.run_name
+        self._now = _figures(text, trained)
+        self._before = trained.before
+        self._file = baseline_file()
+        self._mode = os.environ.get("NBDIST_BASELINE", "")
+
+    def judge(self, asked: Assertion) -> str:
+        """Compare; stores a baseline where one is to be made."""
+        assert isinstance(asked, SameCollectives | BytesWithin | StepWithin)
+        is_of_kernel = asked.other == "last" and self._before is not None
+        if self._mode == "write" and not is_of_kernel:
+            return self._store("stored anew")
+        if is_of_kernel:
+            assert self._before is not None
+            return self._beside(asked, self._before, f"the run of {self._name} before")
+        stored = self._stored()
+        if stored is None:
+            return self._store("there was none of this name on as many ranks")
+        if isinstance(asked, StepWithin) and stored.figures.time is None:
+            return self._of_another_machine(stored)
+        return self._beside(asked, stored.figures, _BASELINE)
+
+    def _beside(
+        self, asked: SameCollectives | BytesWithin | StepWithin, other: RunFigures, whose: str
+    ) -> str:
+        now = self._now
+        if isinstance(asked, SameCollectives):
+            return judge.judge_collectives(self._text, now, other, whose)
+        if isinstance(asked, BytesWithin):
+            sent = _bytes(self._text, now), _bytes(self._text, other)
+            return judge.judge_bytes(self._text, *sent, asked.share, whose)
+        if now.time is None or other.time is None or now.time.steps < _FEWEST_STEPS:
+            raise UsageError(
+                f"%dist expect {self._text}: a time is told of {_FEWEST_STEPS} steps or more, and "
+                f"this training measured {now.time.steps if now.time else 0}."
+            )
+        return judge.judge_step(self._text, now.time, other.time, asked.factor, whose)
+
+    def _stored(self) -> Stored | None:
+        stored = stored_run(self._file, self._name, self._now.world_size)
+        if stored is None and self._mode == "require":
+            raise ExpectationError(
+                f"{self._text} cannot be judged: {self._file.name} has no run {self._name} on "
+                f"{self._now.world_size} ranks.",
+                why="tests compare with a baseline that is kept beside the notebook",
+                do="pytest --nbdist --nbdist-baseline makes it; commit the file",
+            )
+        return stored
+
+    def _of_another_machine(self, stored: Stored) -> str:
+        if self._mode != "require":
+            return self._store(f"its times were those of {', '.join(stored.machines) or 'nobody'}")
+        return (
+            f"{self._text} {NOT_JUDGED}: {self._file.name} has times of "
+            f"{', '.join(stored.machines) or 'no machine'}, and this is {machine()}; "
+            "pytest --nbdist --nbdist-baseline adds them."
+        )
+
+    def _store(self, why: str) -> str:
+        store_run(self._file, self._name, self._now)
+        return judge.found(
+            self._text,
+            f"nothing was compared, and this run is the baseline in {self._file.name} from here "
+            f"on ({why})",
+        )

@@ -1,0 +1,68 @@
+"""The newest cell that has trained: what `%dist expect` asks about, and the runs before it.
+
+Runs are remembered as long as the kernel lives, also after `%dist stop`: more ranks often come with
+a new start.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from nbdist.client.metrics.analysis.cell_analysis import CellAnalysis
+from nbdist.client.metrics.analysis.values import Verdict
+from nbdist.client.metrics.checks.checks import CellChecks
+from nbdist.client.metrics.telemetry import CellInfo, Telemetry
+from nbdist.client.metrics.usual_step import RunFigures, UsualSteps
+
+_MOST_RUNS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedCell:
+    """A cell that has made steps or logged numbers, and is over.
+
+    `before` are the figures of the run of its name that went well before it in this kernel, on as
+    many ranks; None without one, or without a name.
+    """
+
+    info: CellInfo
+    telemetry: Telemetry
+    figures: RunFigures | None
+    alarms: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+    before: RunFigures | None
+
+
+class OpenCell:
+    """A cell that runs, as far as it is needed when it is over."""
+
+    def __init__(
+        self, info: CellInfo, telemetry: Telemetry, insight: CellAnalysis, checks: CellChecks
+    ) -> None:
+        """Hear the cell's records from here on."""
+        self._info = info
+        self._telemetry = telemetry
+        self._insight = insight
+        self._checks = checks
+        self._steps = UsualSteps(info)
+        telemetry.subscribe(self._steps.receive)
+
+    def close(self, *, went_well: bool) -> TrainedCell | None:
+        """Return the cell, which is over; None where it has not trained."""
+        if not self._telemetry.first_record.is_set():
+            return None
+        figures = self._steps.figures(self._telemetry)
+        name, ranks = self._info.run_name, len(self._info.ranks)
+        alike = [run for of, run in _runs if of == name is not None and run.world_size == ranks]
+        if went_well and name is not None and figures is not None:
+            _runs.append((name, figures))
+        return TrainedCell(
+            self._info,
+            self._telemetry,
+            figures,
+            self._checks.found,
+            self._insight.now().verdicts,
+            alike[-1] if alike else None,
+        )
+
+
+_runs: deque[tuple[str, RunFigures]] = deque(maxlen=_MOST_RUNS)  # one a kernel

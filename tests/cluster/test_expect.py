@@ -1,0 +1,137 @@
+"""`%dist expect` about a training on two ranks: what holds, what does not, and about which run."""
+
+from pathlib import Path
+
+import pytest
+
+from nbdist import ExpectationError, Session, UsageError
+from tests.cluster.conftest import Kernel
+
+MODEL = """
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+layout = nbdist.parallelize(net, "ddp")
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+inputs = torch.randn(30, 32, 8, generator=torch.Generator().manual_seed(1))
+"""
+TRAIN = """
+for x in inputs[:, rank::2]:
+    opt.zero_grad()
+    (net(x) - x.sum(-1, keepdim=True)).square().mean().backward()
+    {more}
+    opt.step()
+nbdist.log(accuracy=0.5 + rank / 10)
+seen = 3 + rank
+"""
+
+
+@pytest.fixture
+def trained(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
+    monkeypatch.delenv("NBDIST_BASELINE", raising=False)
+    train(session)
+    return session
+
+
+def train(session: Session, more: str = "", name: str = "small") -> None:
+    session.run(MODEL + TRAIN.format(more=more), run_name=name, track=False)
+
+
+@pytest.mark.parametrize(
+    ("assertion", "found"),
+    [
+        ("loss < 5", "the mean of 2 ranks"),
+        ("min loss < 0.5 * first(loss)", "first loss is"),
+        ("accuracy == 0.55", "accuracy is 0.550"),
+        ("spread accuracy < 0.11", "spread accuracy is 0.1"),
+        ("seen >= 3", "seen is 3 on rank 0, 4 on rank 1"),
+        ("step_ms > 0", "step_ms is"),
+        ("collectives == 1", "collectives is 1"),
+        ("parity", "ddp against one process on the same split: equal"),
+        ("bytes 1 % of explain", "ddp's layout.explain"),
+        ("no alarms", "nothing was found"),
+    ],
+)
+def test_what_holds_is_told_in_a_line(
+    session: Session, cluster: object, assertion: str, found: str
+) -> None:
+    if session.trained is None or session.trained.info.run_name != "held":
+        train(session, name="held")
+    said = session.expect(assertion)
+    assert said.startswith(f"{assertion} holds: ")
+    assert found in said
+    assert "\n" not in said
+
+
+def test_what_does_not_hold_is_one_error_with_the_number(trained: Session) -> None:
+    with pytest.raises(ExpectationError, match=r"loss < 0 does not hold: loss is .* step 30"):
+        trained.expect("loss < 0")
+    with pytest.raises(ExpectationError, match=r"seen == 3 does not hold on rank 1"):
+        trained.expect("seen == 3")
+    with pytest.raises(UsageError, match="did you mean accuracy"):
+        trained.expect("acuracy > 0.5")
+    with pytest.raises(UsageError, match="opt is a SGD"):
+        trained.expect("opt > 1")
+
+
+def test_a_run_is_compared_with_the_one_of_its_name_before_it(trained: Session) -> None:
+    train(trained)
+    for assertion in ("collectives == last", "bytes 0 %", "step <= 10 x last"):
+        assert "the run of small before" in trained.expect(assertion)
+    train(trained, more="dist.all_reduce(torch.ones(100))")
+    with pytest.raises(ExpectationError, match=r"makes 2 all_reduce, and .* it made 1 all_reduce"):
+        trained.expect("collectives == last")
+    with pytest.raises(ExpectationError, match=r"\(\+62\.1 %\)"):
+        trained.expect("bytes 1 %")
+    with pytest.raises(ExpectationError, match=r"layout\.explain"):
+        trained.expect("bytes 1 % of explain")
+
+
+def test_the_first_comparison_stores_a_baseline_and_says_so(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JPY_SESSION_NAME", "train.ipynb")
+    train(session, name="stored")
+    monkeypatch.setenv("NBDIST_BASELINE", "require")
+    with pytest.raises(ExpectationError, match=r"\.baseline\.json has no run stored on 2 ranks"):
+        session.expect("collectives == baseline")
+    monkeypatch.delenv("NBDIST_BASELINE")
+    assert "this run is the baseline" in session.expect("collectives == baseline")
+    monkeypatch.setenv("NBDIST_BASELINE", "require")
+    assert "in the baseline" in session.expect("step <= 1.1 x baseline")
+    train(session, more="dist.barrier()", name="stored")
+    with pytest.raises(ExpectationError, match="1 barrier"):
+        session.expect("collectives == baseline")
+
+
+def test_a_run_without_a_name_has_none_to_compare_with(session: Session) -> None:
+    session.run(MODEL + TRAIN.format(more=""), track=False)
+    with pytest.raises(UsageError, match="%%distributed --run NAME"):
+        session.expect("collectives == last")
+
+
+def test_alarms_of_the_training_stay_when_other_cells_have_run(session: Session) -> None:
+    apart = MODEL.replace('layout = nbdist.parallelize(net, "ddp")', "")
+    session.run(apart + TRAIN.format(more=""), run_name="apart", track=False)
+    session.run("1 + 1")
+    with pytest.raises(ExpectationError, match="Each rank trains a model of its own"):
+        session.expect("no alarms")
+
+
+def test_parity_fails_where_the_layout_differs(session: Session) -> None:
+    train(session, name="wrong")
+    session.run("net[2].bias.register_hook(lambda gradient: gradient * 1.01)")
+    with pytest.raises(ExpectationError, match=r"DIFFERS: the gradient of 2\.bias"):
+        session.expect("parity")
+
+
+def test_the_magic_prints_the_line_and_shows_the_error_alone(notebook: Kernel) -> None:
+    notebook.cell(MODEL + TRAIN.format(more=""))
+    held = notebook.run("limit = 5\n%dist expect loss < {limit}  # as ever")
+    assert held.error is None
+    assert held.text.startswith("loss < 5 holds: loss is ")
+    failed = notebook.run("%dist expect loss < 0")
+    assert failed.error is not None
+    assert failed.error[0] == "ExpectationError"
+    assert len(failed.error[2].splitlines()) <= 3
+    assert "nbdist/" not in failed.error[2]
