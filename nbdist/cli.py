@@ -1,4 +1,4 @@
-"""The `nbdist` command: `nbdist demo | lab | ui | status | stacks | board | stop | doctor`.
+"""The `nbdist` command: `demo | lab | ui | status | stacks | board | stop | export | doctor`.
 
 Imports nothing heavy: each command brings what it needs when it is called, so that `--help`
 answers at once and works in an environment that is broken.
@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return ui(known.folder)
             case "status" | "stacks" | "board" | "stop":
                 return ask(known)
+            case "export":
+                return export(known)
             case "doctor":
                 return doctor()
             case _:
@@ -111,6 +113,10 @@ def build_parser() -> argparse.ArgumentParser:
             words.add_argument(
                 "--watch", action="store_true", help="again every 3 s until the cell ends"
             )
+    export_words = commands.add_parser(
+        "export", help="write a notebook's %%%%distributed cells as a script for torchrun"
+    )
+    export_words.add_argument("words", nargs=argparse.REMAINDER, metavar="NOTEBOOK PATH ...")
     commands.add_parser("doctor", help="check this machine and suggest fixes")
     return parser
 
@@ -269,6 +275,21 @@ def show_anew(said: str) -> None:
         print(f"\x1b[2J\x1b[H{said}", flush=True)
     else:
         print(f"{said}\n", flush=True)
+
+
+def export(known: argparse.Namespace) -> int:
+    """Write a notebook's cells as a script, without a kernel."""
+    from nbdist.client.notebook.arguments import add_export
+    from nbdist.client.notebook.export_command import export_file
+
+    parser = argparse.ArgumentParser(
+        prog="nbdist export",
+        description="Write the %%distributed cells of a notebook as a script for torchrun.",
+    )
+    parser.add_argument("notebook", metavar="NOTEBOOK", help="the notebook's file")
+    add_export(parser, "which code cells, counted from 1, such as 3,5-8")
+    print(export_file(parser.parse_args(known.words)))
+    return 0
 
 
 def doctor() -> int:

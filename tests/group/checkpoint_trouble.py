@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import nbdist
-from nbdist.engine.checkpoint.folder import CheckpointFolder
+from nbdist.engine.checkpoint.folder import Place
 from nbdist.engine.compat.torch_checkpoint import WritePlanner
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.parallelize import parallelize
@@ -126,7 +126,7 @@ def error_of_save(folder: str, case: Case, how: Options) -> dict[str, Any]:
 def error_of_full_disk(folder: str, case: Case, file: str) -> dict[str, Any]:
     """As `error_of_save`, where no byte can be written to one of the files."""
 
-    def fill(place: CheckpointFolder, name: str) -> None:
+    def fill(place: Place, name: str) -> None:
         home = Path(place.url) if file == "latest" else Path(place.url, name)
         temporary = "" if file.endswith(".distcp") else ".tmp"
         os.symlink("/dev/full", home / f"{file}{temporary}")
@@ -166,19 +166,19 @@ def error_of_dying_server(folder: str, case: Case, how: Options, pid: int) -> di
 
 
 @contextmanager
-def _when_begun(do: Callable[[CheckpointFolder, str], None]) -> Iterator[None]:
+def _when_begun(do: Callable[[Place, str], None]) -> Iterator[None]:
     """Have something done on the rank that makes a checkpoint's folder, when it has."""
-    begin = CheckpointFolder.begin
+    begin = Place.begin
 
-    def begin_and_do(self: CheckpointFolder, name: str, nbytes: int) -> None:
+    def begin_and_do(self: Place, name: str, nbytes: int) -> None:
         begin(self, name, nbytes)
         do(self, name)
 
-    CheckpointFolder.begin = begin_and_do  # type: ignore[method-assign]
+    Place.begin = begin_and_do  # type: ignore[method-assign]
     try:
         yield
     finally:
-        CheckpointFolder.begin = begin  # type: ignore[method-assign]
+        Place.begin = begin  # type: ignore[method-assign]
 
 
 def error_without_a_training(folder: str) -> str:

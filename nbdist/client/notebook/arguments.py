@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 from nbdist.client.board.views import VIEWS, require_view
 from nbdist.client.expect.assertion import FORMS, OVER_STEPS
+from nbdist.client.export.export import TORCHRUN
+from nbdist.client.export.jobs import FORMATS
 from nbdist.client.session.params import drop_comment, read_param, split_line
 from nbdist.errors import UsageError
 
@@ -34,6 +36,7 @@ COMMANDS = {
     " looking changes nothing for later cells",
     "runs": "list this notebook's runs, newest first; with names or numbers, compare these",
     "ui": "start the MLflow UI and show its link",
+    "export": "write the %%distributed cells that succeeded as a script for torchrun",
     "doctor": "check this machine and suggest fixes",
 }
 
@@ -159,6 +162,7 @@ def dist_parser() -> argparse.ArgumentParser:
         "--sync", action="store_true", help="send runs that are still in the spool"
     )
     made["runs"].add_argument("--plain", action="store_true", help="as text")
+    add_export(made["export"], "numbers of prompts, such as 3,5-8, of the cells to export")
     return parser
 
 
@@ -205,6 +209,23 @@ def _add_board(board: argparse.ArgumentParser) -> None:
         help="hover over values, zoom, choose a log scale and hide ranks: in loss, step and "
         "collectives (all three without VIEW); needs plotly, the extra `interactive`",
     )
+
+
+def add_export(export: argparse.ArgumentParser, cells: str) -> None:
+    """Add the words of `%dist export`, which those of `nbdist export` are too."""
+    export.add_argument("path", metavar="PATH", help="the script, such as train.py")
+    export.add_argument(
+        "--format",
+        default=TORCHRUN,
+        metavar="FORMAT",
+        help=f"{TORCHRUN} (default): the script alone; or a job around it: "
+        + "; ".join(f"{name}, {text}" for name, text in FORMATS.items()),
+    )
+    export.add_argument("--cells", metavar="CELLS", help=cells)
+    export.add_argument("--force", action="store_true", help="overwrite what is there")
+    export.add_argument("--nodes", type=int, metavar="N", help="nodes of the job")
+    export.add_argument("--time", metavar="LIMIT", help="time limit of the job, as 2:00:00")
+    export.add_argument("--partition", metavar="NAME", help="Slurm's partition")
 
 
 def _add_chaos(chaos: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
 from traitlets import All, Bool, Enum, Float, Integer, List, Unicode, observe
 
-from nbdist.client.notebook import arguments, assist
+from nbdist.client.notebook import arguments, assist, export_command
 from nbdist.errors import Interrupted, UsageError
 
 
@@ -249,7 +249,9 @@ class NBDist(Magics):
         missing = [name for name in asked.names if name not in names]
         if missing:
             raise UsageError(f"There is no {missing[0]!r} in this notebook to push.")
-        current().push({name: names[name] for name in asked.names}, asked.ranks)
+        values = {name: names[name] for name in asked.names}
+        current().push(values, asked.ranks)
+        export_command.note_push(values)
 
     def _pull(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current
@@ -326,6 +328,9 @@ class NBDist(Magics):
         print("Starting the MLflow UI (a few seconds the first time)...", flush=True)
         print(open_ui())
 
+    def _export(self, asked: Any, names: dict[str, Any]) -> None:
+        print(export_command.export_history(asked))
+
     def _doctor(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist import doctor
         from nbdist.client.notebook.current import health
@@ -359,3 +364,4 @@ def register(shell: Any) -> None:
     # First: the list ends with the step that takes cell magics apart.
     shell.input_transformers_cleanup.insert(0, _with_body)
     assist.install(shell)
+    export_command.watch(shell)

@@ -28,7 +28,7 @@ from nbdist.client.output.result import CellResult
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.chaos import Chaos, ChaosPlan
 from nbdist.client.session.params import require_params
-from nbdist.client.session.probe import LinkProbe, choose_pairs, links
+from nbdist.client.session.probe import Probe, choose_pairs, links
 from nbdist.client.session.rank_names import RankNames
 from nbdist.client.session.retries import Attempts
 from nbdist.client.session.scale import scale
@@ -42,6 +42,7 @@ from nbdist.errors import (
     LayoutError,
     UsageError,
 )
+from nbdist.options import ClusterOptions
 from nbdist.ranks import begin_with_ranks, parse_ranks
 
 _SETTLE_TIMEOUT_S = 10.0  # of a cell after an interrupt; the second one kills its ranks
@@ -71,6 +72,12 @@ class Session:
         """Number of ranks."""
         assert self._cluster.options is not None
         return self._cluster.options.n
+
+    @property
+    def options(self) -> ClusterOptions:
+        """What the cluster was started with."""
+        assert self._cluster.options is not None
+        return self._cluster.options
 
     @property
     def last(self) -> CellResult | None:
@@ -372,7 +379,7 @@ class Session:
         """Let `expect` answer by this function of a layer above."""
         self._judge = judge
 
-    def probe(self) -> LinkProbe:
+    def probe(self) -> Probe:
         """Measure latency and bandwidth between the ranks; nothing else may run meanwhile.
 
         Returns:

@@ -24,9 +24,9 @@ import torch.distributed as dist
 import nbdist
 from nbdist.engine.checkpoint import folder, manifest, planning
 from nbdist.engine.checkpoint.agreement import one_error
-from nbdist.engine.checkpoint.folder import CheckpointFolder
+from nbdist.engine.checkpoint.folder import Place
 from nbdist.engine.checkpoint.manifest import Manifest
-from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest, writer_of
+from nbdist.engine.checkpoint.planning import Prepared, SaveRequest, writer_of
 from nbdist.engine.checkpoint.steady import Copying, is_proven
 from nbdist.engine.compat.torch_checkpoint import Writer, Written
 from nbdist.engine.group import state
@@ -54,7 +54,7 @@ class Saving:
         seconds: From its begin to its commit; 0 before.
     """
 
-    def __init__(self, prepare: Callable[[], PreparedSave], began: float) -> None:
+    def __init__(self, prepare: Callable[[], Prepared], began: float) -> None:
         """Plan the save, and begin to copy this rank's part. Collective, main thread.
 
         Args:
@@ -67,9 +67,7 @@ class Saving:
         """
         self._began = began
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        self._begun: tuple[CheckpointFolder, str] | None = (
-            None  # what rank 0 has made, and must delete
-        )
+        self._begun: tuple[Place, str] | None = None  # what rank 0 has made, and must delete
         try:
             prepared, plan, self._id, self._name = planning.agree(prepare, self._begin)
         except BaseException:
@@ -221,7 +219,7 @@ class Saving:
             return error
         return None
 
-    def _copy(self, prepared: PreparedSave) -> Copying:
+    def _copy(self, prepared: Prepared) -> Copying:
         """Begin to copy: all at once, or what is steady while training goes on."""
         steady, optimizers = prepared.steady, prepared.optimizers
         at_once = not steady or not is_proven(optimizers)
@@ -340,7 +338,7 @@ def _retold(told: dict[str, Any]) -> Saving:
 # ---- Its parts ----------------------------------------------------------------------------------
 
 
-def _delete(place: CheckpointFolder, name: str) -> None:
+def _delete(place: Place, name: str) -> None:
     try:
         place.delete(name)
     except Exception:

@@ -1,0 +1,154 @@
+"""What is asked of a cell's code, and done with it: names, displays, indentation. Pure.
+
+Code is text all the way, so that its comments stay; syntax trees only say where things are.
+"""
+
+import ast
+import io
+import re
+import symtable
+import tokenize
+from collections.abc import Iterator, Set
+
+INDENT = "    "
+# Words of a layout that not every number of ranks can have.
+_LAYOUT = re.compile(
+    r"\s*(?=.*(?:=\d|hsdp))(?:(?:pp|dp|fsdp|cp|tp|ep)=-?\d+|hsdp|ddp|fsdp|zero[123]|\s+)+\s*"
+)
+_SILENT = {"print", "append", "extend", "update", "barrier", "all_reduce", "broadcast", "backward"}
+
+
+def indent(code: str) -> str:
+    """Return `code` one level deeper; lines inside of a text over several lines stay."""
+    inside: set[int] = set()
+    started: list[int] = []
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        name = tokenize.tok_name[token.type]
+        if name in ("FSTRING_START", "TSTRING_START"):
+            started.append(token.start[0])
+        elif name in ("FSTRING_END", "TSTRING_END"):
+            inside.update(range(started.pop() + 1, token.end[0] + 1))
+        elif token.type == tokenize.STRING:
+            inside.update(range(token.start[0] + 1, token.end[0] + 1))
+    return "\n".join(
+        line if not line.strip() or number in inside else INDENT + line
+        for number, line in enumerate(code.split("\n"), 1)
+    )
+
+
+def with_print(code: str, shows: str, silent: Set[str] = frozenset()) -> str:
+    """Return `code` with its last expression printed, as a notebook displays it.
+
+    Args:
+        code: A cell's.
+        shows: The condition under which a rank prints, such as `rank == 0`; "" for always.
+        silent: Names of functions that return nothing.
+    """
+    tree = ast.parse(code)
+    if not tree.body or not isinstance(tree.body[-1], ast.Expr):
+        return code
+    last = tree.body[-1]
+    if _is_silenced(code, last) or _is_silent(last.value, silent):
+        return code
+    lines = code.split("\n")
+    text = ast.get_source_segment(code, last)
+    assert text is not None
+    assert last.end_lineno is not None
+    before = "\n".join(lines[: last.lineno - 1])
+    after = "\n".join(lines[last.end_lineno :])
+    head = _before_column(lines[last.lineno - 1], last.col_offset).rstrip().rstrip(";")
+    if isinstance(last.value, ast.Tuple) and not text.startswith("("):
+        text = f"({text})"
+    if any(isinstance(node, ast.Call | ast.Await) for node in ast.walk(last.value)):
+        # What it calls may be a collective: all ranks call it, and one prints.
+        condition = f"{shows} and _ is not None" if shows else "_ is not None"
+        shown = [f"_ = {text}", f"if {condition}:", f"{INDENT}print(_)"]
+    else:
+        shown = [f"if {shows}:", indent(f"print({text})")] if shows else [f"print({text})"]
+    parts = [before, head, *shown, after]
+    return "\n".join(part for part in parts if part.strip())
+
+
+def _before_column(line: str, column: int) -> str:
+    return line.encode()[:column].decode()
+
+
+def _is_silenced(code: str, last: ast.Expr) -> bool:
+    rest = "\n".join(code.split("\n")[(last.end_lineno or 1) - 1 :])
+    return rest.encode()[last.end_col_offset or 0 :].decode().strip().startswith(";")
+
+
+def _is_silent(value: ast.expr, silent: Set[str]) -> bool:
+    if isinstance(value, ast.Constant):
+        return value.value is None or value.value is ...
+    if not isinstance(value, ast.Call):
+        return False
+    called = value.func
+    name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
+    return name in _SILENT or name in silent or name.startswith("assert_")
+
+
+def silent_functions(code: str) -> set[str]:
+    """Return the functions that code defines at its top level and that return nothing."""
+    return {
+        node.name
+        for node in ast.parse(code).body
+        if isinstance(node, ast.FunctionDef)
+        and not any(
+            isinstance(inner, ast.Yield | ast.YieldFrom)
+            or (isinstance(inner, ast.Return) and inner.value is not None)
+            for inner in ast.walk(node)
+        )
+    }
+
+
+def bound(code: str) -> set[str]:
+    """Return the names that code binds at its top level."""
+    table = symtable.symtable(code, "cell", "exec")
+    return {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    } | {name for scope in _scopes(table) for name in _declared(scope)}
+
+
+def _declared(scope: symtable.SymbolTable) -> Iterator[str]:
+    for symbol in scope.get_symbols():
+        if symbol.is_declared_global() and symbol.is_assigned():
+            yield symbol.get_name()
+
+
+def needed(code: str) -> set[str]:
+    """Return the names that code, its functions too, takes from elsewhere."""
+    table = symtable.symtable(code, "cell", "exec")
+    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
+    for scope in _scopes(table):
+        names |= {s.get_name() for s in scope.get_symbols() if s.is_global() and s.is_referenced()}
+    return names - bound(code)
+
+
+def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    for child in table.get_children():
+        yield child
+        yield from _scopes(child)
+
+
+def uses_nbdist(code: str) -> bool:
+    """Return whether code names nbdist."""
+    return any(
+        (isinstance(node, ast.Name) and node.id == "nbdist")
+        or (isinstance(node, ast.Import) and any(a.name == "nbdist" for a in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "nbdist")
+        for node in ast.walk(ast.parse(code))
+    )
+
+
+def layouts(code: str) -> list[str]:
+    """Return the texts in code that ask for a certain number of ranks, such as `fsdp=2 tp=2`."""
+    return [
+        node.value
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and _LAYOUT.fullmatch(node.value)
+    ]

@@ -1,0 +1,81 @@
+"""The definitions in the notebook's own cells that a value sent to the ranks stands on. Pure."""
+
+import ast
+import builtins
+
+from nbdist.client.export import code as code_of
+from nbdist.ranks import NAMES_OF_A_RANK
+
+_STAND_ALONE = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+)
+
+
+class Definitions:
+    """What the cells so far have bound, each name by its newest statement."""
+
+    def __init__(self) -> None:
+        self._statements: dict[str, tuple[int, ast.stmt, str]] = {}  # order, statement, source
+        self._count = 0
+
+    def add(self, body: str) -> None:
+        """Take in a cell of the notebook; one that is no plain Python is passed over."""
+        try:
+            tree = ast.parse(body)
+        except SyntaxError:
+            return
+        lines = body.split("\n")
+        for statement in tree.body:
+            first = min(
+                [statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))]
+            )
+            source = "\n".join(lines[first - 1 : statement.end_lineno])
+            if len(lines[first - 1]) - len(lines[first - 1].lstrip()) or ";" in lines[first - 1]:
+                source = ast.unparse(statement)
+            self._count += 1
+            for name in code_of.bound(source):
+                self._statements[name] = self._count, statement, source
+
+    def source_of(self, name: str) -> str:
+        """Return the statements that define a name, with those that they stand on, in order.
+
+        Raises:
+            LookupError: It stands on something that is computed; the text says which.
+        """
+        wanted: dict[int, str] = {}
+        self._collect(name, wanted, set(), is_first=True)
+        return "\n\n".join(dict.fromkeys(wanted[order] for order in sorted(wanted)))
+
+    def _collect(
+        self, name: str, wanted: dict[int, str], seen: set[str], *, is_first: bool = False
+    ) -> None:
+        if name in seen:
+            return
+        seen.add(name)
+        if name not in self._statements:
+            is_known = hasattr(builtins, name) or name in NAMES_OF_A_RANK
+            if is_known and not is_first:
+                return
+            raise LookupError(f"no cell defines {name}")
+        order, statement, source = self._statements[name]
+        if not isinstance(statement, _STAND_ALONE) and not _is_literal(statement):
+            raise LookupError(f"{name} is computed in the notebook")
+        wanted[order] = source
+        for other in code_of.needed(source):
+            self._collect(other, wanted, seen)
+
+
+def _is_literal(statement: ast.stmt) -> bool:
+    """Return whether a statement gives names values that can be read off."""
+    value = getattr(statement, "value", None)
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or value is None:
+        return False
+    try:
+        ast.literal_eval(value)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,184 @@
+"""Export a notebook: its cells to a script beside which a job's files may lie.
+
+Called by `%dist export`, with what the kernel knows, and by `nbdist export`, with a file alone.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbdist.client.export import jobs
+from nbdist.client.export.notebook_cells import NotebookCell, choose
+from nbdist.client.export.resolve import Parse, Resolved, resolve
+from nbdist.client.export.script import Script, ScriptOptions, write
+from nbdist.errors import UsageError
+from nbdist.formatting import counted
+from nbdist.options import ClusterOptions
+
+TORCHRUN = "torchrun"
+FORMATS = (TORCHRUN, *jobs.FORMATS)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """What is asked for.
+
+    Attributes:
+        path: Of the script.
+        format: `torchrun` for the script alone, or that of the job around it.
+        cells: Numbers, such as `3,5-8`; "" for the `%%distributed` cells.
+        force: Overwrite what is there.
+        time_limit: Of the job.
+        partition: Of Slurm.
+        nodes: Of the job; None for what the notebook had.
+    """
+
+    path: Path
+    format: str = TORCHRUN
+    cells: str = ""
+    force: bool = False
+    time_limit: str = ""
+    partition: str = ""
+    nodes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written; printed, what it is and how it runs.
+
+    Attributes:
+        files: All that were written, the script first.
+        script: What is in the first.
+    """
+
+    files: tuple[Path, ...]
+    script: Script
+
+    def __str__(self) -> str:
+        script = self.script
+        lines = [f"Wrote {self.files[0]}, of {counted(len(script.cells), 'cell')}."]
+        if len(self.files) > 1:
+            lines.append(f"Beside it: {', '.join(path.name for path in self.files[1:])}.")
+        if script.modules:
+            lines.append(f"It needs beside it: {', '.join(script.modules)}.")
+        lines += [f"Left out: cell {number}, which {reason}." for number, reason in script.left_out]
+        return "\n".join([*lines, f"Run it: {script.command}"])
+
+
+def export(
+    request: ExportRequest,
+    cells: Sequence[NotebookCell],
+    parse_dist: Parse,
+    parse_distributed: Parse,
+    *,
+    notebook: str = "",
+    running: ClusterOptions | None = None,
+) -> Exported:
+    """Write the script and the files around it.
+
+    Args:
+        request: What is asked for.
+        cells: The notebook's.
+        parse_dist: Reads the words after `%dist`.
+        parse_distributed: Reads those after `%%distributed`.
+        notebook: Its name, for the header.
+        running: What the cluster was started with, where one runs.
+
+    Raises:
+        UsageError: It cannot be written there, a word makes no sense, or no cell is left.
+    """
+    if request.format not in FORMATS:
+        raise UsageError(f"--format is {', '.join(FORMATS)}, not {request.format!r}.")
+    _require_place(request.path, force=request.force)
+    chosen = choose(cells, request.cells) if request.cells else None
+    resolved = resolve(cells, chosen, parse_dist, parse_distributed)
+    if not any(block.code for block in resolved.blocks):
+        raise _nothing(resolved, chosen)
+    options = _options(resolved, running, request.nodes)
+    script = write(resolved, options, request.path.name, notebook)
+    files = {request.path.name: script.text}
+    if request.format != TORCHRUN:
+        files |= jobs.files(request.format, _job(request, script))
+    folder = request.path.parent
+    for name in files:
+        _require_place(folder / name, force=request.force)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return Exported(tuple(folder / name for name in files), script)
+
+
+def _require_place(path: Path, *, force: bool) -> None:
+    if path.suffix != ".py" and not path.suffix:
+        raise UsageError(f"%dist export writes a script, such as {path}.py, not {path}.")
+    if not path.parent.is_dir():
+        raise UsageError(f"There is no folder {path.parent} to write {path.name} to.")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give the name of a script in it.")
+    if path.exists() and not force:
+        raise UsageError(f"{path} is there already; --force overwrites it.")
+
+
+def _nothing(resolved: Resolved, chosen: Sequence[int] | None) -> UsageError:
+    why = "; ".join(
+        f"cell {block.number} {block.reason}"
+        for block in resolved.blocks
+        if not block.code and not block.is_notebooks
+    )
+    what = "None of these cells" if chosen else "No %%distributed cell"
+    return UsageError(
+        f"{what} can be exported; nothing was written.",
+        why=why or "none has run so far",
+        do="run the cells that train, then %dist export again",
+    )
+
+
+def _options(
+    resolved: Resolved, running: ClusterOptions | None, nodes: int | None
+) -> ScriptOptions:
+    """Return what the script is started with: as the first `%dist start`, which cells began on."""
+    asked = resolved.starts[0] if resolved.starts else argparse.Namespace()
+
+    def word(name: str) -> object:
+        return getattr(asked, name, None)
+
+    n = word("n") or (running.n if running else 2)
+    assert isinstance(n, int)
+    device = word("device") or (running.device if running else "cpu")
+    hosts = str(word("hosts") or "")
+    nodes = nodes or word("nodes") or (len(hosts.split(",")) if hosts else 1)  # type: ignore[assignment]
+    assert isinstance(nodes, int)
+    per_node = word("gpus_per_node")
+    if isinstance(per_node, int):
+        n = per_node * nodes
+    if n % nodes:
+        nodes = 1
+    threads, timeout = word("threads"), word("timeout")
+    return ScriptOptions(
+        n,
+        str(device),
+        nodes,
+        str(word("backend") or ""),
+        threads if isinstance(threads, int) else None,
+        timeout if isinstance(timeout, float) else None,
+    )
+
+
+def _job(request: ExportRequest, script: Script) -> jobs.Job:
+    options = script.options
+    return jobs.Job(
+        script.name,
+        ranks_per_node=options.n // options.nodes,
+        nodes=options.nodes,
+        device="cuda" if options.device == "cuda" else "cpu",
+        packages=_packages(request, script),
+        time_limit=request.time_limit,
+        partition=request.partition,
+    )
+
+
+def _packages(request: ExportRequest, script: Script) -> tuple[str, ...]:
+    """Return what pip installs; a Slurm cluster's nodes share the environment that there is."""
+    if request.format == "sbatch":
+        return ()
+    return ("nbdist",) if script.needs_nbdist else ("torch",)

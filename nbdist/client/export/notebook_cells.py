@@ -1,0 +1,139 @@
+"""The cells that a script is made of: of a kernel's history, or of a notebook's file.
+
+Of a cell that was run again the newest run that went well counts, in the place of the first: a
+definition that was corrected after it was used stays above its use.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbdist import plain
+from nbdist.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What `%dist push` has sent.
+
+    Attributes:
+        name: On the ranks.
+        literal: The value in Python's notation; "" where it has none.
+        kind: Its type's name.
+    """
+
+    name: str
+    literal: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotebookCell:
+    """A code cell.
+
+    Attributes:
+        number: The prompt's; in a file, the place among its code cells, from 1.
+        source: As it stands in the notebook.
+        has_failed: Its last run ended with an error.
+        pushed: What it has sent to the ranks, as far as it is known.
+    """
+
+    number: int
+    source: str
+    has_failed: bool = False
+    pushed: tuple[Pushed, ...] = ()
+
+
+def pushed(name: str, value: object) -> Pushed:
+    """Return what is remembered of a value that is sent to the ranks now."""
+    literal = repr(value) if plain.is_plain(value) else ""
+    if "nan" in literal or "inf" in literal:  # of which Python has no literals
+        literal = "" if _has_no_literal(value) else literal
+    return Pushed(name, literal, type(value).__name__)
+
+
+def _has_no_literal(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_has_no_literal(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple):
+        return any(map(_has_no_literal, value))
+    return isinstance(value, float) and repr(value).lstrip("-") in ("nan", "inf")
+
+
+@dataclass
+class History:
+    """What the kernel has run, in order. Main thread."""
+
+    runs: list[tuple[str, NotebookCell]] = field(default_factory=list)  # each with what names it
+    _pushed: list[Pushed] = field(default_factory=list)  # by the cell that runs
+
+    def note_push(self, values: dict[str, Any]) -> None:
+        """Note what the cell that runs sends to the ranks."""
+        self._pushed += (pushed(name, value) for name, value in values.items())
+
+    def note_run(self, number: int, source: str, cell_id: str | None, *, has_failed: bool) -> None:
+        """Note a cell that has ended; without an id, cells of the same source are one."""
+        cell = NotebookCell(number, source, has_failed, tuple(self._pushed))
+        self._pushed.clear()
+        self.runs.append((cell_id or source, cell))
+
+    def cells(self) -> list[NotebookCell]:
+        """Return the cells in the order of their first runs, each as it succeeded last."""
+        newest: dict[str, NotebookCell] = {}
+        for key, cell in self.runs:
+            before = newest.get(key)
+            if before is None or before.has_failed or not cell.has_failed:
+                newest[key] = cell
+        return list(newest.values())
+
+
+def read_notebook(path: Path) -> list[NotebookCell]:
+    """Return the code cells of a notebook's file.
+
+    Raises:
+        UsageError: It is no notebook.
+    """
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        return [
+            NotebookCell(number, "".join(cell["source"]), _failed(cell))
+            for number, cell in enumerate(code, 1)
+        ]
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no notebook.", do="give an .ipynb file") from error
+
+
+def _failed(cell: dict[str, Any]) -> bool:
+    return any(output["output_type"] == "error" for output in cell.get("outputs", ()))
+
+
+def choose(cells: Sequence[NotebookCell], text: str) -> list[int]:
+    """Return the numbers that `--cells` names, such as `3,5-8`.
+
+    Raises:
+        UsageError: It is not of that form, or names a cell that is not there.
+    """
+    known = {cell.number for cell in cells}
+    chosen: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"--cells takes numbers of cells, such as 3,5-8, not {text!r}.")
+        low, high = int(first), int(last or first)
+        if not dash and low not in known:
+            raise UsageError(f"--cells {text}: there is no cell {low}; {_range(known)}.")
+        found = [number for number in known if low <= number <= high]
+        if not found:
+            raise UsageError(f"--cells {text}: no cell is in {part.strip()}; {_range(known)}.")
+        chosen += found
+    return sorted(set(chosen))
+
+
+def _range(known: Iterable[int]) -> str:
+    numbers = sorted(known)
+    return f"cells are {numbers[0]} to {numbers[-1]}" if numbers else "there is none"

@@ -1,0 +1,328 @@
+"""Turn a notebook's cells into blocks of plain Python, or into a reason why not. Pure.
+
+`%%distributed` cells are what ranks run. Of the notebook's own cells what `%dist push` has sent
+becomes assignments, or the definitions that it stands on, and `%dist start` the command above the
+script.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbdist.client.export import code as code_of
+from nbdist.client.export.definitions import Definitions
+from nbdist.client.export.notebook_cells import NotebookCell, Pushed
+from nbdist.client.export.reasons import why_not
+from nbdist.errors import UsageError
+from nbdist.ranks import NAMES_OF_A_RANK, name_ranks, parse_ranks
+
+Parse = Callable[[str], argparse.Namespace | None]
+
+_MOST_RANKS = 1 << 20
+# Commands that change what a training is, and have no part in a script.
+_MEANINGLESS = {"chaos", "scale", "restart", "attach"}
+_DROPPED = re.compile(r"\s*%(load_ext|reload_ext|config|autoreload|matplotlib|pip|conda)\b")
+# What a script does without, and where it can be had.
+_WITHOUT = {
+    "retry": "--retry: a script starts again from nbdist.save and nbdist.restore",
+    "checkpoint": "--checkpoint: call nbdist.save() in the loop, and nbdist.restore() before it",
+    "profile": "--profile: use torch.profiler",
+    "timeout": "--timeout: the job's time limit ends it",
+    "resume": "--resume: a script keeps no runs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A cell in the script: its number, a heading, and code; or why it is left out.
+
+    Attributes:
+        number: The cell's.
+        heading: What it was, in a line.
+        code: Plain Python.
+        reason: Why there is none, in words that follow `cell 5: it`.
+        binds: The names that it gives or would have given.
+        needs: The names that it takes.
+        least_ranks: How many ranks it needs at least.
+        is_notebooks: It is the notebook's own, and was not asked for.
+    """
+
+    number: int
+    heading: str
+    code: str = ""
+    reason: str = ""
+    binds: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    least_ranks: int = 1
+    is_notebooks: bool = False
+
+
+@dataclass(slots=True)
+class Resolved:
+    """What the cells come to.
+
+    Attributes:
+        blocks: In the script's order.
+        starts: The words of each `%dist start`, in order.
+        modules: Files that `%%writefile` cells have written.
+        module_code: What is in those that are Python's.
+    """
+
+    blocks: list[Block] = field(default_factory=list)
+    starts: list[argparse.Namespace] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    module_code: list[str] = field(default_factory=list)
+
+
+def resolve(
+    cells: Sequence[NotebookCell],
+    chosen: Sequence[int] | None,
+    parse_dist: Parse,
+    parse_distributed: Parse,
+) -> Resolved:
+    """Return what the cells come to.
+
+    Args:
+        cells: All of the notebook's, in order.
+        chosen: Numbers of those to export; None takes the `%%distributed` cells.
+        parse_dist: Reads the words after `%dist`.
+        parse_distributed: Reads those after `%%distributed`.
+    """
+    resolver = _Resolver(chosen, parse_dist, parse_distributed)
+    for cell in cells:
+        resolver.add(cell)
+    resolver.found.blocks = _leave_out_users(resolver.found.blocks)
+    return resolver.found
+
+
+class _Resolver:
+    """Goes through the cells, and knows those before."""
+
+    def __init__(
+        self, chosen: Sequence[int] | None, parse_dist: Parse, parse_distributed: Parse
+    ) -> None:
+        self.found = Resolved()
+        self._chosen = None if chosen is None else set(chosen)
+        self._parse_dist, self._parse_distributed = parse_dist, parse_distributed
+        self._definitions = Definitions()
+        self._silent: set[str] = set()
+        self._failed: tuple[NotebookCell, str, str] | None = None  # the last that did
+
+    def add(self, cell: NotebookCell) -> None:
+        first, _, rest = cell.source.lstrip("\n").partition("\n")
+        if not first.startswith("%%"):
+            self._add_own(cell)
+            return
+        magic, _, words = first[2:].partition(" ")
+        if magic == "distributed":
+            self._add_distributed(cell, first, words, rest)
+        elif magic == "writefile" and words.split():
+            name = words.split()[-1].strip("\"'")
+            self.found.modules.append(name)
+            if name.endswith(".py"):
+                self.found.module_code.append(rest)
+        elif self._is_chosen(cell, by_itself=False):
+            self._leave_out(cell, first, f"is a cell of %%{magic}")
+
+    def _is_chosen(self, cell: NotebookCell, *, by_itself: bool) -> bool:
+        return by_itself if self._chosen is None else cell.number in self._chosen
+
+    def _leave_out(
+        self, cell: NotebookCell, heading: str, reason: str, body: str = "", **more: Any
+    ) -> None:
+        try:
+            binds = frozenset(code_of.bound(body))
+        except SyntaxError:
+            binds = frozenset()
+        block = Block(cell.number, heading, "", reason, binds, **more)
+        self.found.blocks.append(block)
+
+    # -- cells of the ranks
+
+    def _add_distributed(self, cell: NotebookCell, first: str, words: str, body: str) -> None:
+        if cell.has_failed:
+            self._failed = cell, first, body
+        if not self._is_chosen(cell, by_itself=True):
+            return
+        if cell.has_failed:
+            self._leave_out(cell, first, "has failed", body)
+            return
+        self._add_body(cell, first, words, body)
+
+    def _add_body(self, cell: NotebookCell, first: str, words: str, body: str) -> None:
+        try:
+            asked = self._parse_distributed(words)
+        except UsageError as error:
+            self._leave_out(cell, first, f"has a wrong line: {error.what}", body)
+            return
+        if asked is None or not body.strip():
+            return
+        if reason := why_not(body):
+            self._leave_out(cell, first, reason, body)
+            return
+        params = dict(asked.params)
+        clash = sorted(params.keys() & NAMES_OF_A_RANK)
+        if clash:
+            self._leave_out(cell, first, f"sets {clash[0]}, which each rank finds set", body)
+            return
+        ranks = None if asked.ranks == "all" else parse_ranks(asked.ranks, _MOST_RANKS)
+        shown = "rank == 0" if ranks is None or len(ranks) > 1 else ""
+        if ranks is not None and len(ranks) > 1:
+            shown = f"rank == {ranks[0]}"
+        self._silent |= code_of.silent_functions(body)
+        text = code_of.with_print(body.strip("\n"), shown, self._silent)
+        text = _with_params(text, params)
+        least = 1
+        if ranks is not None:
+            least = max(ranks) + 1
+            text = f"if {_is_one_of(ranks)}:\n{code_of.indent(text)}"
+        notes = [note for name, note in _WITHOUT.items() if getattr(asked, name, None)]
+        heading = "\n".join([first, *notes])
+        self._add_block(cell, heading, text, params, least)
+
+    def _add_block(
+        self,
+        cell: NotebookCell,
+        heading: str,
+        text: str,
+        params: Mapping[str, Any],
+        least: int = 1,
+    ) -> None:
+        binds, needs = code_of.bound(text), code_of.needed(text)
+        block = Block(
+            cell.number,
+            heading,
+            text,
+            "",
+            frozenset(binds | set(params)),
+            frozenset(needs - set(params)),
+            least,
+        )
+        self.found.blocks.append(block)
+
+    # -- the notebook's own
+
+    def _add_own(self, cell: NotebookCell) -> None:
+        plain: list[str] = []
+        fresh: list[str] = []  # lines of which the definitions do not know yet
+        for line in cell.source.split("\n"):
+            if re.match(r"%dist\b", line):
+                self._define(cell, fresh)
+                self._add_line(cell, line)
+            elif not _DROPPED.match(line):
+                plain.append(line)
+                fresh.append(line)
+        self._define(cell, fresh)
+        body = "\n".join(plain).strip("\n")
+        if not body.strip():
+            return
+        reason = "has failed" if cell.has_failed else why_not(body)
+        if self._chosen is not None and cell.number in self._chosen:
+            if reason:
+                self._leave_out(cell, "", reason, body)
+            else:
+                self._add_block(cell, "", code_of.with_print(body, "rank == 0"), {})
+        elif self._chosen is None:
+            reason = reason or "runs in the notebook, not on ranks"
+            self._leave_out(cell, "", reason, is_notebooks=True)
+
+    def _define(self, cell: NotebookCell, lines: list[str]) -> None:
+        if not cell.has_failed:
+            self._definitions.add("\n".join(lines))
+        lines.clear()
+
+    def _add_line(self, cell: NotebookCell, line: str) -> None:
+        try:
+            asked = self._parse_dist(line.removeprefix("%dist").strip())
+        except UsageError:
+            return
+        if asked is None:
+            return
+        if asked.command == "start":
+            self.found.starts.append(asked)
+        elif asked.command == "push" and not cell.has_failed:
+            for name in asked.names:
+                self._add_push(cell, line, name, asked.ranks)
+        elif asked.command == "retry" and self._failed is not None and not cell.has_failed:
+            failed, first, body = self._failed
+            self._failed = None
+            gone = self.found.blocks
+            self.found.blocks = [b for b in gone if b.code or b.number != failed.number]
+            if self._chosen is None or failed.number in self._chosen:
+                words = first.partition(" ")[2]
+                self._add_body(replace(failed, number=cell.number), first, words, body)
+        elif asked.command in _MEANINGLESS:
+            self._leave_out(cell, line, f"has {line!r}, which has no meaning in a script")
+
+    def _add_push(self, cell: NotebookCell, line: str, name: str, words: str) -> None:
+        known = next((one for one in cell.pushed if one.name == name), None)
+        text, reason = self._value_of(name, known)
+        if not text:
+            binds = frozenset({name})
+            block = Block(cell.number, line, "", f"pushes {name}: {reason}", binds)
+            self.found.blocks.append(block)
+            return
+        least = 1
+        if words != "all":
+            ranks = parse_ranks(words, _MOST_RANKS)
+            least, text = max(ranks) + 1, f"if {_is_one_of(ranks)}:\n{code_of.indent(text)}"
+        self._add_block(cell, line, text, {}, least)
+
+    def _value_of(self, name: str, known: Pushed | None) -> tuple[str, str]:
+        """Return the code that gives what was pushed, or why there is none."""
+        if known is not None and known.literal:
+            return f"{name} = {known.literal}", ""
+        try:
+            return self._definitions.source_of(name), ""
+        except LookupError as error:
+            if known is None:
+                return "", f"{error}; the kernel knows its value: %dist export in the notebook"
+            kind = known.kind
+            return "", f"a {kind} is no plain value, and {error}"
+
+
+def _with_params(text: str, params: Mapping[str, Any]) -> str:
+    """Return code after its parameters; a list runs it once a value."""
+    single = {name: value for name, value in params.items() if not isinstance(value, list)}
+    lists = {name: value for name, value in params.items() if isinstance(value, list)}
+    for name, values in reversed(lists.items()):
+        text = f"for {name} in {values!r}:\n{code_of.indent(text)}"
+    return "".join(f"{name} = {value!r}\n" for name, value in single.items()) + text
+
+
+def _is_one_of(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank == {ranks[0]}"
+    return f"rank in {tuple(ranks)!r}"
+
+
+def _leave_out_users(blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks, without those that need what only a block that is left out gives."""
+    blocks = list(blocks)
+    while True:
+        there = {name for block in blocks if block.code for name in block.binds}
+        gone = {
+            name: block
+            for block in reversed(blocks)
+            if not block.code and not block.is_notebooks
+            for name in block.binds
+        }
+        for place, block in enumerate(blocks):
+            lacking = sorted((block.needs & gone.keys()) - there) if block.code else []
+            if lacking:
+                of = gone[lacking[0]]
+                reason = f"uses {lacking[0]}, which cell {of.number} would have given"
+                blocks[place] = replace(block, code="", reason=reason)
+                break
+        else:
+            return blocks
+
+
+def ranks_needed(blocks: Sequence[Block]) -> tuple[int, str]:
+    """Return how many ranks the blocks need at least, and which cell says so."""
+    block = max(blocks, key=lambda one: one.least_ranks if one.code else 1, default=None)
+    if block is None or not block.code or block.least_ranks == 1:
+        return 1, ""
+    return block.least_ranks, f"cell {block.number} runs on {name_ranks([block.least_ranks - 1])}"

@@ -1,0 +1,200 @@
+"""Write the script that torchrun runs: a header, a few lines that make a rank, the cells. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nbdist.client.export import code as code_of
+from nbdist.client.export.resolve import Block, Resolved, ranks_needed
+from nbdist.formatting import counted
+
+_END = "dist.destroy_process_group()\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptOptions:
+    """What a script is started with.
+
+    Attributes:
+        n: Ranks that the notebook had.
+        device: cpu or cuda.
+        nodes: Machines that the ranks are spread over.
+        backend: "" for what the device calls for.
+        threads: CPU threads a rank; None for the cores divided by the ranks.
+        timeout: Of a collective, in seconds; None for torch's own.
+    """
+
+    n: int
+    device: str
+    nodes: int = 1
+    backend: str = ""
+    threads: int | None = None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script, and what is to be said of it.
+
+    Attributes:
+        name: Its file's.
+        text: What is in the file.
+        options: What it is started with.
+        cells: Numbers of the cells that are in it.
+        left_out: Cells that are not, each with its reason.
+        modules: Files that it needs beside it.
+        needs_nbdist: Whether it imports nbdist, itself or by these files.
+    """
+
+    name: str
+    text: str
+    options: ScriptOptions
+    cells: tuple[int, ...]
+    left_out: tuple[tuple[int, str], ...]
+    modules: tuple[str, ...]
+    needs_nbdist: bool
+
+    @property
+    def command(self) -> str:
+        """What runs it; of several machines, on each."""
+        nodes, n = self.options.nodes, self.options.n
+        if nodes == 1:
+            return f"torchrun --nproc-per-node {n} {self.name}"
+        meeting = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29400"
+        return f"torchrun {meeting} --nproc-per-node {n // nodes} {self.name}"
+
+
+def write(resolved: Resolved, options: ScriptOptions, name: str, notebook: str) -> Script:
+    """Return the script.
+
+    Args:
+        resolved: The cells.
+        options: What it is started with.
+        name: Of its file.
+        notebook: Of the notebook, for the header; "" where it is not known.
+    """
+    blocks = [block for block in resolved.blocks if block.code]
+    code = "\n".join(block.code for block in blocks)
+    modules = tuple(dict.fromkeys(m for m in resolved.modules if _is_used(m, code)))
+    inside = "\n".join(resolved.module_code)
+    needs_nbdist = code_of.uses_nbdist(code) or (bool(modules) and "nbdist" in inside)
+    left_out = [b for b in resolved.blocks if not b.code]
+    cells = tuple(dict.fromkeys(block.number for block in blocks))
+    script = Script(
+        name,
+        "",
+        options,
+        cells,
+        tuple((b.number, b.reason) for b in left_out if not b.is_notebooks),
+        modules,
+        needs_nbdist,
+    )
+    prelude = _with_nbdist if needs_nbdist else _with_torch
+    parts = [
+        _header(script, notebook, [b for b in left_out if b.is_notebooks]),
+        prelude(options, code_of.layouts(f"{code}\n{inside}" if modules else code)),
+        *_refusal(blocks, name),
+        *map(_part, resolved.blocks),
+        _END,
+    ]
+    text = "\n\n".join(part for part in parts if part)
+    compile(text, name, "exec", dont_inherit=True)
+    return Script(name, text, options, script.cells, script.left_out, script.modules, needs_nbdist)
+
+
+def _is_used(module: str, code: str) -> bool:
+    stem = module.rsplit("/", 1)[-1].removesuffix(".py")
+    return stem in code
+
+
+def _header(script: Script, notebook: str, own: Sequence[Block]) -> str:
+    of = f"cells of {notebook}" if notebook else "cells of a notebook"
+    where = "one machine" if script.options.nodes == 1 else f"{script.options.nodes} machines"
+    lines = [
+        f"The {of}, as a script.",
+        f"On {counted(script.options.n, 'rank')} of {where}, as in the notebook:",
+        "",
+        f"    {script.command}",
+    ]
+    if script.modules:
+        lines += ["", f"It needs beside it: {', '.join(script.modules)}."]
+    if script.left_out:
+        lines += ["", "Left out:"]
+        lines += [f"    cell {number}: it {reason}" for number, reason in script.left_out]
+    if own:
+        numbers = ", ".join(str(block.number) for block in own)
+        lines += ["", f"The notebook's own cells, which are not for ranks: {numbers}."]
+    body = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
+    return f'"""{body}\n"""'
+
+
+def _with_nbdist(options: ScriptOptions, layouts: Sequence[str]) -> str:
+    words: list[str] = []
+    if layouts:
+        words.append(f"layouts={list(dict.fromkeys(layouts))!r}".replace("'", '"'))
+    words.append(f'device="{options.device}"')
+    if options.backend:
+        words.append(f'backend="{options.backend}"')
+    if options.threads is not None:
+        words.append(f"threads={options.threads}")
+    if options.timeout is not None:
+        words.append(f"timeout={options.timeout:g}")
+    call = f"rank, local_rank, world_size, device = nbdist.init({', '.join(words)})"
+    if len(call) > 100:
+        inner = "".join(f"    {word},\n" for word in words)
+        call = f"rank, local_rank, world_size, device = nbdist.init(\n{inner})"
+    return f"import nbdist\nimport torch\nimport torch.distributed as dist\n\n{call}\n"
+
+
+def _with_torch(options: ScriptOptions, layouts: Sequence[str]) -> str:
+    timeout = options.timeout is not None
+    is_cuda = options.device == "cuda"
+    backend = options.backend or ("cpu:gloo,cuda:nccl" if is_cuda else "gloo")
+    device = 'torch.device("cuda", local_rank % torch.cuda.device_count())'
+    lines = ["import os", *(["from datetime import timedelta"] if timeout else []), ""]
+    lines += ["import torch", "import torch.distributed as dist", ""]
+    lines += ['local_rank = int(os.environ["LOCAL_RANK"])']
+    lines += [f"device = {device}" if is_cuda else 'device = torch.device("cpu")']
+    lines += ["torch.cuda.set_device(device)"] if is_cuda else []
+    more = f", timeout=timedelta(seconds={options.timeout:g})" if timeout else ""
+    lines += [f'dist.init_process_group("{backend}"{more})']
+    lines += ["rank, world_size = dist.get_rank(), dist.get_world_size()"]
+    if options.threads is None:
+        lines += [
+            "# As the notebook's ranks: cores shared out, and random numbers of each rank's own.",
+            'local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])',
+            'has_affinity = hasattr(os, "sched_getaffinity")',
+            "cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()",
+            "torch.set_num_threads(max(1, cores // local_world_size))",
+        ]
+    else:
+        lines += [
+            "# As the notebook's ranks: threads, and random numbers of each rank's own.",
+            f"torch.set_num_threads({options.threads})",
+        ]
+    lines += ["torch.seed()"]
+    return "\n".join(lines) + "\n"
+
+
+def _refusal(blocks: Sequence[Block], name: str) -> list[str]:
+    """Return the lines that refuse a number of ranks which the cells cannot have."""
+    least, why = ranks_needed(blocks)
+    if least == 1:
+        return []
+    lines = [
+        f"if world_size < {least}:",
+        "    if rank == 0:",
+        f'        print("{name} needs {least} ranks or more: {why}.", flush=True)',
+        "    dist.barrier()  # torchrun ends all at the first that fails",
+        "    raise SystemExit(1)",
+    ]
+    return ["\n".join(lines) + "\n"]
+
+
+def _part(block: Block) -> str:
+    if block.is_notebooks:
+        return ""
+    if not block.code:
+        return f"# Cell {block.number} is left out: it {block.reason}.\n"
+    heading = ": ".join(filter(None, [f"Cell {block.number}", block.heading]))
+    comment = "".join(f"# {line}\n" for line in heading.split("\n"))
+    return f"{comment}{block.code.rstrip()}\n"

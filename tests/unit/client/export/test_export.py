@@ -1,0 +1,141 @@
+"""Where an export is written, and what it says: files, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nbdist import cli
+from nbdist.client.export.export import Exported, ExportRequest, export
+from nbdist.client.export.notebook_cells import NotebookCell, read_notebook
+from nbdist.client.notebook.arguments import parse_dist, parse_distributed
+from nbdist.errors import UsageError
+from nbdist.options import ClusterOptions
+
+CELLS = [
+    NotebookCell(1, "%dist start -n 4 --device cpu --threads 1 --timeout 60"),
+    NotebookCell(2, '%%distributed\nnbdist.parallelize(model, "ddp")'),
+    NotebookCell(3, "%%distributed\nraise ValueError", has_failed=True),
+]
+
+
+def exported(path: Path, cells: list[NotebookCell] = CELLS, **more: object) -> Exported:
+    request = ExportRequest(path, **more)  # type: ignore[arg-type]
+    return export(request, cells, parse_dist, parse_distributed)
+
+
+def test_a_script_says_what_it_is_and_how_it_runs(tmp_path: Path) -> None:
+    made = exported(tmp_path / "train.py")
+    assert str(made) == (
+        f"Wrote {tmp_path / 'train.py'}, of 1 cell.\n"
+        "Left out: cell 3, which has failed.\n"
+        "Run it: torchrun --nproc-per-node 4 train.py"
+    )
+    assert 'nbdist.init(device="cpu", threads=1, timeout=60)' in (tmp_path / "train.py").read_text()
+
+
+def test_a_running_cluster_tells_what_its_start_left_open(tmp_path: Path) -> None:
+    cells = [NotebookCell(1, "%dist start"), NotebookCell(2, "%%distributed\na = 1")]
+    running = ClusterOptions(n=3, device="cpu", backend="gloo", threads=1)
+    request = ExportRequest(tmp_path / "train.py")
+    made = export(request, cells, parse_dist, parse_distributed, running=running)
+    assert made.script.options.n == 3
+    assert made.script.options.threads is None
+
+
+def test_ranks_on_several_machines_are_started_on_each(tmp_path: Path) -> None:
+    start = "%dist start --launcher ssh --hosts a:2,b:2 -n 4 --trust-network"
+    made = exported(tmp_path / "a.py", [NotebookCell(1, start), CELLS[1]])
+    assert made.script.command == (
+        "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 --nproc-per-node 2 a.py"
+    )
+
+
+def test_what_is_there_is_overwritten_only_by_force(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="is there already; --force overwrites it"):
+        exported(path)
+    assert path.read_text() == "mine"
+    exported(path, force=True)
+    assert "nbdist.init" in path.read_text()
+    (tmp_path / "other.sbatch").write_text("mine")
+    with pytest.raises(UsageError, match=r"other.sbatch is there already"):
+        exported(tmp_path / "other.py", format="sbatch")
+    assert not (tmp_path / "other.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("none/train.py", "There is no folder"),
+        ("train", "writes a script, such as"),
+        ("folder.py", "is a folder"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_refused(tmp_path: Path, name: str, told: str) -> None:
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UsageError, match=told):
+        exported(tmp_path / name)
+
+
+def test_without_a_cell_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        exported(tmp_path / "train.py", [])
+    assert caught.value.why == "none has run so far"
+    with pytest.raises(UsageError) as caught:
+        exported(tmp_path / "train.py", CELLS[2:])
+    assert caught.value.why == "cell 3 has failed"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_lies_beside_the_script(tmp_path: Path) -> None:
+    made = exported(tmp_path / "train.py", format="sbatch", nodes=2, time_limit="1:00:00")
+    assert [path.name for path in made.files] == ["train.py", "train.sbatch"]
+    text = (tmp_path / "train.sbatch").read_text()
+    assert "#SBATCH --nodes=2" in text
+    assert "#SBATCH --time=1:00:00" in text
+    assert "pip install" not in text
+    with pytest.raises(UsageError, match="--format is torchrun, sbatch, "):
+        exported(tmp_path / "b.py", format="carrier-pigeon")
+
+
+def notebook(folder: Path) -> Path:
+    def cell(source: str, *outputs: str) -> dict[str, object]:
+        told = [{"output_type": kind} for kind in outputs]
+        return {"cell_type": "code", "source": source.splitlines(True), "outputs": told}
+
+    cells = [
+        {"cell_type": "markdown", "source": ["%%distributed"]},
+        cell("%dist start -n 3"),
+        cell("%%distributed\na = rank", "stream"),
+        cell("%%distributed\n1 / 0", "stream", "error"),
+        cell("%%distributed\na + 1"),
+    ]
+    path = folder / "digits.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    return path
+
+
+def test_a_file_is_exported_without_a_kernel(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", str(notebook(tmp_path)), "train.py"]) == 0
+    assert "Left out: cell 3, which has failed.\nRun it: torchrun --nproc-per-node 3 train.py" in (
+        capsys.readouterr().out
+    )
+    assert "The cells of digits.ipynb, as a script." in Path("train.py").read_text()
+    assert cli.main(["export", "digits.ipynb", "train.py"]) == 1
+    assert "UsageError: train.py is there already" in capsys.readouterr().err
+    assert cli.main(["export", "digits.ipynb", "b.py", "--cells", "2", "--format", "sbatch"]) == 0
+    assert "# Cell 4" not in Path("b.py").read_text()
+    assert Path("b.sbatch").exists()
+
+
+def test_a_file_that_is_no_notebook_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.ipynb").write_text("{}")
+    with pytest.raises(UsageError, match="is no notebook"):
+        read_notebook(tmp_path / "a.ipynb")
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_notebook(tmp_path / "b.ipynb")

@@ -1,0 +1,222 @@
+"""Cells to blocks of plain Python, and to scripts: pure."""
+
+from textwrap import dedent
+
+import pytest
+
+from nbdist.client.export.notebook_cells import History, NotebookCell, choose, pushed
+from nbdist.client.export.resolve import Resolved, resolve
+from nbdist.client.export.script import Script, ScriptOptions, write
+from nbdist.client.notebook.arguments import parse_dist, parse_distributed
+from nbdist.errors import UsageError
+
+
+def cells(*sources: str, failed: tuple[int, ...] = ()) -> list[NotebookCell]:
+    return [
+        NotebookCell(number, dedent(source).strip("\n"), number in failed)
+        for number, source in enumerate(sources, 1)
+    ]
+
+
+def resolved(
+    *sources: str, failed: tuple[int, ...] = (), chosen: tuple[int, ...] | None = None
+) -> Resolved:
+    return resolve(cells(*sources, failed=failed), chosen, parse_dist, parse_distributed)
+
+
+def code(*sources: str) -> str:
+    return "\n".join(block.code for block in resolved(*sources).blocks if block.code)
+
+
+def reasons(*sources: str, failed: tuple[int, ...] = ()) -> dict[int, str]:
+    found = resolved(*sources, failed=failed).blocks
+    return {one.number: one.reason for one in found if one.reason and not one.is_notebooks}
+
+
+def script(*sources: str, n: int = 2, failed: tuple[int, ...] = ()) -> Script:
+    return write(resolved(*sources, failed=failed), ScriptOptions(n, "cpu"), "train.py", "a.ipynb")
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("%%distributed -p lr=3e-4\nf(lr);", "lr = 0.0003\nf(lr);"),
+        ('%%distributed -p opt="sgd" -p n=(1, 2)\na = 1', "opt = 'sgd'\nn = (1, 2)\na = 1"),
+        (
+            "%%distributed -p lr=[1e-3,3e-4] -p wd=0.1\na = lr * wd",
+            "wd = 0.1\nfor lr in [0.001, 0.0003]:\n    a = lr * wd",
+        ),
+        (
+            "%%distributed -p lr=[1,2] -p wd=[3,4]\na = lr",
+            "for lr in [1, 2]:\n    for wd in [3, 4]:\n        a = lr",
+        ),
+        ("%%distributed -r 1\na = 1", "if rank == 1:\n    a = 1"),
+        ("%%distributed -r 0,2-3\na = 1", "if rank in (0, 2, 3):\n    a = 1"),
+        ("%%distributed -r 1\na", "if rank == 1:\n    print(a)"),
+        ("%%distributed -r 1-2\na", "if rank in (1, 2):\n    if rank == 1:\n        print(a)"),
+        ("%%distributed\na = 1\na", "a = 1\nif rank == 0:\n    print(a)"),
+        ("%%distributed\na, b", "if rank == 0:\n    print((a, b))"),
+        ("%%distributed\nf(1)", "_ = f(1)\nif rank == 0 and _ is not None:\n    print(_)"),
+        ("%%distributed\nprint(1)", "print(1)"),
+        ("%%distributed\na; b  # why", "a\nif rank == 0:\n    print(b)"),
+        ("%%distributed\na;", "a;"),
+        ("%%distributed\ndef f():\n    print(1)\nf()", "def f():\n    print(1)\nf()"),
+        ("%%distributed --no-track --run x\n\n# why\na = 1", "# why\na = 1"),
+    ],
+)
+def test_the_line_of_a_cell_becomes_plain_python(cell: str, expected: str) -> None:
+    assert code(cell) == expected
+
+
+def test_texts_over_several_lines_keep_their_lines_where_a_cell_is_indented() -> None:
+    text = 'a = """\nleft\n  two\n"""\nb = f"""{\na}\nleft"""'
+    namespace: dict[str, object] = {}
+    exec(f"rank = 1\n{code(f'%%distributed -r 1{chr(10)}{text}')}", namespace)
+    assert namespace["a"] == "\nleft\n  two\n"
+    assert namespace["b"] == "\nleft\n  two\n\nleft"
+
+
+def test_what_is_pushed_becomes_assignments_and_definitions() -> None:
+    assert code("names = {0: 'Ada'}\n%dist push names", "%%distributed\nb = names") == (
+        "names = {0: 'Ada'}\nb = names"
+    )
+    found = code(
+        "import math\nfrom math import pi\nSIZE = 3\ndef area(r):\n    return SIZE * pi * r\nx = 1",
+        "def twice(r):\n    return 2 * area(r)\nimport os",
+        "%dist push twice -r 1",
+        "%%distributed\nb = twice(2)",
+    )
+    assert found == (
+        "if rank == 1:\n    from math import pi\n\n    SIZE = 3\n\n"
+        "    def area(r):\n        return SIZE * pi * r\n\n"
+        "    def twice(r):\n        return 2 * area(r)\nb = twice(2)"
+    )
+
+
+def test_a_value_that_was_pushed_is_what_the_kernel_had_then() -> None:
+    history = History()
+    for number, value in ((1, 0.5), (2, [1, float("inf")]), (3, object())):
+        history.note_push({"x": value})
+        history.note_run(number, "%dist push x", f"id {number}", has_failed=False)
+    found = resolve(history.cells(), None, parse_dist, parse_distributed).blocks
+    assert [one.code for one in found] == ["x = 0.5", "", ""]
+    assert found[1].reason == "pushes x: a list is no plain value, and no cell defines x"
+    assert found[2].reason == "pushes x: a object is no plain value, and no cell defines x"
+    assert pushed("word", "infinite").literal == "'infinite'"
+
+
+def test_of_a_cell_that_was_run_again_the_newest_success_counts_in_the_first_place() -> None:
+    history = History()
+    history.note_run(1, "first", "a", has_failed=False)
+    history.note_run(2, "use", "b", has_failed=True)
+    history.note_run(3, "corrected", "a", has_failed=False)
+    history.note_run(4, "use", "b", has_failed=False)
+    history.note_run(5, "broken", "a", has_failed=True)
+    history.note_run(6, "fails", "c", has_failed=True)
+    assert [(c.number, c.source, c.has_failed) for c in history.cells()] == [
+        (3, "corrected", False),
+        (4, "use", False),
+        (6, "fails", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("import matplotlib.pyplot as plt", "draws, with matplotlib"),
+        ("from plotly import express", "draws, with plotly"),
+        ("import ipywidgets", "shows widgets or displays, with ipywidgets"),
+        ("from IPython.display import HTML", "shows widgets or displays, with IPython"),
+        ("name = input('name')", "asks somebody, with input()"),
+        ("display(x)", "calls display(), which only a notebook has"),
+        ("nbdist.current()", "calls nbdist.current, which needs a notebook"),
+        ("nbdist.publish(model, 'a')", "calls nbdist.publish, which needs a notebook"),
+        ("%timeit f()", "has '%timeit', which only IPython understands"),
+        ("x = 1\n!ls", "has '!ls', which only IPython understands"),
+        ("files = !ls", "has 'files = !ls', which only IPython understands"),
+        ("await g()", "awaits at its top level, which a script cannot"),
+        ("return 1", "is no Python that a script can hold: 'return' outside function, line 1"),
+    ],
+)
+def test_a_cell_that_no_script_can_hold_says_why_and_the_rest_is_exported(
+    body: str, reason: str
+) -> None:
+    sources = ("%%distributed\na = 1", f"%%distributed\n{body}", "%%distributed\nb = a")
+    assert reasons(*sources) == {2: reason}
+    made = script(*sources)
+    assert made.cells == (1, 3)
+    assert made.left_out == ((2, reason),)
+    assert f"# Cell 2 is left out: it {reason}." in made.text
+
+
+def test_cells_that_failed_and_magics_without_meaning_are_left_out() -> None:
+    sources = ("%%distributed\na", "%%distributed\nraise ValueError", "%dist chaos kill --faults 1")
+    assert reasons(*sources, failed=(2,)) == {
+        2: "has failed",
+        3: "has '%dist chaos kill --faults 1', which has no meaning in a script",
+    }
+
+
+def test_what_uses_a_name_of_a_cell_that_is_left_out_is_left_out_too() -> None:
+    sources = (
+        "%%distributed\nimport matplotlib.pyplot as plt\nsize = 3",
+        "%%distributed\ndef f():\n    return size",
+        "%%distributed\nf()",
+        "%%distributed\nb = 1",
+    )
+    found = reasons(*sources)
+    assert found[2] == "uses size, which cell 1 would have given"
+    assert found[3] == "uses f, which cell 2 would have given"
+    assert 4 not in found
+    assert 2 not in reasons(*sources, "%%distributed\nsize = 4")
+
+
+def test_a_cell_that_was_retried_stands_where_it_succeeded() -> None:
+    sources = ("%%distributed\na = b", "b = 1\n%dist push b\n%dist retry")
+    found = resolved(*sources, failed=(1,)).blocks
+    assert [one.code for one in found if not one.is_notebooks] == ["b = 1", "a = b"]
+
+
+def test_a_script_without_nbdist_is_plain_torch() -> None:
+    made = script("%%distributed\nx = torch.ones(1)", "%%distributed -r 2\nx += 1", n=3)
+    assert not made.needs_nbdist
+    assert "nbdist" not in made.text.split('"""')[2]
+    assert 'dist.init_process_group("gloo")' in made.text
+    assert "train.py needs 3 ranks or more: cell 2 runs on rank 2." in made.text
+    assert made.text.endswith("\ndist.destroy_process_group()\n")
+    assert made.command == "torchrun --nproc-per-node 3 train.py"
+
+
+def test_a_script_tells_the_layouts_that_it_will_ask_for() -> None:
+    made = script(
+        '%%distributed\nlayout = nbdist.parallelize(model, "fsdp=2 tp=2")',
+        '%%distributed\nwords = ["ddp", "dp=-1 zero2", "lr=3", "tp=4", "zero3", "a tp=2 b"]',
+    )
+    assert made.needs_nbdist
+    assert 'nbdist.init(layouts=["fsdp=2 tp=2", "tp=4"], device="cpu")' in made.text
+
+
+def test_a_module_that_a_cell_wrote_is_named_where_it_is_used() -> None:
+    written = "%%writefile digits_training.py\nimport nbdist\nLAYOUT = 'tp=2'"
+    made = script(written, "%%distributed\nfrom digits_training import train\ntrain()")
+    assert made.modules == ("digits_training.py",)
+    assert made.needs_nbdist
+    assert "It needs beside it: digits_training.py." in made.text
+    assert "layouts=[" in made.text
+    assert script(written, "%%distributed\na = 1").modules == ()
+
+
+def test_options_that_a_script_does_without_are_told_at_the_cell() -> None:
+    text = script("%%distributed --retry 1 --checkpoint every=10\na = 1").text
+    assert "# --checkpoint: call nbdist.save() in the loop" in text
+    assert "# --retry: a script starts again" in text
+
+
+def test_chosen_cells_alone_are_exported_the_notebooks_own_too() -> None:
+    found = resolved("a = 1", "%%distributed\nb = 1", "%%distributed\nc = 1", chosen=(1, 3))
+    assert [one.code for one in found.blocks] == ["a = 1", "c = 1"]
+    known = cells("a", "b", "c")
+    assert choose(known, "3,1-2") == [1, 2, 3]
+    for text, told in (("4", "there is no cell 4; cells are 1 to 3"), ("x", "numbers of cells")):
+        with pytest.raises(UsageError, match=told):
+            choose(known, text)
