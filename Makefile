@@ -30,7 +30,10 @@ nbval := --nbval --nbval-cell-timeout=300 --nbval-sanitize-with nbdist/nbval_san
 on_hosts := notebooks/11_many_hosts.ipynb
 notebooks := $(filter-out $(on_hosts),$(wildcard notebooks/*.ipynb))
 
-.PHONY: help install demo lab test test-fast test-browser test-hosts test-all azurite trials check bench docs clean FORCE
+# Ray, Spark, SkyPilot and others, whose own pins and ours contradict each other.
+tools := .venv-jobs/.nbdist-tools
+
+.PHONY: help install demo lab test test-fast test-browser test-hosts test-jobs test-all azurite trials check bench docs clean FORCE
 
 help:
 	@echo 'make install   a Python environment in $(VENV), with nbdist and the tutorials'"'"' needs'
@@ -40,6 +43,7 @@ help:
 	@echo 'make test-fast unit tests and one cluster, in a minute and a half'
 	@echo 'make test-browser what drives a real browser; installs Chromium where it may'
 	@echo 'make test-hosts several hosts: namespaces with ssh, Slurm and MPI; as root it installs these'
+	@echo 'make test-jobs job files by the tools they are for: Ray, Spark, SkyPilot, ... in .venv-jobs'
 	@echo 'make test-all  the same with the slow tests and, where there is a GPU, its test'
 	@echo 'make check     linters, types, who may import whom, and the cells of the notebooks'
 	@echo 'make trials    500 random trials of cells, models and faults, resumable; about an hour'
@@ -56,7 +60,7 @@ lab: $(user)
 	$(py) -m nbdist.cli lab $(ARGS)
 
 # Kernels, parents and ranks start hundreds of times: none compiles nbdist again.
-test test-fast test-browser test-hosts test-all: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-browser test-hosts test-jobs test-all: export PYTHONDONTWRITEBYTECODE :=
 
 # For the daily loop: a minute and a half.
 test-fast: $(developer)
@@ -88,6 +92,13 @@ test-hosts: $(developer)
 	$(py) -m pytest -m hosts $(ARGS) tests/hosts
 	[ "$$(id -u)" != 0 ] || NBDIST_STATIC=1 JUPYTER_PREFER_ENV_PATH=1 \
 	  $(py) -m pytest $(nbval) $(ARGS) $(on_hosts)
+
+# Spark needs Java, which comes from Debian's packages where it is missing and root asks.
+# NBDIST_REQUIRE_JOBS=1 lets a skipped test fail.
+test-jobs: $(developer) $(tools)
+	command -v java >/dev/null || [ "$$(id -u)" != 0 ] || timeout 600 sh -c \
+	  'apt-get update -q && apt-get install -qy --no-install-recommends openjdk-17-jre-headless' || true
+	$(py) -m pytest -m jobs $(ARGS) tests/jobs
 
 # Stopped, it goes on where it stood: .nbdist/trials.jsonl has what was run.
 trials: $(developer)
@@ -168,5 +179,11 @@ $(developer): $(made) $(pins) pyproject.toml
 
 $(writer): $(made) $(pins) pyproject.toml
 	$(call pip_install,docs)
+
+$(tools): tests/jobs/requirements.txt constraints-jobs.txt constraints-torch.txt
+	$(PYTHON) -m venv .venv-jobs
+	.venv-jobs/bin/python -m pip install -q -c constraints-jobs.txt -c constraints-torch.txt \
+	  -r tests/jobs/requirements.txt
+	@touch $@
 
 FORCE:

@@ -59,11 +59,19 @@ def test_every_requirement_is_pinned_to_a_version_it_allows(project: dict[str, A
 
 
 def test_constraints_name_versions_alone_and_leave_torch_to_its_own_file() -> None:
-    for name in ("constraints.txt", "constraints-torch.txt", "constraints-thirdparty.txt"):
+    files = sorted(file.name for file in ROOT.glob("constraints*.txt"))
+    assert len(files) == 4
+    for name in files:
         for version in pins(name).values():
             assert Version(version).local is None
     assert "torch" not in pins("constraints.txt")
     assert list(pins("constraints-torch.txt")) == ["torch"]
+
+
+def test_every_tool_of_job_files_is_pinned() -> None:
+    pinned = pins("constraints-jobs.txt").keys() | pins("constraints-torch.txt").keys()
+    tools = (ROOT / "tests" / "jobs" / "requirements.txt").read_text().splitlines()
+    assert {canonicalize_name(Requirement(word).name) for word in tools} <= pinned
 
 
 def test_the_readme_is_what_package_indexes_show(project: dict[str, Any]) -> None:

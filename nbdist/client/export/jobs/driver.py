@@ -42,7 +42,7 @@ def driver(job: Job, *, docstring: str, imports: str, main: str) -> str:
     indented = "\n".join(f"    {line}".rstrip() for line in main.strip().splitlines())
     return (
         f'"""{docstring.strip()}\n"""\n\n'
-        f"from pathlib import Path\n\n{imports.strip()}\n\n"
+        f"{imports.strip()}\n\n"
         f"SCRIPT = Path(__file__).with_name({job.script!r})\n\n"
         f"{_RUN_SCRIPT}\n\n"
         'if __name__ == "__main__":\n'

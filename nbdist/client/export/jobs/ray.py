@@ -17,11 +17,16 @@ Run {script} on {n} workers of Ray. In its folder:
     ray job submit --working-dir . -- python {file}      on a cluster
 """
 _IMPORTS: Final = """
+import os
+from pathlib import Path
+
 import ray
 from ray.train import ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 """
 _MAIN: Final = """
+# Relative paths of the script are those of the folder that it was submitted from.
+os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
 ray.init(runtime_env={runtime_env!r})
 TorchTrainer(
     run_script,
@@ -40,10 +45,7 @@ def files(job: Job) -> dict[str, str]:
     """Return the driver."""
     file = f"{job.stem}_ray.py"
     resources = {"CPU": job.cores_per_rank or 1}
-    # The script's relative paths are those of the folder that the job was submitted from.
-    runtime_env: dict[str, object] = {"env_vars": {"RAY_CHDIR_TO_TRIAL_DIR": "0"}}
-    if job.packages:
-        runtime_env["pip"] = list(job.packages)
+    runtime_env = {"pip": list(job.packages)} if job.packages else {}
     main = _MAIN.format(
         n=job.world_size,
         use_gpu=job.device == "cuda",

@@ -15,6 +15,8 @@ Run {script} on {n} tasks of Spark, all at once. In its folder:
 A local master has as many slots as it is given: spark-submit --master "local[{n}]" {file}
 """
 _IMPORTS: Final = """
+from pathlib import Path
+
 from pyspark.ml.torch.distributor import TorchDistributor
 from pyspark.sql import SparkSession
 """
