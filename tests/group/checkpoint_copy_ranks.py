@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 import nbdist
 from nbdist.engine.checkpoint import save
+from nbdist.engine.checkpoint.staging import Staged
 from nbdist.engine.checkpoint.steady import Copying
 from nbdist.engine.compat import torch_hooks
-from nbdist.engine.compat.torch_checkpoint import Staged
 from tests.group.checkpoint_ranks import State, Training
 from tests.group.parity_cases import Case
 

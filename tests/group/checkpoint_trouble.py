@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest import mock
 
@@ -13,12 +14,16 @@ import torch.distributed as dist
 from torch import nn
 
 import nbdist
+from nbdist.engine.checkpoint import save
 from nbdist.engine.checkpoint.folder import Place
-from nbdist.engine.compat.torch_checkpoint import WritePlanner
+from nbdist.engine.checkpoint.saving import Saving
+from nbdist.engine.checkpoint.staging import Staged
+from nbdist.engine.compat.torch_checkpoint import Writer, Written
 from nbdist.engine.compat.torch_hooks import local_part
 from nbdist.engine.layout.parallelize import parallelize
 from tests.group import checkpoint_ranks
 from tests.group.checkpoint_ranks import Dropping, Training, error_of
+from tests.group.harness import HANG_S
 from tests.group.parity_cases import Case
 
 Options = dict[str, Any]
@@ -115,11 +120,17 @@ def error_of_restore(folder: str, case: Case, how: Options, change: str = "") ->
     return {"error": said, "is_unchanged": is_unchanged}
 
 
-def error_of_save(folder: str, case: Case, how: Options) -> dict[str, Any]:
+def error_of_save(
+    folder: str, case: Case, how: Options, *, is_copied: bool = False
+) -> dict[str, Any]:
     """Train a little, save, and return what was raised."""
     training = _held(case)
     before = fingerprint(training)
-    said = error_of(nbdist.save, folder, wait=True, **how)
+
+    def saved() -> None:
+        nbdist.save(folder, wait=not is_copied, **how).wait()
+
+    said = error_of(saved)
     return {"error": said, "is_unchanged": fingerprint(training) == before}
 
 
@@ -149,14 +160,48 @@ def error_of_unreadable(folder: str, case: Case, rank: int) -> dict[str, Any]:
 
 def error_of_no_memory(folder: str, case: Case, rank: int) -> dict[str, Any]:
     """As `error_of_save`, where one rank has no memory for its copies."""
-    no_memory = mock.patch.object(
-        WritePlanner, "stage", side_effect=MemoryError("no memory for copies")
-    )
+    no_memory = mock.patch.object(Staged, "copy", side_effect=MemoryError("no memory for copies"))
     try:
         with no_memory if dist.get_rank() == rank else nullcontext():
-            return error_of_save(folder, case, {})
+            return error_of_save(folder, case, {}, is_copied=True)
     except MemoryError as error:
         return {"error": f"MemoryError: {error}"}
+
+
+def error_of_interrupt(folder: str, case: Case, rank: int) -> dict[str, Any]:
+    """Save and wait, which is interrupted on one rank while all of them write.
+
+    Returns:
+        What was raised; what each rank's save says at last; which checkpoints count.
+    """
+    training = _held(case)
+    is_left, write = Event(), Writer.write
+
+    def late(*given: Any) -> Written:
+        assert is_left.wait(HANG_S)
+        return write(*given)
+
+    def interrupted(saving: Saving, timeout: float | None = None) -> Saving:
+        if dist.get_rank() == rank:
+            raise KeyboardInterrupt
+        is_left.set()
+        return wait(saving, timeout)
+
+    wait = Saving.wait
+    with (
+        mock.patch.object(Writer, "write", late),
+        mock.patch.object(Saving, "wait", interrupted),
+    ):
+        try:
+            said = error_of(nbdist.save, folder, wait=True)
+        except KeyboardInterrupt:
+            said = "interrupted"
+            for parameter in training.layout.model.parameters():
+                local_part(parameter).data.zero_()
+            is_left.set()
+        save.settle()
+    end()
+    return {"error": said, "count": [path.name for path in Path(folder).glob("*/*.json")]}
 
 
 def error_of_dying_server(folder: str, case: Case, how: Options, pid: int) -> dict[str, Any]:

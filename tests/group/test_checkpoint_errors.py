@@ -190,6 +190,18 @@ def test_a_rank_without_memory_for_its_copies_has_nobody_wait(
     ]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_wait_that_is_interrupted_leaves_no_checkpoint_of_what_changes_then(
+    ranks: Cluster, tmp_path: Path, rank: int
+) -> None:
+    told = ranks.run(checkpoint_trouble.error_of_interrupt, str(tmp_path / "run"), CASE, rank)
+    assert told[rank]["error"] == "interrupted"
+    assert told[1 - rank]["error"].startswith(
+        "CheckpointError: The checkpoint was not written: waiting for it was interrupted"
+    )
+    assert told[0]["count"] == []
+
+
 def test_a_newer_format_is_refused(ranks: Cluster, run: Path) -> None:
     (run / "step-00000004" / "checkpoint.json").write_text('{"format": 2, "nbdist": "9.0"}')
     assert restored(ranks, run) == (

@@ -65,7 +65,7 @@ def save(
         higher_is_better: Whether that is the highest.
         keep: How many of the newest stay, from 1; None keeps all. Those that a cell saves by
             itself (`--checkpoint`) are counted apart.
-        wait: Return only when it counts.
+        wait: Return only when it counts. Nothing is copied then.
         storage_options: For the library behind a URL, as fsspec takes them.
 
     Returns:
@@ -83,9 +83,13 @@ def save(
         raise UsageError(f"nbdist.save takes a number as its metric, not {metric!r}.")
     require_rank("nbdist.save")
     rated = None if metric is None else float(metric) * (-1 if higher_is_better else 1)
-    saving, training = begin(training_state.find, name, rated, keep, storage_options)
-    saving.go(lambda: rest.facts_of(training, rest.moment(training)))
-    return saving.wait() if wait else saving
+    saving, training = begin(training_state.find, name, rated, keep, storage_options, waits=wait)
+    try:
+        saving.go(lambda: rest.facts_of(training, rest.moment(training)))
+        return saving.wait() if wait else saving
+    except BaseException:
+        saving.leave()  # an interrupt, say: what follows may change what is being written
+        raise
 
 
 def begin(
@@ -96,8 +100,12 @@ def begin(
     storage_options: dict[str, Any] | None = None,
     *,
     is_automatic: bool = False,
+    waits: bool = False,
 ) -> tuple[Saving, Training]:
-    """Begin to copy what is found, for a save whose facts are told later; else as `save`."""
+    """Begin to copy what is found, for a save whose facts are told later; else as `save`.
+
+    With `waits` the caller changes nothing until it is written.
+    """
     global _newest
     began = time.monotonic()
     settle()
@@ -113,7 +121,7 @@ def begin(
         unchanging = steady.find(training)
         return Prepared(request, planner, str(training), unchanging, training.optimizers)
 
-    saving = Saving(prepare, began)
+    saving = Saving(prepare, began, waits=waits)
     (training,) = trainings
     know(training)
     _newest = saving

@@ -27,7 +27,8 @@ from nbdist.engine.checkpoint.agreement import one_error
 from nbdist.engine.checkpoint.folder import Place
 from nbdist.engine.checkpoint.manifest import Manifest
 from nbdist.engine.checkpoint.planning import Prepared, SaveRequest, writer_of
-from nbdist.engine.checkpoint.steady import Copying, is_proven
+from nbdist.engine.checkpoint.staging import Staged
+from nbdist.engine.checkpoint.steady import Copying, is_proven, stage
 from nbdist.engine.compat.torch_checkpoint import Writer, Written
 from nbdist.engine.group import state
 from nbdist.engine.tap.interruptible_store import PatientStore, ReleasedError
@@ -54,18 +55,22 @@ class Saving:
         seconds: From its begin to its commit; 0 before.
     """
 
-    def __init__(self, prepare: Callable[[], Prepared], began: float) -> None:
+    def __init__(
+        self, prepare: Callable[[], Prepared], began: float, *, waits: bool = False
+    ) -> None:
         """Plan the save, and begin to copy this rank's part. Collective, main thread.
 
         Args:
             prepare: Returns what is to be saved, and where; runs no collective.
             began: By `time.monotonic`, when training stood still.
+            waits: Whether the caller changes nothing until `wait` has returned, or `leave` is
+                called: tensors are then written without a copy.
 
         Raises:
             CheckpointError: It cannot be written there; the same on all ranks.
             UsageError: Ranks name different places.
         """
-        self._began = began
+        self._began, self._waits = began, waits
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._begun: tuple[Place, str] | None = None  # what rank 0 has made, and must delete
         try:
@@ -169,6 +174,11 @@ class Saving:
         if self._copying is not None:
             self._copying.settle()
 
+    def leave(self) -> None:
+        """Say that this rank no longer waits, and may change what was not copied. Main thread."""
+        if self._waits and self._copying is not None:
+            self._copying.leave()
+
     def give_up(self, why: str) -> None:
         """End it: a rank that has a part of it is gone. Any thread."""
         self._store.release(why)
@@ -211,7 +221,7 @@ class Saving:
     def _write(self, writer: Writer, facts: Facts) -> BaseException | None:
         assert self._copying is not None
         try:
-            written = writer.write(self._plan, self._copying.staged)
+            written = writer.write(self._plan, self._copying.staged.content)
             self._copying.require_one_moment()
             self._tell(None, (written, facts))
         except BaseException as error:
@@ -220,12 +230,18 @@ class Saving:
         return None
 
     def _copy(self, prepared: Prepared) -> Copying:
-        """Begin to copy: all at once, or what is steady while training goes on."""
+        """Begin to copy: all at once, or what is steady while training goes on.
+
+        Nothing is copied where training stands still until all is written.
+        """
+        sources, room = prepared.planner.sources(self._plan), planning.remembered.buffers
+        if self._waits:
+            staged = Staged(room)
+            staged.borrow(sources)
+            return Copying(staged, {}, (), self._blocked, is_trial=True)
         steady, optimizers = prepared.steady, prepared.optimizers
         at_once = not steady or not is_proven(optimizers)
-        staged = prepared.planner.stage(
-            self._plan, planning.remembered.buffers, steady, at_once=at_once
-        )
+        staged = stage(sources, steady, room, at_once=at_once)
         waiting = optimizers if steady else ()
         return Copying(staged, steady, waiting, self._blocked, is_trial=at_once)
 

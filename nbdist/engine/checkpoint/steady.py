@@ -12,14 +12,14 @@ Threads: `copy` runs on a save's own; the rest on the main thread.
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from weakref import WeakSet
 
 import torch
 
+from nbdist.engine.checkpoint.staging import Room, Source, Staged
 from nbdist.engine.checkpoint.trained_models import parameters_of
 from nbdist.engine.checkpoint.training_state import Training, real
-from nbdist.engine.compat.torch_checkpoint import Staged
 from nbdist.engine.steps import step_state
 from nbdist.engine.steps.optimizer_wrapper import Wrapper
 from nbdist.errors import CheckpointError
@@ -71,6 +71,27 @@ def is_proven(optimizers: Sequence[Optimizer]) -> bool:
     return all(one in _proven and one not in _refuted for one in optimizers)
 
 
+def stage(
+    sources: Sequence[Source], steady: Container[str], room: Room, *, at_once: bool
+) -> Staged:
+    """Copy what a rank writes, but for what is steady unless `at_once`.
+
+    Args:
+        sources: The tensors.
+        steady: Names of those that only a step changes.
+        room: Of the copies of the save before.
+        at_once: Whether these are copied too, or left for `Staged.copy_rest`.
+    """
+    staged = Staged(room)
+    later = {key: source for key, source in sources if key[0] in steady}
+    staged.copy(sources if at_once else [one for one in sources if one[0] not in later])
+    if at_once:
+        staged.steady.update(later)
+    else:
+        staged.leave(later)
+    return staged
+
+
 class Copying:
     """The copies of one save: when they are whole, and whether they are of one moment.
 
@@ -99,8 +120,7 @@ class Copying:
         self._is_whole = threading.Event()
         self._lock = threading.Lock()
         self._moved: str | None = None
-        if not is_trial:
-            staged.sum_steady()
+        self._is_left = False
         counts = step_state.here().steps
         for one in {id(o): o for o in (*optimizers, *map(real, optimizers))}.values():
             steps = counts.setdefault(one, step_state.OptimizerSteps())
@@ -116,6 +136,10 @@ class Copying:
     def give_up(self) -> None:
         """Have no step wait: there is no thread that copies."""
         self._is_whole.set()
+
+    def leave(self) -> None:
+        """Say that this rank no longer waits for the save of tensors that were not copied."""
+        self._is_left = True
 
     def settle(self) -> None:
         """Return when all is copied, and nothing more is to be seen of the tensors."""
@@ -133,6 +157,11 @@ class Copying:
         Raises:
             CheckpointError: Some have.
         """
+        if self._is_left:
+            raise CheckpointError(
+                "The checkpoint was not written: waiting for it was interrupted.",
+                why="nbdist.save(wait=True) writes tensors without a copy, and they may change now",
+            )
         moved = "" if self._is_trial else self._has_moved() or self.staged.changed()
         if moved:
             _refuted.update(self._optimizers)

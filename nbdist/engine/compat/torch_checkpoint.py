@@ -1,7 +1,7 @@
 """Tensors in the files of torch.distributed.checkpoint: planned, written, read.
 
-Its own planner decides which rank writes what (replicas once, shared out by size), and its writer
-and reader know the files; what they do between ranks is left out, for a save here runs no
+Its own planner decides which rank writes what (replicas once, shared out by size), and its reader
+knows the files; what they do between ranks is left out, for a save here runs no
 collective in the background. `python -m torch.distributed.checkpoint.format_utils dcp_to_torch`
 reads the folders. `.metadata` is a pickle, as torch has it: whoever restores a folder trusts it.
 
@@ -12,19 +12,19 @@ with torch 2.13.0 (CPU). Threads: any; a plan belongs to one save.
 import io
 import os
 import pickle
-import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import (
     DefaultSavePlanner,
     FileSystemReader,
     FileSystemWriter,
+    filesystem,
     planner_helpers,
 )
 from torch.distributed.checkpoint import _fsspec_filesystem as fsspec_files
@@ -34,15 +34,16 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
+from nbdist.engine.compat.counted_stream import CountedStream, FileFacts
+from nbdist.engine.compat.tensor_frame import write_tensor
 from nbdist.engine.compat.torch_groups import lacking
-
-_SMALL_BYTES = 1 << 16
-_TO_DISK_BYTES = 8 << 20  # of a file, after which the disk begins with them
 
 _planning: Any = planner_helpers
 _fsspec: Any = fsspec_files
+_files_of_torch: Any = filesystem
 
 
 def check() -> list[str]:
@@ -52,9 +53,8 @@ def check() -> list[str]:
     )
     missing += lacking(fsspec_files, ["FsspecReader", "FsspecWriter"], "_fsspec_filesystem")
     missing += lacking(DTensor, ["__create_chunk_list__"], "DTensor")
-    missing += lacking(
-        FileSystemWriter, ["prepare_global_plan", "write_data", "finish"], "FileSystemWriter"
-    )
+    missing += lacking(FileSystemWriter, ["prepare_global_plan", "finish"], "FileSystemWriter")
+    missing += lacking(filesystem, ["_StorageInfo"], "checkpoint.filesystem")
     return [f"torch {torch.__version__}: {what}" for what in missing]
 
 
@@ -62,6 +62,7 @@ def check() -> list[str]:
 
 
 Spread = dict[str, tuple[object, ...]]
+TensorKey = tuple[str, tuple[int, ...] | None]  # a name, and where in the whole a part begins
 
 
 @dataclass
@@ -119,108 +120,10 @@ class WritePlanner:
         mine = writer.torchs.prepare_global_plan(plans)[self._rank]
         return WritePlan(self._planner.finish_plan(mine), metadata)
 
-    def stage(
-        self,
-        plan: WritePlan,
-        buffers: dict[Any, torch.Tensor],
-        steady: Container[str] = (),
-        *,
-        at_once: bool = True,
-    ) -> "Staged":
-        """Copy what this rank writes into `buffers` on the CPU, which later saves use again.
-
-        Args:
-            plan: What it writes.
-            buffers: Of the save before.
-            steady: Names of tensors that stay as they are for a while.
-            at_once: Whether these are copied at once too, or left for `Staged.copy_rest`.
-        """
-        staged = Staged(buffers)
-        now = []
-        for item in plan.mine.items:
-            source: Any = self._planner.resolve_data(item)
-            key = (item.index.fqn, item.index.offset)
-            is_steady = item.index.fqn in steady
-            if is_steady:
-                staged.steady[key] = source.detach()
-            if at_once or not is_steady:
-                now.append((key, source.detach()))
-        staged.copy(now)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        return staged
-
-
-class Staged:
-    """Copies that a thread may write while training changes the tensors.
-
-    Args:
-        room: Where copies were; filled with those that are made.
-
-    Attributes:
-        steady: Tensors that stay as they are for a while, by name and offset.
-    """
-
-    def __init__(self, room: dict[Any, torch.Tensor]) -> None:
-        self.steady: dict[Any, torch.Tensor] = {}
-        self._copies: dict[Any, torch.Tensor] = {}
-        self._sums: dict[Any, tuple[int, int]] = {}
-        self._room = room
-
-    def copy(self, sources: Iterable[tuple[Any, torch.Tensor]]) -> None:
-        """Copy tensors, each with its name and offset."""
-        for key, source in sources:
-            buffer = self._room.get(key)
-            if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
-                on_gpu = source.device.type == "cuda"
-                buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=on_gpu)
-            self._copies[key] = buffer
-            buffer.copy_(source, non_blocking=True)
-
-    def copy_rest(self) -> int:
-        """Copy the tensors that were left for later, and return how many. Any thread; once."""
-        rest = [(key, source) for key, source in self.steady.items() if key not in self._copies]
-        self.copy(rest)
-        self._room.clear()
-        self._room.update(self._copies)
-        return len(rest)
-
-    def sum_steady(self) -> None:
-        """Remember sums of the steady tensors' bits: `.data` changes them, and no version tells."""
-        self._sums = {key: _sum_bits(source) for key, source in self.steady.items()}
-
-    def changed(self) -> str:
-        """Return the name of a steady tensor that was changed before it was copied, or nothing."""
-        moved = (k for k, was in self._sums.items() if _sum_bits(self._copies[k]) != was)
-        return next((str(name) for name, _ in moved), "")
-
-    def is_as_copied(self) -> bool:
-        """Return whether no steady tensor differs from its copy. Reads all of them."""
-        return all(torch.equal(source, self._copies[key]) for key, source in self.steady.items())
-
-    def resolve_data(self, item: WriteItem) -> torch.Tensor:
-        """Return the copy of an item of the plan; torch's writer calls it."""
-        return self._copies[item.index.fqn, item.index.offset]
-
-
-def _sum_bits(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return sums of a CPU tensor's bits, of whole words and of the rest, at the memory's speed."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    whole = raw.numel() // 8 * 8
-    return int(raw[:whole].view(torch.int64).sum()), int(raw[whole:].sum())
-
-
-@dataclass
-class FileFacts:
-    """How long a file is, and its CRC-32."""
-
-    size: int = 0
-    crc: int = 0
-
-    def add(self, chunk: Any) -> None:
-        """Count bytes that are written to the file."""
-        self.size += memoryview(chunk).nbytes
-        self.crc = zlib.crc32(chunk, self.crc)
+    def sources(self, plan: WritePlan) -> list[tuple[TensorKey, torch.Tensor]]:
+        """Return what this rank writes: parts of its tensors, each with its name and offset."""
+        found: Any = ((_key_of(item), self._planner.resolve_data(item)) for item in plan.mine.items)
+        return [(key, source.detach()) for key, source in found]
 
 
 @dataclass
@@ -256,9 +159,24 @@ class Writer:
         self._is_local = is_local
         self.torchs.fs = _CountedFiles(self.torchs.fs, self._open)
 
-    def write(self, plan: WritePlan, staged: Staged) -> Written:
-        """Write this rank's file."""
-        results = self.torchs.write_data(plan.mine, staged).wait()
+    def write(self, plan: WritePlan, read: Mapping[TensorKey, torch.Tensor]) -> Written:
+        """Write this rank's file, as torch's writer does it.
+
+        Args:
+            plan: What is written.
+            read: Parts of tensors on the CPU, as `WritePlanner.sources` names them.
+        """
+        file = f"{plan.mine.storage_data.prefix}0.distcp"
+        path, results = self.torchs.fs.concat_path(self.torchs.path, file), []
+        with self.torchs.fs.create_stream(path, "wb") as stream:
+            for item in plan.mine.items:
+                began = stream.tell()
+                write_tensor(read[_key_of(item)], stream)
+                nbytes = stream.tell() - began
+                place = _files_of_torch._StorageInfo(file, began, nbytes)
+                results.append(WriteResult(item.index, nbytes, place))
+            if self._is_local:
+                os.fsync(stream.fileno())
         return Written(results, dict(self._files))
 
     def finish(self, metadata: Metadata, every: Sequence[Written]) -> FileFacts:
@@ -272,7 +190,7 @@ class Writer:
         facts = self._files[name] = FileFacts()
         with open_file(path, mode) as stream:
             descriptor = stream.fileno() if self._is_local else None
-            counted = _CountedStream(stream, facts, self._before_write, descriptor)
+            counted = CountedStream(stream, facts, self._before_write, descriptor)
             yield counted
             counted.flush()
 
@@ -292,87 +210,8 @@ class _CountedFiles:
         return self._open_counted(self._inner.create_stream, path, mode)
 
 
-class _CountedStream(io.RawIOBase):
-    """A stream that counts what is written to it.
-
-    torch writes each tensor in some forty pieces, nearly all of some bytes: those are joined.
-
-    Args:
-        stream: Where bytes go.
-        facts: Where they are counted.
-        before_write: As of `Writer`.
-        descriptor: Of the file; None where there is none on this machine.
-    """
-
-    def __init__(
-        self,
-        stream: IO[bytes],
-        facts: FileFacts,
-        before_write: Callable[[], None],
-        descriptor: int | None = None,
-    ):
-        super().__init__()
-        self._stream, self._facts, self._before_write = stream, facts, before_write
-        self._descriptor = descriptor
-        self._small = bytearray()
-        self._begun = 0  # bytes that the disk was told to begin with
-
-    def write(self, chunk: Any) -> int:
-        nbytes = memoryview(chunk).nbytes
-        if nbytes < _SMALL_BYTES:
-            self._small += chunk
-        if nbytes >= _SMALL_BYTES or len(self._small) >= _SMALL_BYTES:
-            self._pass_on_small()
-        if nbytes >= _SMALL_BYTES:
-            self._pass_on(chunk)
-        return nbytes
-
-    def _pass_on_small(self) -> None:
-        if self._small:
-            small, self._small = self._small, bytearray()
-            self._pass_on(small)
-
-    def _pass_on(self, chunk: Any) -> None:
-        self._before_write()
-        self._stream.write(chunk)
-        self._facts.add(chunk)
-        if self._descriptor is not None and self._facts.size > self._begun + _TO_DISK_BYTES:
-            self._begin_on_disk(self._descriptor)
-
-    def _begin_on_disk(self, descriptor: int) -> None:
-        """Have the disk write what it has been given, beside what is still to come.
-
-        Linux begins to write pages that it is told are not needed; by itself it would wait for
-        the sync at the end, which then waits for all of them.
-        """
-        if hasattr(os, "posix_fadvise"):
-            nbytes = self._facts.size - self._begun
-            os.posix_fadvise(descriptor, self._begun, nbytes, os.POSIX_FADV_DONTNEED)
-        self._begun = self._facts.size
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._facts.size + len(self._small)
-
-    def fileno(self) -> int:
-        """Return the file's, which torch asks for to sync it: all of it must be there."""
-        self.flush()
-        return self._stream.fileno()
-
-    def flush(self) -> None:
-        if not self._stream.closed:
-            self._pass_on_small()
-            self._stream.flush()
-
-    def close(self) -> None:
-        if not self.closed:
-            try:
-                self.flush()
-            finally:
-                self._stream.close()
-        super().close()
+def _key_of(item: WriteItem) -> TensorKey:
+    return item.index.fqn, item.index.offset
 
 
 def _item_bytes(item: WriteItem) -> int:
