@@ -85,7 +85,7 @@ class FakeCluster(Cluster):
             rank: PLAIN | {"cloned": CLONED if rank in newcomers else None} for rank in self.ranks
         }
 
-    def kill(self, rank: int) -> None:
+    def kill(self, rank: int, why: str = "") -> None:
         self._roster.ended(rank, -9, "killed by SIGKILL")
 
 
