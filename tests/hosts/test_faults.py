@@ -98,3 +98,35 @@ def test_ranks_and_processes_that_are_killed_are_told_wherever_they_run(bed: Bed
 def _of_ranks(host: Host) -> list[str]:
     """Return what runs there, but for a login's sshd, which waits for its network."""
     return [line for line in host.left_running() if "sshd" not in line]
+
+
+@pytest.mark.parametrize(
+    ("helper", "why"),
+    [
+        ("bin/python -m nbdist.host.parent", "its parent process was ended by signal 9"),
+        ("bin/python -m nbdist.host.keeper", "the process that reaches it has ended"),
+    ],
+    ids=["parent", "keeper"],
+)
+def test_a_helper_lost_beside_the_notebook_is_one_error_and_a_start_works_again(
+    bed: Bed, helper: str, why: str
+) -> None:
+    a, b, c = bed["a"], bed["b"], bed["c"]
+    hosts = "b:1,c:1"  # controller and store alone are on the notebook's machine
+    told = f"ipyparallel's controller has ended (its host a is lost: {why}): the ranks cannot"
+    with Kernel(a) as kernel:
+        start(kernel, hosts)
+        for again in ("%dist restart", "%dist stop"):
+            said, _ = during(kernel, bed, MEET, lambda: kill(a, helper))
+            assert said.count("Error: ") == said.count(told) == said.count("Do:  ") == 1, said
+            assert kernel.run("%%distributed\n1").startswith(f"ClusterError: {told}")
+            kernel.run(again)
+            if again == "%dist stop":
+                wait_until(lambda: not b.left_running() + c.left_running(), "no host keeps any")
+                start(kernel, hosts)
+            assert hosts_of(kernel) == ["b", "c"]
+            said = kernel.run("%%distributed\nprint('on', dist.get_world_size())")
+            assert "ranks 0-1 │ on 2" in said
+        kernel.run("%dist stop")
+        left = [line for host in (a, b, c) for line in host.left_running()]
+        assert not [line for line in left if "nbdist." in line]

@@ -562,6 +562,8 @@ class Cluster:
 
     def _host_ended(self, key: str, how: str) -> None:
         if key == "store":
+            if not self.reachable:
+                return  # both are lost with their host, and this is the lesser trouble
             self.broken = (
                 f"The store, which the ranks use to find each other, has ended ({how}). What the "
                 "ranks hold can still be pulled."

@@ -13,6 +13,16 @@ from nbdist.client.cluster.launchers.parent_link import ParentLink
 from nbdist.errors import StartError
 
 
+def explain_parent(status: int, said: str) -> tuple[str, str]:
+    """Return why a parent of this machine has ended, in words, and what to do."""
+    if status < 0:
+        why = f"its parent process was ended by signal {-status}"
+    else:
+        lines = said.strip().splitlines()
+        why = lines[-1] if lines else f"its parent process ended with exit code {status}"
+    return why, "%dist restart starts another; %dist doctor shows what is wrong"
+
+
 @dataclass(frozen=True, slots=True)
 class Channel:
     """A command that leads to the parent of one host.
@@ -30,7 +40,7 @@ class Channel:
     slots: int
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    explain: Callable[[int, str], tuple[str, str]] = lambda status, said: (said, "%dist doctor")
+    explain: Callable[[int, str], tuple[str, str]] = explain_parent
 
 
 @dataclass(slots=True)

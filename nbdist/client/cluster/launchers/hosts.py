@@ -25,7 +25,7 @@ from nbdist.client.cluster.launchers.base import (
     OnNotice,
     Started,
 )
-from nbdist.client.cluster.launchers.host import Channel, Host, Hosts
+from nbdist.client.cluster.launchers.host import Channel, Host, Hosts, explain_parent
 from nbdist.client.cluster.launchers.keeper_link import KeeperLink
 from nbdist.client.cluster.launchers.parent_link import ExitCallbacks, ParentLink
 from nbdist.client.cluster.launchers.preflight import show_host
@@ -230,12 +230,13 @@ class HostsLauncher:
         for known in memory["hosts"]:
             name, pids = known["name"], known["pids"]
             running = told["running"].get(name, {})
+            name_ = known["host"]
             channel = Channel(
-                known["host"],
+                name_,
                 known["slots"],
                 known["command"],
                 known["environment"],
-                partial(explain, known["host"]),
+                explain_parent if name_ == HERE else partial(explain, name_),
             )
             host = self._add(channel, name)
             host.address, host.facts, host.lost = known["address"], known["facts"], known["lost"]
