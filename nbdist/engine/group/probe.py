@@ -1,8 +1,9 @@
 """Measure latency and bandwidth between ranks, one pair after another, in the training's own group.
 
 The model is that of Hockney (1994): a message of n bytes takes latency + n / bandwidth. Latency is
-half of the fastest of several round trips of a few bytes. Bandwidth is that of one long message,
-whose size grows until it takes long enough to be timed, less the latency.
+half of the fastest of several round trips of a few bytes. Bandwidth is the slope between two long
+messages, whose sizes grow until the longer one takes long enough to be timed: what both have in
+common, such as the latency or the burst that a limited link lets through, falls out.
 
 Main thread, on all ranks, as a cell runs. Pairs take turns, so that none shares its link with
 another.
@@ -19,7 +20,9 @@ _SHORT: Final = 8  # bytes
 _FIRST: Final = 256 * 1024
 _LONGEST: Final = 64 * 1024 * 1024
 _LONG_ENOUGH_S: Final = 0.02
-_LONG_ONES: Final = 2  # of each size, the faster counts
+_MANY_WINDOWS: Final = 10  # latencies: TCP has opened its window by then
+_TOO_LONG_S: Final = 0.5  # to send four times as much once more
+_LONG_ONES: Final = 3  # of each size, the fastest counts
 
 
 def measure(pairs: list[list[int]], names: dict[str, Any]) -> list[list[float]]:
@@ -43,16 +46,18 @@ def measure(pairs: list[list[int]], names: dict[str, Any]) -> list[list[float]]:
 def _ask(peer: int, device: torch.device) -> list[float]:
     short = torch.zeros(_SHORT, dtype=torch.uint8, device=device)
     latency_s = min(_round_trip(short, short, peer) for _ in range(_PINGS)) / 2
-    size = _FIRST
+    long_enough_s = max(_LONG_ENOUGH_S, _MANY_WINDOWS * latency_s)
+    size, before, before_s = _FIRST, 0, 2 * latency_s
     while True:
         long = torch.zeros(size, dtype=torch.uint8, device=device)
         _round_trip(long, short, peer)  # the first one opens buffers and windows
-        seconds = min(_round_trip(long, short, peer) for _ in range(_LONG_ONES)) - 2 * latency_s
-        is_last = seconds >= _LONG_ENOUGH_S or size >= _LONGEST
+        seconds = min(_round_trip(long, short, peer) for _ in range(_LONG_ONES))
+        is_timed = before > 0 and seconds >= long_enough_s
+        is_last = is_timed or seconds >= _TOO_LONG_S or size >= _LONGEST
         _tell(peer, is_last=is_last, device=device)
         if is_last:
-            return [latency_s, size / max(seconds, 1e-9)]
-        size *= 4
+            return [latency_s, (size - before) / max(seconds - before_s, 1e-9)]
+        size, before, before_s = size * 4, size, seconds
 
 
 def _answer(peer: int, device: torch.device) -> None:
