@@ -18,9 +18,9 @@ _HEADERS = 1448 / 1514
 
 
 def test_a_probe_finds_each_links_latency_and_bandwidth(bed: Bed) -> None:
-    for host, (rate, delay_s) in zip(bed.hosts.values(), LINKS, strict=True):
-        if rate:
-            host.shape(f"{rate}mbit")
+    for host, (limit, delay_s) in zip(bed.hosts.values(), LINKS, strict=True):
+        if limit:
+            host.shape(f"{limit}mbit")
         if delay_s:
             host.delay(delay_s)
     with Kernel(bed["a"]) as kernel:
