@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nbdist.host import facts, reach
-from nbdist.host.link import Link
+from nbdist.host.link import JsonLines
 from nbdist.placement import HERE, TOKEN
 
 BEAT_S: Final = 1.0  # between two beats, in either direction
@@ -32,7 +32,7 @@ _TAIL_BYTES: Final = 32 * 1024
 class Guest:
     """What a parent knows of its host, and of the keeper at the other end."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: JsonLines) -> None:
         """Begin before the keeper has said hello."""
         self.host = ""
         self._link = link

@@ -49,7 +49,7 @@ _SAID_LINES: Final = 40  # Open MPI's advice is longer than what has happened
 _BEAT: Final = b'{"op": "beat"}\n'
 
 
-class Channel:
+class OpenChannel:
     """One command, and the hosts that answer through it."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Keeper:
     def __init__(self, kernel: socket.socket) -> None:
         """Serve the kernel at the other end of a socket."""
         self._kernel = kernel
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[str, OpenChannel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter | None = None  # to the kernel; None while there is none
         self._ended = asyncio.Event()
@@ -225,10 +225,10 @@ class Keeper:
         except OSError as error:
             self._tell(event="closed", channel=channel, status=127, said=f"{command[0]}: {error}")
             return
-        made = self._channels[channel] = Channel(channel, process, cancel)
+        made = self._channels[channel] = OpenChannel(channel, process, cancel)
         self._spawn(self._follow(made, log))
 
-    async def _follow(self, channel: Channel, log: str) -> None:
+    async def _follow(self, channel: OpenChannel, log: str) -> None:
         """Pass on what a channel's hosts tell, until its command has ended."""
         process = channel.process
         assert process.stdout is not None
@@ -248,7 +248,7 @@ class Keeper:
         said = "\n".join(channel.said)
         self._tell(event="closed", channel=channel.name, status=status, said=said)
 
-    async def _keep_errors(self, channel: Channel, log: str) -> None:
+    async def _keep_errors(self, channel: OpenChannel, log: str) -> None:
         """Write a command's standard error into its log, and remember the end of it."""
         assert channel.process.stderr is not None
         with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", 0) as file:
@@ -257,7 +257,7 @@ class Keeper:
                 lines = data.decode(errors="replace").splitlines()
                 channel.said.extend(line for line in lines if line.strip())
 
-    def _pass_on(self, channel: Channel, line: bytes) -> None:
+    def _pass_on(self, channel: OpenChannel, line: bytes) -> None:
         try:
             event = json.loads(line)
             name, host = event["event"], event["host"]

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 
-class Link:
+class JsonLines:
     """One channel. Single-threaded: who reads is who writes."""
 
     def __init__(self, read: int, write: int) -> None:
@@ -46,9 +46,9 @@ class Link:
             os.close(descriptor)
 
 
-def over_stdio() -> Link:
+def over_stdio() -> JsonLines:
     """Return a link over standard input and output; what is printed goes to standard error."""
-    link = Link(os.dup(0), os.dup(1))
+    link = JsonLines(os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)

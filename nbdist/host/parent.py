@@ -39,7 +39,7 @@ from typing import Any, Final
 from nbdist import lifeline
 from nbdist.host import children, oom, warm
 from nbdist.host.guest import Guest
-from nbdist.host.link import Link, over_stdio
+from nbdist.host.link import JsonLines, over_stdio
 
 LEAVE_S: Final = 20.0  # after SIGTERM: schedulers kill after 30 s
 
@@ -48,7 +48,7 @@ class Parent:
     """Children by pid, and one channel. Single-threaded by design."""
 
     def __init__(
-        self, link: Link, kernel_pid: int, *, fork: bool, guest: Guest | None = None
+        self, link: JsonLines, kernel_pid: int, *, fork: bool, guest: Guest | None = None
     ) -> None:
         """Serve `link`.
 
@@ -254,7 +254,7 @@ def _make(arguments: list[str]) -> Parent:
         link = over_stdio()
         return Parent(link, os.getpid(), fork=fork, guest=Guest(link))
     channel = socket.socket(fileno=int(arguments[0])).detach()
-    return Parent(Link(channel, channel), int(arguments[1]), fork=fork)
+    return Parent(JsonLines(channel, channel), int(arguments[1]), fork=fork)
 
 
 def main(arguments: list[str]) -> None:

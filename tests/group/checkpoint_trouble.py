@@ -15,7 +15,7 @@ from torch import nn
 
 import nbdist
 from nbdist.engine.checkpoint import save
-from nbdist.engine.checkpoint.folder import Place
+from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.checkpoint.staging import Staged
 from nbdist.engine.compat.torch_checkpoint import Writer, Written
@@ -137,7 +137,7 @@ def error_of_save(
 def error_of_full_disk(folder: str, case: Case, file: str) -> dict[str, Any]:
     """As `error_of_save`, where no byte can be written to one of the files."""
 
-    def fill(place: Place, name: str) -> None:
+    def fill(place: CheckpointFolder, name: str) -> None:
         home = Path(place.url) if file == "latest" else Path(place.url, name)
         temporary = "" if file.endswith(".distcp") else ".tmp"
         os.symlink("/dev/full", home / f"{file}{temporary}")
@@ -211,19 +211,19 @@ def error_of_dying_server(folder: str, case: Case, how: Options, pid: int) -> di
 
 
 @contextmanager
-def _when_begun(do: Callable[[Place, str], None]) -> Iterator[None]:
+def _when_begun(do: Callable[[CheckpointFolder, str], None]) -> Iterator[None]:
     """Have something done on the rank that makes a checkpoint's folder, when it has."""
-    begin = Place.begin
+    begin = CheckpointFolder.begin
 
-    def begin_and_do(self: Place, name: str, nbytes: int) -> None:
+    def begin_and_do(self: CheckpointFolder, name: str, nbytes: int) -> None:
         begin(self, name, nbytes)
         do(self, name)
 
-    Place.begin = begin_and_do  # type: ignore[method-assign]
+    CheckpointFolder.begin = begin_and_do  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Place.begin = begin  # type: ignore[method-assign]
+        CheckpointFolder.begin = begin  # type: ignore[method-assign]
 
 
 def error_without_a_training(folder: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine.checkpoint.folder import Place
+from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.manifest import order
 from tests.group import checkpoint_crash_ranks as crash_ranks
 from tests.group import faults
@@ -175,7 +175,7 @@ def survives(world: World, moment: Moment, unbroken: Unbroken, home: Path) -> No
     before = {rank: steps_in(log, rank) for rank in (0, 1)}
 
     # What counted still counts, and is what was written.
-    place = Place(run)
+    place = CheckpointFolder(run)
     committed, damaged = place.survey()
     assert damaged == []
     for name, commit in committed.items():

@@ -1,12 +1,11 @@
 """Some test hosts on one switch, from their first boot to the last trace of them."""
 
-import contextlib
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from tests.hosts import ssh
 from tests.hosts.host import Host
@@ -17,7 +16,7 @@ from tests.hosts.switch import Switch
 _DISK_BYTES = 1 << 30
 
 
-class Bed:
+class Bed(AbstractContextManager["Bed"]):
     """Hosts that know each other by name: `with Bed() as bed: bed["a"].run(["ssh", "b", "true"])`.
 
     Args:
@@ -31,21 +30,13 @@ class Bed:
         # /tmp, /root and /run are each host's own. The name tells which process to ask.
         self.folder = Path(tempfile.mkdtemp(prefix=f"nbdist-hosts-{os.getpid()}-", dir="/var/tmp"))
         self.shared = self.folder / "shared"
-        self._closing = contextlib.ExitStack()
-        with contextlib.ExitStack() as on_failure:
+        self._closing = ExitStack()
+        with ExitStack() as on_failure:
             on_failure.callback(self.close)
             self._build(names, binds or {})
             on_failure.pop_all()
 
-    def __enter__(self) -> "Bed":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
     def __getitem__(self, name: str) -> Host:

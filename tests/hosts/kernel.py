@@ -6,7 +6,7 @@ that the kernel sees the network of its host and nothing else.
 
 import sys
 from collections.abc import Callable
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
@@ -19,7 +19,7 @@ from tests.hosts.namespaces import child_pid
 _READY_TIMEOUT_S = 60.0
 
 
-class Kernel:
+class Kernel(AbstractContextManager["Kernel"]):
     """An IPython kernel in `host`: `with Kernel(host) as kernel: kernel.run("print(1)")`."""
 
     def __init__(self, host: Host) -> None:
@@ -78,15 +78,7 @@ class Kernel:
         end(self._process)
         close_pipes(self._process)
 
-    def __enter__(self) -> "Kernel":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.close()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.engine.checkpoint.folder import Place
+from nbdist.engine.checkpoint.folder import CheckpointFolder
 from tests.lifecycle.kernels import Family, Notebook, wait_for
 
 _BUILD = """
@@ -154,7 +154,7 @@ def test_a_kernel_killed_at_any_moment_loses_no_checkpoint_and_no_sample(tmp_pat
     assert [len(steps) for steps in unbroken] == [_STEPS, _STEPS]
 
     drawn, newest = random.Random(16), 0
-    place = Place(str(tmp_path / ".nbdist" / "checkpoints" / "run"))
+    place = CheckpointFolder(str(tmp_path / ".nbdist" / "checkpoints" / "run"))
     for death in range(_DEATHS + 1):
         log = tmp_path / f"log-{death}"
         with Notebook(tmp_path) as notebook:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.client.cluster.launchers.local import rank_environment
+from nbdist.client.cluster.launchers.helper_process import rank_environment
 from nbdist.client.tracking.run import Tracker
 from nbdist.client.tracking.runs import runs
 from nbdist.client.tracking.shipper import sync

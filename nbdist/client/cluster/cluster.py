@@ -538,8 +538,10 @@ class Cluster:
         """Let a rank go on that somebody has stopped; nothing to one that runs."""
         self.signal(rank, signal.SIGCONT)
 
-    def kill(self, rank: int) -> None:
-        """End a rank's process and everything it started."""
+    def kill(self, rank: int, why: str = "") -> None:
+        """End a rank's process and everything it started; `why` follows in what is told of it."""
+        if rank in self.ranks:
+            self.ranks[rank].killed_for = why
         self._launcher.signal(f"rank {rank}", signal.SIGKILL, group=True)
 
     def _on_exit(self, key: str, status: int, evidence: str) -> None:
@@ -553,6 +555,7 @@ class Cluster:
         rank = int(key.removeprefix("rank "))
         if not self._roster.ended(rank, status, cause):
             return  # whoever starts it finds it dead
+        cause = self.ranks[rank].cause
         if self._connection is not None:
             self._connection.unregister(rank)
         self._deaths_s.append(self.events.seconds)

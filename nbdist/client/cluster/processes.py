@@ -19,9 +19,10 @@ _OOM_KILLER = "killed by the kernel's OOM killer"  # as `host/oom.py` says it
 class RankState:
     """One rank as the notebook knows it.
 
-    While it lives `exit_status` is None; afterwards `cause` tells its end in words. `is_here` tells
-    whether `pid` names a process of the notebook's machine. Hosts number their processes alike, so
-    that what names one for good is its `serial`.
+    While it lives `exit_status` is None; afterwards `cause` tells its end in words, with why it was
+    ended (`killed_for`) where we did it. `is_here` tells whether `pid` names a process of the
+    notebook's machine. Hosts number their processes alike, so that what names one for good is its
+    `serial`.
     """
 
     rank: int
@@ -32,6 +33,7 @@ class RankState:
     serial: int = 0
     exit_status: int | None = None
     cause: str = ""
+    killed_for: str = ""
 
     @property
     def alive(self) -> bool:
@@ -84,6 +86,8 @@ class Roster:
                 return False
             state = self.ranks[rank]
             state.exit_status, state.cause = status, cause
+            if state.killed_for:
+                state.cause += f", because {state.killed_for}"
             return True
 
     def remove(self, ranks: Iterable[int]) -> None:

@@ -10,6 +10,7 @@
    waits in a collective, and is freed as above. A rank that still does not settle is inside one
    long C++ call: it is waited for, with a message that names it, and an interrupt after that
    message ends it, and no other. A rank that is interrupted alone fails as one that raises.
+4. A rank that neither answers nor computes after a fault is ended (`stuck`).
 
 While all ranks are heard of nobody is asked anything. What is merely slow is explained after a
 quiet time, and goes on.
@@ -33,6 +34,7 @@ from nbdist.client.faults.poll import Poll
 from nbdist.client.faults.rank_state import Gone
 from nbdist.client.faults.recovery import repair
 from nbdist.client.faults.repair_report import Repaired
+from nbdist.client.faults.stuck import WHY, StuckRanks, sleeping_s
 from nbdist.client.output.live_text import LiveText
 from nbdist.wire import Summary
 
@@ -76,6 +78,7 @@ class FaultHandler:
         self._gone_count, self._gone_at = 0, 0.0  # how many ranks run no more; when it last grew
         self._passed_on: set[int] = set()  # ranks whose children were interrupted
         self._dead: list[int] = []  # ranks whose death the others were told of
+        self._stuck = StuckRanks()
         self._commentary = Commentary(live, cluster)
         self._cuts: list[Future[Any]] = []
 
@@ -158,6 +161,8 @@ class FaultHandler:
             )
         ):
             self.cut_links()
+        if self.cut and not self.interrupted:
+            self._end_stuck(running, now)
         self._interrupt_children(r for r, at in told.items() if now > at + _CHILDREN_AFTER_S)
         self._commentary.attend(
             self._watch,
@@ -222,6 +227,14 @@ class FaultHandler:
         if now > began + _PATIENCE_S[what]:
             return True
         return not self._watch.waiting_since(began).isdisjoint(running)
+
+    def _end_stuck(self, running: list[int], now: float) -> None:
+        """End the ranks that nothing frees. Whoever has interrupted the cell decides himself."""
+        silent = set(self._watch.silent(now)).intersection(running)
+        used_s = sleeping_s(self._cluster.ranks[rank] for rank in sorted(silent))
+        for rank in self._stuck.attend(used_s, now):
+            self._cluster.events.note("killed", WHY, ranks=[rank])
+            self._cluster.kill(rank, WHY)
 
     def _tell_of_deaths(self) -> None:
         """Tell living ranks, once, whom none of their threads should wait for any more."""

@@ -48,6 +48,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WARM_TIMEOUT_S = 120.0
+# Gloo may give wrong numbers where sizes differ: nobody should learn by that what is not compared.
+_NOT_COMPARED = (
+    "Collectives between hosts are not compared before they are sent; "
+    '%config NBDist.check = "store" before the start does so, for some round trips each.'
+)
 # Imported beside the parent's import of torch, for they take half a second: ipyparallel, with
 # which the start goes on, and numpy, which the first cell asks for.
 _NEEDED_NEXT = ("nbdist.client.cluster.connection", "nbdist.client.tracking.run")
@@ -334,6 +339,8 @@ def start(
             (say or print)(f"Starting new interpreters, which takes longer: {ready['why']}.")
         for sentence in ready.get("notes", ()):
             (say or print)(sentence)
+        if check == "shared" and ready.get("hosts", 1) > 1:
+            (say or print)(_NOT_COMPARED)
         found = {name: ready[name] for name in ("slots", "threads_a_rank") if name in ready}
         cluster.start(choose(ready["gpus"], address=address, **found))
         with hold_interrupts():

@@ -22,7 +22,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe(Sequence[Link]):
+class LinkProbe(Sequence[Link]):
     """What was measured. Prints as a table."""
 
     links: tuple[Link, ...]
@@ -77,10 +77,10 @@ def links(
     pairs: Sequence[tuple[int, int]],
     hosts: Mapping[int, str],
     measured: Mapping[int, Sequence[Sequence[float]]],
-) -> Probe:
+) -> LinkProbe:
     """Return what each pair's first rank has measured, in the order of the pairs."""
     left = {rank: iter(values) for rank, values in measured.items()}
-    return Probe(
+    return LinkProbe(
         tuple(
             Link((first, second), (hosts[first], hosts[second]), *next(left[first]))
             for first, second in pairs

@@ -28,7 +28,7 @@ from nbdist.client.output.result import CellResult
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.chaos import Chaos, ChaosPlan
 from nbdist.client.session.params import require_params
-from nbdist.client.session.probe import Probe, choose_pairs, links
+from nbdist.client.session.probe import LinkProbe, choose_pairs, links
 from nbdist.client.session.rank_names import RankNames
 from nbdist.client.session.retries import Attempts
 from nbdist.client.session.scale import scale
@@ -379,7 +379,7 @@ class Session:
         """Let `expect` answer by this function of a layer above."""
         self._judge = judge
 
-    def probe(self) -> Probe:
+    def probe(self) -> LinkProbe:
         """Measure latency and bandwidth between the ranks; nothing else may run meanwhile.
 
         Returns:

@@ -5,7 +5,7 @@ Any thread; files alone, no torch.
 
 from dataclasses import dataclass
 
-from nbdist.engine.checkpoint.folder import COMMIT, Place
+from nbdist.engine.checkpoint.folder import COMMIT, CheckpointFolder
 from nbdist.engine.checkpoint.manifest import FORMAT, Manifest, best_of, order
 from nbdist.errors import CheckpointError, UsageError
 from nbdist.formatting import counted
@@ -20,7 +20,7 @@ class Chosen:
     before: int | None = None
 
 
-def choose(place: Place, which: str | int, folder: str = "") -> Chosen | None:
+def choose(place: CheckpointFolder, which: str | int, folder: str = "") -> Chosen | None:
     """Return the checkpoint that is asked for; None: there is none at all.
 
     Args:
@@ -60,7 +60,7 @@ def choose(place: Place, which: str | int, folder: str = "") -> Chosen | None:
     return Chosen(name, commit, _step_before(found, commit.step))
 
 
-def newest_since(place: Place, since: float) -> Chosen | None:
+def newest_since(place: CheckpointFolder, since: float) -> Chosen | None:
     """Return the newest checkpoint that was saved at this time or later; None: there is none."""
     found = {n: c for n, c in place.committed().items() if c.saved_at >= since}
     if not found:
@@ -74,7 +74,9 @@ def _step_before(found: dict[str, Manifest], step: int) -> int | None:
     return max(older, default=None)
 
 
-def _name(place: Place, found: dict[str, Manifest], which: str | int, pointed: str | None) -> str:
+def _name(
+    place: CheckpointFolder, found: dict[str, Manifest], which: str | int, pointed: str | None
+) -> str:
     by_age = sorted(found, key=lambda name: (found[name].saved_at, order(name)))
     if isinstance(which, int) and pointed is None:
         of_step = [name for name in by_age if found[name].step == which]
@@ -98,7 +100,7 @@ def _name(place: Place, found: dict[str, Manifest], which: str | int, pointed: s
     return by_age[-1]
 
 
-def missing(place: Place) -> CheckpointError:
+def missing(place: CheckpointFolder) -> CheckpointError:
     """Return what is said where there is no checkpoint at all."""
     begun = len(place.names())
     return CheckpointError(
@@ -108,7 +110,7 @@ def missing(place: Place) -> CheckpointError:
     )
 
 
-def verify(place: Place, chosen: Chosen, part: int, parts: int) -> None:
+def verify(place: CheckpointFolder, chosen: Chosen, part: int, parts: int) -> None:
     """Read every `parts`-th file whole, from the `part`-th on, and compare the checksums.
 
     Raises:

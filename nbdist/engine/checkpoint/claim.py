@@ -18,7 +18,7 @@ _PAUSE_S = 0.1  # of the first; each next one takes up to twice as long
 PREFIX = "claim-"
 
 
-class Claim:
+class FolderClaim:
     """A claim of a folder.
 
     Args:

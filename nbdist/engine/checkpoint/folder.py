@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from nbdist.engine.checkpoint.claim import Claim
+from nbdist.engine.checkpoint.claim import FolderClaim
 from nbdist.engine.checkpoint.manifest import Manifest, order
 from nbdist.errors import CheckpointError, UsageError
 from nbdist.formatting import name_bytes
@@ -60,7 +60,7 @@ class Damage:
     found: tuple[str, ...] = field(default=())
 
 
-class Place:
+class CheckpointFolder:
     """The checkpoints of one name.
 
     Args:
@@ -170,7 +170,7 @@ class Place:
 
     def _claim(self, name: str) -> bool:
         """Return whether a folder that two may be making at once is ours."""
-        claim = Claim(
+        claim = FolderClaim(
             partial(self._files, name),
             lambda file: self._fs.pipe_file(self._path(name, file), b"{}"),
             lambda file: self._fs.rm_file(self._path(name, file)),

@@ -19,7 +19,7 @@ from nbdist.engine.checkpoint.agreement import (
     refuse_others,
     together,
 )
-from nbdist.engine.checkpoint.folder import Place, reason
+from nbdist.engine.checkpoint.folder import CheckpointFolder, reason
 from nbdist.engine.compat.torch_checkpoint import Spread, WritePlan, WritePlanner, Writer
 from nbdist.errors import NBDistError
 
@@ -28,7 +28,7 @@ from nbdist.errors import NBDistError
 class SaveRequest:
     """What is to be saved beside the tensors, and what becomes of older checkpoints."""
 
-    place: Place
+    place: CheckpointFolder
     step: int
     layouts: Mapping[str, str]
     metric: float | None = None
@@ -36,7 +36,7 @@ class SaveRequest:
     is_automatic: bool = False
 
 
-class Prepared(NamedTuple):
+class PreparedSave(NamedTuple):
     """What this rank would save: the request, its tensors, and what it calls its training.
 
     `steady` are the tensors that nothing but a step of the optimizers is to change, by name.
@@ -55,7 +55,7 @@ Begin = Callable[[SaveRequest, int], str]
 class Agreed(NamedTuple):
     """What this rank has prepared and will write; the save's key in the store, and its folder."""
 
-    prepared: Prepared
+    prepared: PreparedSave
     plan: WritePlan
     key: str
     folder: str
@@ -91,7 +91,7 @@ class _Remembered:
 remembered = _Remembered()
 
 
-def agree(prepare: Callable[[], Prepared], begin: Begin) -> Agreed:
+def agree(prepare: Callable[[], PreparedSave], begin: Begin) -> Agreed:
     """Return what this rank is to write, and where. Collective.
 
     Args:
@@ -102,7 +102,7 @@ def agree(prepare: Callable[[], Prepared], begin: Begin) -> Agreed:
         CheckpointError: It cannot be written there; the same on all ranks.
         UsageError: Ranks name different places.
     """
-    mine: list[Prepared] = []
+    mine: list[PreparedSave] = []
 
     def tell() -> _Told:
         one = prepare()
@@ -133,7 +133,7 @@ def agree(prepare: Callable[[], Prepared], begin: Begin) -> Agreed:
     return Agreed(prepared, plan, first.key, folder)
 
 
-def _planned(prepared: Prepared) -> WritePlan:
+def _planned(prepared: PreparedSave) -> WritePlan:
     """Plan anew, and remember it. Collective."""
     planner, place = prepared.planner, prepared.request.place
     every = together(lambda: planner.local)
@@ -142,7 +142,7 @@ def _planned(prepared: Prepared) -> WritePlan:
     return plan
 
 
-def writer_of(place: Place, url: str) -> Writer:
+def writer_of(place: CheckpointFolder, url: str) -> Writer:
     """Return what writes the files of one checkpoint folder."""
     options = {} if place.is_local else place.options
     return Writer(url, is_local=place.is_local, options=options)

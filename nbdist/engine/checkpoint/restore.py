@@ -19,7 +19,7 @@ from nbdist.engine.checkpoint import agreement, chosen, fit, manifest, rest, sav
 from nbdist.engine.checkpoint.agreement import each, from_rank_0, same, together
 from nbdist.engine.checkpoint.chosen import Chosen
 from nbdist.engine.checkpoint.fit import Fit, SavedTraining
-from nbdist.engine.checkpoint.folder import TRAINING, Place
+from nbdist.engine.checkpoint.folder import TRAINING, CheckpointFolder
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat.torch_checkpoint import Reader
 from nbdist.engine.recovery import snapshot, sync_state
@@ -107,7 +107,7 @@ def restore(
     _calls += 1
     save.settle()
     url, folder = _one_of(save.place_of(name), which)
-    place = each(lambda: Place(url, storage_options), url)
+    place = each(lambda: CheckpointFolder(url, storage_options), url)
     found = from_rank_0(lambda: chosen.choose(place, which, folder), url)
     if found is None:
         if missing_ok:
@@ -131,7 +131,7 @@ _calls = 0
 
 
 def go_on_from(
-    place: Place,
+    place: CheckpointFolder,
     found: Chosen,
     *,
     only_model: bool = False,
@@ -177,7 +177,7 @@ def go_on_from(
 
 
 def _read(
-    training: Training, place: Place, found: Chosen, *, only_model: bool
+    training: Training, place: CheckpointFolder, found: Chosen, *, only_model: bool
 ) -> tuple[list[dict[str, Any]], Fit]:
     """Read this rank's parts beside what is there. Collective."""
     folder, rank = place.folder(found.name), dist.get_rank()

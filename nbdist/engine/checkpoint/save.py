@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from nbdist.engine.checkpoint import rest, steady, training_state
-from nbdist.engine.checkpoint.folder import Place
-from nbdist.engine.checkpoint.planning import Prepared, SaveRequest
+from nbdist.engine.checkpoint.folder import CheckpointFolder
+from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest
 from nbdist.engine.checkpoint.saving import Saving
 from nbdist.engine.checkpoint.training_state import Training
 from nbdist.engine.compat.torch_checkpoint import WritePlanner
@@ -111,15 +111,15 @@ def begin(
     settle()
     trainings: list[Training] = []
 
-    def prepare() -> Prepared:
+    def prepare() -> PreparedSave:
         training = find()
         trainings.append(training)
-        place = Place(place_of(name), storage_options)
+        place = CheckpointFolder(place_of(name), storage_options)
         layouts = training_state.layouts(training)
         request = SaveRequest(place, training.step, layouts, metric, keep, is_automatic)
         planner = WritePlanner(training_state.tree(training, dist.get_rank()), dist.get_rank())
         unchanging = steady.find(training)
-        return Prepared(request, planner, str(training), unchanging, training.optimizers)
+        return PreparedSave(request, planner, str(training), unchanging, training.optimizers)
 
     saving = Saving(prepare, began, waits=waits)
     (training,) = trainings

@@ -24,9 +24,9 @@ import torch.distributed as dist
 import nbdist
 from nbdist.engine.checkpoint import folder, manifest, planning
 from nbdist.engine.checkpoint.agreement import one_error
-from nbdist.engine.checkpoint.folder import Place
+from nbdist.engine.checkpoint.folder import CheckpointFolder
 from nbdist.engine.checkpoint.manifest import Manifest
-from nbdist.engine.checkpoint.planning import Prepared, SaveRequest, writer_of
+from nbdist.engine.checkpoint.planning import PreparedSave, SaveRequest, writer_of
 from nbdist.engine.checkpoint.staging import Staged
 from nbdist.engine.checkpoint.steady import Copying, is_proven, stage
 from nbdist.engine.compat.torch_checkpoint import Writer, Written
@@ -56,7 +56,7 @@ class Saving:
     """
 
     def __init__(
-        self, prepare: Callable[[], Prepared], began: float, *, waits: bool = False
+        self, prepare: Callable[[], PreparedSave], began: float, *, waits: bool = False
     ) -> None:
         """Plan the save, and begin to copy this rank's part. Collective, main thread.
 
@@ -72,7 +72,9 @@ class Saving:
         """
         self._began, self._waits = began, waits
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        self._begun: tuple[Place, str] | None = None  # what rank 0 has made, and must delete
+        self._begun: tuple[CheckpointFolder, str] | None = (
+            None  # what rank 0 has made, and must delete
+        )
         try:
             prepared, plan, self._id, self._name = planning.agree(prepare, self._begin)
         except BaseException:
@@ -229,7 +231,7 @@ class Saving:
             return error
         return None
 
-    def _copy(self, prepared: Prepared) -> Copying:
+    def _copy(self, prepared: PreparedSave) -> Copying:
         """Begin to copy: all at once, or what is steady while training goes on.
 
         Nothing is copied where training stands still until all is written.
@@ -354,7 +356,7 @@ def _retold(told: dict[str, Any]) -> Saving:
 # ---- Its parts ----------------------------------------------------------------------------------
 
 
-def _delete(place: Place, name: str) -> None:
+def _delete(place: CheckpointFolder, name: str) -> None:
     try:
         place.delete(name)
     except Exception:

@@ -133,8 +133,9 @@ class Launcher(Protocol):
         """Wait until it can start ranks, and return what it found there.
 
         Keys: `gpus` (how many there are), `forks` (ranks begin with torch imported), and `why` they
-        do not. With several hosts also `slots` (ranks that they take), `threads_a_rank` (CPU
-        threads that each may have), and `notes` (sentences for the person).
+        do not. With several hosts also `hosts` (how many take ranks), `slots` (ranks that they
+        take), `threads_a_rank` (CPU threads that each may have), and `notes` (sentences for the
+        person).
 
         Raises:
             StartError: It ended, or took longer than `timeout_s`.
@@ -211,7 +212,7 @@ def find_launcher(name: str) -> MakeLauncher:
     """Return what makes the launcher of this name: one of nbdist's, or one that a package offers.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is none, or it is one of ipyparallel's.
     """
     if name == LOCAL:
         from nbdist.client.cluster.launchers.local import LocalLauncher
@@ -231,6 +232,10 @@ def find_launcher(name: str) -> MakeLauncher:
         return mpi.make_launcher
     offered = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in offered:
+        from nbdist.client.cluster.launchers.batch_systems import refusal
+
+        if (refused := refusal(name)) is not None:
+            raise refused
         known = ", ".join([LOCAL, *sorted([SSH, SLURM, MPI, *offered])])
         raise UsageError(f"There is no launcher {name!r}.", do=f"use one of: {known}")
     made: MakeLauncher = offered[name].load()

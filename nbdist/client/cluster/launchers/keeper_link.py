@@ -6,10 +6,8 @@ Threads: one that hears the keeper, `nbdist-hosts`; it ends when the keeper does
 import contextlib
 import json
 import logging
-import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,8 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.cluster.folders import fix_for_start
-from nbdist.client.cluster.launchers.local import rank_environment
+from nbdist.client.cluster.launchers.helper_process import start_helper
 from nbdist.client.cluster.launchers.parent_link import encode, lines_of
 from nbdist.errors import StartError
 
@@ -39,29 +36,11 @@ class KeeperLink:
         """
         self._lock = threading.Lock()
         self._detached: Future[str] = Future()
-        self._channel, theirs = socket.socketpair()
-        words = [sys.executable, "-m", "nbdist.host.keeper", str(theirs.fileno()), str(os.getpid())]
-        file = os.open(logs / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            self._process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                pass_fds=[theirs.fileno()],
-                env=rank_environment(os.environ),
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._channel.close()
-            raise StartError(
-                "The process that reaches other hosts could not be started.",
-                why=f"{sys.executable}: {error.strerror}",
-                do=fix_for_start(error.strerror or ""),
-            ) from error
-        finally:
-            os.close(file)
-            theirs.close()
+        self._process, self._channel = start_helper(
+            "nbdist.host.keeper",
+            log=logs / "keeper.log",
+            what="The process that reaches other hosts",
+        )
         self.listen(events)
 
     def listen(self, events: Callable[[dict[str, Any]], None]) -> None:

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from nbdist import lifeline
-from nbdist.client.cluster.folders import fix_for_start, last_lines
+from nbdist.client.cluster.folders import last_lines
 from nbdist.client.cluster.launchers.base import UNKNOWN_STATUS, OnExit, OnNotice, Started
+from nbdist.client.cluster.launchers.helper_process import start_helper
 from nbdist.client.cluster.launchers.open_files import allow_open_files
 from nbdist.client.cluster.launchers.parent_link import (
     ExitCallbacks,
@@ -41,47 +42,6 @@ from nbdist.errors import StartError
 from nbdist.placement import Place, one_host
 
 log = logging.getLogger(__name__)
-
-# Secrets of the notebook's server and of the tracking server: nothing on a rank needs them.
-_KEPT_FROM_RANKS = (
-    "JPY_API_TOKEN",
-    "JUPYTER_TOKEN",
-    "JUPYTERHUB_API_TOKEN",
-    "MLFLOW_TRACKING_USERNAME",
-    "MLFLOW_TRACKING_PASSWORD",
-    "MLFLOW_TRACKING_TOKEN",
-)
-
-
-def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment ranks start from: the kernel's, without secrets that are not theirs.
-
-    OpenBLAS and OpenMP start their threads when numpy is imported, and a parent with threads
-    must not fork: the parent runs with one each, and a rank sets its own number later.
-    """
-    kept = {k: v for k, v in environment.items() if k not in _KEPT_FROM_RANKS}
-    if "@" in kept.get("MLFLOW_TRACKING_URI", ""):
-        del kept["MLFLOW_TRACKING_URI"]  # it holds a password; runs are tracked by the notebook
-    # Warnings that are errors would end ranks for what one library thinks of another. A cell may
-    # still ask for them.
-    if "PYTHONWARNINGS" in kept:
-        kept["PYTHONWARNINGS"] = _as_warnings(kept["PYTHONWARNINGS"])
-    # What the notebook can import, its ranks can: nbdist itself, run from a checkout, and what a
-    # cell has added to sys.path.
-    kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    kept.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    return kept
-
-
-def _as_warnings(filters: str) -> str:
-    """Return PYTHONWARNINGS with what it makes errors shown instead."""
-    parts = [part.strip() for part in filters.split(",")]
-    # Python takes any beginning of the word, "e" too.
-    actions = [part.partition(":") for part in parts]
-    return ",".join(
-        "".join(("default", colon, rest)) if action and "error".startswith(action) else part
-        for part, (action, colon, rest) in zip(parts, actions, strict=True)
-    )
 
 
 class LocalLauncher:
@@ -105,36 +65,12 @@ class LocalLauncher:
     def _start_parent(self) -> None:
         allow_open_files()
         self._ready: Future[dict[str, Any]] = Future()
-        self._channel, theirs = socket.socketpair()
-        parent_log = os.open(
-            self.logs / "parent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        self._parent, self._channel = start_helper(
+            "nbdist.host.parent",
+            "fork" if self._fork else "spawn",
+            log=self.logs / "parent.log",
+            what="The process that starts the ranks",
         )
-        try:
-            self._parent = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "nbdist.host.parent"),
-                    *(str(theirs.fileno()), str(os.getpid()), "fork" if self._fork else "spawn"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=parent_log,
-                stderr=parent_log,
-                pass_fds=[theirs.fileno()],
-                env=rank_environment(os.environ),
-                # Jupyter interrupts the kernel's whole process group.
-                start_new_session=True,
-            )
-        except BaseException as error:
-            self._channel.close()  # an interrupt: the parent, if it exists by now, ends by this
-            if isinstance(error, OSError):
-                raise StartError(
-                    "The process that starts the ranks could not be started.",
-                    why=f"{sys.executable}: {error.strerror}",
-                    do=fix_for_start(error.strerror or ""),
-                ) from error
-            raise
-        finally:
-            os.close(parent_log)
-            theirs.close()
         self._reader = threading.Thread(
             target=self._read, args=[self._channel], name="nbdist-launcher", daemon=True
         )

@@ -75,6 +75,7 @@ def ready(hosts: Hosts, timeout_s: float) -> dict[str, Any]:
         "gpus": sum(min(told[name]["gpus"], one.channel.slots) for name, one in takers.items()),
         "forks": not slow,
         "why": slow[0]["why"] if slow else "",
+        "hosts": len(takers),
         "slots": sum(host.channel.slots for host in takers.values()),
         "threads_a_rank": min(
             max(1, int(host.facts["cores"]) // host.channel.slots) for host in takers.values()

@@ -10,17 +10,17 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-from nbdist.client.cluster.launchers import ssh
-from nbdist.client.cluster.launchers.base import LaunchOptions
+from nbdist.client.cluster.launchers import host_lines, ssh
+from nbdist.client.cluster.launchers.base import MPI, LaunchOptions
 from nbdist.client.cluster.launchers.host import Channel
-from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
+from nbdist.client.cluster.launchers.host_lines import HostLine
+from nbdist.client.cluster.launchers.hosts import HostsLauncher
 from nbdist.client.cluster.launchers.task_script import task_script
-from nbdist.client.cluster.network import has_curve, require_trust
-from nbdist.errors import StartError, UsageError
-from nbdist.placement import HERE
+from nbdist.errors import StartError
 
 Flavour = Literal["Open MPI", "Hydra"]
 _ASK_S: Final = 20.0
@@ -56,42 +56,29 @@ def make_launcher(logs: Path, asked: LaunchOptions) -> HostsLauncher:
         StartError: There is no `mpiexec`, or the network is not trusted.
         UsageError: `--hosts` is missing or makes no sense.
     """
-    lines = read_machines(asked.hosts)
-    flavour = find_flavour()
-    here = ssh.names_of_this_machine()
-    if any(line.host not in here for line in lines):
-        require_trust(
-            "Ranks of several hosts meet over the network",
-            "between hosts",
-            trust_network=asked.trust_network,
-            has_curve=has_curve(),
-        )
-    channels = [_channel(line, flavour, is_here=line.host in here) for line in lines]
-    # Rank 0 is the notebook's neighbour where there is one.
-    channels.sort(key=lambda channel: channel.host != HERE)
-    return HostsLauncher(logs, channels)
+    lines, flavour = read_machines(asked.hosts), find_flavour()
+    return host_lines.launch(logs, lines, asked, partial(_channel, flavour))
 
 
-def read_machines(text: str) -> list[ssh.HostLine]:
+def read_machines(text: str) -> list[HostLine]:
     """Return the hosts of `a:2,b:2`, or of a machine file.
 
-    Such a file may name a host once for each slot, as PBS does; see `ssh.read_hosts`.
+    Such a file may name a host once for each slot, as PBS and LSF do, or have lines such as Grid
+    Engine's, `node 4 all.q@node UNDEFINED`; see `host_lines.read_hosts`.
 
     Raises:
         UsageError: There is none, or it makes no sense.
     """
-    if not text:
-        raise UsageError(
-            "--launcher mpi needs hosts.",
-            do="%dist start --launcher mpi --hosts a:2,b:2, or --hosts $PBS_NODEFILE",
-        )
-    file = Path(text).expanduser()
-    if file.is_file():
+    file = Path(os.path.expandvars(text)).expanduser()
+    if text and file.is_file():
         lines = [line.partition("#")[0].strip() for line in file.read_text().splitlines()]
         slots = Counter(filter(None, lines))
         if slots.total() > len(slots) and not any(set(" =:") & set(line) for line in slots):
-            return [ssh.HostLine(host, count) for host, count in slots.items()]
-    return ssh.read_hosts(text)
+            return [HostLine(host, count) for host, count in slots.items()]
+        words = [line.split() for line in slots]
+        if words and all(len(line) == 4 and line[1].isdigit() for line in words):
+            return [HostLine(line[0], int(line[1])) for line in words]
+    return host_lines.read_hosts(text, MPI)
 
 
 def find_flavour() -> Flavour:
@@ -129,10 +116,8 @@ def flavour_of(version: str) -> Flavour | None:
     return None
 
 
-def _channel(line: ssh.HostLine, flavour: Flavour, *, is_here: bool) -> Channel:
+def _channel(flavour: Flavour, line: HostLine) -> Channel:
     python = line.python or sys.executable
-    if is_here:
-        return Channel(HERE, line.slots, parent_command(python), line.environment)
     return Channel(
         line.host,
         line.slots,

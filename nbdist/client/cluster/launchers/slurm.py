@@ -19,8 +19,8 @@ from typing import Any, Final
 from nbdist.client.cluster.launchers import slurm_queue, slurm_words
 from nbdist.client.cluster.launchers.base import SLURM, LaunchOptions
 from nbdist.client.cluster.launchers.host import Channel
+from nbdist.client.cluster.launchers.host_lines import names_of_this_machine
 from nbdist.client.cluster.launchers.hosts import HostsLauncher
-from nbdist.client.cluster.launchers.ssh import names_of_this_machine
 from nbdist.client.cluster.launchers.task_script import task_script
 from nbdist.client.cluster.network import has_curve, require_trust
 from nbdist.errors import StartError

@@ -1,24 +1,20 @@
-"""Hosts over ssh: one `ssh` a host, which starts its parent. Pure, but for names of this machine.
+"""Hosts over ssh: one `ssh` a host, which starts its parent. Pure.
 
 `~/.ssh/config` holds for it: names, users, ports, keys, jump hosts. It never asks: a host that
 would want a password is refused.
 """
 
 import os
-import re
 import shlex
-import socket
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
-from nbdist.client.cluster.launchers.base import LaunchOptions
+from nbdist.client.cluster.launchers import host_lines
+from nbdist.client.cluster.launchers.base import SSH, LaunchOptions
 from nbdist.client.cluster.launchers.host import Channel
+from nbdist.client.cluster.launchers.host_lines import HostLine
 from nbdist.client.cluster.launchers.hosts import HostsLauncher, parent_command
-from nbdist.client.cluster.network import has_curve, require_trust
-from nbdist.errors import UsageError
-from nbdist.placement import HERE
 
 _OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "EscapeChar=none"),
@@ -27,7 +23,6 @@ _OPTIONS = (
     # A shared connection would end with whichever ssh had opened it.
     *("-o", "ControlMaster=no", "-o", "ControlPath=none"),
 )
-_WORD = re.compile(r"^(?P<host>[^\s:=,]+)(:(?P<slots>\d+))?$")
 _KILLED = 255  # ssh's own status, also where a signal has ended the command
 # What ssh and a shell say, and what it means. `{host}` is the host.
 _MEANINGS = (
@@ -65,16 +60,6 @@ _MEANINGS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HostLine:
-    """One host as the person wrote it."""
-
-    host: str
-    slots: int
-    python: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
 def make_launcher(logs: Path, asked: LaunchOptions) -> HostsLauncher:
     """Return a launcher for the hosts of `--hosts`, with channels that are being opened.
 
@@ -82,84 +67,10 @@ def make_launcher(logs: Path, asked: LaunchOptions) -> HostsLauncher:
         StartError: The network is not trusted.
         UsageError: `--hosts` is missing or makes no sense.
     """
-    lines = read_hosts(asked.hosts)
-    here = names_of_this_machine()
-    if any(line.host not in here for line in lines):
-        require_trust(
-            "Ranks of several hosts meet over the network",
-            "between hosts",
-            trust_network=asked.trust_network,
-            has_curve=has_curve(),
-        )
-    channels = [_channel(line, is_here=line.host in here) for line in lines]
-    # Rank 0 is the notebook's neighbour where there is one.
-    channels.sort(key=lambda channel: channel.host != HERE)
-    return HostsLauncher(logs, channels)
+    return host_lines.launch(logs, host_lines.read_hosts(asked.hosts, SSH), asked, _channel)
 
 
-def read_hosts(text: str) -> list[HostLine]:
-    """Return the hosts of `a:2,b:2`, or of a file with one a line.
-
-    A line of the file is a host, `slots=2`, `python=/path`, and `NAME=VALUE` for what ranks there
-    have in their environment; `#` begins a comment.
-
-    Raises:
-        UsageError: It makes no sense, or names a host twice.
-    """
-    if not text:
-        raise UsageError(
-            "--launcher ssh needs hosts.", do="%dist start --launcher ssh --hosts a:2,b:2"
-        )
-    file = Path(text).expanduser()
-    if file.is_file():
-        text = file.read_text(errors="replace")
-        found = [_line(line) for line in text.splitlines() if _uncommented(line)]
-    else:
-        found = [_word(word) for word in text.split(",")]
-    names = [line.host for line in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"--hosts names {twice[0]} twice; {twice[0]}:2 means two ranks there.")
-    if not found:
-        raise UsageError(f"{file} names no hosts.")
-    return found
-
-
-def _uncommented(line: str) -> str:
-    return line.partition("#")[0].strip()
-
-
-def _word(word: str) -> HostLine:
-    match = _WORD.match(word.strip())
-    if match is None or match["slots"] == "0" or word.startswith("-"):
-        raise UsageError(
-            f"--hosts is HOST:RANKS,HOST:RANKS or a file of hosts, not {word.strip()!r}."
-        )
-    return HostLine(match["host"], int(match["slots"] or 1))
-
-
-def _line(line: str) -> HostLine:
-    try:
-        name, *rest = shlex.split(_uncommented(line))
-    except ValueError as error:  # a quote that is not closed
-        raise UsageError(f"A line of hosts makes no sense: {line!r} ({error}).") from error
-    values = dict(word.partition("=")[::2] for word in rest)
-    wrong = [word for word in rest if "=" not in word]
-    slots = values.pop("slots", "")
-    begin = _word(f"{name}:{slots}" if slots else name)
-    if wrong:
-        raise UsageError(f"A line of hosts is HOST slots=N python=PATH NAME=VALUE, not {line!r}.")
-    return HostLine(begin.host, begin.slots, values.pop("python", ""), values)
-
-
-def names_of_this_machine() -> set[str]:
-    """Return the names by which this machine is no other host."""
-    return {HERE, "127.0.0.1", socket.gethostname()}
-
-
-def _channel(line: HostLine, *, is_here: bool) -> Channel:
-    if is_here:
-        python = line.python or sys.executable
-        return Channel(HERE, line.slots, parent_command(python), line.environment)
+def _channel(line: HostLine) -> Channel:
     _, *words = parent_command("python")
     command = command_on(line.host, words, line.python)
     return Channel(

@@ -26,7 +26,7 @@ Link = tuple[int, int]  # from rank, to rank
 
 
 @dataclass(slots=True)
-class Sent:
+class LinkTraffic:
     """What went over a link in some time: bytes, seconds busy, and the last round trip."""
 
     sent_bytes: float = 0.0
@@ -145,15 +145,15 @@ class LinkSamples:
             return 0
         return min(s[-1].end - s[-count].begin for s in self._samples.values())
 
-    def _busy(self, recent: Mapping[Link, list[Sent]]) -> dict[Link, Sent]:
+    def _busy(self, recent: Mapping[Link, list[LinkTraffic]]) -> dict[Link, LinkTraffic]:
         """Return what went over each link that carries enough a step to tell how fast it is."""
         totals = {link: _sum(samples) for link, samples in recent.items()}
         busiest = max((total.sent_bytes for total in totals.values()), default=0.0)
         least = max(LEAST_BYTES * self._steps(), SMALL * busiest)
         return {link: total for link, total in totals.items() if total.sent_bytes >= least}
 
-    def _recent(self) -> dict[Link, list[Sent]]:
-        found: dict[Link, list[Sent]] = {}
+    def _recent(self) -> dict[Link, list[LinkTraffic]]:
+        found: dict[Link, list[LinkTraffic]] = {}
         count = self._count()
         for rank, samples in self._samples.items():
             for sample in list(samples)[-count:]:
@@ -161,16 +161,16 @@ class LinkSamples:
                     found.setdefault(link, []).append(sent)
         return found
 
-    def _links(self, rank: int, values: Mapping[str, float]) -> dict[Link, Sent]:
+    def _links(self, rank: int, values: Mapping[str, float]) -> dict[Link, LinkTraffic]:
         """Return what one sample tells, the connections of several groups as one link."""
-        found: dict[Link, Sent] = {}
+        found: dict[Link, LinkTraffic] = {}
         for key in values:
             name, _, what = key.rpartition(".")
             peer, _, caller = name.partition("@")
             if what != "sent_bytes" or not (peer or caller in self._callers):
                 continue
             link = (rank, int(peer) if peer else self._callers[caller])
-            sent = found.setdefault(link, Sent())
+            sent = found.setdefault(link, LinkTraffic())
             if values[key] >= sent.sent_bytes:
                 sent.rtt_s = values[f"{name}.rtt_s"]  # of the busiest
             sent.sent_bytes += values[key]
@@ -178,13 +178,13 @@ class LinkSamples:
         return found
 
 
-def _is_steadily_below(samples: list[Sent], limit: float) -> bool:
+def _is_steadily_below(samples: list[LinkTraffic], limit: float) -> bool:
     rates = [sample.rate for sample in samples]
     return max(rates) < min(limit, STEADY * min(rates))
 
 
-def _sum(samples: list[Sent]) -> Sent:
-    total = Sent()
+def _sum(samples: list[LinkTraffic]) -> LinkTraffic:
+    total = LinkTraffic()
     for sample in samples:
         total.sent_bytes += sample.sent_bytes
         total.busy_s += sample.busy_s

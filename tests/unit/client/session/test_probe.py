@@ -1,6 +1,6 @@
 """What `%dist probe` measures and says."""
 
-from nbdist.client.session.probe import Link, Probe, choose_pairs, links
+from nbdist.client.session.probe import Link, LinkProbe, choose_pairs, links
 
 
 def test_of_few_ranks_every_pair_is_measured() -> None:
@@ -23,7 +23,7 @@ def test_links_are_those_that_their_first_ranks_measured() -> None:
 
 def test_a_slow_link_is_marked() -> None:
     shown = str(
-        Probe(
+        LinkProbe(
             (
                 Link((0, 1), ("a", "a"), 1e-4, 1e9),
                 Link((0, 2), ("a", "b"), 1e-4, 1e9),

@@ -5,41 +5,43 @@ from pathlib import Path
 import pytest
 
 from nbdist.engine.checkpoint import chosen, manifest
-from nbdist.engine.checkpoint.folder import COMMIT, Place
+from nbdist.engine.checkpoint.folder import COMMIT, CheckpointFolder
 from nbdist.engine.checkpoint.manifest import Manifest
 from nbdist.errors import CheckpointError, UsageError
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(str(tmp_path / "run"))
+def place(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(str(tmp_path / "run"))
 
 
-def save(place: Place, step: int, saved_at: float, **more: float) -> str:
+def save(place: CheckpointFolder, step: int, saved_at: float, **more: float) -> str:
     name = manifest.name_of(step, place.names())
     place.begin(name, 0)
     place.commit(name, Manifest(step, saved_at, 1, {"GPT": "ddp"}, {}, more.get("metric")))
     return name
 
 
-def text_of(place: Place, which: str | int) -> str:
+def text_of(place: CheckpointFolder, which: str | int) -> str:
     with pytest.raises(CheckpointError) as caught:
         chosen.choose(place, which)
     return str(caught.value).replace(place.url, "RUN")
 
 
-def test_where_nothing_is_nothing_is_chosen(place: Place) -> None:
+def test_where_nothing_is_nothing_is_chosen(place: CheckpointFolder) -> None:
     assert chosen.choose(place, "latest") is None
     assert str(chosen.missing(place)).startswith(f"There is no checkpoint in {place.url}.\nDo:  ")
 
 
-def test_saves_that_did_not_end_are_told_of_where_there_is_no_checkpoint(place: Place) -> None:
+def test_saves_that_did_not_end_are_told_of_where_there_is_no_checkpoint(
+    place: CheckpointFolder,
+) -> None:
     place.begin("step-00000001", 0)
     assert chosen.choose(place, "latest") is None
     assert "Why: 1 save there did not come to an end\n" in str(chosen.missing(place))
 
 
-def test_the_latest_is_the_one_pointed_to(place: Place) -> None:
+def test_the_latest_is_the_one_pointed_to(place: CheckpointFolder) -> None:
     save(place, 9, 1.0)
     back = save(place, 3, 2.0)
     found = chosen.choose(place, "latest")
@@ -48,7 +50,7 @@ def test_the_latest_is_the_one_pointed_to(place: Place) -> None:
 
 
 @pytest.mark.parametrize("pointer", ["", "step-00000077", "\xff\xfe", "../elsewhere"])
-def test_a_pointer_to_nothing_is_not_followed(place: Place, pointer: str) -> None:
+def test_a_pointer_to_nothing_is_not_followed(place: CheckpointFolder, pointer: str) -> None:
     save(place, 9, 1.0)
     newest = save(place, 3, 2.0)
     Path(place.url, "latest").write_bytes(pointer.encode("latin1"))
@@ -57,7 +59,9 @@ def test_a_pointer_to_nothing_is_not_followed(place: Place, pointer: str) -> Non
     assert found.name == newest
 
 
-def test_a_folder_that_is_named_is_taken_though_its_step_was_saved_again(place: Place) -> None:
+def test_a_folder_that_is_named_is_taken_though_its_step_was_saved_again(
+    place: CheckpointFolder,
+) -> None:
     first, again = save(place, 5, 1.0), save(place, 5, 2.0)
     for name in (first, again):
         found = chosen.choose(place, "latest", name)
@@ -65,7 +69,9 @@ def test_a_folder_that_is_named_is_taken_though_its_step_was_saved_again(place: 
         assert found.name == name
 
 
-def test_a_folder_that_is_named_and_no_checkpoint_is_told_with_those_that_are(place: Place) -> None:
+def test_a_folder_that_is_named_and_no_checkpoint_is_told_with_those_that_are(
+    place: CheckpointFolder,
+) -> None:
     save(place, 5, 1.0)
     place.begin("step-00000006", 0)
     for name, why in (
@@ -78,7 +84,9 @@ def test_a_folder_that_is_named_and_no_checkpoint_is_told_with_those_that_are(pl
         assert str(caught.value).replace(place.url, "RUN") == said
 
 
-def test_of_a_step_the_newest_is_chosen_and_the_one_before_it_is_named(place: Place) -> None:
+def test_of_a_step_the_newest_is_chosen_and_the_one_before_it_is_named(
+    place: CheckpointFolder,
+) -> None:
     save(place, 1, 1.0)
     save(place, 5, 2.0)
     again = save(place, 5, 3.0)
@@ -87,7 +95,7 @@ def test_of_a_step_the_newest_is_chosen_and_the_one_before_it_is_named(place: Pl
     assert (found.name, found.before) == (again, 1)
 
 
-def test_the_best_is_chosen_by_its_metric(place: Place) -> None:
+def test_the_best_is_chosen_by_its_metric(place: CheckpointFolder) -> None:
     best = save(place, 1, 1.0, metric=0.1)
     place.point_to_best(best)
     save(place, 2, 2.0, metric=0.2)
@@ -96,7 +104,7 @@ def test_the_best_is_chosen_by_its_metric(place: Place) -> None:
     assert found.name == best
 
 
-def test_what_is_not_there_is_told_with_what_is(place: Place) -> None:
+def test_what_is_not_there_is_told_with_what_is(place: CheckpointFolder) -> None:
     save(place, 1, 1.0)
     save(place, 5, 2.0)
     assert text_of(place, 7) == ("RUN has no checkpoint of step 7.\nDo:  it has those of step 1, 5")
@@ -104,12 +112,12 @@ def test_what_is_not_there_is_told_with_what_is(place: Place) -> None:
 
 
 @pytest.mark.parametrize("which", ["bset", True, 1.5, None])
-def test_what_makes_no_sense_is_refused(place: Place, which: str) -> None:
+def test_what_makes_no_sense_is_refused(place: CheckpointFolder, which: str) -> None:
     with pytest.raises(UsageError, match=r'takes "latest", "best" or a step'):
         chosen.choose(place, which)
 
 
-def test_a_newer_format_is_refused_by_its_version(place: Place) -> None:
+def test_a_newer_format_is_refused_by_its_version(place: CheckpointFolder) -> None:
     name = save(place, 1, 1.0)
     place.write(name, COMMIT, b'{"format": 2, "nbdist": "9.0"}')
     assert text_of(place, "latest") == (
@@ -120,7 +128,7 @@ def test_a_newer_format_is_refused_by_its_version(place: Place) -> None:
 
 @pytest.mark.parametrize("which", ["latest", 5])
 def test_no_older_one_is_taken_silently_for_one_with_a_damaged_commit(
-    place: Place, which: str | int
+    place: CheckpointFolder, which: str | int
 ) -> None:
     save(place, 1, 1.0)
     name = save(place, 5, 2.0)
@@ -135,7 +143,7 @@ def test_no_older_one_is_taken_silently_for_one_with_a_damaged_commit(
     assert found.commit.step == 1
 
 
-def test_a_retry_takes_the_newest_since_the_cell_was_sent(place: Place) -> None:
+def test_a_retry_takes_the_newest_since_the_cell_was_sent(place: CheckpointFolder) -> None:
     save(place, 8, 10.0)
     newest = save(place, 3, 20.0)
     assert chosen.newest_since(place, 21.0) is None

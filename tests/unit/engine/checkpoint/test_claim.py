@@ -4,14 +4,14 @@ import itertools
 
 import pytest
 
-from nbdist.engine.checkpoint.claim import ATTEMPTS, Claim
+from nbdist.engine.checkpoint.claim import ATTEMPTS, FolderClaim
 
 # Each of two stakes its claim and then looks: all orders of these four.
 ORDERS = sorted(set(itertools.permutations(["first", "first", "second", "second"])))
 
 
-def claim(files: set[str]) -> Claim:
-    return Claim(lambda: set(files), files.add, files.discard)
+def claim(files: set[str]) -> FolderClaim:
+    return FolderClaim(lambda: set(files), files.add, files.discard)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=", ".join)

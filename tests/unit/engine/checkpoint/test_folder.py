@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nbdist.engine.checkpoint import folder, manifest
-from nbdist.engine.checkpoint.folder import COMMIT, WRITING, Place
+from nbdist.engine.checkpoint.folder import COMMIT, WRITING, CheckpointFolder
 from nbdist.engine.checkpoint.manifest import Manifest
 from nbdist.errors import CheckpointError, UsageError
 
@@ -22,7 +22,7 @@ def commit(step: int, saved_at: float | None = None, metric: float | None = None
     return Manifest(step, when, 2, {"GPT": "zero3"}, {}, metric)
 
 
-def saved(place: Place, step: int, metric: float | None = None) -> str:
+def saved(place: CheckpointFolder, step: int, metric: float | None = None) -> str:
     """Save a checkpoint of one file, and return its name."""
     name = manifest.name_of(step, place.names())
     place.begin(name, 10)
@@ -32,8 +32,8 @@ def saved(place: Place, step: int, metric: float | None = None) -> str:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(str(tmp_path / "run"))
+def place(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(str(tmp_path / "run"))
 
 
 def in_words(error: BaseException) -> str:
@@ -125,7 +125,7 @@ def test_of_a_newer_format_only_the_version_is_known() -> None:
 # ---- A place ------------------------------------------------------------------------------------
 
 
-def test_a_folder_counts_from_its_commit_on(place: Place, tmp_path: Path) -> None:
+def test_a_folder_counts_from_its_commit_on(place: CheckpointFolder, tmp_path: Path) -> None:
     place.begin("step-00000001", 10)
     assert (place.names(), place.committed(), place.pointer("latest")) == (
         ["step-00000001"],
@@ -138,28 +138,28 @@ def test_a_folder_counts_from_its_commit_on(place: Place, tmp_path: Path) -> Non
     assert sorted(os.listdir(tmp_path / "run" / "step-00000001")) == [COMMIT]
 
 
-def test_folders_are_the_owners_own(place: Place) -> None:
+def test_folders_are_the_owners_own(place: CheckpointFolder) -> None:
     place.begin("step-00000001", 10)
     assert os.stat(place.folder("step-00000001")).st_mode & 0o077 == 0
 
 
-def test_a_checkpoint_for_which_there_is_no_room_is_not_begun(place: Place) -> None:
+def test_a_checkpoint_for_which_there_is_no_room_is_not_begun(place: CheckpointFolder) -> None:
     with pytest.raises(CheckpointError, match=r"^A checkpoint takes .* left\.\nDo:  make room"):
         place.begin("step-00000001", 1 << 60)
     assert place.names() == []
 
 
-def test_a_checkpoint_is_deleted_whole(place: Place, tmp_path: Path) -> None:
+def test_a_checkpoint_is_deleted_whole(place: CheckpointFolder, tmp_path: Path) -> None:
     name = saved(place, 1)
     place.delete(name)
     place.delete(name)
     assert sorted(os.listdir(tmp_path / "run")) == ["latest"]
 
 
-def _dies_in(where: str) -> Callable[[Place, str], None]:
+def _dies_in(where: str) -> Callable[[CheckpointFolder, str], None]:
     """Return what leaves a folder as a process that is killed does; `where` it is."""
 
-    def killed(place: Place, name: str) -> None:
+    def killed(place: CheckpointFolder, name: str) -> None:
         if where == "making it":
             os.makedirs(place.folder(name))
             return
@@ -175,7 +175,7 @@ def _dies_in(where: str) -> Callable[[Place, str], None]:
     return killed
 
 
-def _sign_as(place: Place, name: str, **who: object) -> None:
+def _sign_as(place: CheckpointFolder, name: str, **who: object) -> None:
     known = {"host": socket.gethostname(), "pid": NOBODY, "since": 1.0, "at": time.time()}
     if Path(place.folder(name), WRITING).exists():
         place.write(name, WRITING, json.dumps({**known, **who}).encode())
@@ -185,7 +185,7 @@ def _sign_as(place: Place, name: str, **who: object) -> None:
     "where", ["making it", "writing who it is", "writing tensors", "writing the commit"]
 )
 def test_what_a_killed_save_leaves_is_no_checkpoint_and_is_deleted(
-    place: Place, where: str
+    place: CheckpointFolder, where: str
 ) -> None:
     good = saved(place, 1)
     _dies_in(where)(place, "step-00000002")
@@ -195,7 +195,7 @@ def test_what_a_killed_save_leaves_is_no_checkpoint_and_is_deleted(
     assert place.names() == [good]
 
 
-def test_a_deletion_that_was_killed_as_it_began_is_made_again(place: Place) -> None:
+def test_a_deletion_that_was_killed_as_it_began_is_made_again(place: CheckpointFolder) -> None:
     name, newest = saved(place, 1), saved(place, 2)
     Path(place.folder(name), f"{WRITING}.tmp").write_text('{"ho')
     assert list(place.committed()) == [name, newest]
@@ -205,7 +205,7 @@ def test_a_deletion_that_was_killed_as_it_began_is_made_again(place: Place) -> N
 
 @pytest.mark.parametrize("left", [(), (COMMIT,), (COMMIT, "__0_0.distcp")])
 def test_what_a_killed_deletion_leaves_is_deleted(
-    place: Place, monkeypatch: pytest.MonkeyPatch, left: tuple[str, ...]
+    place: CheckpointFolder, monkeypatch: pytest.MonkeyPatch, left: tuple[str, ...]
 ) -> None:
     name, newest = saved(place, 1), saved(place, 2)
     deleted: list[str] = []
@@ -234,7 +234,7 @@ def test_what_a_killed_deletion_leaves_is_deleted(
     assert place.delete_interrupted(newest) == [name]
 
 
-def test_what_is_being_written_is_left_alone(place: Place) -> None:
+def test_what_is_being_written_is_left_alone(place: CheckpointFolder) -> None:
     others: dict[str, dict[str, object]] = {
         "step-00000001": {"pid": os.getppid(), "since": folder._started(os.getppid())},
         "step-00000002": {"host": "another"},
@@ -247,7 +247,7 @@ def test_what_is_being_written_is_left_alone(place: Place) -> None:
     assert place.delete_interrupted("step-00000004") == ["step-00000003"]
 
 
-def test_damage_is_told_file_by_file(place: Place) -> None:
+def test_damage_is_told_file_by_file(place: CheckpointFolder) -> None:
     name = saved(place, 1)
     found = place.committed()[name]
     file = Path(place.folder(name), "__0_0.distcp")
@@ -262,7 +262,7 @@ def test_damage_is_told_file_by_file(place: Place) -> None:
     assert place.damage(name, found, found.files).found == ("__0_0.distcp is missing",)
 
 
-def test_a_damaged_commit_is_no_missing_one(place: Place) -> None:
+def test_a_damaged_commit_is_no_missing_one(place: CheckpointFolder) -> None:
     good, other = saved(place, 1), saved(place, 2)
     Path(place.folder(other), COMMIT).write_text("{")
     assert place.survey()[1] == [other]
@@ -277,7 +277,11 @@ def test_paths_are_absolute_and_a_home_is_found(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path))
         patch.chdir(tmp_path)
-        assert Place("~/run").url == Place("run").url == Place(f"file://{tmp_path}/run").url
+        assert (
+            CheckpointFolder("~/run").url
+            == CheckpointFolder("run").url
+            == CheckpointFolder(f"file://{tmp_path}/run").url
+        )
 
 
 def test_options_of_the_library_are_theirs_before_ours() -> None:
@@ -290,20 +294,22 @@ def test_options_of_the_library_are_theirs_before_ours() -> None:
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
     with pytest.raises(UsageError) as caught:
-        Place("sftp://me:hidden@host/run")
+        CheckpointFolder("sftp://me:hidden@host/run")
     assert "hidden" not in str(caught.value)
 
 
 def test_an_unknown_protocol_says_what_to_install() -> None:
     with pytest.raises(CheckpointError, match=r"^nowhere://x cannot be opened\.\nWhy: .*\nDo:  in"):
-        Place("nowhere://x")
+        CheckpointFolder("nowhere://x")
 
 
 def test_a_server_that_is_silent_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "_ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        there = Place("s3://bucket/run", {"endpoint_url": where, "key": "k", "secret": "s"})
+        there = CheckpointFolder(
+            "s3://bucket/run", {"endpoint_url": where, "key": "k", "secret": "s"}
+        )
         with pytest.raises(TimeoutError) as caught:
             there.names()
     assert in_words(caught.value).startswith("/data/run does not answer.")
@@ -323,7 +329,9 @@ def test_errors_of_files_say_what_to_do() -> None:
     )
 
 
-def test_a_folder_that_another_process_has_just_begun_is_left_to_it(place: Place) -> None:
+def test_a_folder_that_another_process_has_just_begun_is_left_to_it(
+    place: CheckpointFolder,
+) -> None:
     place.begin("step-00000003", 10)
     with pytest.raises(CheckpointError, match="was begun by another process a moment ago"):
         place.begin("step-00000003", 10)
@@ -332,9 +340,9 @@ def test_a_folder_that_another_process_has_just_begun_is_left_to_it(place: Place
 
 def test_the_memory_of_one_process_is_no_place_for_several_ranks() -> None:
     with pytest.raises(UsageError, match="memory of one process, and ranks are several"):
-        Place("memory://run")
+        CheckpointFolder("memory://run")
 
 
 def test_a_server_that_refuses_at_once_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"ftp://127\.0\.0\.1:9/run could not be reached"):
-        Place("ftp://127.0.0.1:9/run")
+        CheckpointFolder("ftp://127.0.0.1:9/run")

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 
 import pytest
 
 from nbdist.client.cluster.launchers import base, ssh
+from nbdist.client.cluster.launchers.batch_systems import IPYPARALLELS
 from nbdist.errors import UsageError
 
 
@@ -34,6 +35,25 @@ def test_another_package_offers_one_by_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("offered")
 def test_a_name_that_nobody_offers_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match="There is no launcher 'lsf'") as refused:
-        base.find_launcher("lsf")
+    with pytest.raises(UsageError, match="There is no launcher 'k8s'") as refused:
+        base.find_launcher("k8s")
     assert refused.value.do == "use one of: local, mpi, pbs, slurm, ssh"
+
+
+OURS = {"local", "ssh", "slurm", "mpi"}
+
+
+@pytest.mark.parametrize(
+    "name", sorted({entry.name for entry in entry_points(group=IPYPARALLELS)} - OURS)
+)
+def test_a_launcher_of_ipyparallels_is_refused_with_what_to_do_instead(name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' is a launcher of ipyparallel's") as refused:
+        base.find_launcher(name)
+    assert "starts engines without a channel to the notebook" in refused.value.why
+    assert "--launcher ssh" in refused.value.do or "--launcher mpi" in refused.value.do
+
+
+@pytest.mark.usefixtures("offered")
+def test_one_that_is_offered_to_nbdist_wins_over_ipyparallels(tmp_path: Path) -> None:
+    asked = base.LaunchOptions()
+    assert base.find_launcher("pbs")(tmp_path, asked) == (tmp_path, asked)

@@ -39,6 +39,17 @@ def test_a_machine_file_with_slots_is_read_as_it_is(tmp_path: Path) -> None:
     ]
 
 
+def test_grid_engines_file_has_slots_beside_each_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hosts").write_text("n1 4 all.q@n1 UNDEFINED\nn2 2 all.q@n2 <NULL>\n")
+    monkeypatch.setenv("PE_HOSTFILE", str(tmp_path / "hosts"))
+    assert [(line.host, line.slots) for line in mpi.read_machines("$PE_HOSTFILE")] == [
+        ("n1", 4),
+        ("n2", 2),
+    ]
+
+
 def test_open_mpi_does_not_bind_the_parent_of_all_ranks_to_one_core() -> None:
     words = mpi.mpiexec("Open MPI", "b", "true")
     assert words[words.index("--bind-to") + 1] == "none"

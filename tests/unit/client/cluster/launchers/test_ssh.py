@@ -1,39 +1,8 @@
-"""What `--hosts` means, and what ssh's words mean."""
-
-from pathlib import Path
+"""What ssh's words mean."""
 
 import pytest
 
-from nbdist.client.cluster.launchers.ssh import HostLine, explain, read_hosts
-from nbdist.errors import UsageError
-
-
-def test_hosts_are_names_with_a_number_of_ranks() -> None:
-    assert read_hosts("a:2,me@b") == [HostLine("a", 2), HostLine("me@b", 1)]
-
-
-def test_a_file_says_more_of_each_host(tmp_path: Path) -> None:
-    file = tmp_path / "hosts"
-    file.write_text(
-        "# ours\na slots=2 python=/opt/py/bin/python NCCL_DEBUG=INFO\n\nb  # one rank\n"
-    )
-    assert read_hosts(str(file)) == [
-        HostLine("a", 2, "/opt/py/bin/python", {"NCCL_DEBUG": "INFO"}),
-        HostLine("b", 1),
-    ]
-
-
-@pytest.mark.parametrize("line", ["a slots", "a slots=x", "a slots='2", "a b", "-x slots=2"])
-def test_a_line_that_makes_no_sense_is_refused(line: str, tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text(line)
-    with pytest.raises(UsageError):
-        read_hosts(str(tmp_path / "hosts"))
-
-
-@pytest.mark.parametrize("text", ["", "a:0", "a:x", "a,,b", "-oProxyCommand=x", "a:2,a:1", "a b"])
-def test_what_makes_no_sense_is_refused(text: str) -> None:
-    with pytest.raises(UsageError):
-        read_hosts(text)
+from nbdist.client.cluster.launchers.ssh import explain
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.client.cluster.launchers.local import rank_environment
+from nbdist.client.cluster.launchers.helper_process import rank_environment
 
 
 @pytest.mark.parametrize(

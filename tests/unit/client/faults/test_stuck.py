@@ -1,0 +1,47 @@
+"""Which silent ranks are stuck: those that use no processor, for long, and no others."""
+
+import os
+import subprocess
+import sys
+
+import psutil
+
+from nbdist.client.cluster.processes import RankState
+from nbdist.client.faults.stuck import STUCK_AFTER_S, StuckRanks, sleeping_s
+from tests.lifecycle.kernels import wait_for
+
+
+def test_a_rank_that_uses_no_processor_is_stuck_after_a_while() -> None:
+    ranks = StuckRanks()
+    assert ranks.attend({1: 4.0}, 0.0) == []
+    assert ranks.attend({1: 4.0}, STUCK_AFTER_S - 0.1) == []
+    assert ranks.attend({1: 4.1}, STUCK_AFTER_S) == [1]  # its heartbeat is no work
+
+
+def test_a_rank_that_computes_is_never_stuck() -> None:
+    ranks = StuckRanks()
+    assert not any(ranks.attend({1: now * 0.5}, now) for now in range(1000))
+
+
+def test_a_rank_that_answers_or_is_stopped_meanwhile_begins_anew() -> None:
+    ranks = StuckRanks()
+    ranks.attend({1: 4.0, 2: 1.0}, 0.0)
+    ranks.attend({2: 1.0}, 20.0)
+    assert ranks.attend({1: 4.0, 2: 1.0}, STUCK_AFTER_S + 1) == [2]
+
+
+def test_only_processes_that_sleep_on_this_machine_are_looked_at() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as sleeper:
+        try:
+            process = psutil.Process(sleeper.pid)
+            wait_for(lambda: process.status() == psutil.STATUS_SLEEPING, "it to sleep")
+            state = RankState(3, sleeper.pid, "here")
+            busy = RankState(4, os.getpid(), "here")
+            away = RankState(5, sleeper.pid, "away", is_here=False)
+            assert set(sleeping_s([state, busy, away])) == {3}
+            process.suspend()
+            wait_for(lambda: process.status() == psutil.STATUS_STOPPED, "it to stop")
+            assert sleeping_s([state]) == {}
+        finally:
+            sleeper.kill()
+    assert sleeping_s([state]) == {}
