@@ -100,6 +100,7 @@ def sanitize(text: str) -> str:
         ("/home/ada/.venv/lib/python3.11/site-packages/torch/x.py", "site-packages/torch/x.py"),
         ("run 0123456789abcdef0123456789abcdef ended", "run RUN_ID ended"),
         ("loss 0.123456 on ranks 0-3", "loss 0.123456 on ranks 0-3"),
+        ("loss < 0.3 holds: loss is 0.2 at step 9.", "loss < 0.3 holds."),
     ],
 )
 def test_the_sanitizer_hides_what_differs_between_runs_and_nothing_else(

@@ -274,6 +274,7 @@ def start(
         StartError: It could not be started; nothing is left behind.
         UsageError: A word or a number makes no sense.
     """
+    n, device, detach = _under_test(launcher, n, device, detach)
     make_launcher = find_launcher(launcher)
     asked = LaunchOptions(
         hosts=hosts,
@@ -356,6 +357,19 @@ def start(
                 running.stop()
         raise
     return session
+
+
+def _under_test(
+    launcher: str, n: int | None, device: str | None, detach: bool | str
+) -> tuple[int | None, str | None, bool | str]:
+    """Return what a start is asked for; `pytest --nbdist` wants CPU ranks that end with the test.
+
+    `NBDIST_TEST_RANKS` holds their number, or words that leave it as the notebook says.
+    """
+    ranks = os.environ.get("NBDIST_TEST_RANKS")
+    if ranks is None or launcher != LOCAL:
+        return n, device, detach
+    return int(ranks) if ranks.isdecimal() else n, "cpu", False
 
 
 def _name_to_detach(detach: bool | str, launcher: str) -> str:

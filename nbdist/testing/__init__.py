@@ -1,0 +1,1 @@
+"""`pytest --nbdist`: notebooks as tests, each in a kernel of its own."""

@@ -1,0 +1,84 @@
+"""A notebook as pytest sees it: a file with one test, which runs all cells."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from nbdist.testing import outcome
+from nbdist.testing.runner import RunOptions, run_notebook
+
+
+class NotebookFile(pytest.File):
+    """A notebook's file."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Yield the one test of it."""
+        yield NotebookItem.from_parent(self, name="notebook")
+
+
+class NotebookItem(pytest.Item):
+    """All cells of a notebook, in order, in one kernel.
+
+    JUnit's properties are `cells`, `ranks` where they were given, `expect` for each line that
+    `%dist expect` has said, and `artifact` for each file that was kept.
+    """
+
+    def runtest(self) -> None:
+        """Run the notebook; raises NotebookFailed."""
+        options = self._options()
+        try:
+            notebook: Any = nbformat.read(self.path, as_version=4)
+        except Exception as error:
+            raise outcome.NotebookFailed(f"This is no notebook: {error}") from None
+        if options.ranks is not None:
+            self.user_properties.append(("ranks", str(options.ranks)))
+        self.user_properties.append(("cells", str(len(outcome.code_cells(notebook.cells)))))
+        for cell in outcome.code_cells(notebook.cells):
+            cell.outputs = []  # those of an earlier run are no evidence of this one
+        try:
+            run_notebook(notebook, self.path, options)
+        finally:
+            self._keep(notebook)
+
+    def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
+        """Return what is shown: of a cell that failed what its reader would see."""
+        if isinstance(excinfo.value, outcome.NotebookFailed):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Return where the test is, and its title."""
+        return self.path, None, f"notebook {self.path.name}"
+
+    def _options(self) -> RunOptions:
+        option = self.config.option
+        return RunOptions(
+            option.nbdist_ranks, option.nbdist_cell_timeout, option.nbdist_writes_baseline
+        )
+
+    def _keep(self, notebook: Any) -> None:
+        """Keep what was said and drawn, as properties and as files."""
+        said = outcome.expectations(notebook.cells)
+        self.user_properties += [("expect", line) for line in said]
+        folder = self.config.option.nbdist_artifacts
+        if folder is None:
+            return
+        place = folder / _place_of(self.path, self.config.rootpath)
+        place.mkdir(parents=True, exist_ok=True)
+        for old in place.glob("board-cell-*"):
+            old.unlink()
+        kept = [place / self.path.name]
+        nbformat.write(notebook, kept[0])
+        for picture in outcome.pictures(notebook.cells):
+            kept.append(place / picture.name)
+            kept[-1].write_bytes(picture.content)
+        self.user_properties += [("artifact", str(file)) for file in kept]
+
+
+def _place_of(path: Path, root: Path) -> Path:
+    """Return a notebook's own folder among the artifacts."""
+    inside = path.relative_to(root) if path.is_relative_to(root) else Path(path.name)
+    return inside.with_suffix("")
