@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,36 @@ def test_after_a_death_restore_makes_a_refused_model_whole(
         session.run("model(data)")
     session.run(f"nbdist.restore({str(tmp_path / 'saved')!r})")
     assert session.run(TRAIN.splitlines()[-1]).value_list == whole
+
+
+@pytest.mark.parametrize(
+    ("layout", "by_itself"), [("zero3", False), ("zero3", True), ("tp=2", False)]
+)
+def test_what_is_advised_after_shards_were_lost_ends_as_without_the_fault(
+    session: Session, tmp_path: Path, layout: str, by_itself: bool
+) -> None:
+    flag, folder = tmp_path / "has-died", str(tmp_path / "saved")
+    flag.touch()
+    before = BEFORE.replace('"zero3"', repr(layout)).replace("Linear(8, 2)", "Linear(8, 4)")
+    train = TRAIN
+    if not by_itself:
+        train = TRAIN.replace(
+            "opt.zero_grad()", f"opt.zero_grad()\n        nbdist.save({folder!r}, wait=True)"
+        )
+    session.run(before.format(flag=str(flag)))
+    unbroken = session.run(train, track=False, checkpoint=5 * by_itself).value_list
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run(before.format(flag=str(flag)))
+    flag.unlink()
+    with pytest.raises(RankError) as caught:
+        session.run(train, track=False, checkpoint=5 * by_itself)
+    assert flag.exists()
+    if by_itself:
+        assert caught.value.do.startswith("%dist retry runs the cell again, and its first loop")
+    else:
+        assert caught.value.do.startswith("nbdist.restore(), called as nbdist.save was")
+        session.run(f"nbdist.restore({folder!r})")
+    assert session.retry().value_list == unbroken
 
 
 def test_a_cell_goes_on_from_its_checkpoint_when_all_ranks_have_died(

@@ -315,6 +315,8 @@ class CellRun:
             return self._cluster.broken_error().do
         if (repaired.replaced or repaired.has_fewer) and not repaired.is_whole:
             return f"{rank_errors.MAKE_AGAIN} and its loader, then this one."
+        if repaired.is_refused:
+            return rank_errors.RESTORED_BY_CELL if self._request.every else rank_errors.RESTORE
         if repaired.has_fewer:
             return rank_errors.FEWER_GO_ON
         if repaired.replaced:

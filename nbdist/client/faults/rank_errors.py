@@ -91,6 +91,16 @@ MAKE_AGAIN: Final = (
     "run the cells that create what is lost again (if a cell checks that a name exists, `del` it "
     "first, on all ranks)"
 )
+# Where a model is there without its contents, as checkpoints of it had been begun.
+RESTORE: Final = (
+    "nbdist.restore(), called as nbdist.save was, brings back the newest checkpoint: in a cell of "
+    "its own and then %dist retry, or before the loop of a cell that builds its model itself. "
+    f"Where there is none, {MAKE_AGAIN}, then this one."
+)
+RESTORED_BY_CELL: Final = (
+    "%dist retry runs the cell again, and its first loop over an nbdist.loader goes on from the "
+    f"newest checkpoint of this cell. Where there is none, {MAKE_AGAIN}, then this one."
+)
 _DO: Final = "Do:  "  # as `errors.NBDistError` prints it
 _ARROW: Final = re.compile(r"^-+> ?\d+ (.*)$", re.MULTILINE)
 
@@ -271,7 +281,7 @@ def rank_error(
     else:
         lines = [because or _headline(groups, followed, len(asked)), *told, *notes]
     advice = do or _advice(groups)
-    is_lost = advice.startswith(MAKE_AGAIN) or any(uses_what_is_lost(f.ename) for f in raised)
+    is_lost = MAKE_AGAIN in advice or any(uses_what_is_lost(f.ename) for f in raised)
     if in_loops and not is_lost and "%dist retry" not in advice:
         advice = f"{advice.rstrip('.')}. {LOOPS_GO_ON}"
     for group in groups[:MAX_GROUPS]:

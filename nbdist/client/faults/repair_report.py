@@ -24,7 +24,8 @@ class Repaired:
     whether these hold what a living rank holds, `is_whole` that nothing was lost with the ones
     before: shards have no copy. `irreplaceable` are the ranks whose new processes did not come or
     stay, where that is why the cluster is `broken`. `has_fewer`: there are fewer ranks now, as
-    no host takes the others.
+    no host takes the others. `is_refused`: a model is there without its contents, for a checkpoint
+    to be restored into it.
     """
 
     lines: tuple[str, ...] = ()
@@ -33,6 +34,7 @@ class Repaired:
     is_cloned: bool = True
     irreplaceable: tuple[int, ...] = ()
     has_fewer: bool = False
+    is_refused: bool = False
 
 
 def describe(
@@ -62,7 +64,8 @@ def describe(
     clones = [answers[rank].get("cloned") for rank in pids]
     is_cloned = all(clone is not None for clone in clones)
     is_whole = is_cloned and not any(c["lost"] for c in clones if c)
-    return Repaired(tuple(lines), tuple(sorted(pids)), is_whole, is_cloned)
+    is_refused = any(answers[rank].get("is_refused") for rank in pids)
+    return Repaired(tuple(lines), tuple(sorted(pids)), is_whole, is_cloned, is_refused=is_refused)
 
 
 def describe_newcomers(

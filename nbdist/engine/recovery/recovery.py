@@ -61,7 +61,8 @@ def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
 
     Returns:
         `healed` (one line a module), `agreed` (lines for people), `steps_lost` (made before, to be
-        made again), `cloned` (what new ranks got, or None), `stale` (groups that could not be
+        made again), `cloned` (what new ranks got, or None), `is_refused` (this new rank has a model
+        without its contents, into which a checkpoint can be restored), `stale` (groups that could not be
         formed), `reforms_left` (None: no limit), `is_anew` (the program had destroyed the default
         group).
 
@@ -84,7 +85,7 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
     """Do what follows when the group stands: the replacement ranks' part too, after their `join`.
 
     Returns:
-        `healed`, `agreed`, `steps_lost` and `cloned`, as in `recover`.
+        `healed`, `agreed`, `steps_lost`, `cloned` and `is_refused`, as in `recover`.
     """
     try:
         healed = reset.reset_state()
@@ -92,7 +93,7 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         if newcomers:
             peers.reconnect()
         decisions = sync_state.sync(newcomers)
-        cloned = None
+        cloned, is_refused = None, False
         if newcomers:
             cloned = clone.clone_each(
                 newcomers,
@@ -105,7 +106,8 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
             missing = peer_state.missing(decisions, newcomers)
             decisions = sync_state.refuse_missing(decisions, missing)
             is_own = peer_state.restore(decisions)
-            sync_state.refuse_shapes(decisions, is_new=dist.get_rank() in newcomers)
+            is_new = dist.get_rank() in newcomers
+            is_refused = sync_state.refuse_shapes(decisions, is_new=is_new)
             if cloned is not None and is_own:
                 cloned["random"]["is_own"] = True
             _draw_alike(newcomers, decisions, cloned)
@@ -118,6 +120,7 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
             "agreed": [decision.line for decision in decisions],
             "steps_lost": max((decision.lost for decision in decisions), default=0),
             "cloned": cloned,
+            "is_refused": is_refused,
         }
     except BaseException:
         # The peers must not wait for this rank, nor any cell use what is half agreed.

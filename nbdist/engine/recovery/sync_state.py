@@ -246,13 +246,18 @@ def keep_shapes(wanted: Callable[[Iterable[torch.optim.Optimizer]], bool]) -> No
     _are_shapes_wanted = wanted
 
 
-def refuse_shapes(decisions: Iterable[Decision], *, is_new: bool) -> None:
-    """Refuse, on all ranks, what has come to a new one without its contents. After the clone."""
+def refuse_shapes(decisions: Iterable[Decision], *, is_new: bool) -> bool:
+    """Refuse, on all ranks, what has come to a new one without its contents. After the clone.
+
+    Returns:
+        Whether this is a new rank, and a checkpoint can be restored into what has come to it.
+    """
     for unit, decision in _to_refuse:
         _refuse(unit, decision)
     _to_refuse.clear()
     if not is_new:
-        return
+        return False
+    has_come = False
     units = {unit.identity: unit for unit in wrapped_models.find()}
     for decision in decisions:
         if decision.action != "refuse" or not decision.identity:
@@ -260,9 +265,11 @@ def refuse_shapes(decisions: Iterable[Decision], *, is_new: bool) -> None:
         if (came := units.get(decision.identity)) is not None:
             _refuse(came, decision)
             came.settle(decision.parts, decision.steps)
+            has_come = True
         else:
             for module in wrapped_models.untrained_cut():  # it has come without its optimizer
                 disabled.refuse(module, _not_whole("This model", decision.line, ""))
+    return has_come
 
 
 def are_refused(
