@@ -98,9 +98,10 @@ class ProcessGroup:
         self.generation += 1
         new = sorted(newcomers)
         survivors = [rank for rank in range(options.n) if rank not in new]
+        peers = [(rank, place.peer) for rank, place in self.places.items()]
         pending: dict[int, Future[Any]] = {
             rank: self._requests.ask(
-                rank, "group.recover", generation=self.generation, newcomers=new
+                rank, "group.recover", generation=self.generation, newcomers=new, peers=peers
             )
             for rank in survivors
         }

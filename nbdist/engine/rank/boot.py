@@ -366,8 +366,14 @@ def join(
     return {**answer, **recovery.settle(generation, newcomers)} if newcomers else answer
 
 
-def recover(generation: int, newcomers: list[int]) -> dict[str, Any]:
-    """Put all ranks together again after a fault; see `recovery`. All ranks, main thread."""
+def recover(
+    generation: int, newcomers: list[int], peers: list[tuple[int, int | None]]
+) -> dict[str, Any]:
+    """Put all ranks together again after a fault; see `recovery`. All ranks, main thread.
+
+    `peers` are pairs of a rank and the one in whose memory it keeps its snapshots: a rank that
+    lives keeps its place, but others may have moved to its host.
+    """
     from nbdist.engine.checkpoint import save
     from nbdist.engine.recovery import recovery
 
@@ -375,7 +381,7 @@ def recover(generation: int, newcomers: list[int]) -> dict[str, Any]:
         save.give_up(f"{name_ranks(newcomers)} died")
     fd_reserve.release()
     try:
-        return recovery.recover(generation, newcomers)
+        return recovery.recover(generation, newcomers, dict(peers))
     finally:
         fd_reserve.fill()
 

@@ -8,6 +8,7 @@ Main thread of every rank, at the same time.
 """
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,8 +40,15 @@ def kept(newcomers: Iterable[int]) -> dict[int, Kept]:
                 there = {
                     box: [(tuple(steps), age) for steps, age in held] for box, held in boxes.items()
                 }
-                found[int(rank)] = Kept(holder, there)
+                one = Kept(holder, there)
+                # After a move of hosts an older peer may hold older ones.
+                found[int(rank)] = min(found.get(int(rank), one), one, key=_age)
     return found
+
+
+def _age(kept: Kept) -> float:
+    """Return the age of the newest snapshot, in s."""
+    return min((age for held in kept.snapshots.values() for _, age in held), default=math.inf)
 
 
 def expect(newcomer: int, unit: wrapped_models.Unit) -> None:

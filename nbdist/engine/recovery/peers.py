@@ -12,7 +12,7 @@ Main thread; what sends and receives is in `peer_wire`.
 
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,9 @@ from nbdist.engine.recovery.saved import Saved, bytes_of, metas_of, tensors_of
 WAIT_S = 30.0  # longest for what is under way; then the peer is given up until the next snapshot
 _TRY_AGAIN_S = 60.0  # after a peer could not be reached
 AHEAD = 2  # steps before the next snapshot at which the one before must be whole
+# Snapshots that this rank has sent until those of ranks with another peer are whole there: ranks
+# step together, and none is two snapshots ahead.
+_UNTIL_ELSEWHERE = 2
 _FIXED = "/fixed"  # the box of what no optimizer changes
 
 
@@ -55,6 +58,9 @@ class _Here:
     not_before: float = 0.0  # `time.monotonic()` at which a peer is tried again
     # By box, what of the fixed parts was sent: the tensors' versions, and the number they have.
     fixed: dict[str, tuple[tuple[Any, ...], int]] = field(default_factory=dict)
+    # Ranks whose peer this one is no more, and snapshots that were sent since, by box.
+    strangers: set[int] = field(default_factory=set)
+    offered: dict[str, int] = field(default_factory=dict)
 
 
 _here: _Here | None = None
@@ -115,6 +121,7 @@ def offer(box: str, saved: Saved, tensors: Sequence[torch.Tensor]) -> None:
         _tell(here, f"it cannot be sent ({type(error).__name__}: {error})")
         return
     here.outbox.send(box, header, [bytes_of(tensor) for tensor in tensors if tensor.nbytes])
+    _forget_strangers(here, box)
 
 
 def offer_fixed(
@@ -147,6 +154,7 @@ def offer_values(box: str, values: Any) -> None:
     here = _here
     if here is not None and _connect(here):
         here.outbox.send(box, pickle.dumps(values), [])
+        _forget_strangers(here, box)
 
 
 def get_values(rank: int, box: str) -> Any:
@@ -174,6 +182,25 @@ def reconnect() -> None:
         _here.outbox.disconnect()
         _here.fixed.clear()
         _here.not_before = 0.0
+
+
+def move(peers: Mapping[int, int | None]) -> None:
+    """Keep snapshots with other peers from now on, where ranks have moved. In a recovery.
+
+    What is kept here of ranks that have another peer now stays until that one has newer.
+
+    Args:
+        peers: Each rank's, the same on all ranks.
+    """
+    here = _here
+    if here is None:
+        return
+    here.strangers = {rank for rank, peer in peers.items() if peer != here.rank}
+    here.offered.clear()
+    peer = peers.get(here.rank)
+    if peer is not None and peer != here.peer:
+        here.peer, here.is_told = peer, False
+        reconnect()
 
 
 def held() -> dict[int, dict[str, list[tuple[Steps, float]]]]:
@@ -248,6 +275,14 @@ def _connect(here: _Here) -> bool:
         _tell(here, f"it cannot be reached ({error})")
         return False
     return True
+
+
+def _forget_strangers(here: _Here, box: str) -> None:
+    """Drop what is kept of ranks that have another peer now, when that one has newer."""
+    here.offered[box] = here.offered.get(box, 0) + 1
+    if here.offered[box] > _UNTIL_ELSEWHERE:
+        for rank in here.strangers:
+            here.inbox.drop(rank, lambda name, _: name.removesuffix(_FIXED) == box)
 
 
 def _tell(here: _Here, why: str) -> None:

@@ -7,7 +7,7 @@ Every rank's main thread runs this at the same time, idle otherwise: survivors c
 midst of it raises and leaves the group aborted: it is begun again with a higher generation.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -52,19 +52,22 @@ def install() -> None:
     clone.also("accelerate", third_parties.shared_states, lambda _: None)  # they fill themselves
 
 
-def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
+def recover(
+    generation: int, newcomers: Iterable[int], peer_of: Mapping[int, int | None] | None = None
+) -> dict[str, Any]:
     """Give every group a new backend and bring all ranks to the same boundary. A survivor's part.
 
     Args:
         generation: Higher than any before, the same on all ranks.
         newcomers: Ranks whose processes are new; they `join` at the same time.
+        peer_of: In whose memory each rank keeps its snapshots from now on; None: as before.
 
     Returns:
         `healed` (one line a module), `agreed` (lines for people), `steps_lost` (made before, to be
         made again), `cloned` (what new ranks got, or None), `is_refused` (this new rank has a model
-        without its contents, into which a checkpoint can be restored), `stale` (groups that could not be
-        formed), `reforms_left` (None: no limit), `is_anew` (the program had destroyed the default
-        group).
+        without its contents, into which a checkpoint can be restored), `stale` (groups that could
+        not be formed), `reforms_left` (None: no limit), `is_anew` (the program had destroyed the
+        default group).
 
     Raises:
         ClusterError: A rank did not arrive in time.
@@ -74,14 +77,16 @@ def recover(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
     formed = group.reform(generation)
     resize.after_destroy(is_anew=formed["is_anew"])
     return {
-        **settle(generation, newcomers),
+        **settle(generation, newcomers, peer_of),
         "stale": formed["stale"],
         "reforms_left": formed["reforms_left"],
         "is_anew": formed["is_anew"],
     }
 
 
-def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
+def settle(
+    generation: int, newcomers: Iterable[int], peer_of: Mapping[int, int | None] | None = None
+) -> dict[str, Any]:
     """Do what follows when the group stands: the replacement ranks' part too, after their `join`.
 
     Returns:
@@ -92,6 +97,7 @@ def settle(generation: int, newcomers: Iterable[int]) -> dict[str, Any]:
         newcomers = sorted(newcomers)
         if newcomers:
             peers.reconnect()
+            peers.move(peer_of or {})
         decisions = sync_state.sync(newcomers)
         cloned, is_refused = None, False
         if newcomers:

@@ -147,14 +147,18 @@ def give_back(
     if not peers.every():
         return
     here, newcomers = dist.get_rank(), list(newcomers)
-    held = [rank for rank in newcomers if peers.get_values(rank, BOX)]
+    # Of which cell; an older peer may hold older ones.
+    held = {str(r): kept[0] for r in newcomers if (kept := peers.get_values(r, BOX))}
     said = json.dumps({"held": held, "marks": list(_marks)})
     heard = rendezvous.exchange("small values", said, rendezvous.FORM_TIMEOUT_S)
     told = {rank: json.loads(text) for rank, text in heard.items()}
     for newcomer in newcomers:
-        holder = next((r for r in sorted(told) if newcomer in told[r]["held"]), None)
-        if holder is None:
+        cells = {
+            r: one["held"][str(newcomer)] for r, one in told.items() if str(newcomer) in one["held"]
+        }
+        if not cells:
             continue
+        holder = max(sorted(cells), key=lambda r: cells[r])
         if here == holder:
             send_tensors.send(peers.get_values(newcomer, BOX), [], newcomer)
         elif here == newcomer:

@@ -1,0 +1,56 @@
+"""On the ranks of test_peer_moves: snapshots whose peers change."""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbdist.engine.group import state
+from nbdist.engine.recovery import peer_state, peers
+from nbdist.engine.recovery.saved import Saved, metas_of
+from nbdist.options import LOOPBACK
+
+BOX, VALUES = "a model", "values"
+
+Peers = dict[int, int | None]
+
+
+def begin(peer_of: Peers) -> None:
+    """Keep a snapshot at each step with these peers."""
+    rank = dist.get_rank()
+    client = state.member().client
+    peers.start(rank, peer_of[rank], every=1, host=LOOPBACK, key=b"a key", client=client)
+    dist.barrier()
+
+
+def move(peer_of: Peers) -> None:
+    """Have other peers from now on."""
+    peers.reconnect()
+    peers.move(peer_of)
+
+
+def send(step: int) -> None:
+    """Send the snapshot of a step, and a value, to the peer."""
+    tensor = torch.full((3,), float(step))
+    peers.offer(BOX, Saved((step,), time.time(), None, metas_of([tensor]), None, None), [tensor])
+    peers.offer_values(VALUES, step)
+    peers.wait()
+    dist.barrier()
+
+
+def held() -> dict[int, Any]:
+    """Return the newest step and value that are kept here, by rank."""
+    snapshots = {rank: boxes[BOX][0][0][0] for rank, boxes in peers.held().items()}
+    return {rank: (step, peers.get_values(rank, VALUES)) for rank, step in snapshots.items()}
+
+
+def newest(rank: int) -> tuple[int, int]:
+    """Return from whom a rank would get its state, and of which step. All ranks."""
+    kept = peer_state.kept([rank])[rank]
+    return kept.holder, kept.snapshots[BOX][0][0][0]
+
+
+def end() -> None:
+    """Keep nothing."""
+    peers.stop()
