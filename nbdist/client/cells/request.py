@@ -4,15 +4,17 @@ import ast
 import contextlib
 import os
 import time
+import tokenize
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from nbdist import plain
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.output.result import Display
-from nbdist.errors import CellSyntaxError
+from nbdist.errors import CellSyntaxError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class CellRequest:
         checkpoints: The folder of checkpoints that a cell gives no name.
         every: Steps between checkpoints that ranks save by themselves; 0 for none.
         asked_at: When, in seconds since 1970: older checkpoints are not this cell's.
+        script: The file that `code` is all of; "" for a cell.
+        argv: The words after it.
     """
 
     code: str
@@ -58,6 +62,8 @@ class CellRequest:
     checkpoints: str = ""
     every: int = 0
     asked_at: float = field(default_factory=time.time)
+    script: str = ""
+    argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,13 @@ class CellAttempt:
             "call": self.request.call,
             "arguments": dict(self.request.arguments),
             "track": self.request.track,
+            "script": self._script(),
         }
+
+    def _script(self) -> dict[str, Any] | None:
+        if not self.request.script:
+            return None
+        return {"file": self.request.script, "argv": list(self.request.argv)}
 
     def _checkpoint(self) -> dict[str, Any]:
         """Return what a cell that saves by itself is told of that."""
@@ -138,6 +150,7 @@ def remembered(memory: Mapping[str, Any]) -> CellAttempt:
         "params": {k: plain.decode(v) for k, v in told["params"].items()},
         "profile": None if chosen is None else ChosenSteps(*chosen),
         "above": (),
+        "argv": tuple(told["argv"]),
     }
     return CellAttempt(CellRequest(**told | own), **memory["attempt"])
 
@@ -159,6 +172,30 @@ def check_syntax(code: str) -> None:
             _compile(TransformerManager().transform_cell(code))
         except SyntaxError as error:
             raise CellSyntaxError(describe_syntax_error(error)) from None
+
+
+def read_script(file: Path) -> str:
+    """Return the source of a script that compiles, as it can be a cell's.
+
+    Raises:
+        UsageError: It cannot be read.
+        CellSyntaxError: It does not compile.
+    """
+    try:
+        with tokenize.open(file) as opened:
+            code = opened.read()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(code, str(file), "exec", dont_inherit=True)
+    except OSError as error:
+        raise UsageError(f"The script {file} cannot be read: {error.strerror}.") from None
+    except SyntaxError as error:
+        told = describe_syntax_error(error).replace("the cell", file.name, 1)
+        raise CellSyntaxError(told) from None
+    except ValueError as error:  # bytes that are no text
+        raise UsageError(f"The script {file} cannot be read: {error}.") from None
+    # IPython drops empty lines above a cell, and all others would have other numbers.
+    return f"#{code}" if code[:1].isspace() else code
 
 
 def _compile(code: str) -> None:

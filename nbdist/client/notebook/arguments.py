@@ -36,6 +36,7 @@ COMMANDS = {
     " looking changes nothing for later cells",
     "runs": "list this notebook's runs, newest first; with names or numbers, compare these",
     "ui": "start the MLflow UI and show its link",
+    "run": "run a script on the ranks, as torchrun would; its names stay there",
     "export": "write the %%distributed cells that succeeded as a script for torchrun",
     "doctor": "check this machine and suggest fixes",
 }
@@ -162,6 +163,7 @@ def dist_parser() -> argparse.ArgumentParser:
         "--sync", action="store_true", help="send runs that are still in the spool"
     )
     made["runs"].add_argument("--plain", action="store_true", help="as text")
+    _add_run(made["run"])
     add_export(made["export"], "numbers of prompts, such as 3,5-8, of the cells to export")
     return parser
 
@@ -208,6 +210,18 @@ def _add_board(board: argparse.ArgumentParser) -> None:
         action="store_true",
         help="hover over values, zoom, choose a log scale and hide ranks: in loss, step and "
         "collectives (all three without VIEW); needs plotly, the extra `interactive`",
+    )
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    _add_ranks(run)
+    run.add_argument(
+        "--run", metavar="NAME", help="name of the MLflow run; by default the script's"
+    )
+    run.add_argument("--no-track", action="store_true", help="no MLflow run")
+    run.add_argument("path", metavar="PATH", help="the script, such as train.py")
+    run.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="words for the script"
     )
 
 

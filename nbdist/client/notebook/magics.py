@@ -130,8 +130,7 @@ class NBDist(Magics):
             "run_name": asked.run,
             "track": not asked.no_track,
             "show": True,
-            # IPython 9 counts a cell before it runs, IPython 8 after; this is what both show.
-            "prompt": max(1, self._shell.displayhook.prompt_count),
+            "prompt": self._prompt,
             "retry": asked.retry,
             "profile": asked.profile,
         }
@@ -157,6 +156,11 @@ class NBDist(Magics):
             )
         else:
             current().sweep(code, lists, asked.ranks, **options)
+
+    @property
+    def _prompt(self) -> int:
+        """The number of the cell that runs: IPython 9 counts before it runs, IPython 8 after."""
+        return max(1, int(self._shell.displayhook.prompt_count))
 
     @property
     def _shell(self) -> Any:
@@ -327,6 +331,19 @@ class NBDist(Magics):
 
         print("Starting the MLflow UI (a few seconds the first time)...", flush=True)
         print(open_ui())
+
+    def _run(self, asked: Any, names: dict[str, Any]) -> None:
+        from nbdist.client.notebook.current import current
+
+        current().run_script(
+            asked.path,
+            asked.arguments,
+            asked.ranks,
+            run_name=asked.run,
+            track=not asked.no_track,
+            show=True,
+            prompt=self._prompt,
+        )
 
     def _export(self, asked: Any, names: dict[str, Any]) -> None:
         print(export_command.export_history(asked))

@@ -5,6 +5,7 @@ refused. `client/notebook/current.py` holds the kernel's current one.
 """
 
 import atexit
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 from nbdist.client.board.past import Past
 from nbdist.client.board.views import require_view
 from nbdist.client.cells.interrupts import Interrupts, interrupt_to_stop
-from nbdist.client.cells.request import CellRequest, check_syntax
+from nbdist.client.cells.request import CellRequest, check_syntax, read_script
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.memory import ClusterMemory
 from nbdist.client.faults.recovery import restart
@@ -210,6 +211,61 @@ class Session:
             self._showing.require_run(run_name)
         with self._alone():
             return self._attempts.run(request, retry, go_on=go_on)
+
+    def run_script(
+        self,
+        path: str | os.PathLike[str],
+        arguments: Sequence[str] = (),
+        ranks: str = "all",
+        *,
+        run_name: str | None = None,
+        track: bool = True,
+        show: bool = False,
+        prompt: int | None = None,
+        timeout_s: float | None = None,
+        retry: int = 0,
+        checkpoint: int = 0,
+    ) -> CellResult:
+        """Run a script on the ranks as one cell, as torchrun would: an exported one, or any other.
+
+        `__name__` is `"__main__"`, `sys.argv` and `__file__` are the script's, and its names stay
+        on the ranks. The group is there: `init_process_group` is taken as done, and
+        `destroy_process_group` leaves it.
+
+        Args:
+            path: The script, on the notebook's machine.
+            arguments: The words after it.
+            ranks: As in `run`, and so is all that follows.
+            run_name: Name of the MLflow run; by default the script's, without its ending.
+            track: Whether a training is tracked.
+            show: Show output as `%%distributed` does.
+            prompt: The number that messages give the cell.
+            timeout_s: Interrupt the script after so many seconds.
+            retry: Run it again when it fails, so many times at most.
+            checkpoint: Save the training every so many steps.
+
+        Raises:
+            UsageError: It cannot be read; else as `run`.
+            CellSyntaxError: It does not compile; it was not run.
+            RankError: It failed on a rank.
+        """
+        file = Path(path).expanduser().absolute()
+        request = self._request(
+            read_script(file),
+            ranks,
+            None,
+            None,
+            timeout_s=timeout_s,
+            run_name=run_name or file.stem,
+            track=track,
+            show=show,
+            prompt=prompt,
+            every=checkpoint,
+            script=str(file),
+            argv=tuple(arguments),
+        )
+        with self._alone():
+            return self._attempts.run(request, retry)
 
     def sweep(
         self,

@@ -1,6 +1,7 @@
 """Where the main thread is: in which cell, on which of its lines, in which function.
 
-Cells are known by the file names that IPython gives them. Any thread may call.
+Cells are known by the file names that IPython gives them, scripts that ran as cells by their own.
+Any thread may call.
 """
 
 import sys
@@ -13,6 +14,7 @@ from nbdist import origins
 Place = tuple[str, int]  # file, line
 
 running: int | None = None  # number of the cell that runs; set by `boot`
+script: str | None = None  # file of the script that runs as this cell; set by `rank/script`
 
 # The prompt's number (`In [7]`) of each cell's file. A function may run long after its cell.
 _prompts: dict[str, int] = {}
@@ -32,7 +34,7 @@ def cell_place(frame: FrameType | None) -> Place | None:
     """Return the innermost place in code of a cell, from `frame` outwards."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if origins.is_cell(file):
+        if origins.is_cell(file) or file in _prompts:
             return file, frame.f_lineno
         frame = frame.f_back
     return None

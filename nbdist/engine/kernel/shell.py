@@ -2,7 +2,8 @@
 
 A compat module, as `kernel.py` is. Tried with ipykernel 7.4, IPython 9.18. What is touched:
 
-- `shell.compile.get_code_name`, which names a cell's file;
+- `shell.compile.get_code_name`, which names a cell's file, and its `format_code_name`, which heads
+  a frame in a traceback;
 - `display_pub` and `displayhook`: their hooks;
 - `raw_input` and `getpass` of the kernel, `sys.breakpointhook`, which ipykernel may have taken,
   `shell.ask_exit`, which `exit()` calls;
@@ -83,16 +84,22 @@ def _hide_interactive_prompt() -> None:
 def _name_cells_alike(kernel: Any) -> None:
     """Give a cell the same file name on every rank; ipykernel's holds the process id.
 
-    Warnings and logs show it: with the same name, what all ranks say appears once.
+    Warnings and logs show it: with the same name, what all ranks say appears once. A script that
+    runs as a cell keeps its own, under which tracebacks tell its lines.
     """
 
     def name(raw_code: str, transformed_code: str, number: int) -> str:
         digest = hashlib.sha1(raw_code.encode(), usedforsecurity=False).hexdigest()[:10]
         file = os.path.join(tempfile.gettempdir(), origins.CELLS, f"{digest}.py")
+        file = location.script or file
         location.name_cell(file, number)
         return file
 
-    kernel.shell.compile.get_code_name = name
+    compiler = kernel.shell.compile
+    heading = compiler.format_code_name
+    compiler.get_code_name = name
+    # None lets a traceback name the file.
+    compiler.format_code_name = lambda file: heading(file) if origins.is_cell(file) else None
 
 
 def _flush_before_display(kernel: Any, flush: Callable[[], None]) -> None:

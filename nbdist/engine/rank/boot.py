@@ -114,7 +114,7 @@ class Program:
         from nbdist.engine.checks import model_facts
         from nbdist.engine.data import resume
         from nbdist.engine.layout import parallelize
-        from nbdist.engine.rank import register
+        from nbdist.engine.rank import register, script
         from nbdist.engine.recovery import snapshot
         from nbdist.engine.steps import step_state
         from nbdist.engine.tap import tap
@@ -130,6 +130,7 @@ class Program:
         self.kernel.shell.user_ns.update(
             {name: plain.decode(value) for name, value in options.get("params", {}).items()}
         )
+        script.begin_cell(options.get("script"), self.kernel.shell)
         training.begin_cell()
         tap.begin_cell()
         if self.links is not None:
@@ -161,6 +162,7 @@ class Program:
         from nbdist.engine.checkpoint import automatic, save
         from nbdist.engine.data import position, resume, weighting
         from nbdist.engine.group import group_record
+        from nbdist.engine.rank import script
         from nbdist.engine.recovery import name_record, peers, small_values, snapshot
         from nbdist.engine.recovery.clone import clone
         from nbdist.engine.steps import optimizer_wrapper, step_state
@@ -168,6 +170,7 @@ class Program:
         from nbdist.engine.training import torch_profile, training
 
         self.output.put_back()  # what follows may print
+        script.end_cell()
         chaos.end_cell()
         torch_profile.end_cell()
         has_succeeded = result is not None and bool(result.success)

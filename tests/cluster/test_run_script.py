@@ -1,0 +1,169 @@
+"""`%dist run`: a script on the live ranks, as torchrun would run it; and an export's way back."""
+
+import json
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from nbdist import Session
+from nbdist.errors import CellSyntaxError, RankError, UsageError
+from tests.cluster.conftest import Kernel
+from tests.export.torchrun import torchrun
+
+SUM = "_s = torch.ones(1); dist.all_reduce(_s); _s.item()"
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> Path:
+    path = folder / name
+    path.write_text(dedent(text))
+    return path
+
+
+def test_a_script_finds_what_torchrun_gives_it_and_leaves_the_group(
+    session: Session, tmp_path: Path
+) -> None:
+    script(tmp_path, "SIZE = 3\n", "beside.py")
+    path = script(
+        tmp_path,
+        '''
+
+        """Trains nothing."""
+        from __future__ import annotations
+        import argparse, os, sys
+        import torch
+        import torch.distributed as dist
+        from beside import SIZE
+
+        def parse() -> nothing.that.exists:
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--lr", type=float)
+            return parser.parse_args()
+
+        if __name__ == "__main__":
+            dist.init_process_group("gloo")
+            total = torch.ones(SIZE)
+            dist.all_reduce(total)
+            told = (os.path.basename(__file__), sys.argv[1:], parse().lr, total.tolist())
+            dist.destroy_process_group()
+            sys.exit(0)
+        "a value that no script shows"
+        ''',
+    )
+    session.run("__file__ = 'kept'; group = dist.group.WORLD.group_name")
+    result = session.run_script(path, ["--lr", "0.5"])
+    assert result.ok
+    assert result.value_list == [None, None]
+    expected = ("train.py", ["--lr", "0.5"], 0.5, [2.0, 2.0, 2.0])
+    assert session.run("told").value_list == [expected] * 2
+    assert (
+        session.run("__file__, dist.group.WORLD.group_name == group").value_list
+        == [("kept", True)] * 2
+    )
+    assert session.run(SUM).value_list == [2.0, 2.0]
+    kept = f"import sys; {str(tmp_path)!r} in sys.path, 'train.py' in sys.argv[0]"
+    assert session.run(kept).value_list == [(False, False)] * 2
+    # Annotations of a cell are evaluated again.
+    assert "NameError" in _failure(session, "def f() -> nothing.that.exists: ...")
+
+
+def _failure(session: Session, code: str) -> str:
+    with pytest.raises(RankError) as caught:
+        session.run(code)
+    return str(caught.value)
+
+
+def test_an_error_names_the_scripts_line_and_frees_the_others(
+    session: Session, tmp_path: Path
+) -> None:
+    path = script(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        def step():
+            if dist.get_rank() == 1:
+                raise ValueError("no data")
+            dist.barrier()
+        step()
+        """,
+    )
+    with pytest.raises(RankError) as caught:
+        session.run_script(path)
+    assert "train.py, line 5  ValueError: no data" in str(caught.value)
+    assert session.run(SUM).value_list == [2.0, 2.0]
+    exits = script(tmp_path, "import sys\nsys.exit('no such option')\n", "exits.py")
+    with pytest.raises(RankError, match=r"called sys.exit\(no such option\)"):
+        session.run_script(exits)
+
+
+def test_a_script_that_cannot_run_is_refused_before_it_is_sent(
+    session: Session, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"none.py cannot be read: No such file"):
+        session.run_script(tmp_path / "none.py")
+    with pytest.raises(CellSyntaxError, match=r"line 2; train.py was not run"):
+        session.run_script(script(tmp_path, "a = 1\n%timeit a\n"))
+
+
+TRAIN = """
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.manual_seed(0)
+model = DDP(nn.Linear(8, 3))
+optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+x, y = torch.randn(40, 8)[rank::world_size], torch.randint(3, (40,))[rank::world_size]
+losses = []
+for _ in range(steps):
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append(loss.item().hex())
+"""
+WRITE = """
+import json
+with open(f"losses-{rank}.json", "w") as file:
+    json.dump(losses, file)
+len(losses)
+"""
+
+
+def losses(folder: Path) -> list[list[str]]:
+    files = [folder / f"losses-{rank}.json" for rank in range(2)]
+    found = [json.loads(file.read_text()) for file in files]
+    for file in files:
+        file.unlink()
+    return found
+
+
+def test_an_export_in_plain_torch_has_the_cells_losses_under_torchrun_and_back_in_the_notebook(
+    notebook: Kernel, tmp_path: Path
+) -> None:
+    notebook.run(f"%cd -q {tmp_path}\nsteps = 12\n%dist push steps")
+    notebook.cell(f"import os; os.chdir({str(tmp_path)!r})", "--no-track")
+    notebook.cell(TRAIN, "--run small -p lr=0.1")
+    notebook.cell("import matplotlib.pyplot as plt", "-r 0 --no-track")
+    notebook.cell(WRITE, "--no-track")
+    in_cells = losses(tmp_path)
+    first = notebook.run("first = len(In) - 6\nfirst").text.split()[-1]
+    numbers = f"{first}-{int(first) + 4}"
+    made = notebook.run(f"%dist export train.py --cells {numbers}").text
+    assert "Run it: torchrun --nproc-per-node 2 train.py" in made, made
+    assert "which draws, with matplotlib" in made
+    text = (tmp_path / "train.py").read_text()
+    assert "nbdist.init" not in text
+    assert "lr = 0.1" in text
+    assert "steps = 12" in text
+    ran = torchrun(tmp_path / "train.py", 2)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["12"]
+    assert losses(tmp_path) == in_cells
+    back = notebook.run("%dist run --no-track train.py")
+    assert back.error is None, back
+    assert losses(tmp_path) == in_cells
+    assert len(in_cells[0]) == 12
+    assert in_cells[0] != in_cells[1]
+    assert "2.0" in notebook.cell(SUM, "--no-track").text
+    refused = notebook.run("%dist export train.py")
+    assert "train.py is there already; --force overwrites it." in str(refused)
