@@ -86,7 +86,7 @@ def dist_parser() -> argparse.ArgumentParser:
     start.add_argument(
         "--launcher",
         metavar="NAME",
-        help="how ranks are started: local, ssh, slurm, mpi, or a launcher of another package",
+        help="how ranks are started: local, ssh, slurm, mpi, kubernetes, or one of another package",
     )
     start.add_argument(
         "--hosts",
@@ -94,6 +94,7 @@ def dist_parser() -> argparse.ArgumentParser:
         help="with --launcher ssh or mpi: a:2,b:2 for two ranks on each, or a file of hosts",
     )
     _add_slurm(start)
+    _add_kubernetes(start)
     start.add_argument("--device", metavar="DEVICE", help="cpu or cuda")
     start.add_argument("--backend", metavar="BACKEND", help="gloo or nccl")
     start.add_argument(
@@ -170,19 +171,42 @@ def dist_parser() -> argparse.ArgumentParser:
 
 def _add_slurm(start: argparse.ArgumentParser) -> None:
     start.add_argument(
-        "--nodes", type=int, metavar="N", help="with --launcher slurm: nodes to allocate"
+        "--nodes", type=int, metavar="N", help="slurm: nodes to allocate; kubernetes: pods"
     )
     start.add_argument(
-        "--gpus-per-node", type=int, metavar="N", help="slurm: GPUs of each node, and ranks there"
+        "--gpus-per-node",
+        type=int,
+        metavar="N",
+        help="slurm, kubernetes: GPUs of each node or pod, and ranks there",
     )
     start.add_argument("--partition", metavar="NAME", help="slurm: partition of the nodes")
-    start.add_argument("--time", metavar="LIMIT", help="slurm: time limit, such as 2:00:00")
+    start.add_argument(
+        "--time", metavar="LIMIT", help="slurm, kubernetes: time limit, such as 2:00:00"
+    )
     start.add_argument(
         "--sbatch",
         action="append",
         metavar="LINE",
         help="slurm: another of its options, as --sbatch=--mem=64G, or a file with #SBATCH lines, "
         "whose other lines run on each node first; may be repeated",
+    )
+
+
+def _add_kubernetes(start: argparse.ArgumentParser) -> None:
+    start.add_argument(
+        "--image", metavar="IMAGE", help="kubernetes: image of the pods, which has nbdist"
+    )
+    start.add_argument("--namespace", metavar="NAME", help="kubernetes: where the pods are")
+    start.add_argument(
+        "--pod-template",
+        metavar="FILE",
+        help="kubernetes: a file with a pod, for its resources, volumes, tolerations",
+    )
+    start.add_argument(
+        "--pod-wait",
+        type=_seconds,
+        metavar="SECONDS",
+        help="kubernetes: how long pods may be without a node (default: 20)",
     )
 
 

@@ -206,6 +206,10 @@ def start(
     partition: str = "",
     time: str = "",
     sbatch: Sequence[str] = (),
+    image: str = "",
+    namespace: str = "",
+    pod_template: str = "",
+    pod_wait: float = 20.0,
     device: str | None = None,
     backend: str | None = None,
     timeout: float = 1800.0,
@@ -228,17 +232,21 @@ def start(
 
     Args:
         n: Number of ranks; by default the number of GPUs, else 2.
-        launcher: `local`, `ssh`, `slurm`, `mpi`, or one that another package offers (entry points
-            `nbdist.launchers`).
+        launcher: `local`, `ssh`, `slurm`, `mpi`, `kubernetes`, or one that another package
+            offers (entry points `nbdist.launchers`).
         hosts: For `ssh` and `mpi`: `a:2,b:2` for two ranks on each, or a file with a host a
             line. Names are those of `~/.ssh/config`; hosts beyond the `n` ranks are spare.
         nodes: For `slurm`: nodes of an allocation of its own. Without any of these options, a
-            notebook that runs in a job takes that job's nodes.
-        gpus_per_node: For `slurm`: GPUs of each node, and ranks there.
+            notebook that runs in a job takes that job's nodes. For `kubernetes`: pods.
+        gpus_per_node: For `slurm` and `kubernetes`: GPUs of each node or pod, and ranks there.
         partition: For `slurm`.
-        time: For `slurm`: the time limit, in minutes or as `1-12:00:00`.
+        time: For `slurm` and `kubernetes`: the time limit, in minutes or as `1-12:00:00`.
         sbatch: For `slurm`: more of its options (`--mem=64G`), or files with `#SBATCH` lines,
             whose other lines run on each node before the ranks.
+        image: For `kubernetes`: the pods' image, which has nbdist.
+        namespace: For `kubernetes`; by default that of the cluster's configuration.
+        pod_template: For `kubernetes`: a file with a pod, for its resources, volumes, tolerations.
+        pod_wait: For `kubernetes`: seconds for which pods may be without a node.
         device: `cpu` or `cuda`; by default `cuda` where there are GPUs.
         backend: `gloo` or `nccl`; by default what the device calls for.
         timeout: Timeout of one collective, in seconds.
@@ -285,6 +293,10 @@ def start(
         partition=partition,
         time_limit=time,
         sbatch=tuple(sbatch),
+        image=image,
+        namespace=namespace,
+        pod_template=pod_template,
+        pod_wait_s=pod_wait,
     )
     asked.require_meaning(launcher)
     if _current is not None and _current.is_running:

@@ -38,15 +38,25 @@ class NBDist(Magics):
     hosts = Unicode(
         "", help="Hosts of the launchers ssh and mpi: a:2,b:2, or a file of hosts."
     ).tag(config=True)
-    nodes = Integer(None, allow_none=True, help="Nodes of the launcher slurm.").tag(config=True)
+    nodes = Integer(None, allow_none=True, help="Nodes or pods of slurm and kubernetes.").tag(
+        config=True
+    )
     gpus_per_node = Integer(
-        None, allow_none=True, help="GPUs, and ranks, of each node of the launcher slurm."
+        None, allow_none=True, help="GPUs, and ranks, of each node or pod of slurm and kubernetes."
     ).tag(config=True)
     partition = Unicode("", help="Partition of the launcher slurm.").tag(config=True)
-    time = Unicode("", help="Time limit of the launcher slurm, such as 2:00:00.").tag(config=True)
+    time = Unicode("", help="Time limit of slurm and kubernetes, such as 2:00:00.").tag(config=True)
     sbatch = List(
         Unicode(), [], help="More options of the launcher slurm, or files with #SBATCH lines."
     ).tag(config=True)
+    image = Unicode("", help="Image of the pods of the launcher kubernetes.").tag(config=True)
+    namespace = Unicode(
+        "", help="Namespace of the launcher kubernetes; by default its configuration's."
+    ).tag(config=True)
+    pod_template = Unicode(
+        "", help="File with a pod for the launcher kubernetes: resources, volumes, tolerations."
+    ).tag(config=True)
+    pod_wait = Float(20.0, help="Seconds for which pods may be without a node.").tag(config=True)
     interface = Unicode("127.0.0.1", help="Address or interface that the cluster binds to.").tag(
         config=True
     )
@@ -183,6 +193,10 @@ class NBDist(Magics):
             partition=choose("partition"),
             time=choose("time"),
             sbatch=choose("sbatch"),
+            image=choose("image"),
+            namespace=choose("namespace"),
+            pod_template=choose("pod_template"),
+            pod_wait=choose("pod_wait"),
             device=choose("device"),
             backend=choose("backend"),
             timeout=choose("timeout"),

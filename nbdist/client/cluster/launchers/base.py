@@ -20,7 +20,9 @@ LOCAL = "local"
 SSH = "ssh"
 SLURM = "slurm"
 MPI = "mpi"
+KUBERNETES = "kubernetes"
 OnExit = Callable[[str, int, str], None]
+OWN = (LOCAL, SSH, SLURM, MPI, KUBERNETES)  # the launchers of nbdist's
 DETACHABLE = (LOCAL, SSH)  # whose clusters may outlive the kernel
 OnNotice = Callable[[str], None]
 UNKNOWN_STATUS = 256  # of a process that ended where nobody could collect its exit status
@@ -34,11 +36,15 @@ class LaunchOptions:
         hosts: As typed, such as `a:2,b:2`, or a file of hosts.
         trust_network: The person accepts that torch authenticates nobody on the network.
         n: Ranks in all, if the person said so.
-        nodes: Nodes of Slurm's.
-        gpus_per_node: GPUs of each node, and ranks there.
+        nodes: Nodes of Slurm's, or pods.
+        gpus_per_node: GPUs of each node or pod, and ranks there.
         partition: Slurm's.
-        time_limit: Slurm's, in minutes or as `1-12:00:00`.
+        time_limit: As Slurm reads it: minutes, or `1-12:00:00`.
         sbatch: More options of Slurm's, or files with `#SBATCH` lines.
+        image: Of pods.
+        namespace: Of pods; "" for that of the cluster's configuration.
+        pod_template: A file with a pod, which says the rest.
+        pod_wait_s: How long pods may be without a node.
     """
 
     hosts: str = ""
@@ -49,6 +55,10 @@ class LaunchOptions:
     partition: str = ""
     time_limit: str = ""
     sbatch: tuple[str, ...] = ()
+    image: str = ""
+    namespace: str = ""
+    pod_template: str = ""
+    pod_wait_s: float = 20.0
 
     def require_meaning(self, launcher: str) -> None:
         """Refuse options that a launcher of nbdist's would ignore.
@@ -56,17 +66,26 @@ class LaunchOptions:
         Raises:
             UsageError: There is such an option.
         """
-        slurms = {
+        nodes = {
             "--nodes": self.nodes,
             "--gpus-per-node": self.gpus_per_node,
-            "--partition": self.partition,
             "--time": self.time_limit,
-            "--sbatch": self.sbatch,
         }
-        given = [name for name, value in slurms.items() if value]
-        if given and launcher in (LOCAL, SSH, MPI):
-            raise UsageError(f"{given[0]} is for --launcher slurm, not {launcher}.")
-        if self.hosts and launcher in (LOCAL, SLURM):
+        slurms = {"--partition": self.partition, "--sbatch": self.sbatch}
+        pods = {
+            "--image": self.image,
+            "--namespace": self.namespace,
+            "--pod-template": self.pod_template,
+        }
+        for options, takers in (
+            (nodes, (SLURM, KUBERNETES)),
+            (slurms, (SLURM,)),
+            (pods, (KUBERNETES,)),
+        ):
+            given = [name for name, value in options.items() if value]
+            if given and launcher in OWN and launcher not in takers:
+                raise UsageError(f"{given[0]} is for --launcher {takers[0]}, not {launcher}.")
+        if self.hosts and launcher in (LOCAL, SLURM, KUBERNETES):
             raise UsageError(f"--hosts is for --launcher ssh or mpi, not {launcher}.")
 
 
@@ -230,13 +249,17 @@ def find_launcher(name: str) -> MakeLauncher:
         from nbdist.client.cluster.launchers import mpi
 
         return mpi.make_launcher
+    if name == KUBERNETES:
+        from nbdist.client.cluster.launchers import kubernetes
+
+        return kubernetes.make_launcher
     offered = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in offered:
         from nbdist.client.cluster.launchers.batch_systems import refusal
 
         if (refused := refusal(name)) is not None:
             raise refused
-        known = ", ".join([LOCAL, *sorted([SSH, SLURM, MPI, *offered])])
+        known = ", ".join([LOCAL, *sorted([*OWN[1:], *offered])])
         raise UsageError(f"There is no launcher {name!r}.", do=f"use one of: {known}")
     made: MakeLauncher = offered[name].load()
     return made

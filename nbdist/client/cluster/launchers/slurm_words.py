@@ -112,6 +112,12 @@ _NEVER = {
     "ReqNodeNotAvail": "a node that was asked for is down or reserved",
 }
 
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
+    r"|(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)"
+    r"|(?P<only_minutes>\d+)(?::(?P<only_seconds>\d+))?)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -214,6 +220,18 @@ def _slots_within(environment: Mapping[str, str]) -> int | None:
         if found := re.search(r"(\d+)$", environment.get(name, "")):
             return int(found[1])
     return None
+
+
+def seconds_of(time_limit: str) -> int | None:
+    """Return a time limit in seconds, read as Slurm reads it; None where it is none."""
+    found = _TIME.fullmatch(time_limit)
+    if found is None:
+        return None
+    named = {name: int(digits) for name, digits in found.groupdict().items() if digits}
+    hours = named.get("days", 0) * 24 + named.get("day_hours", 0) + named.get("hours", 0)
+    minutes = sum(named.get(name, 0) for name in ("day_minutes", "minutes", "only_minutes"))
+    seconds = sum(named.get(name, 0) for name in ("day_seconds", "seconds", "only_seconds"))
+    return (hours * 60 + minutes) * 60 + seconds
 
 
 def job_name(notebook: str, token: str) -> str:

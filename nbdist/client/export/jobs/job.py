@@ -9,16 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Final, Literal
 
+from nbdist.client.cluster.launchers.slurm_words import seconds_of
 from nbdist.errors import UsageError
 
 _SCRIPT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # as keys of a ConfigMap may be
 _NAME: Final = re.compile(r"[^a-z0-9]+")
 _LONGEST_NAME: Final = 40  # Kubernetes takes 63, and its controllers append to it
-_TIME: Final = re.compile(
-    r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
-    r"|(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)"
-    r"|(?P<only_minutes>\d+)(?::(?P<only_seconds>\d+))?)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +107,7 @@ class Job:
     @property
     def time_limit_s(self) -> int | None:
         """The time limit in seconds; None where there is none, or what is written is none."""
-        found = _TIME.fullmatch(self.time_limit)
-        if found is None:
-            return None
-        named = {name: int(digits) for name, digits in found.groupdict().items() if digits}
-        hours = named.get("days", 0) * 24 + named.get("day_hours", 0) + named.get("hours", 0)
-        minutes = sum(named.get(name, 0) for name in ("day_minutes", "minutes", "only_minutes"))
-        seconds = sum(named.get(name, 0) for name in ("day_seconds", "seconds", "only_seconds"))
-        return (hours * 60 + minutes) * 60 + seconds
+        return seconds_of(self.time_limit)
 
 
 def _slug(name: str) -> str:

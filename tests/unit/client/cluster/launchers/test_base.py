@@ -37,10 +37,10 @@ def test_another_package_offers_one_by_its_name(tmp_path: Path) -> None:
 def test_a_name_that_nobody_offers_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="There is no launcher 'k8s'") as refused:
         base.find_launcher("k8s")
-    assert refused.value.do == "use one of: local, mpi, pbs, slurm, ssh"
+    assert refused.value.do == "use one of: local, kubernetes, mpi, pbs, slurm, ssh"
 
 
-OURS = {"local", "ssh", "slurm", "mpi"}
+OURS = {"local", "ssh", "slurm", "mpi", "kubernetes"}
 
 
 @pytest.mark.parametrize(

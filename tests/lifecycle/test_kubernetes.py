@@ -1,0 +1,98 @@
+"""A session on pods, by the official client against a small API server (`api_server.py`)."""
+
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.lifecycle.api_server import NAMESPACE, ApiServer
+from tests.lifecycle.kernels import Notebook, wait_for
+
+START = "%dist start --launcher kubernetes --trust-network --device cpu "
+TRAIN = """
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    model(torch.full((2, 4), rank + 1.0)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+total = sum(p.sum().item() for p in model.parameters())
+import os
+where = os.environ["GROUP_RANK"]
+"""
+SUM = "x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)\nx.item()"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    addresses = [one for nic in psutil.net_if_addrs().values() for one in nic]
+    is_v4 = [a.family == socket.AF_INET and not a.address.startswith("127.") for a in addresses]
+    if not any(is_v4):
+        pytest.skip("pods meet at an address beside loopback, and this machine has none")
+    server = ApiServer(tmp_path_factory.mktemp("api"))
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def notebook(server: ApiServer, tmp_path: Path) -> Iterator[Notebook]:
+    with Notebook(tmp_path, KUBECONFIG=str(server.folder / "kubeconfig")) as kernel:
+        kernel.run("%load_ext nbdist")
+        yield kernel
+    wait_for(lambda: not server.pods, "all pods to end")
+
+
+def test_two_pods_train_as_one_a_lost_one_comes_back_and_stop_leaves_none(
+    server: ApiServer, notebook: Notebook
+) -> None:
+    said = notebook.run(START + "--image train:1 --nodes 2")
+    assert "Started 2 ranks on cpu" in said, said
+    assert [pod.document["spec"]["containers"][0]["image"] for pod in server.pods.values()] == [
+        "train:1",
+        "train:1",
+    ]
+    notebook.on_ranks(TRAIN)
+    assert "1 ['0', '1']" in notebook.run(
+        "%dist pull total where\nprint(len(set(total)), sorted(where))"
+    )
+    server.kill(min(server.pods))
+    assert "lost" in notebook.on_ranks("dist.barrier()")
+    said = notebook.run("%dist scale 2")
+    assert "is back" in said, said
+    assert "3.0" in notebook.on_ranks(SUM)
+    assert "Stopped" in notebook.run("%dist stop")
+    wait_for(lambda: not server.pods, "the pods to end")
+    assert f"DELETE /apis/batch/v1/namespaces/{NAMESPACE}/jobs/" in " ".join(server.seen)
+
+
+def test_a_kernel_that_is_killed_leaves_no_pods(server: ApiServer, notebook: Notebook) -> None:
+    assert "Started" in notebook.run(START + "--image train:1 -n 2")
+    assert len(server.pods) == 1
+    processes = [process for pod in server.pods.values() for process in pod.execs]
+    os.kill(notebook.pid, signal.SIGKILL)
+    wait_for(lambda: not server.pods and not server.jobs, "the pods to end")
+    wait_for(lambda: all(not psutil.pid_exists(p.pid) for p in processes), "the ranks to end")
+
+
+def test_what_kubernetes_refuses_is_told_in_a_sentence_and_leaves_nothing(
+    server: ApiServer, notebook: Notebook
+) -> None:
+    said = notebook.run(START + "--image missing:1")
+    assert_says(said, "cannot start: its image cannot be pulled.*missing:1: not found")
+    server.forbids = "jobs"
+    try:
+        assert_says(notebook.run(START + "--image a:1"), "does not allow you this.*is forbidden")
+    finally:
+        server.forbids = ""
+    wait_for(lambda: not server.pods, "nothing to be left")
+
+
+def assert_says(said: str, pattern: str) -> None:
+    assert re.search(pattern, said, re.DOTALL), said
