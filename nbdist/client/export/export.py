@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nbdist.client.cluster.launchers.slurm_words import read_lines
 from nbdist.client.export import jobs
 from nbdist.client.export.notebook_cells import NotebookCell, choose
 from nbdist.client.export.resolve import Parse, Resolved, resolve
@@ -32,6 +33,7 @@ class ExportRequest:
         time_limit: Of the job.
         partition: Of Slurm.
         nodes: Of the job; None for what the notebook had.
+        sbatch: More of Slurm's options, or files with `#SBATCH` lines, as in `%dist start`.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class ExportRequest:
     time_limit: str = ""
     partition: str = ""
     nodes: int | None = None
+    sbatch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,8 @@ def export(
     script = write(resolved, options, request.path.name, notebook)
     files = {request.path.name: script.text}
     if request.format != TORCHRUN:
-        files |= jobs.files(request.format, _job(request, script))
+        started = resolved.starts[0] if resolved.starts else argparse.Namespace()
+        files |= jobs.files(request.format, _job(request, script, started))
     folder = request.path.parent
     for name in files:
         _require_place(folder / name, force=request.force)
@@ -164,16 +168,21 @@ def _options(
     )
 
 
-def _job(request: ExportRequest, script: Script) -> jobs.Job:
+def _job(request: ExportRequest, script: Script, started: argparse.Namespace) -> jobs.Job:
+    """Return the job; what is not asked for is as the notebook's ranks were `started`."""
     options = script.options
+    lines = request.sbatch or tuple(getattr(started, "sbatch", None) or ())
+    sbatch, before = read_lines(lines) if request.format == "sbatch" else ((), ())
     return jobs.Job(
         script.name,
         ranks_per_node=options.n // options.nodes,
         nodes=options.nodes,
         device="cuda" if options.device == "cuda" else "cpu",
         packages=_packages(request, script),
-        time_limit=request.time_limit,
-        partition=request.partition,
+        time_limit=request.time_limit or getattr(started, "time", None) or "",
+        partition=request.partition or getattr(started, "partition", None) or "",
+        sbatch=sbatch,
+        before=before,
     )
 
 

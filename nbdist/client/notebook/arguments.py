@@ -264,6 +264,9 @@ def add_export(export: argparse.ArgumentParser, cells: str) -> None:
     export.add_argument("--nodes", type=int, metavar="N", help="nodes of the job")
     export.add_argument("--time", metavar="LIMIT", help="time limit of the job, as 2:00:00")
     export.add_argument("--partition", metavar="NAME", help="Slurm's partition")
+    export.add_argument(
+        "--sbatch", action="append", metavar="LINE", help="more for Slurm, as in %%dist start"
+    )
 
 
 def _add_chaos(chaos: argparse.ArgumentParser) -> None:

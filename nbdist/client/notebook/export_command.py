@@ -75,4 +75,5 @@ def _request(asked: argparse.Namespace) -> ExportRequest:
         asked.time or "",
         asked.partition or "",
         asked.nodes,
+        tuple(asked.sbatch or ()),
     )

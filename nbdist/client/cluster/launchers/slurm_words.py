@@ -153,7 +153,7 @@ def read_wish(asked: LaunchOptions, environment: Mapping[str, str]) -> Wish:
     for name, number in (("--nodes", asked.nodes), ("--gpus-per-node", asked.gpus_per_node)):
         if number is not None and number < 1:
             raise UsageError(f"{name} must be at least 1, not {number}.")
-    lines, before = _read_lines(asked.sbatch)
+    lines, before = read_lines(asked.sbatch)
     allocates = bool(asked.nodes or asked.partition or asked.time_limit or lines)
     allocates = allocates or "SLURM_JOB_ID" not in environment
     options = []
@@ -175,7 +175,12 @@ def read_wish(asked: LaunchOptions, environment: Mapping[str, str]) -> Wish:
     return Wish((*options, *lines), before, slots, asked.n, allocates)
 
 
-def _read_lines(lines: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def read_lines(lines: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the options in what `--sbatch` was given, and the lines for each node's shell.
+
+    Raises:
+        UsageError: One is neither an option nor a file.
+    """
     options: list[str] = []
     before: list[str] = []
     for line in lines:

@@ -96,6 +96,17 @@ def test_a_job_lies_beside_the_script(tmp_path: Path) -> None:
     assert "#SBATCH --nodes=2" in text
     assert "#SBATCH --time=1:00:00" in text
     assert "pip install" not in text
+    template = tmp_path / "site.sh"
+    template.write_text("#SBATCH --account=lab\nmodule load cuda\n")
+    start = (
+        f"%dist start --launcher slurm --nodes 2 --gpus-per-node 4 --time 30 --sbatch={template}"
+    )
+    exported(tmp_path / "b.py", [NotebookCell(1, start), CELLS[1]], format="sbatch")
+    text = (tmp_path / "b.sbatch").read_text()
+    assert "#SBATCH --account=lab" in text
+    assert "#SBATCH --time=30" in text
+    assert "\nmodule load cuda\n" in text
+    assert "--nproc-per-node=4" in text
     with pytest.raises(UsageError, match="--format is torchrun, sbatch, "):
         exported(tmp_path / "b.py", format="carrier-pigeon")
 
