@@ -167,3 +167,26 @@ def test_an_export_in_plain_torch_has_the_cells_losses_under_torchrun_and_back_i
     assert "2.0" in notebook.cell(SUM, "--no-track").text
     refused = notebook.run("%dist export train.py")
     assert "train.py is there already; --force overwrites it." in str(refused)
+
+
+def test_a_script_of_nbdists_trains_on_the_ranks_that_there_are(
+    session: Session, tmp_path: Path
+) -> None:
+    path = script(
+        tmp_path,
+        """
+        import nbdist, torch, torch.distributed as dist
+        found = nbdist.init(layouts=["dp=2"], device="cpu", threads=1)
+        model = torch.nn.Linear(2, 1)
+        nbdist.parallelize(model, "dp=2")
+        model(torch.ones(1, 2)).sum().backward()
+        dist.destroy_process_group()
+        """,
+    )
+    session.run_script(path)
+    assert session.run("tuple(found) == (rank, local_rank, 2, device)").value_list == [True] * 2
+    # What the script has made goes on in cells.
+    session.run("model(torch.ones(1, 2)).sum().backward()")
+    wrong = script(tmp_path, 'import nbdist\nnbdist.init(layouts=["tp=4"])\n', "wrong.py")
+    with pytest.raises(RankError, match="LayoutError: tp=4 needs 4 ranks"):
+        session.run_script(wrong)
