@@ -21,9 +21,10 @@ def names_asked_for() -> dict[str, bool]:
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
-            if node.func.attr not in ("ask", "ask_all", "call") or len(node.args) < 2:
+            place = {"ask": 1, "ask_all": 1, "call": 0, "_of_layout": 0}.get(node.func.attr)
+            if place is None or len(node.args) <= place:
                 continue
-            name = node.args[0 if node.func.attr == "call" else 1]
+            name = node.args[place]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 asked[name.value] = any(keyword.arg == "busy" for keyword in node.keywords)
     return asked
