@@ -53,6 +53,7 @@ def save_each_step(
     """
     training = Training(case)
     training.train(1)  # an optimizer's first step is seen
+    nbdist.save(f"{folder}-waited", wait=True)  # which copies nothing
     weights: list[State] = []
     savings = []
     with as_late_as_can_be() as left:

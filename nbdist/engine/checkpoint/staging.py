@@ -36,6 +36,7 @@ class Staged:
     def __init__(self, room: Room) -> None:
         self.content: Room = {}
         self.steady: Room = {}
+        self._copies: Room = {}
         self._sums: dict[TensorKey, int] = {}
         self._changed = ""
         self._room = room
@@ -71,8 +72,9 @@ class Staged:
             buffer = self._buffer(key, source)
             if _copied(source, buffer) != self._sums[key] and not self._changed:
                 self._changed = key[0]
-        self._room.clear()
-        self._room.update(self.content)
+        for key in self._room.keys() - self.content.keys():
+            del self._room[key]
+        self._room.update(self._copies)  # never what was borrowed: the next save writes into it
         return len(rest)
 
     def changed(self) -> str:
@@ -89,7 +91,7 @@ class Staged:
         if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
             on_gpu = source.device.type == "cuda"
             buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=on_gpu)
-        self.content[key] = buffer
+        self.content[key] = self._copies[key] = buffer
         return buffer
 
 

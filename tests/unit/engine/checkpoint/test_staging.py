@@ -56,6 +56,20 @@ def test_memory_of_the_save_before_is_used_again_where_it_fits() -> None:
         assert (room[KEY] is before) is is_same
 
 
+def test_no_later_save_copies_into_what_was_borrowed() -> None:
+    tensor, room = torch.rand(4), {KEY: torch.empty(4)}
+    memory = room[KEY]
+    waited = Staged(room)
+    waited.borrow([(KEY, tensor)])
+    waited.copy_rest()
+    assert room[KEY] is memory
+    later = Staged(room)
+    later.copy([(KEY, tensor)])
+    before = tensor.clone()
+    tensor.zero_()
+    assert torch.equal(later.content[KEY], before)
+
+
 def test_what_is_borrowed_is_the_tensor_itself_unless_its_bytes_lie_apart() -> None:
     whole, apart = torch.rand(4, 5), torch.rand(4, 5).t()
     staged = Staged({})
