@@ -38,7 +38,7 @@ while [ "$left" -gt 0 ]; do
   sleep 1 & wait $!
 done"""
 PARENT: Final = f"""p=python; command -v python >/dev/null 2>&1 || p=python3
-echo $$ > {_PID}
+echo $$ > {_PID} || exit 1
 exec $p -m nbdist.host.parent stdio fork"""
 
 

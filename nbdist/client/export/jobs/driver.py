@@ -11,10 +11,21 @@ def run_script(job: dict) -> None:
     """Run the script in this process, which is one of its ranks."""
     import os
     import runpy
+    import socket
     import sys
     import tempfile
 
+    import torch.distributed as dist
+
     os.environ.update(job["environment"])
+    if dist.is_initialized():
+        # A script makes its own group, with its own settings; rank 0 has a free port for it.
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = [free.getsockname()[1]]
+        dist.broadcast_object_list(port)
+        dist.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(port[0])
     with tempfile.TemporaryDirectory() as folder:
         # A file, not only its text: tracebacks and torch.compile read the lines again.
         script = os.path.join(folder, job["script"])

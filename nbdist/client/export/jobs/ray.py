@@ -1,6 +1,6 @@
 """Ray: a driver that runs the script on the workers of a TorchTrainer. Pure.
 
-Ray creates the process group before the script begins; an exported script joins that one.
+Ray makes a process group before the script begins, which the driver replaces by the script's own.
 """
 
 from typing import Final

@@ -145,3 +145,11 @@ def test_the_pod_of_the_documentation_is_one_that_a_job_can_have() -> None:
     template = yaml.safe_load((EXAMPLES / "pod.yaml").read_text())
     job = manifest.job("nbdist-a-1", manifest.read_request(LaunchOptions(nodes=2), template))
     kubernetes_validate.validate(job, "1.33", strict=True)
+
+
+def test_a_parent_that_could_not_be_found_by_its_pod_does_not_begin() -> None:
+    shell = ["sh", "-c", manifest.PARENT.replace("exec $p", "echo begun; exec $p")]
+    done = subprocess.run(shell, env={"TMPDIR": "/nowhere"}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "/nowhere/nbdist-parent" in done.stderr
