@@ -88,7 +88,12 @@ MISTAKES = {
         "All ranks learn from the same samples",
     ),
     # The others.
-    "loss_is_nan": Mistake("lr=0.1", "lr=1e9", 4, "The loss is NaN"),
+    "loss_is_nan": Mistake(
+        "        loss.backward()",
+        "        (loss * (1 if epoch < 3 else float('nan'))).backward()",
+        4,
+        "The loss is NaN",
+    ),
     "nothing_averages": Mistake(
         'layout = nbdist.parallelize(model, "ddp")',
         "layout = None",
