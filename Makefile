@@ -28,6 +28,8 @@ writer := $(VENV)/.nbdist-writer
 workers := -n 2
 nbval := --nbval --nbval-cell-timeout=300 --nbval-sanitize-with nbdist/nbval_sanitize.cfg
 on_hosts := notebooks/11_many_hosts.ipynb
+# Those that say by %dist expect what must hold; nbval runs them too.
+expecting := $(wildcard notebooks/02_*.ipynb notebooks/03_*.ipynb notebooks/06_*.ipynb)
 notebooks := $(filter-out $(on_hosts),$(wildcard notebooks/*.ipynb))
 
 # Ray, Spark, SkyPilot and others, whose own pins and ours contradict each other.
@@ -73,6 +75,7 @@ test: $(developer)
 test-all: $(developer)
 	[ -d $(VENV)/lib/azurite ] || $(MAKE) azurite || true
 	$(py) -m pytest $(workers) $(nbval) -m 'not hosts' $(ARGS) tests $(notebooks)
+	$(py) -m pytest --nbdist $(ARGS) $(expecting)
 
 # A server of Azure's storage, from npm; the test that wants it is skipped without.
 azurite: $(developer)

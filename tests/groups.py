@@ -23,7 +23,17 @@ TESTS = ROOT / "tests"
 
 # The order of the groups; folders not named here come last. Unit tests need a process that has
 # started no other yet. Then what one worker runs alone comes early, and files fill the gaps.
-_ORDER = ("unit", "lifecycle", "measured", "cluster", "notebooks", "group", "tracking", "packaging")
+_ORDER = (
+    "unit",
+    "lifecycle",
+    "measured",
+    "cluster",
+    "notebooks",
+    "group",
+    "testing",
+    "tracking",
+    "packaging",
+)
 
 # What one worker runs alone, in order; of all else it is given a file at a time. Notebooks keep
 # their runs in one folder; whole sessions share a cluster, and some watch the machine: two of these

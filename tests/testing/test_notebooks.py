@@ -10,6 +10,7 @@ from tests.testing.pytest_run import Report, left_running, run_pytest
 from tests.testing.regressions import CELLS, FIRST_FIVE, MISTAKES, write
 
 REPEATS = 50
+pytestmark = pytest.mark.timeout(900)  # the first of them runs six notebooks
 
 
 def baseline(folder: Path) -> None:
