@@ -10,7 +10,7 @@ GOAL = 1.05
 PX_GOAL = 1.0
 SIZES = (2, 4, 8, 16)
 
-_MEASURE = """
+MEASURE = """
 import json, random, time, ipyparallel, nbdist
 cluster = nbdist.current()._cluster
 rc = ipyparallel.Client(str(cluster._folder.connection_file("client")))
@@ -48,21 +48,24 @@ def rows(sizes: tuple[int, ...] = SIZES, rounds: int = 40) -> list[Row]:
     for n in sizes:
         with Kernel() as kernel:
             kernel.run(f"%load_ext nbdist\n%dist start -n {n} --device cpu")
-            made += _compared(n, kernel.ask(_MEASURE.replace("ROUNDS", str(rounds))))
+            made += compared(
+                f"no-op cell, n={n}", kernel.ask(MEASURE.replace("ROUNDS", str(rounds)))
+            )
     return made
 
 
-def _compared(n: int, times_ms: dict[str, list[float]]) -> list[Row]:
+def compared(what: str, times_ms: dict[str, list[float]]) -> list[Row]:
+    """Return two rows of what `MEASURE` prints, with 40 rounds or so for its `ROUNDS`."""
     measured = statistics.median(times_ms["ours"])
 
-    def row(what: str, name: str, beside: str, goal: float) -> Row:
+    def row(title: str, name: str, beside: str, goal: float) -> Row:
         one, again = times_ms[name], times_ms[f"{name} again"]
         reference = statistics.median(one + again)
-        return Row(what, measured, "ms", reference, beside, apart(one, again), goal)
+        return Row(title, measured, "ms", reference, beside, apart(one, again), goal)
 
     return [
-        row(f"no-op cell, n={n}", "bare", "bare `DirectView.execute`", GOAL),
-        row(f"no-op cell, n={n}, beside ipyparallel", "px", "`%%px`", PX_GOAL),
+        row(what, "bare", "bare `DirectView.execute`", GOAL),
+        row(f"{what}, beside ipyparallel", "px", "`%%px`", PX_GOAL),
     ]
 
 

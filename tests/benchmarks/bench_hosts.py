@@ -1,4 +1,4 @@
-"""Several hosts over ssh, on hosts made of namespaces: start, a host that dies, stop.
+"""Several hosts over ssh, on hosts made of namespaces: start, cells, a host that dies, stop.
 
 Beside the local start of as many ranks and one login by ssh. Where there can be no such hosts there
 are no rows.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 
+from tests.benchmarks import bench_cells
 from tests.benchmarks.table import Row
 from tests.hosts import requirements
 from tests.hosts.bed import Bed
@@ -35,6 +36,7 @@ def rows(rounds: int = 3) -> list[Row]:
     if requirements.missing():
         return []
     took: dict[str, list[float]] = {}
+    cells: dict[str, list[float]] = {}
 
     def note(what: str, action: Callable[[], object]) -> None:
         began = time.perf_counter()
@@ -43,7 +45,8 @@ def rows(rounds: int = 3) -> list[Row]:
 
     for _ in range(rounds):
         with Bed() as bed:
-            _start_and_stop(bed, note)
+            for name, times_ms in _start_and_stop(bed, note).items():
+                cells.setdefault(name, []).extend(times_ms)
         with Bed() as bed:
             for what, one in _lose(bed).items():
                 took.setdefault(what, []).append(one)
@@ -51,6 +54,7 @@ def rows(rounds: int = 3) -> list[Row]:
     local = seconds["local"] + seconds["login"]
     return [
         Row("start, 3 hosts x 2", seconds["hosts"], "s", local, "6 local ranks + a login", None, 2),
+        *bench_cells.compared("no-op cell, 3 hosts x 2", cells),
         _bounded("dead host, until told", seconds["told"], _CUT_GOAL_S),
         _bounded(
             "dead host, until ranks meet again", seconds["again"], _AGAIN_GOAL_S + seconds["torch"]
@@ -64,8 +68,12 @@ def _bounded(what: str, measured: float, goal: float) -> Row:
     return Row(what, measured, "s", beside="3 hosts", goal=goal, goal_on="measured")
 
 
-def _start_and_stop(bed: Bed, note: Callable[[str, Callable[[], object]], None]) -> None:
+def _start_and_stop(
+    bed: Bed, note: Callable[[str, Callable[[], object]], None]
+) -> dict[str, list[float]]:
+    """Note how long it takes, and return the times of cells on the hosts in between."""
     a = bed["a"]
+    times_ms: dict[str, list[float]] = {}
     note("login", lambda: a.run(["ssh", "-o", "BatchMode=yes", "b", "true"]))
     note("torch", lambda: a.run([sys.executable, "-c", "import torch"]))
     for what, command in {
@@ -77,7 +85,10 @@ def _start_and_stop(bed: Bed, note: Callable[[str, Callable[[], object]], None])
             note(what, partial(_run, kernel, command, _FIRST))
             if what == "local":
                 continue
+            said = kernel.run(bench_cells.MEASURE.replace("ROUNDS", "20"))
+            times_ms = json.loads(said.splitlines()[-1])
             note("stop", partial(_stop, kernel, bed))
+    return times_ms
 
 
 def _stop(kernel: Kernel, bed: Bed) -> None:
