@@ -389,7 +389,12 @@ def _name_to_detach(detach: bool | str, launcher: str) -> str:
     if detach is False:
         return ""
     if launcher not in DETACHABLE:
-        raise UsageError(f"--detach goes with --launcher {' or '.join(DETACHABLE)}.")
+        raise UsageError(
+            f"--detach does not go with --launcher {launcher}: what it has been given ends with "
+            "this notebook's kernel.",
+            do="let the notebook itself run on (in a job, in tmux), use --launcher ssh for hosts "
+            "that you may log in to, or keep the training by %%distributed --checkpoint N",
+        )
     from nbdist.client.tracking.provenance import notebook_name
 
     return name_for(detach, notebook_name())
