@@ -100,6 +100,18 @@ class Slurm:
         assert name != self.controller.name, "the controller's host is the notebook's, too"
         self.bed[name].power_cut()
 
+    def stop_controller(self) -> None:
+        """Kill slurmctld: nobody answers squeue, salloc or scancel any more."""
+        pid = int(self.controller.path("/run/slurmctld.pid").read_text())
+        self.controller.run(["kill", "-9", str(pid)])
+        wait_until(lambda: self.run(["sinfo"], check=False).returncode, "nobody answers sinfo")
+
+    def start_controller(self) -> None:
+        """Start slurmctld again; it knows of its jobs."""
+        self.controller.run(["slurmctld"])
+        wait_until(lambda: not self.run(["sinfo"], check=False).returncode, "slurmctld answers")
+        self.controller.count_as_services()
+
     def reset(self) -> None:
         """Cancel all jobs, and start anew what a test has broken."""
         if self._is_broken():

@@ -206,3 +206,70 @@ def test_what_slurm_cannot_give_is_one_sentence_and_leaves_nothing(slurm: Slurm)
         kernel.run("import os\nos.environ['PATH'] = '/nowhere'")
         assert "salloc is not on this machine." in kernel.run(START + "--nodes 2")
     slurm.run(["scontrol", "update", "PartitionName=main", "MaxTime=INFINITE"])
+
+
+def test_a_job_at_its_time_limit_is_saved_and_told(slurm: Slurm) -> None:
+    told: list[str] = []
+
+    def shorten(text: str) -> None:
+        if "training" in text and not told:
+            told.append(slurm.jobs()[0].split()[0])
+            slurm.run(["scontrol", "update", f"JobId={told[0]}", "EndTime=now+5"])
+
+    folder = slurm.bed.shared / "notebook-limit"
+    folder.mkdir()
+    with Kernel(slurm.bed["a"]) as kernel:
+        kernel.run(f"%cd {folder}\n" + LOAD + START + "--nodes 2 --time 5")
+        # Slurm looks at limits every 30 s.
+        said = kernel.run("%%distributed --checkpoint every=100000\n" + FOR_EVER, watch=shorten)
+        assert re.search(rf"(of|ends) job {told[0]}.* The training was saved", said), said
+        assert said.count("Error: ") == 1
+        wait_until(lambda: slurm.jobs() == [], "Slurm ends the job")
+        said = kernel.run("%%distributed\nimport time\ntime.sleep(60)")
+        assert "its allocation has reached its time limit" in said, said
+        assert said.count("Error: ") == 1
+        assert kernel.run("%dist stop").strip() == "Stopped."
+    wait_until(lambda: slurm.left_running() == [], "all ends, and what sent to MLflow")
+
+
+def test_slurms_controller_may_be_away_while_ranks_train_and_is_told_of_at_a_start(
+    slurm: Slurm,
+) -> None:
+    with Kernel(slurm.bed["a"]) as kernel:
+        kernel.run(LOAD + START + "--nodes 2")
+        (job,) = (line.split()[0] for line in slurm.jobs())
+        slurm.stop_controller()
+
+        kernel.run("%%distributed\nx = torch.ones(1)\ndist.all_reduce(x)\nx = x.item()")
+        kernel.run("%dist pull x")
+        assert kernel.run("print(x)") == "[2.0, 2.0]\n"
+        said = kernel.run("%dist stop")
+        assert f"Job {job} may still hold its nodes, for Slurm's controller does not answer" in said
+        assert not [line for line in slurm.left_running() if "nbdist." in line]
+        said = kernel.run(START + "--nodes 2")
+        assert "Slurm gave no nodes: Slurm's controller (slurmctld) does not answer." in said
+        assert not [line for line in slurm.left_running() if "salloc" in line]
+
+        slurm.start_controller()
+        assert [line.split()[0] for line in slurm.jobs()] == [job]
+
+
+def test_a_wait_in_the_queue_goes_on_when_slurms_controller_comes_back(slurm: Slurm) -> None:
+    away: list[str] = []
+
+    def restart(text: str) -> None:
+        if "starts about" in text and not away:
+            away.append(slurm.jobs()[0].split()[0])
+            slurm.stop_controller()
+        elif "controller does not answer" in text and len(away) == 1:
+            slurm.start_controller()
+            slurm.run(["scontrol", "update", f"JobId={away[0]}", "StartTime=now"])
+            away.append("back")
+
+    with Kernel(slurm.bed["a"]) as kernel:
+        kernel.run(LOAD)
+        said = kernel.run(START + QUEUED, watch=restart)
+        assert away[1:] == ["back"], said
+        assert "Started 2 ranks" in said
+        assert kernel.run("%dist stop").strip() == "Stopped."
+    wait_until(lambda: slurm.jobs() == [], "the job ends")

@@ -164,7 +164,7 @@ class Cluster:
         """End ranks, store and controller; of the launcher, what the next start needs stays.
 
         Returns:
-            Hosts that could not be reached; see `Launcher.rest`.
+            What may run on, in sentences; see `Launcher.rest`.
         """
         self._end_all()
         return self._launcher.rest()

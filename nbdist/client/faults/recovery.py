@@ -73,7 +73,10 @@ def repair(
                 done = go_on_with_room(cluster, lacking)
             except NBDistError as error:
                 log.exception("There is no way to go on with fewer ranks")
-                why = f"{lacking.what.rstrip('.')}, and {error.what[0].lower()}{error.what[1:]}"
+                why = (
+                    f"{lacking.what.rstrip('.')} ({lacking.why.rstrip('.')}), and "
+                    f"{error.what[0].lower()}{error.what[1:]}"
+                )
                 if cluster.broken or time.monotonic() > no_new_round:
                     break
                 continue
@@ -142,6 +145,5 @@ def _break(cluster: Cluster, new: Iterable[int], why: str) -> None:
         if new
         else "The process group could not be re-created"
     )
-    cluster.broken = cluster.broken or (
-        f"{what}: {why.rstrip('.')}. Variables of living ranks can still be pulled."
-    )
+    kept = " Variables of living ranks can still be pulled." if cluster.living() else ""
+    cluster.broken = cluster.broken or f"{what}: {why.rstrip('.')}.{kept}"

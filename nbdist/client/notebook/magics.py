@@ -236,11 +236,7 @@ class NBDist(Magics):
             return
         session = current()
         session.stop()
-        left = ", ".join(session.unreached)
-        more = (
-            " could not be reached: what runs there ends 10 s after it last heard of the notebook."
-        )
-        print(f"Stopped. {left}{more}" if left else "Stopped.")
+        print(" ".join(["Stopped.", *session.unreached]))
 
     def _restart(self, asked: Any, names: dict[str, Any]) -> None:
         from nbdist.client.notebook.current import current

@@ -56,7 +56,7 @@ class Session:
     def __init__(self, cluster: Cluster, showing: Showing, describe: str) -> None:
         """Take over a started cluster; `describe` is one line about it."""
         self.describe = describe
-        self.unreached: tuple[str, ...] = ()  # hosts where something may run on after `stop`
+        self.unreached: tuple[str, ...] = ()  # what may run on after `stop`, in sentences
         self.rank_names = RankNames(cluster.requests)  # for Tab and Shift+Tab
         self._cluster = cluster
         self._showing = showing

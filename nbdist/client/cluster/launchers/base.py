@@ -217,7 +217,7 @@ class Launcher(Protocol):
         """Keep nothing that the person would not expect after `%dist stop`.
 
         Returns:
-            Hosts that could not be reached, where something may run on for a while.
+            Sentences about what could not be reached, and may run on for a while.
         """
 
     def close(self) -> None:

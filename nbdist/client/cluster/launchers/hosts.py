@@ -104,8 +104,12 @@ class HostsLauncher:
         try:
             self._where = assign(range(n), slots, self._where)
         except LookupError as error:
-            lost = [f"{n}: {host.lost}" for n, host in self._hosts.by_name.items() if host.lost]
-            why = "; ".join(lost) or f"The hosts take {sum(slots.values())} ranks."
+            lost: dict[str, list[str]] = {}
+            for name, host in self._hosts.by_name.items():
+                if host.lost:
+                    lost.setdefault(host.lost, []).append(name)
+            why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in lost.items())
+            why = why or f"The hosts take {sum(slots.values())} ranks."
             raise NoHostError(error.args, sum(slots.values()), why) from error
         return places(self._where, {name: host.address for name, host in living.items()})
 
@@ -308,7 +312,11 @@ class HostsLauncher:
     def rest(self) -> list[str]:
         """Leave nothing on any host; see `Launcher.rest`."""
         self.close()
-        return [name for name, host in self._hosts.by_name.items() if host.is_silent]
+        silent = [name for name, host in self._hosts.by_name.items() if host.is_silent]
+        if not silent:
+            return []
+        ends = "what runs there ends 10 s after it last heard of the notebook."
+        return [f"{', '.join(silent)} could not be reached: {ends}"]
 
     def close(self) -> None:
         """End everything on all hosts that can be reached."""

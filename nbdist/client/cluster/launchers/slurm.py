@@ -107,7 +107,7 @@ class SlurmLauncher(HostsLauncher):
                 job = slurm_queue.job_in(self._log)
                 if not job and time.monotonic() > deadline:
                     raise StartError(f"salloc did not name a job within {_SUBMIT_S:.0f} s.")
-                seen = slurm_queue.look(job) if job else None
+                seen = self._look(job, line) if job else None
                 if seen is not None:
                     if seen[0] == _RUNS:
                         return job
@@ -122,6 +122,24 @@ class SlurmLauncher(HostsLauncher):
                     self._hosts.news.wait_for(lambda: self._ended, _LOOK_S if job else 0.05)
         finally:
             line.end()
+
+    def _look(self, job: str, line: slurm_queue.Line) -> tuple[str, str, str] | None:
+        """Ask Slurm of the job; while it does not answer, salloc keeps the place in the queue."""
+        try:
+            return slurm_queue.look(job)
+        except slurm_queue.SilentController:
+            line.show(f"job {job}: Slurm's controller does not answer")
+            return None
+
+    def rest(self) -> list[str]:
+        """Leave neither ranks nor a job; see `Launcher.rest`."""
+        said = super().rest()
+        if self._wish.allocates and self._job and slurm_queue.is_unknown(self._job):
+            said.append(
+                f"Job {self._job} may still hold its nodes, for Slurm's controller does not "
+                f"answer: scancel {self._job} once it is back."
+            )
+        return said
 
     def _require_not_ended(self) -> None:
         if self._ended is not None:

@@ -13,6 +13,10 @@ _ASK_S = 10.0
 _GRANTED = re.compile(r"(?:job allocation|[Jj]ob) (\d+)")
 
 
+class SilentController(StartError):
+    """Slurm's controller does not answer: it may be back in a moment."""
+
+
 class Line:
     """A line of output that is overwritten by the next one."""
 
@@ -57,6 +61,15 @@ def look(job: str) -> tuple[str, str, str] | None:
     return state, reason, start
 
 
+def is_unknown(job: str) -> bool:
+    """Return whether Slurm's controller does not answer, so that nobody knows of the job."""
+    try:
+        look(job)
+    except SilentController:
+        return True
+    return False
+
+
 def nodes_of(job: str) -> list[str]:
     """Return the names of a job's nodes, in Slurm's order, which `SLURM_NODEID` counts.
 
@@ -80,10 +93,13 @@ def _ask(command: Sequence[str], also: str = "\0") -> str:
             f"{command[0]} is not on this machine.", do="start on a login node of Slurm's."
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise StartError(
+        raise SilentController(
             f"Slurm's controller did not answer {command[0]} within {_ASK_S:.0f} s.",
             do="sinfo shows when it is back.",
         ) from error
+    if done.returncode and slurm_words.is_silence(done.stderr):
+        why, do = slurm_words.explain(done.returncode, done.stderr)
+        raise SilentController(f"{command[0]} failed: {why}.", do=f"{do}.")
     if done.returncode and also not in done.stderr:
         why, do = slurm_words.explain(done.returncode, done.stderr)
         raise StartError(f"{command[0]} failed: {why}.", do=f"{do}.")

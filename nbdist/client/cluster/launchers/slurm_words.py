@@ -23,6 +23,7 @@ _OF_BATCHES = {
 }
 _SPEAKER = re.compile(r"^(salloc|srun|slurmstepd|squeue): (error: )?")
 _WORD = re.compile(r"[^A-Za-z0-9_.-]+")
+_SILENCE = r"Unable to contact|slurm_receive_msg|Could not establish a configuration source"
 
 # What salloc and srun say, and what it means.
 _MEANINGS = (
@@ -52,7 +53,7 @@ _MEANINGS = (
         "name another: --sbatch --account=NAME",
     ),
     (
-        r"Unable to contact|slurm_receive_msg|Could not establish a configuration source",
+        _SILENCE,
         "Slurm's controller (slurmctld) does not answer",
         "sinfo shows when it is back",
     ),
@@ -279,6 +280,11 @@ def meaning(said: str) -> tuple[str, str] | None:
             words = [group for group in found.groups() if group]
             return sentence.format(*(words or [""])), do
     return None
+
+
+def is_silence(said: str) -> bool:
+    """Return whether this says that Slurm's controller does not answer."""
+    return re.search(_SILENCE, said) is not None
 
 
 def explain(status: int, said: str) -> tuple[str, str]:
