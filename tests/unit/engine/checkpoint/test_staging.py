@@ -7,7 +7,7 @@ import torch
 
 from nbdist.engine.checkpoint.staging import Staged
 
-KEY = ("model.weight", (0,))
+KEY: tuple[str, tuple[int, ...] | None] = ("model.weight", (0,))
 KINDS: dict[str, Callable[[], torch.Tensor]] = {
     "whole words": lambda: torch.rand(64, 64),
     "pieces": lambda: torch.rand(700, 1024),
