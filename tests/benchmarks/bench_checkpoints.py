@@ -30,7 +30,7 @@ def measure(root: str) -> dict[str, list[float]]:
     from torch import nn
 
     import nbdist
-    from nbdist.engine.checkpoint import training_state
+    from nbdist.engine.checkpoint import save, training_state
     from nbdist.engine.compat import torch_hooks
     from nbdist.engine.layout.parallelize import parallelize
     from nbdist.engine.recovery import recovery
@@ -76,6 +76,9 @@ def measure(root: str) -> dict[str, list[float]]:
     for _ in range(ROUNDS + 1):
         timed("torch.save", plain)
         timed("nbdist.save", lambda: saved("waits", wait=True))
+        save.settle()  # older ones are deleted
+        timed("copied", lambda: saved("copied").wait())
+        save.settle()
         timed("torch.save again", plain)
         timed("step", step)
         beside = timed("step with a save", save_and_step)
@@ -103,7 +106,7 @@ def rows() -> list[Row]:
         took = ranks.run(measure, root)[0]
     middle = {what: statistics.median(times) for what, times in took.items()}
     noise = apart(took["torch.save again"], took["torch.save"])
-    save_s = middle["nbdist.save"]
+    save_s, torchs = middle["nbdist.save"], "torch.save of each rank's part"
     return [
         Row(
             "training stands still for a save, 4 ranks, zero3",
@@ -125,7 +128,16 @@ def rows() -> list[Row]:
             save_s * 1e3,
             "ms",
             middle["torch.save"] * 1e3,
-            "torch.save of each rank's part",
+            torchs,
+            noise,
+            TIME_GOAL,
+        ),
+        Row(
+            "the same, copied first as beside training",
+            middle["copied"] * 1e3,
+            "ms",
+            middle["torch.save"] * 1e3,
+            torchs,
             noise,
             TIME_GOAL,
         ),
