@@ -38,7 +38,7 @@ from typing import Any, Final
 from nbdist import lifeline
 from nbdist.host.door import MOST_LINE_BYTES, Door
 from nbdist.host.guest import BEAT_S
-from nbdist.host.ledger import Ledger
+from nbdist.host.process_table import ProcessTable
 
 SILENT_S: Final = 4.0  # without a beat, after which a host counts as lost
 _LAST_WORDS_S: Final = 0.5  # of a kernel that has ended
@@ -127,7 +127,7 @@ class Keeper:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter | None = None  # to the kernel; None while there is none
         self._ended = asyncio.Event()
-        self._ledger = Ledger()
+        self._table = ProcessTable()
         self._door: Door | None = None
 
     async def serve(self, kernel_pid: int) -> None:
@@ -195,7 +195,7 @@ class Keeper:
                 kernel=pid,
                 serve=self._serve_kernel,
                 end=self._ended.set,
-                running=self._ledger.told,
+                running=self._table.told,
             )
             await self._door.open()
         except FileExistsError:
@@ -288,7 +288,7 @@ class Keeper:
                     self._spawn(channel.end())
 
     def _tell(self, **event: Any) -> None:
-        self._ledger.take(event)
+        self._table.take(event)
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(event).encode() + b"\n")
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbdist.client.cluster.launchers import meeting
+from nbdist.client.cluster.launchers import rendezvous
 from nbdist.client.cluster.launchers.base import (
     UNKNOWN_STATUS,
     NoHostError,
@@ -87,13 +87,13 @@ class HostsLauncher:
 
     def meet(self, asked: str) -> str:
         """Find out who the hosts are and how they reach each other; see `Launcher.meet`."""
-        meeting.meet(self._hosts, list(self._hosts.by_name), asked)
+        rendezvous.meet(self._hosts, list(self._hosts.by_name), asked)
         self._address = self._hosts.by_name[HERE].address
         return self._address
 
     def ready(self, timeout_s: float) -> dict[str, Any]:
         """Wait for the parents' imports of torch; see `Launcher.ready`."""
-        return meeting.ready(self._hosts, timeout_s)
+        return rendezvous.ready(self._hosts, timeout_s)
 
     def places(self, n: int, address: str, *, crowded: bool = False) -> dict[int, Place]:
         """Return the ranks' places; see `Launcher.places`."""
@@ -125,7 +125,7 @@ class HostsLauncher:
         greeted = [name for name in lost if "hello" in self._hosts.by_name[name].answers]
         try:
             if greeted:
-                meeting.meet(self._hosts, greeted, self._address)
+                rendezvous.meet(self._hosts, greeted, self._address)
                 self._hosts.wait_for(greeted, "ready", _WARM_S)
         except StartError as error:
             why = " ".join(filter(None, (error.what, error.why)))
@@ -225,7 +225,7 @@ class HostsLauncher:
 
         Args:
             memory: What `memory` returned there.
-            told: What the keeper told on attaching; see `host/ledger.py`.
+            told: What the keeper told on attaching; see `host/process_table.py`.
             explain: As `Channel.explain`, of a host.
         """
         self._where, self._address = dict(memory["where"]), memory["address"]

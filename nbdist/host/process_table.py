@@ -7,7 +7,7 @@ from typing import Any, Final
 _MOST_ENDED: Final = 1000  # a cluster whose ranks die that often while nobody looks has no state
 
 
-class Ledger:
+class ProcessTable:
     """Follows the events of parents. A kernel compares it with what the one before it knew."""
 
     def __init__(self) -> None:
