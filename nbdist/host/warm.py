@@ -25,6 +25,7 @@ MODULES = (
     "nbdist.engine.rank.boot",
     "nbdist.engine.rank.register",
     "nbdist.engine.rank.control",
+    "nbdist.engine.rank.script",
     "nbdist.engine.recovery.resize",
     "nbdist.engine.training.torch_profile",
     "nbdist.clock",

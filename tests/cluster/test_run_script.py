@@ -1,6 +1,7 @@
 """`%dist run`: a script on the live ranks, as torchrun would run it; and an export's way back."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -137,11 +138,25 @@ def losses(folder: Path) -> list[list[str]]:
     return found
 
 
+def go_to(notebook: Kernel, folder: Path) -> None:
+    """Have the kernel and its ranks work in a folder."""
+    notebook.run(f"%cd -q {folder}")
+    notebook.cell(f"import os; os.chdir({str(folder)!r})", "--no-track")
+
+
+@pytest.fixture
+def elsewhere(notebook: Kernel, tmp_path: Path) -> Iterator[Kernel]:
+    """The shared kernel in a folder of this test's; others find it where it was."""
+    go_to(notebook, tmp_path)
+    yield notebook
+    go_to(notebook, notebook.folder)
+
+
 def test_an_export_in_plain_torch_has_the_cells_losses_under_torchrun_and_back_in_the_notebook(
-    notebook: Kernel, tmp_path: Path
+    elsewhere: Kernel, tmp_path: Path
 ) -> None:
-    notebook.run(f"%cd -q {tmp_path}\nsteps = 12\n%dist push steps")
-    notebook.cell(f"import os; os.chdir({str(tmp_path)!r})", "--no-track")
+    notebook = elsewhere
+    notebook.run("steps = 12\n%dist push steps")
     notebook.cell(TRAIN, "--run small -p lr=0.1")
     notebook.cell("import matplotlib.pyplot as plt", "-r 0 --no-track")
     notebook.cell(WRITE, "--no-track")
