@@ -26,6 +26,7 @@ MODULES = (
     "nbdist.engine.rank.register",
     "nbdist.engine.rank.control",
     "nbdist.engine.rank.script",
+    "nbdist.engine.rank.standalone",
     "nbdist.engine.recovery.resize",
     "nbdist.engine.training.torch_profile",
     "nbdist.clock",
