@@ -294,7 +294,12 @@ if "nbdist.host.parent" in sys.orig_argv:
 
 
 @pytest.mark.parametrize(
-    ("late", "times"), [(LATE, 1), (LATE, 100), (LATE_HEART, 1)], ids=["once", "always", "heart's"]
+    ("late", "times"),
+    [
+        pytest.param(LATE, 1, id="once"),
+        pytest.param(LATE, 100, id="always"),
+        pytest.param(LATE_HEART, 1, id="heart's", marks=pytest.mark.slow),
+    ],
 )
 def test_a_port_that_another_takes_meanwhile_is_tried_again_and_then_named(
     unstarted: Notebook, taken: int, late: str, times: int

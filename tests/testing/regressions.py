@@ -160,7 +160,7 @@ MISTAKES = {
         _STEP, f"{_STEP}        if rank == 1: time.sleep(10_000)\n", 3, "took longer than"
     ),
 }
-FIRST_FIVE = tuple(MISTAKES)[:5]
+FIRST_THREE = tuple(MISTAKES)[:3]
 
 
 def write(path: Path, mistake: Mistake | None = None) -> None:

@@ -122,7 +122,11 @@ def losses(home: Path, name: str) -> list[float]:
     return [point.value for point in sorted(history, key=lambda point: point.step)]
 
 
-@pytest.mark.parametrize(("blow", "said"), [(locked, LOCKED), (damaged, DAMAGED)])
+@pytest.mark.parametrize(
+    ("blow", "said"),
+    # MLflow waits for a lock for half a minute.
+    [pytest.param(locked, LOCKED, marks=pytest.mark.slow), (damaged, DAMAGED)],
+)
 def test_a_run_outlives_what_befalls_the_database_and_says_what_it_is(
     blow: Blow, said: str, home: Path
 ) -> None:
