@@ -102,6 +102,19 @@ def silent_functions(code: str) -> set[str]:
     }
 
 
+def without_features(code: str) -> tuple[str, list[str]]:
+    """Return code without its `from __future__ import` lines, and the features that they name."""
+    features: list[str] = []
+    lines = code.split("\n")
+    for node in reversed(ast.parse(code).body):
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            features += [alias.name for alias in node.names]
+            last = lines[(node.end_lineno or node.lineno) - 1]
+            rest = last.encode()[node.end_col_offset or 0 :].decode().lstrip("; ")
+            lines[node.lineno - 1 : node.end_lineno] = [rest] if rest else []
+    return "\n".join(lines), features
+
+
 def bound(code: str) -> set[str]:
     """Return the names that code binds at its top level."""
     table = symtable.symtable(code, "cell", "exec")

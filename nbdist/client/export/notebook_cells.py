@@ -5,6 +5,7 @@ definition that was corrected after it was used stays above its use.
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from nbdist import plain
 from nbdist.errors import UsageError
+
+_RETRY = re.compile(r"^%dist\s+retry\b", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,14 @@ class NotebookCell:
         source: As it stands in the notebook.
         has_failed: Its last run ended with an error.
         pushed: What it has sent to the ranks, as far as it is known.
+        retried: Number of the failed run that its `%dist retry` ran again, where it is known.
     """
 
     number: int
     source: str
     has_failed: bool = False
     pushed: tuple[Pushed, ...] = ()
+    retried: int | None = None
 
 
 def pushed(name: str, value: object) -> Pushed:
@@ -68,6 +73,7 @@ class History:
 
     runs: list[tuple[str, NotebookCell]] = field(default_factory=list)  # each with what names it
     _pushed: list[Pushed] = field(default_factory=list)  # by the cell that runs
+    _failed: tuple[int, str] | None = None  # the newest run of ranks that did, till it succeeds
 
     def note_push(self, values: dict[str, Any]) -> None:
         """Note what the cell that runs sends to the ranks."""
@@ -75,9 +81,21 @@ class History:
 
     def note_run(self, number: int, source: str, cell_id: str | None, *, has_failed: bool) -> None:
         """Note a cell that has ended; without an id, cells of the same source are one."""
-        cell = NotebookCell(number, source, has_failed, tuple(self._pushed))
+        key = cell_id or source
+        retried = None
+        if _RETRY.search(source):
+            # Each is a run of another cell, also where the notebook has but one such cell.
+            key, retried = f"retry {number}", self._failed and self._failed[0]
+        if source.lstrip().startswith("%%distributed"):
+            if has_failed:
+                self._failed = number, source
+            elif self._failed and self._failed[1] == source:
+                self._failed = None
+        elif retried is not None and not has_failed:
+            self._failed = None
+        cell = NotebookCell(number, source, has_failed, tuple(self._pushed), retried)
         self._pushed.clear()
-        self.runs.append((cell_id or source, cell))
+        self.runs.append((key, cell))
 
     def cells(self) -> list[NotebookCell]:
         """Return the cells in the order of their first runs, each as it succeeded last."""

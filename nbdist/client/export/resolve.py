@@ -68,12 +68,14 @@ class Resolved:
         starts: The words of each `%dist start`, in order.
         modules: Files that `%%writefile` cells have written.
         module_code: What is in those that are Python's.
+        features: Of `__future__`, which stand above all other code.
     """
 
     blocks: list[Block] = field(default_factory=list)
     starts: list[argparse.Namespace] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     module_code: list[str] = field(default_factory=list)
+    features: list[str] = field(default_factory=list)
 
 
 def resolve(
@@ -162,6 +164,7 @@ class _Resolver:
         if reason := why_not(body):
             self._leave_out(cell, first, reason, body)
             return
+        body = self._without_features(body)
         params = dict(asked.params)
         clash = sorted(params.keys() & NAMES_OF_A_RANK)
         if clash:
@@ -202,6 +205,11 @@ class _Resolver:
         )
         self.found.blocks.append(block)
 
+    def _without_features(self, body: str) -> str:
+        body, features = code_of.without_features(body)
+        self.found.features += features
+        return body
+
     # -- the notebook's own
 
     def _add_own(self, cell: NotebookCell) -> None:
@@ -223,6 +231,7 @@ class _Resolver:
             if reason:
                 self._leave_out(cell, "", reason, body)
             else:
+                body = self._without_features(body)
                 self._add_block(cell, "", code_of.with_print(body, "rank == 0"), {})
         elif self._chosen is None:
             reason = reason or "runs in the notebook, not on ranks"
@@ -247,6 +256,8 @@ class _Resolver:
                 self._add_push(cell, line, name, asked.ranks)
         elif asked.command == "retry" and self._failed is not None and not cell.has_failed:
             failed, first, body = self._failed
+            if cell.retried not in (None, failed.number):
+                return  # of a run whose cell has succeeded since, or before
             self._failed = None
             gone = self.found.blocks
             self.found.blocks = [b for b in gone if b.code or b.number != failed.number]

@@ -91,6 +91,7 @@ def write(resolved: Resolved, options: ScriptOptions, name: str, notebook: str) 
     prelude = _with_nbdist if needs_nbdist else _with_torch
     parts = [
         _header(script, notebook, [b for b in left_out if b.is_notebooks]),
+        *_features(resolved.features),
         prelude(options, code_of.layouts(f"{code}\n{inside}" if modules else code)),
         *_refusal(blocks, name),
         *map(_part, resolved.blocks),
@@ -99,6 +100,10 @@ def write(resolved: Resolved, options: ScriptOptions, name: str, notebook: str) 
     text = "\n\n".join(part for part in parts if part)
     compile(text, name, "exec", dont_inherit=True)
     return Script(name, text, options, script.cells, script.left_out, script.modules, needs_nbdist)
+
+
+def _features(names: Sequence[str]) -> list[str]:
+    return [f"from __future__ import {', '.join(sorted(set(names)))}\n"] if names else []
 
 
 def _is_used(module: str, code: str) -> bool:

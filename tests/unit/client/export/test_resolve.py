@@ -220,3 +220,34 @@ def test_chosen_cells_alone_are_exported_the_notebooks_own_too() -> None:
     for text, told in (("4", "there is no cell 4; cells are 1 to 3"), ("x", "numbers of cells")):
         with pytest.raises(UsageError, match=told):
             choose(known, text)
+
+
+@pytest.mark.parametrize("cell_id", [None, "one cell"])
+def test_each_retry_belongs_to_the_newest_cell_that_failed(cell_id: str | None) -> None:
+    history = History()
+    history.note_run(1, "%dist retry", cell_id, has_failed=True)  # there is nothing to retry
+    history.note_run(2, "%%distributed\none = 1", "a", has_failed=True)
+    history.note_run(3, "%dist retry", cell_id, has_failed=False)
+    history.note_run(4, "%%distributed\ntwo = 2", "b", has_failed=True)
+    history.note_run(5, "%dist retry", cell_id, has_failed=False)
+    found = resolve(history.cells(), None, parse_dist, parse_distributed).blocks
+    assert [(one.number, one.code) for one in found] == [(3, "one = 1"), (5, "two = 2")]
+
+
+def test_a_retry_of_a_cell_that_had_succeeded_before_is_not_taken_for_another_one() -> None:
+    history = History()
+    history.note_run(1, "%%distributed\none = 1", "a", has_failed=False)
+    history.note_run(2, "%%distributed\ntwo = 2", "b", has_failed=True)
+    history.note_run(3, "%%distributed\none = 1", "a", has_failed=True)
+    history.note_run(4, "%dist retry", "c", has_failed=False)
+    found = resolve(history.cells(), None, parse_dist, parse_distributed).blocks
+    assert [one.code for one in found] == ["one = 1", ""]
+
+
+def test_features_of_the_language_stand_above_the_script() -> None:
+    text = script(
+        "%%distributed -p lr=1\n# why\nfrom __future__ import annotations; a = 1\nb = 1",
+        "%%distributed\nc = 1",
+    ).text
+    assert text.split('"""')[2].startswith("\n\nfrom __future__ import annotations\n\n\nimport os")
+    assert "lr = 1\n# why\na = 1\nb = 1" in text
