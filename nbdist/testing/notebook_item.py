@@ -31,6 +31,10 @@ class NotebookItem(pytest.Item):
         options = self._options()
         try:
             notebook: Any = nbformat.read(self.path, as_version=4)
+        except AttributeError:  # JSON, and no object
+            raise outcome.NotebookFailed(
+                "This is no notebook: it is JSON of another kind."
+            ) from None
         except Exception as error:
             raise outcome.NotebookFailed(f"This is no notebook: {error}") from None
         if options.ranks is not None:

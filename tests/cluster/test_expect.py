@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from nbdist import ExpectationError, Session, UsageError
+from nbdist.errors import RankError
 from tests.cluster.conftest import Kernel
 
 MODEL = """
@@ -98,7 +99,7 @@ def test_the_first_comparison_stores_a_baseline_and_says_so(
     monkeypatch.delenv("NBDIST_BASELINE")
     assert "this run is the baseline" in session.expect("collectives == baseline")
     monkeypatch.setenv("NBDIST_BASELINE", "require")
-    assert "in the baseline" in session.expect("step <= 1.1 x baseline")
+    assert "this run is the baseline" in session.expect("step <= 1.1 x baseline")
     train(session, more="dist.barrier()", name="stored")
     with pytest.raises(ExpectationError, match="1 barrier"):
         session.expect("collectives == baseline")
@@ -116,6 +117,14 @@ def test_alarms_of_the_training_stay_when_other_cells_have_run(session: Session)
     session.run("1 + 1")
     with pytest.raises(ExpectationError, match="Each rank trains a model of its own"):
         session.expect("no alarms")
+
+
+def test_of_a_training_that_failed_no_alarms_fails_and_numbers_say_so(session: Session) -> None:
+    with pytest.raises(RankError):
+        session.run(MODEL + TRAIN.format(more="") + "1 / 0", track=False)
+    with pytest.raises(ExpectationError, match="The run failed after 30 steps"):
+        session.expect("no alarms")
+    assert "of a run that failed after 30 steps" in session.expect("loss < 100")
 
 
 def test_parity_fails_where_the_layout_differs(session: Session) -> None:

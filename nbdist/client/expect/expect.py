@@ -9,8 +9,10 @@ Main thread, between cells.
 
 import math
 import os
+from collections import deque
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist.client.expect import judge
@@ -52,7 +54,7 @@ def expect(session: "Session", assertion: str) -> str:
     if trained is None:
         raise _nothing_trained()
     if isinstance(asked, NoAlarms):
-        return judge.judge_alarms(text, trained.alarms, trained.verdicts)
+        return judge.judge_alarms(text, trained.alarms, trained.verdicts, trained.cut_off)
     if isinstance(asked, BytesWithin) and asked.other == "explain":
         name, nbytes = session.explained_bytes()
         now = _bytes(text, _figures(text, trained))
@@ -94,6 +96,8 @@ def _expect_numbers(asked: Numbers, session: "Session", trained: "TrainedCell | 
         else:
             values[over, name], words = _variable(over, name, session, trained)
         said.append(words)
+    if trained is not None and trained.cut_off:
+        said.append(f"of a run that {trained.cut_off}")
     return judge.judge_numbers(asked, values, "; ".join(dict.fromkeys(said)), do)
 
 
@@ -159,7 +163,7 @@ def _variable(
         if trained is None:
             raise _nothing_trained() from error
         known = metric_names(trained)
-        close = get_close_matches(name, known, n=1)
+        close = get_close_matches(name, known, n=1, cutoff=0.75)
         hint = f"did you mean {close[0]}?" if close else f"the metrics are {', '.join(known)}."
         raise UsageError(
             f"{name} is neither a metric of the newest training nor a variable of the ranks; {hint}"
@@ -218,6 +222,9 @@ def _bytes(text: str, figures: RunFigures) -> float:
     return figures.bytes
 
 
+_made: deque[tuple[Path, RunFigures]] = deque(maxlen=500)  # what this kernel has stored, and where
+
+
 class _Compared:
     """The newest training beside another run of its name."""
 
@@ -240,6 +247,11 @@ class _Compared:
         is_of_kernel = asked.other == "last" and self._before is not None
         if self._mode == "write" and not is_of_kernel:
             return self._store("stored anew")
+        if not is_of_kernel and any(file == self._file and run is self._now for file, run in _made):
+            return judge.found(
+                self._text,
+                f"nothing was compared, for this run is the baseline in {self._file.name}",
+            )
         if is_of_kernel:
             assert self._before is not None
             return self._beside(asked, self._before, f"the run of {self._name} before")
@@ -288,6 +300,7 @@ class _Compared:
 
     def _store(self, why: str) -> str:
         store_run(self._file, self._name, self._now)
+        _made.append((self._file, self._now))
         return judge.found(
             self._text,
             f"nothing was compared, and this run is the baseline in {self._file.name} from here "

@@ -76,7 +76,10 @@ def _compare(asked: Numbers, values: Mapping[tuple[str, str], float]) -> bool:
     sides = [asked.compare.left, *asked.compare.comparators]
     numbers = [_number(side, asked.text, values) for side in sides]
     pairs = zip(asked.compare.ops, numbers, numbers[1:], strict=False)
-    return all(_OPERATORS[type(op)](left, right) for op, left, right in pairs)
+    # Python's `!=` is true of NaN; here nothing is.
+    return not any(map(math.isnan, numbers)) and all(
+        _OPERATORS[type(op)](left, right) for op, left, right in pairs
+    )
 
 
 def _number(node: ast.expr, text: str, values: Mapping[tuple[str, str], float]) -> float:
@@ -109,13 +112,17 @@ def judge_parity(text: str, *, ok: bool, proof: str) -> str:
     )
 
 
-def judge_alarms(text: str, alarms: Sequence[str], verdicts: Sequence[Verdict]) -> str:
+def judge_alarms(
+    text: str, alarms: Sequence[str], verdicts: Sequence[Verdict], cut_off: str = ""
+) -> str:
     """Judge what the session reports of a training.
 
-    A rank that has no core is a fact about the machine, and no fault of the training.
+    A rank that has no core is a fact about the machine, and no fault of the training. `cut_off`
+    says how a training ended that did not finish, as in "failed after 3 steps".
     """
     starved = [v for v in verdicts if "starved" in (v.cause, v.within)]
-    wrong = [*alarms, *(v.sentence for v in verdicts if v not in starved)]
+    ended = [f"The run {cut_off}."] if cut_off else []
+    wrong = [*ended, *alarms, *(v.sentence for v in verdicts if v not in starved)]
     if not wrong:
         besides = "".join(f" ({v.sentence})" for v in starved[:1])
         return found(text, f"nothing was found in the training{besides}")
@@ -145,7 +152,7 @@ def judge_collectives(text: str, now: RunFigures, other: RunFigures, whose: str)
             why=f"the usual step is the same, {said}: some steps make others beside.",
             do="%dist board collectives shows each with the line that launches it",
         )
-    return found(text, f"{said} a step, as in {whose}")
+    return found(text, f"{said} a step, as in {whose}; what lies outside the steps is not counted")
 
 
 def _kinds(kinds: Sequence[Mapping[str, int]], rank: int = 0) -> str:

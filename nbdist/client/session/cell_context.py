@@ -187,7 +187,7 @@ class Showing:
     def remember_training(self, outcome: Outcome) -> None:
         """Keep what the cell trained; it is over, and so are the checks of it."""
         if self._open is not None:
-            self.trained = self._open.close(went_well=outcome.error is None) or self.trained
+            self.trained = self._open.close(outcome.word) or self.trained
             self._open = None
 
     def follow_board(self, board: Board, run: "TrackedRun | None" = None) -> None:

@@ -12,8 +12,10 @@ from nbdist.client.metrics.analysis.values import Verdict
 from nbdist.client.metrics.checks.checks import CellChecks
 from nbdist.client.metrics.telemetry import CellInfo, Telemetry
 from nbdist.client.metrics.usual_step import RunFigures, UsualSteps
+from nbdist.formatting import counted
 
 _MOST_RUNS = 500
+_WAYS = {"failed": "failed", "interrupted": "was interrupted"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class TrainedCell:
     """A cell that has made steps or logged numbers, and is over.
 
     `before` are the figures of the run of its name that went well before it in this kernel, on as
-    many ranks; None without one, or without a name.
+    many ranks; None without one, or without a name. `cut_off` is empty of a cell that finished, and
+    else says how it ended: "failed after 3 steps".
     """
 
     info: CellInfo
@@ -30,6 +33,7 @@ class TrainedCell:
     alarms: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
     before: RunFigures | None
+    cut_off: str
 
 
 class OpenCell:
@@ -46,15 +50,16 @@ class OpenCell:
         self._steps = UsualSteps(info)
         telemetry.subscribe(self._steps.receive)
 
-    def close(self, *, went_well: bool) -> TrainedCell | None:
-        """Return the cell, which is over; None where it has not trained."""
+    def close(self, ended: str) -> TrainedCell | None:
+        """Return the cell, which has `finished` or else; None where it has not trained."""
         if not self._telemetry.first_record.is_set():
             return None
         figures = self._steps.figures(self._telemetry)
         name, ranks = self._info.run_name, len(self._info.ranks)
         alike = [run for of, run in _runs if of == name is not None and run.world_size == ranks]
-        if went_well and name is not None and figures is not None:
+        if ended == "finished" and name is not None and figures is not None:
             _runs.append((name, figures))
+        steps = figures.steps if figures is not None else 0
         return TrainedCell(
             self._info,
             self._telemetry,
@@ -62,6 +67,7 @@ class OpenCell:
             self._checks.found,
             self._insight.now().verdicts,
             alike[-1] if alike else None,
+            "" if ended == "finished" else f"{_WAYS[ended]} after {counted(steps, 'step')}",
         )
 
 

@@ -41,7 +41,7 @@ def test_a_comparison_is_pythons(text: str, *, holds: bool) -> None:
             numbers(text, loss=[0.2])
 
 
-@pytest.mark.parametrize("text", ["loss < 1", "loss > 1", "loss == loss"])
+@pytest.mark.parametrize("text", ["loss < 1", "loss > 1", "loss == loss", "loss != 1"])
 def test_nothing_holds_of_nan(text: str) -> None:
     with pytest.raises(ExpectationError, match="NaN"):
         numbers(text, loss=[nan])
@@ -121,3 +121,8 @@ def test_a_layout_that_differs_is_told_by_the_proofs_first_line() -> None:
     with pytest.raises(ExpectationError, match="DIFFERS: the gradient"):
         judge.judge_parity("parity", ok=False, proof=proof)
     assert judge.judge_parity("parity", ok=True, proof="equal").endswith("holds: equal.")
+
+
+def test_a_training_that_was_cut_off_is_an_alarm() -> None:
+    with pytest.raises(ExpectationError, match="The run failed after 3 steps"):
+        judge.judge_alarms("no alarms", [], [], "failed after 3 steps")
