@@ -97,6 +97,17 @@ def test_an_error_names_the_scripts_line_and_frees_the_others(
         session.run_script(exits)
 
 
+def test_a_module_beside_the_script_that_was_edited_is_read_again(
+    session: Session, tmp_path: Path
+) -> None:
+    script(tmp_path, "SIZE = 3\n", "edited_between.py")
+    path = script(tmp_path, "from edited_between import SIZE\n")
+    session.run_script(path)
+    script(tmp_path, "SIZE = 4000\n", "edited_between.py")
+    session.run_script(path)
+    assert session.run("SIZE").value_list == [4000] * 2
+
+
 def test_a_script_that_cannot_run_is_refused_before_it_is_sent(
     session: Session, tmp_path: Path
 ) -> None:

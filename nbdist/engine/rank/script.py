@@ -7,10 +7,14 @@ tracebacks with its lines are a cell's. Meanwhile `__name__` is `"__main__"` as 
 Two things differ for a script: `sys.exit(0)` ends it well, and `dist.destroy_process_group()`, its
 last line as a rule, leaves the session's group alone.
 
+Modules beside the script are imported anew by each run, as they would be by a new process: whoever
+edits one and runs the script again means the new text. Those that cells have imported stay.
+
 Main thread.
 """
 
 import ast
+import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -22,6 +26,7 @@ import torch.distributed.distributed_c10d as c10d
 from nbdist.engine.kernel import location
 
 _undo: list[Callable[[], None]] = []
+_imported: set[str] = set()  # by scripts, from beside them
 
 
 def begin_cell(told: Mapping[str, Any] | None, shell: Any) -> None:
@@ -35,6 +40,8 @@ def begin_cell(told: Mapping[str, Any] | None, shell: Any) -> None:
     if told is None:
         return
     file: str = told["file"]
+    _forget_modules()
+    modules_before = set(sys.modules)
     argv, path, flags = sys.argv, list(sys.path), shell.compile.flags
     names, transformers = shell.user_ns, shell.ast_transformers
     before = {name: names[name] for name in ("__file__",) if name in names}
@@ -54,6 +61,8 @@ def begin_cell(told: Mapping[str, Any] | None, shell: Any) -> None:
         module.destroy_process_group = leave_the_default
 
     def undo() -> None:
+        fresh = sys.modules.keys() - modules_before
+        _imported.update(name for name in fresh if _lies_below(os.path.dirname(file), name))
         location.script = None
         sys.argv, sys.path[:] = argv, path
         names.pop("__file__", None)
@@ -72,6 +81,22 @@ def end_cell() -> None:
     """Put back what was there before the script."""
     while _undo:
         _undo.pop()()
+
+
+def _forget_modules() -> None:
+    for name in _imported:
+        sys.modules.pop(name, None)
+    _imported.clear()
+    importlib.invalidate_caches()
+
+
+def _lies_below(folder: str, name: str) -> bool:
+    """Return whether a module is the user's own, in the script's folder or below it."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not isinstance(file, str) or name.partition(".")[0] == "nbdist":
+        return False
+    place = os.path.abspath(file)
+    return place.startswith(os.path.join(folder, "")) and "site-packages" not in place
 
 
 class _Whole(ast.NodeTransformer):
