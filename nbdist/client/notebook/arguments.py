@@ -69,7 +69,8 @@ class _HelpShown(Exception):
 
 
 def _plainer(message: str) -> str:
-    return message.replace("the following arguments are required", "missing")
+    message = message.replace("the following arguments are required", "missing")
+    return message.removesuffix(", ARGS")  # argparse counts the rest of a line among them
 
 
 @functools.cache  # to make one takes a millisecond, and each cell needs it

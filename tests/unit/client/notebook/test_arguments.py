@@ -98,6 +98,11 @@ def test_a_wrong_word_is_one_line(line: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_without_a_script_asks_for_the_script_alone() -> None:
+    with pytest.raises(UsageError, match=r"missing: PATH  \("):
+        parse_dist("run")
+
+
 def test_a_word_that_is_nearly_right_gets_a_suggestion() -> None:
     with pytest.raises(UsageError, match="did you mean restart"):
         parse_dist("restrat")
