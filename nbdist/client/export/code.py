@@ -125,6 +125,27 @@ def bound(code: str) -> set[str]:
     } | {name for scope in _scopes(table) for name in _declared(scope)}
 
 
+IMPORTED = "an import"
+
+
+def bindings(code: str) -> dict[str, set[str]]:
+    """Return for each name that code binds at its top level the texts of what binds it.
+
+    An import is `IMPORTED`, however it is written; what an `if` holds is looked at by itself.
+    """
+    found: dict[str, set[str]] = {}
+    waiting = list(ast.parse(code).body)
+    for statement in waiting:
+        if isinstance(statement, ast.If):
+            waiting += [*statement.body, *statement.orelse]
+            continue
+        text = ast.unparse(statement)
+        is_import = isinstance(statement, ast.Import | ast.ImportFrom)
+        for name in bound(text):
+            found.setdefault(name, set()).add(IMPORTED if is_import else text)
+    return found
+
+
 def _declared(scope: symtable.SymbolTable) -> Iterator[str]:
     for symbol in scope.get_symbols():
         if symbol.is_declared_global() and symbol.is_assigned():

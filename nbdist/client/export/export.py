@@ -98,6 +98,11 @@ def export(
     resolved = resolve(cells, chosen, parse_dist, parse_distributed)
     if not any(block.code for block in resolved.blocks):
         raise _nothing(resolved, chosen)
+    if request.path.name in resolved.modules:
+        raise UsageError(
+            f"{request.path.name} is a module that the script needs; nothing was written.",
+            do=f"export to another name, such as train_{request.path.name}",
+        )
     options = _options(resolved, running, request.nodes)
     script = write(resolved, options, request.path.name, notebook)
     files = {request.path.name: script.text}

@@ -47,6 +47,7 @@ class Block:
         needs: The names that it takes.
         least_ranks: How many ranks it needs at least.
         is_notebooks: It is the notebook's own, and was not asked for.
+        pushes: The name that `%dist push` has sent; others that the code binds are the notebook's.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Block:
     needs: frozenset[str] = frozenset()
     least_ranks: int = 1
     is_notebooks: bool = False
+    pushes: str = ""
 
 
 @dataclass(slots=True)
@@ -95,7 +97,7 @@ def resolve(
     resolver = _Resolver(chosen, parse_dist, parse_distributed)
     for cell in cells:
         resolver.add(cell)
-    resolver.found.blocks = _leave_out_users(resolver.found.blocks)
+    resolver.found.blocks = _leave_out_users(_leave_out_clashes(resolver.found.blocks))
     return resolver.found
 
 
@@ -192,6 +194,7 @@ class _Resolver:
         text: str,
         params: Mapping[str, Any],
         least: int = 1,
+        pushes: str = "",
     ) -> None:
         binds, needs = code_of.bound(text), code_of.needed(text)
         block = Block(
@@ -202,6 +205,7 @@ class _Resolver:
             frozenset(binds | set(params)),
             frozenset(needs - set(params)),
             least,
+            pushes=pushes,
         )
         self.found.blocks.append(block)
 
@@ -279,7 +283,7 @@ class _Resolver:
         if words != "all":
             ranks = parse_ranks(words, _MOST_RANKS)
             least, text = max(ranks) + 1, f"if {_is_one_of(ranks)}:\n{code_of.indent(text)}"
-        self._add_block(cell, line, text, {}, least)
+        self._add_block(cell, line, text, {}, least, pushes=name)
 
     def _value_of(self, name: str, known: Pushed | None) -> tuple[str, str]:
         """Return the code that gives what was pushed, or why there is none."""
@@ -307,6 +311,26 @@ def _is_one_of(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank == {ranks[0]}"
     return f"rank in {tuple(ranks)!r}"
+
+
+def _leave_out_clashes(blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks, without pushes that stand on a name which is another one on the ranks.
+
+    In the notebook a function that was sent keeps its own globals. A script has one of each name.
+    """
+    found = list(blocks)
+    bindings = [code_of.bindings(block.code) for block in blocks]
+    for place, block in enumerate(blocks):
+        mine = bindings[place] if block.pushes and block.code else {}
+        for name in sorted(mine.keys() - {block.pushes}):
+            others = [other.get(name, set()) for n, other in enumerate(bindings) if n != place]
+            is_ranks = name in NAMES_OF_A_RANK and mine[name] != {code_of.IMPORTED}
+            if is_ranks or set().union(*others) - mine[name]:
+                whose = f"uses the notebook's {name}: the ranks have another"
+                reason = f"pushes {block.pushes}, which {whose}"
+                found[place] = replace(block, code="", reason=reason)
+                break
+    return found
 
 
 def _leave_out_users(blocks: Sequence[Block]) -> list[Block]:

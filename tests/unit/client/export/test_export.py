@@ -51,6 +51,14 @@ def test_ranks_on_several_machines_are_started_on_each(tmp_path: Path) -> None:
     )
 
 
+def test_a_module_that_the_script_needs_is_never_overwritten(tmp_path: Path) -> None:
+    (path := tmp_path / "helper.py").write_text("mine")
+    cells = [NotebookCell(1, "%%writefile helper.py\nx = 1"), CELLS[1]]
+    with pytest.raises(UsageError, match="is a module that the script needs"):
+        exported(path, cells, force=True)
+    assert path.read_text() == "mine"
+
+
 def test_what_is_there_is_overwritten_only_by_force(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("mine")

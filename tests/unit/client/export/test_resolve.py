@@ -93,6 +93,35 @@ def test_what_is_pushed_becomes_assignments_and_definitions() -> None:
     )
 
 
+FACTOR = "import math\nfactor = 2.0\ndef target(x):\n    return x * factor * math.pi"
+
+
+@pytest.mark.parametrize(
+    "other", ["%%distributed\nfactor = 10.0", "%%distributed -r 1\nfactor = 10.0"]
+)
+def test_a_function_that_uses_another_value_than_the_ranks_have_stays_out(other: str) -> None:
+    found = reasons(FACTOR, other, "%dist push target", "%%distributed\ny = target(1.0)")
+    assert found == {
+        3: "pushes target, which uses the notebook's factor: the ranks have another",
+        4: "uses target, which cell 3 would have given",
+    }
+
+
+def test_names_that_mean_the_same_on_both_sides_are_no_clash() -> None:
+    assert not reasons(
+        FACTOR,
+        "%%distributed\nimport math as math\nfactor = 2.0",
+        "%dist push target",
+        "%dist push factor",
+        "%%distributed\ny = target(1.0)",
+    )
+
+
+def test_a_notebooks_own_device_never_becomes_that_of_the_ranks() -> None:
+    found = reasons("device = 'tpu'\ndef f():\n    return device", "%dist push f")
+    assert found == {2: "pushes f, which uses the notebook's device: the ranks have another"}
+
+
 def test_a_value_that_was_pushed_is_what_the_kernel_had_then() -> None:
     history = History()
     for number, value in ((1, 0.5), (2, [1, float("inf")]), (3, object())):
