@@ -28,7 +28,6 @@ from nbdist.client.cluster.launchers.base import (
 )
 from nbdist.client.cluster.launchers.open_files import require_files_to_start
 from nbdist.client.cluster.network import choose_address, has_curve, look_at_interfaces
-from nbdist.client.expect.expect import expect
 from nbdist.client.notebook.log_file import log_to
 from nbdist.client.session.cell_context import Showing
 from nbdist.client.session.session import Session
@@ -416,11 +415,18 @@ def keep(launcher: Launcher, name: str = "") -> None:
     atexit.unregister(launcher.close)
 
 
+def _judge(session: Session, assertion: str) -> str:
+    # Imported by who asks: no start waits for it.
+    from nbdist.client.expect.expect import expect
+
+    return expect(session, assertion)
+
+
 def take_over(session: Session, place: Path | None) -> None:
     """Make this the kernel's session; `place` is the folder where its runs are."""
     global _current, _place
     _current, _place = session, place
-    session.judge_by(expect)
+    session.judge_by(_judge)
     atexit.register(session.stop if session.detached is None else session.leave)
     _answer_terminals(session, place)
 

@@ -56,7 +56,7 @@ class OpenCell:
             return None
         figures = self._steps.figures(self._telemetry)
         name, ranks = self._info.run_name, len(self._info.ranks)
-        alike = [run for of, run in _runs if of == name is not None and run.world_size == ranks]
+        alike = [run for of, run in _runs if of == name and run.world_size == ranks]
         if ended == "finished" and name is not None and figures is not None:
             _runs.append((name, figures))
         steps = figures.steps if figures is not None else 0
