@@ -1,6 +1,7 @@
 """`%dist run`: a script on the live ranks, as torchrun would run it; and an export's way back."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -8,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from nbdist import Session
-from nbdist.errors import CellSyntaxError, RankError, UsageError
+from nbdist.errors import CellSyntaxError, ClusterError, RankError, UsageError
 from tests.cluster.conftest import Kernel
 from tests.export.torchrun import torchrun
 
@@ -95,6 +96,64 @@ def test_an_error_names_the_scripts_line_and_frees_the_others(
     exits = script(tmp_path, "import sys\nsys.exit('no such option')\n", "exits.py")
     with pytest.raises(RankError, match=r"called sys.exit\(no such option\)"):
         session.run_script(exits)
+
+
+ENDS = {
+    "fails in its loop": """
+        import nbdist, torch
+        layers = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+        for step, x in enumerate(nbdist.loader([torch.ones(1)] * 16, global_batch=4)):
+            layers(x).sum().backward()
+            optimizer.step()
+            if step == 2:
+                raise ValueError("no data")
+        """,
+    "ends on one rank": """
+        import torch.distributed as dist
+        if dist.get_rank():
+            dist.barrier()
+        """,
+    "calls another collective": """
+        import torch, torch.distributed as dist
+        if dist.get_rank():
+            dist.all_reduce(torch.ones(2))
+        else:
+            dist.all_reduce(torch.ones(3))
+        """,
+    "loses a rank": """
+        import os, signal
+        import torch.distributed as dist
+        if dist.get_rank():
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+        """,
+    "runs too long": "import time\ntime.sleep(600)\n",
+}
+SAY = {
+    "fails in its loop": (
+        "Do:  fix line 9 of train.py, then %dist run train.py again; all ranks kept their "
+        "variables. It starts over where it creates its optimizer"
+    ),
+    "ends on one rank": "rank 0 has finished train.py; rank 1 waits for it",
+    "calls another collective": "train.py, line 6",
+    "loses a rank": "Do:  %dist retry runs train.py again.",
+    "runs too long": "train.py ran longer than its timeout_s of 0.5 s",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_all_that_is_said_of_a_script_is_true_of_a_script(
+    session: Session, tmp_path: Path, how: str
+) -> None:
+    path = script(tmp_path, ENDS[how])
+    limit_s = 0.5 if how == "runs too long" else None
+    with pytest.raises((RankError, ClusterError)) as caught:
+        session.run_script(path, timeout_s=limit_s, track=False)
+    told = str(caught.value)
+    assert SAY[how] in told
+    assert "%%distributed" not in told
+    assert re.search(r"(?i)\b(the|this) cell\b|cell \d|loaders", told) is None, told
 
 
 def test_a_module_beside_the_script_that_was_edited_is_read_again(

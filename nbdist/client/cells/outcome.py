@@ -9,6 +9,7 @@ from nbdist import plain
 from nbdist.client.cells.listener import CellFailure, Collector
 from nbdist.client.cluster.processes import RankState
 from nbdist.client.faults import rank_errors
+from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.rank_state import Gone
 from nbdist.client.output.merge import Shown
 from nbdist.client.output.result import RankResult
@@ -17,27 +18,30 @@ from nbdist.errors import RankError
 from nbdist.ranks import name_ranks
 
 
-def gone(ranks: Mapping[int, RankState], collectors: Mapping[int, Collector]) -> dict[int, Gone]:
+def gone(
+    ranks: Mapping[int, RankState], collectors: Mapping[int, Collector], ran: WhatRan
+) -> dict[int, Gone]:
     """Return the ranks that launch nothing more in a cell, and why.
 
     Args:
         ranks: All of the cluster.
         collectors: Of the ranks that were asked to run it.
+        ran: How it is called.
     """
     _, _, asked = name_ranks(collectors).partition(" ")
     found = {}
     for rank, state in ranks.items():
         collector = collectors.get(rank)
         if collector is None and state.alive:
-            found[rank] = Gone("absent", f"-r {asked.replace(' ', '')}")
+            found[rank] = Gone("absent", f"-r {asked.replace(' ', '')}", ran)
         elif collector is None:
-            found[rank] = Gone("dead", state.cause)
+            found[rank] = Gone("dead", state.cause, ran)
         elif collector.death is not None:
-            found[rank] = Gone("died", collector.death)
+            found[rank] = Gone("died", collector.death, ran)
         elif collector.failure is not None:
-            found[rank] = _gone_by(failure(rank, collector.failure))
+            found[rank] = _gone_by(failure(rank, collector.failure), ran)
         elif collector.replied:
-            found[rank] = Gone("finished")
+            found[rank] = Gone("finished", ran=ran)
     return found
 
 
@@ -51,10 +55,11 @@ def is_news(collectors: Collection[Collector]) -> bool:
     return has_fault or all(c.settled for c in collectors)
 
 
-def _gone_by(failed: rank_errors.Failure) -> Gone:
+def _gone_by(failed: rank_errors.Failure, ran: WhatRan) -> Gone:
     if rank_errors.is_consequence(failed):
-        return Gone("freed", rank_errors.collective_of(failed))
-    return Gone("failed", ", ".join(filter(None, (failed.ename, rank_errors.place_of(failed)))))
+        return Gone("freed", rank_errors.collective_of(failed), ran)
+    detail = ", ".join(filter(None, (failed.ename, rank_errors.place_of(failed))))
+    return Gone("failed", detail, ran)
 
 
 def rank_error(
@@ -65,6 +70,8 @@ def rank_error(
     notes: Sequence[str],
     because: str,
     do: str,
+    loops: bool,
+    ran: WhatRan,
 ) -> RankError:
     """Return the one error that tells what failed on which ranks.
 
@@ -75,6 +82,8 @@ def rank_error(
         notes: What was done about it.
         because: Why ranks could never go on, where that was it.
         do: What to do about it.
+        loops: Whether its loops over loaders can go on.
+        ran: How it is called.
     """
     return rank_errors.rank_error(
         [failure(rank, c.failure) for rank, c in collectors.items() if c.failure is not None],
@@ -84,7 +93,8 @@ def rank_error(
         notes=notes,
         because=because,
         do=do,
-        in_loops=in_loops(collectors),
+        in_loops=loops,
+        ran=ran,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist import plain
+from nbdist.client.faults.advice import WhatRan
 from nbdist.client.metrics.profile.chosen import ChosenSteps
 from nbdist.client.output.result import Display
 from nbdist.errors import CellSyntaxError, UsageError
@@ -64,6 +65,11 @@ class CellRequest:
     asked_at: float = field(default_factory=time.time)
     script: str = ""
     argv: tuple[str, ...] = ()
+
+    @property
+    def ran(self) -> WhatRan:
+        """How texts about it speak of it."""
+        return WhatRan(Path(self.script).name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,8 @@ class CellRun:
         self._sent: dict[int, str] = {}  # the id of each rank's message
         self._ran_before_s = 0.0
         self._ranks = dict(cluster.ranks)  # as they are before any recovery
-        self._faults = FaultHandler(cluster, self._live, self._sent)
-        self._leaving = Leaving(cluster, self._live)
+        self._faults = FaultHandler(cluster, self._live, self._sent, request.ran)
+        self._leaving = Leaving(cluster, self._live, request.ran)
         self._collectors = {
             rank: Collector(rank, self._live, telemetry.receive, self._on_news)
             for rank in request.ranks
@@ -195,7 +195,7 @@ class CellRun:
             for rank in self._interrupts.ranks.intersection(running):
                 self._faults.interrupt_alone(rank)
             self._look(running)
-            gone = outcomes.gone(self._cluster.ranks, self._collectors)
+            gone = outcomes.gone(self._cluster.ranks, self._collectors, self._request.ran)
             heard_at = {rank: self._collectors[rank].heard_at for rank in running}
             self._faults.attend(running, gone, heard_at)
             self._on_tick()
@@ -266,12 +266,14 @@ class CellRun:
             at=self._faults.interrupted_at,
         )
         where = outcomes.places(self._ranks)
-        loops = outcomes.in_loops(self._collectors) and repaired.is_whole
+        loops = outcomes.in_loops(self._collectors)
+        loops = loops and repaired.is_whole and not self._cluster.broken
+        ran = self._request.ran
         if self._timed_out is not None:
             own = rank_errors.summaries(beside, where)
             return ClusterError(
-                f"The cell ran longer than its --timeout of {self._request.timeout_s:g} s, and "
-                "was interrupted.",
+                f"{ran.title} ran longer than its {ran.limit} of {self._request.timeout_s:g} s, "
+                "and was interrupted.",
                 why=" ".join(
                     [
                         f"{self._timed_out}.",
@@ -279,11 +281,10 @@ class CellRun:
                         *(repaired.lines if repaired.replaced else ()),
                     ]
                 ),
-                do="raise --timeout, or drop it."
-                + (f" {rank_errors.LOOPS_GO_ON}" if loops else ""),
+                do=ran.out_of_time + (f" {ran.loops()}" if loops else ""),
             )
         if self._interrupts.is_to_stop:
-            return Interrupted(rank_errors.STOPPED)
+            return Interrupted(ran.stopped)
         if self._faults.interrupted or self._interrupts.count:
             return Interrupted(
                 rank_errors.interrupted(
@@ -293,7 +294,7 @@ class CellRun:
                     where=where,
                     notes=[
                         *repaired.lines,
-                        *([rank_errors.LOOPS_GO_ON_UNCHANGED] if loops else ()),
+                        *([ran.loops(unchanged=True)] if loops else ()),
                     ],
                 )
             )
@@ -308,23 +309,22 @@ class CellRun:
             notes=repaired.lines,
             because=deadlock.text if deadlock else "",
             do=self._advice(repaired),
+            loops=loops,
+            ran=ran,
         )
 
     def _advice(self, repaired: Repaired) -> str:
         if self._cluster.broken:
             return self._cluster.broken_error().do
+        ran = self._request.ran
         if (repaired.replaced or repaired.has_fewer) and not repaired.is_whole:
-            return f"{rank_errors.MAKE_AGAIN} and its loader, then this one."
+            return ran.make_again(and_loader=True)
         if repaired.is_refused:
-            return rank_errors.RESTORED_BY_CELL if self._request.every else rank_errors.RESTORE
+            return ran.restore(saves_itself=self._request.every > 0)
         if repaired.has_fewer:
-            return rank_errors.FEWER_GO_ON
-        if repaired.replaced:
+            return ran.retry_on_fewer
+        if repaired.replaced or self._faults.interrupted_alone:
             if outcomes.in_loops(self._collectors):
-                return rank_errors.LOOPS_GO_ON_UNCHANGED
-            return "%dist retry runs the cell again; loaders continue where they stopped."
-        if self._faults.interrupted_alone:
-            if outcomes.in_loops(self._collectors):
-                return rank_errors.LOOPS_GO_ON_UNCHANGED
-            return "run the cell again; all ranks kept their variables."
+                return ran.loops(unchanged=True)
+            return ran.retry if repaired.replaced else f"{ran.again(kept=True)}."
         return self._faults.deadlock.do if self._faults.deadlock else ""

@@ -13,6 +13,7 @@ between them all ranks waited at once, and nothing that was read at different ti
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from nbdist.client.faults.advice import A_CELL, WhatRan
 from nbdist.client.faults.rank_state import STORE, Doing, Gone, Wait, missing_in, waiters
 from nbdist.collectives import COLLECTIVES
 from nbdist.ranks import name_ranks
@@ -59,6 +60,7 @@ def prove(
     after: Mapping[int, Doing],
     gone: Mapping[int, Gone],
     world: frozenset[int],
+    ran: WhatRan = A_CELL,
 ) -> Deadlock | None:
     """Return the ranks that can never go on, or None.
 
@@ -67,6 +69,7 @@ def prove(
         after: What ranks said; also those of `gone` that live.
         gone: The ranks that launched nothing any more already when `before` was asked for.
         world: All ranks.
+        ran: What they run.
     """
     never = frozenset(gone)
     lasting = _lasting(before, after, gone)
@@ -93,7 +96,7 @@ def prove(
     blamed = frozenset[int]().union(*blame.values())
     reasons = {gone[rank].why for rank in blamed & gone.keys()}
     is_message = all(wait.is_message for wait in waits.values())
-    return Deadlock(blame, _tell(waits, blame, gone), _advice(reasons, is_message=is_message))
+    return Deadlock(blame, _tell(waits, blame, gone), _advice(reasons, ran, is_message=is_message))
 
 
 def _lasting(
@@ -161,20 +164,20 @@ def _never_come(peers: frozenset[int], gone: Mapping[int, Gone]) -> str:
     return ", ".join(f"{name_ranks(ranks)} {said}" for said, ranks in by_reason.items())
 
 
-def _advice(reasons: Collection[str], *, is_message: bool) -> str:
+def _advice(reasons: Collection[str], ran: WhatRan, *, is_message: bool) -> str:
     if "dead" in reasons:
         return "%dist restart    (new processes), or use a group of the living ranks."
     if "absent" in reasons:
         return (
-            "run the cell on all ranks of the group, or create a group of those it runs on "
+            f"run {ran.name} on all ranks of the group, or create a group of those it runs on "
             "(dist.new_group, on all ranks); all ranks kept their variables."
         )
     if is_message:
         return (
-            "match each recv with a send of the same tag, in the order of the calls, and run the "
-            "cell again; all ranks kept their variables."
+            "match each recv with a send of the same tag, in the order of the calls, and "
+            f"{ran.again(kept=True)}."
         )
     return (
-        "make the same calls in the same order on all ranks of a group, and run the cell again; "
-        "all ranks kept their variables."
+        "make the same calls in the same order on all ranks of a group, and "
+        f"{ran.again(kept=True)}."
     )

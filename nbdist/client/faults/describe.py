@@ -98,10 +98,11 @@ def after_failure(culprits: Mapping[int, Gone], computing: Sequence[int]) -> str
         alike.setdefault(how, []).append(rank)
     told = [f"{name_ranks(ranks)} {how.predicate(len(ranks))}" for how, ranks in alike.items()]
     one = len(computing) == 1
+    ran = next(iter(culprits.values())).ran
     return (
         f"{', '.join(told)}; {name_ranks(computing)} still {'computes' if one else 'compute'} and "
-        f"{'stops' if one else 'stop'} at {'its' if one else 'their'} next collective or the "
-        "cell's end."
+        f"{'stops' if one else 'stop'} at {'its' if one else 'their'} next collective or "
+        f"{ran.name}'s end."
     )
 
 

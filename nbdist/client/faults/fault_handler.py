@@ -28,6 +28,7 @@ from typing import Any
 
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.faults import describe
+from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.deadlock import Deadlock
 from nbdist.client.faults.notes import Commentary, silent_ranks
 from nbdist.client.faults.poll import Poll
@@ -58,19 +59,23 @@ _SILENT_AFTER_S = 0.5  # training ranks send records twice as often
 class FaultHandler:
     """The recovery of one cell. Main thread only."""
 
-    def __init__(self, cluster: Cluster, live: LiveText, sent: Mapping[int, str]) -> None:
+    def __init__(
+        self, cluster: Cluster, live: LiveText, sent: Mapping[int, str], ran: WhatRan
+    ) -> None:
         """Begin with nothing wrong.
 
         Args:
             cluster: Whose ranks run the cell.
             live: Shows lines to the person who waits.
             sent: For each rank that was sent the cell, the id of that message.
+            ran: How it is called.
         """
         self._cut_at: float | None = None
         self.deadlock: Deadlock | None = None
         self.killed: list[int] = []  # by a second interrupt
         self._cluster = cluster
         self._sent = sent
+        self._ran = ran
         self._watch = Poll(lambda rank: cluster.requests.ask(rank, "control.state", busy=True))
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
@@ -211,7 +216,7 @@ class FaultHandler:
         """Cut the links when the answers prove that ranks can never go on."""
         if self.cut or self._failed_at is not None or self.interrupted:
             return
-        self.deadlock = self._watch.deadlock(frozenset(self._cluster.ranks))
+        self.deadlock = self._watch.deadlock(frozenset(self._cluster.ranks), self._ran)
         if self.deadlock is not None:
             self._cluster.events.note("deadlock", self.deadlock.text)
             self.cut_links()

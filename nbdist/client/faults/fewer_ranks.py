@@ -11,6 +11,7 @@ from typing import Any
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.launchers.base import NoHostError
 from nbdist.client.cluster.process_group import Answers
+from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.repair_report import Repaired, describe, describe_newcomers
 from nbdist.errors import ClusterError, NBDistError, StartError
 from nbdist.formatting import counted
@@ -21,7 +22,9 @@ MOST_ROUNDS = 3
 _ANSWER_S = 30.0
 
 
-def go_on_without(cluster: Cluster, irreplaceable: Collection[int]) -> tuple[str, ...]:
+def go_on_without(
+    cluster: Cluster, irreplaceable: Collection[int], ran: WhatRan
+) -> tuple[str, ...]:
     """Go on with fewer ranks where some cannot be replaced: as many as the cell's layouts allow.
 
     The group is one that failed to form, and the cluster is `broken`.
@@ -38,7 +41,7 @@ def go_on_without(cluster: Cluster, irreplaceable: Collection[int]) -> tuple[str
     left = [rank for rank in cluster.living() if rank not in irreplaceable]
     n = most_ranks(left, _fitting(cluster, left), len(left))
     if n == 0:
-        raise ClusterError("The cell's layouts fit no smaller number of ranks.")
+        raise ClusterError(f"{ran.title}'s layouts fit no smaller number of ranks.")
     cluster.broken = None
     try:
         done = _shrink(cluster, n, left)
@@ -46,7 +49,7 @@ def go_on_without(cluster: Cluster, irreplaceable: Collection[int]) -> tuple[str
         cluster.broken = why
         raise StartError(f"Nor could {counted(n, 'rank')} go on.", why=error.what) from error
     first = (why or "").partition("Variables of")[0]
-    return (f"{first}The cell goes on with {counted(n, 'rank')}.", *done.lines[1:])
+    return (f"{first}{ran.title} goes on with {counted(n, 'rank')}.", *done.lines[1:])
 
 
 def go_on_with_room(cluster: Cluster, lacking: NoHostError) -> Repaired:

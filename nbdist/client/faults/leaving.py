@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from nbdist.client.cluster.cluster import Cluster
 from nbdist.client.cluster.requests import PendingReply
+from nbdist.client.faults.advice import WhatRan
 from nbdist.client.faults.fault_handler import FaultHandler
 from nbdist.client.output.live_text import LiveText
 from nbdist.errors import ClusterError
@@ -18,16 +19,16 @@ from nbdist.errors import ClusterError
 log = logging.getLogger(__name__)
 
 _ASK_S: Final = 0.3  # between two looks at what is being written
-_UNSAVED: Final = "With %%distributed --checkpoint, the training would be saved now. It goes on."
 
 
 class Leaving:
     """What one cell does about a notice."""
 
-    def __init__(self, cluster: Cluster, live: LiveText) -> None:
+    def __init__(self, cluster: Cluster, live: LiveText, ran: WhatRan) -> None:
         """Begin without a notice."""
         self._cluster = cluster
         self._live = live
+        self._ran = ran
         self._asked: dict[int, PendingReply] = {}
         self._next = "hold"  # what is asked next; "" when all is done
         self._ask_at = 0.0
@@ -39,12 +40,11 @@ class Leaving:
             return None
         notice = self._cluster.notice
         if error := self._saved["error"]:
-            return ClusterError(f"{notice} The cell was stopped.", why=error)
+            return ClusterError(f"{notice} {self._ran.title} was stopped.", why=error)
         return ClusterError(
-            f"{notice} The training was saved, and the cell was stopped.",
+            f"{notice} The training was saved, and {self._ran.name} was stopped.",
             why=f"step {self._saved['step']} is in {self._saved['folder']}.",
-            do="%dist stop, %dist start, and run the cells again, with nbdist.restore() before the "
-            "loop.",
+            do=self._ran.after_leaving,
         )
 
     def attend(self, running: list[int], faults: FaultHandler) -> None:
@@ -89,7 +89,9 @@ class Leaving:
             self._end_hold(1 + max(one["passed"] for one in answers))
             self._next = "outcome"
         else:
-            self._live.tell(_UNSAVED)
+            self._live.tell(
+                f"With {self._ran.checkpoint}, the training would be saved now. It goes on."
+            )
             self._next = ""
 
     def _end_hold(self, boundary: int | None) -> None:

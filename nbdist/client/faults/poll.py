@@ -12,6 +12,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbdist.client.faults.advice import A_CELL, WhatRan
 from nbdist.client.faults.deadlock import Deadlock, prove
 from nbdist.client.faults.rank_state import Doing, Gone
 
@@ -80,12 +81,12 @@ class Poll:
         wait([self._open[rank] for rank in self._round], timeout_s)
         self._end(time.monotonic())
 
-    def deadlock(self, world: frozenset[int]) -> Deadlock | None:
-        """Return what the last two rounds prove."""
+    def deadlock(self, world: frozenset[int], ran: WhatRan = A_CELL) -> Deadlock | None:
+        """Return what the last two rounds prove of what ran."""
         before, last = self._before, self.last
         if last.began < before.ended + _APART_S or last.gone != before.gone or not before.said:
             return None
-        return prove(before.said, last.said, last.gone, world)
+        return prove(before.said, last.said, last.gone, world, ran)
 
     def waiting_since(self, began: float) -> set[int]:
         """Return the ranks that have said, asked since then, that they wait; also in this round.

@@ -12,6 +12,7 @@ from pathlib import PureWindowsPath  # knows both kinds of slash
 from typing import Final
 
 from nbdist import errors, origins
+from nbdist.client.faults.advice import A_CELL, WhatRan, is_about_losses
 from nbdist.collectives import COLLECTIVES
 from nbdist.errors import RankError
 from nbdist.ranks import name_ranks
@@ -73,34 +74,6 @@ _CELL_FRAME: Final = re.compile(rf'^( *)File "{origins.CELL_FILE}"', re.MULTILIN
 # How torch hands over what a worker raised.
 _CAUGHT: Final = re.compile(r"Caught (\w+) (in [^\n]+)\.\nOriginal Traceback ")
 _OURS: Final = ("nbdist", "ipyparallel", "ipykernel", "IPython")  # they carry what users write
-# What follows advice on a cell in whose midst loops over loaders were.
-LOOPS_GO_ON: Final = (
-    "With %%distributed --go-on the cell's loops continue where they stopped, unless it creates "
-    "its optimizer again (to rerun it unchanged: %dist retry); without it they start over, and "
-    "batches are skipped or repeated."
-)
-LOOPS_GO_ON_UNCHANGED: Final = (
-    "%dist retry runs the cell again, and its loops continue where they stopped, unless it creates "
-    "its optimizer again; run by hand, they start over, and batches are skipped or repeated."
-)
-STOPPED: Final = (
-    "The ranks were stopped while this cell ran (nbdist stop), and what they held is gone. "
-    "%dist start begins anew."
-)
-MAKE_AGAIN: Final = (
-    "run the cells that create what is lost again (if a cell checks that a name exists, `del` it "
-    "first, on all ranks)"
-)
-# Where a model is there without its contents, as checkpoints of it had been begun.
-RESTORE: Final = (
-    "nbdist.restore(), called as nbdist.save was, brings back the newest checkpoint: in a cell of "
-    "its own and then %dist retry, or before the loop of a cell that builds its model itself. "
-    f"Where there is none, {MAKE_AGAIN}, then this one."
-)
-RESTORED_BY_CELL: Final = (
-    "%dist retry runs the cell again, and its first loop over an nbdist.loader goes on from the "
-    f"newest checkpoint of this cell. Where there is none, {MAKE_AGAIN}, then this one."
-)
 _DO: Final = "Do:  "  # as `errors.NBDistError` prints it
 _ARROW: Final = re.compile(r"^-+> ?\d+ (.*)$", re.MULTILINE)
 
@@ -135,12 +108,6 @@ class Group:
 
     first: Failure | Death
     ranks: list[int] = field(default_factory=list)
-
-
-FEWER_GO_ON = (
-    "%dist retry runs the cell again on the ranks that are left; %dist scale N tries the lost host "
-    "again."
-)
 
 
 def uses_what_is_lost(ename: str) -> bool:
@@ -251,6 +218,7 @@ def rank_error(
     because: str = "",
     do: str = "",
     in_loops: bool = False,
+    ran: WhatRan = A_CELL,
 ) -> RankError:
     """Return the one error that a failed cell raises in the notebook.
 
@@ -263,6 +231,7 @@ def rank_error(
         because: Why ranks were freed although none had failed; what they raise then is no news.
         do: What to do next; found from the failures when empty.
         in_loops: Whether loops over loaders have trained in the cell.
+        ran: What ran: the cell, or which script.
     """
     dead = {death.rank for death in deaths}
     raised = [failure for failure in failures if failure.rank not in dead]
@@ -280,10 +249,11 @@ def rank_error(
         lines = [told[0].partition("  MismatchError: ")[2], *notes]
     else:
         lines = [because or _headline(groups, followed, len(asked)), *told, *notes]
-    advice = do or _advice(groups)
-    is_lost = MAKE_AGAIN in advice or any(uses_what_is_lost(f.ename) for f in raised)
-    if in_loops and not is_lost and "%dist retry" not in advice:
-        advice = f"{advice.rstrip('.')}. {LOOPS_GO_ON}"
+    advice = do or _advice(groups, ran)
+    is_lost = is_about_losses(advice) or any(uses_what_is_lost(f.ename) for f in raised)
+    loops = ran.loops()
+    if in_loops and not is_lost and not any(w in advice for w in ("%dist retry", "starts over")):
+        advice = f"{advice.rstrip('.')}. {loops}"
     for group in groups[:MAX_GROUPS]:
         # What is said as advice at the end need not be said here.
         lines += [
@@ -454,20 +424,18 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} characters more)"
 
 
-def _advice(groups: Sequence[Group]) -> str:
+def _advice(groups: Sequence[Group], ran: WhatRan) -> str:
     """Return what to do next, from what failed."""
     causes = [group.first for group in groups]
     if any(isinstance(c, Failure) and uses_what_is_lost(c.ename) for c in causes):
         is_state = any(_is_state(c) for c in causes)
-        return f"{MAKE_AGAIN}, then {'this one' if is_state else '%dist retry'}."
+        return ran.make_again("" if is_state else "%dist retry")
     if len(groups) == 1 and isinstance(causes[0], Failure) and hasattr(errors, causes[0].ename):
         own = [line for line in causes[0].evalue.split("\n") if line.startswith(_DO)]
         if own:
             return own[-1].removeprefix(_DO)
-    return (
-        _shared_memory_advice(causes)
-        or "fix the cell and run it again; all ranks kept their variables."
-    )
+    place = place_of(causes[0]) if len(causes) == 1 and isinstance(causes[0], Failure) else ""
+    return _shared_memory_advice(causes) or ran.fix(place)
 
 
 def _shared_memory_advice(causes: Iterable[Failure | Death]) -> str:

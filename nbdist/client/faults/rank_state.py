@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nbdist.client.faults.advice import A_CELL, WhatRan
 from nbdist.formatting import name_bytes
 from nbdist.ranks import name_ranks
 
@@ -133,6 +134,7 @@ class Gone:
 
     why: Literal["finished", "absent", "failed", "freed", "died", "dead"]
     detail: str = ""
+    ran: WhatRan = A_CELL
 
     @property
     def is_fault(self) -> bool:
@@ -145,8 +147,8 @@ class Gone:
         if self.why == "freed":
             return f"{was} released while waiting in {self.detail}"
         said = {
-            "finished": f"{has} finished the cell",
-            "absent": f"{is_} not in this cell",
+            "finished": f"{has} finished {self.ran.name}",
+            "absent": f"{is_} not in {self.ran.this}",
             "failed": "failed",
             "died": "died",
             "dead": f"{is_} dead",

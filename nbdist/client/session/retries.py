@@ -19,6 +19,7 @@ from nbdist.client.cells.outcome import in_loops
 from nbdist.client.cells.request import CellAttempt, CellRequest, remembered
 from nbdist.client.cells.run import CellRun, Outcome
 from nbdist.client.cluster.cluster import Cluster
+from nbdist.client.faults.advice import A_CELL, WhatRan
 from nbdist.client.faults.fewer_ranks import go_on_without
 from nbdist.client.faults.rank_errors import should_go_on, uses_what_is_lost
 from nbdist.client.faults.recovery import repair
@@ -99,7 +100,7 @@ class Attempts:
             RankError, ClusterError, KeyboardInterrupt: As `run`.
         """
         world_size = len(self._cluster.ranks)
-        notice = self._replace_dead()
+        notice = self._replace_dead(A_CELL)
         ranks = ranks_again(ranks, world_size, tuple(self._cluster.ranks))
         request = CellRequest("", ranks, track=False, call=name, arguments=arguments)
         done = self._send(request, None, notice, follows=False)
@@ -148,7 +149,9 @@ class Attempts:
         request, before = self._last_failed()
         if self._failed is not self._stood:
             self._stood = None  # ranks remember one cell
-        ranks = ranks_again(request.ranks, before.world_size, tuple(self._cluster.ranks))
+        ranks = ranks_again(
+            request.ranks, before.world_size, tuple(self._cluster.ranks), request.ran
+        )
         # In another cell of the notebook.
         return self._run(replace(request, above=(), ranks=ranks), before, 0)
 
@@ -163,11 +166,13 @@ class Attempts:
 
     def _run(self, request: CellRequest, before: _Before | None, retries: int) -> CellResult:
         world_size = len(self._cluster.ranks)
-        notice = self._replace_dead()
+        notice = self._replace_dead(request.ran)
         for attempt in range(1, retries + 2):
             # Without a host for some, there are fewer ranks than before.
             there = tuple(self._cluster.ranks)
-            request = replace(request, ranks=ranks_again(request.ranks, world_size, there))
+            request = replace(
+                request, ranks=ranks_again(request.ranks, world_size, there, request.ran)
+            )
             world_size = len(there)
             done = self._attempt(request, before, notice, follows=attempt > 1)
             error = done.outcome.error
@@ -180,17 +185,22 @@ class Attempts:
                 raise error
             earlier = before if attempt > 1 else None
             can_restore = request.every > 0
-            error.why = _why_not_again(done, earlier, attempt, retries, can_restore=can_restore)
+            ran = request.ran
+            error.why = _why_not_again(
+                done, earlier, attempt, retries, ran, can_restore=can_restore
+            )
             if error.why:
                 raise error
             lines = done.outcome.repaired.lines
             if self._cluster.broken:
-                lines = self._with_fewer_ranks(done.outcome.repaired, error)
+                lines = self._with_fewer_ranks(done.outcome.repaired, error, request.ran)
             notice = announcement(attempt + 1, retries + 1, error, lines)
             before = done
         raise AssertionError("the last attempt returns or raises")
 
-    def _with_fewer_ranks(self, repaired: Repaired, error: RankError) -> tuple[str, ...]:
+    def _with_fewer_ranks(
+        self, repaired: Repaired, error: RankError, ran: WhatRan
+    ) -> tuple[str, ...]:
         """Go on without ranks that have died for good; returns what was done, in sentences.
 
         Raises:
@@ -200,9 +210,9 @@ class Attempts:
             raise error
         try:
             with Interrupts():
-                return go_on_without(self._cluster, repaired.irreplaceable)
+                return go_on_without(self._cluster, repaired.irreplaceable, ran)
         except NBDistError as failed:
-            error.why = f"the cell could not go on with fewer ranks: {_in_a_sentence(failed)}"
+            error.why = f"{ran.name} could not go on with fewer ranks: {_in_a_sentence(failed)}"
             raise error from failed
 
     def _has_failed(self, request: CellRequest, done: _Before, before: _Before | None) -> None:
@@ -219,14 +229,14 @@ class Attempts:
         if self._stood and (before is self._stood[1] or self._stood[0].code == request.code):
             self._stood = None
 
-    def _replace_dead(self) -> str:
-        """Do as `replace_dead`, for a cell that is not run where what ranks held is lost."""
+    def _replace_dead(self, ran: WhatRan) -> str:
+        """Do as `replace_dead`, for what is not run where what ranks held is lost."""
         died, repaired = self._repair_dead()
         if not repaired.is_whole:
             raise ClusterError(
-                f"{died}, so the cell was not run.",
+                f"{died}, so {ran.name} was not run.",
                 why=" ".join(repaired.lines),
-                do="run the cells that create what is lost again, then this one.",
+                do=f"run the cells that create what is lost again, then {ran.run}.",
             )
         return " ".join([f"{died}.", *repaired.lines]) if died else ""
 
@@ -340,7 +350,9 @@ class Attempts:
                 self.profile = self._profiled(request.profile, outcome, heard, shown)
             shown.end(outcome, self.profile if heard is not None else None)
         if outcome.error is None and interrupts.count:
-            outcome.error = Interrupted("The cell had already ended; its output is complete.")
+            outcome.error = Interrupted(
+                f"{request.ran.title} had already ended; its output is complete."
+            )
         if self._cluster.memory is not None:
             self._cluster.memory.cell_ended()
         run = shown.run_key or run
@@ -372,13 +384,16 @@ def _lines_after(done: _Before) -> str:
     return " ".join(repaired.lines) if repaired.replaced else ""
 
 
-def ranks_again(asked: tuple[int, ...], of: int, now: tuple[int, ...]) -> tuple[int, ...]:
+def ranks_again(
+    asked: tuple[int, ...], of: int, now: tuple[int, ...], ran: WhatRan = A_CELL
+) -> tuple[int, ...]:
     """Return where a cell runs again: on all ranks of now, where it ran on all that there were.
 
     Args:
         asked: Where it ran.
         of: How many ranks there were then.
         now: Those that there are.
+        ran: What ran there.
 
     Raises:
         ClusterError: It ran on some ranks, and one of them is gone.
@@ -387,10 +402,10 @@ def ranks_again(asked: tuple[int, ...], of: int, now: tuple[int, ...]) -> tuple[
         return now
     if gone := [rank for rank in asked if rank not in now]:
         raise ClusterError(
-            f"The cell cannot be run again: it ran on {name_ranks(gone)}, and there are "
+            f"{ran.title} cannot be run again: it ran on {name_ranks(gone)}, and there are "
             f"{counted(len(now), 'rank')} now.",
             why="%dist scale or the loss of a host has taken away where it ran.",
-            do="run the %%distributed cell itself, with -r for ranks that there are.",
+            do=f"run {ran.itself}, with -r for ranks that there are.",
         )
     return asked
 
@@ -407,7 +422,13 @@ def _in_a_sentence(error: NBDistError) -> str:
 
 
 def _why_not_again(
-    done: _Before, before: _Before | None, attempt: int, retries: int, *, can_restore: bool
+    done: _Before,
+    before: _Before | None,
+    attempt: int,
+    retries: int,
+    ran: WhatRan,
+    *,
+    can_restore: bool,
 ) -> str:
     """Return why a cell that failed is not run again, or an empty text.
 
@@ -416,7 +437,7 @@ def _why_not_again(
     if attempt > retries:
         return f"this was the last of {retries + 1} attempts."
     if not done.outcome.repaired.is_cloned and not can_restore:
-        return "the state of the ranks could not be restored, so the cell was not run again."
+        return f"the state of the ranks could not be restored, so {ran.name} was not run again."
     error = done.outcome.error
     is_lost = isinstance(error, RankError) and any(
         uses_what_is_lost(ename) for ename, _ in error.failures.values()
@@ -428,7 +449,7 @@ def _why_not_again(
         alike = isinstance(earlier, RankError) and earlier.causes == error.causes
         if alike and not done.made_steps:
             return (
-                f"attempt {attempt} failed like the one before, without a step, so the cell was "
+                f"attempt {attempt} failed like the one before, without a step, so {ran.name} was "
                 "not run again."
             )
     return ""

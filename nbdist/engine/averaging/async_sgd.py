@@ -160,9 +160,9 @@ class AsyncSGD(Wrapper):
         if self._unfinished != _cell():
             return ""
         return (
-            f"Ranks end this cell apart: {self.name} was not finished, so each rank has the "
-            "parameters as they were at its own last step. finish() of the optimizer, on all "
-            "ranks, gives them the same, the final ones."
+            f"Ranks end {location.name_running()} apart: {self.name} was not finished, so "
+            "each rank has the parameters as they were at its own last step. finish() of the "
+            "optimizer, on all ranks, gives them the same, the final ones."
         )
 
     def leave(self) -> None:

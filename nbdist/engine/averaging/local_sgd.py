@@ -81,9 +81,9 @@ class InRounds(ApartWrapper):
             return ""
         steps = "1 step" if since == 1 else f"{since} steps"
         return (
-            f"Ranks end this cell apart: {self.name} has made {steps} since all were averaged, so "
-            "each rank's model is its own. end_round() of the optimizer, on all ranks, makes them "
-            "equal; so does training on in the next cell."
+            f"Ranks end {location.name_running()} apart: {self.name} has made {steps} since "
+            "all were averaged, so each rank's model is its own. end_round() of the optimizer, on "
+            "all ranks, makes them equal; so does training on in the next cell."
         )
 
     def next_meeting(self, ahead: int) -> int:

@@ -232,7 +232,7 @@ def _warn(said: str) -> None:
     if said and not _is_warned:
         _is_warned = True
         if dist.get_rank() == 0:
-            print(f"{said} The cell goes on without it.", flush=True)
+            print(f"{said} Training goes on without it.", flush=True)
 
 
 # ---- Going on -----------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from nbdist.engine.data.journal import JournalEntry
 from nbdist.engine.data.passes import Commit, Draws, Position, Trail
 from nbdist.engine.data.position import Standing
 from nbdist.engine.data.sampler import Spec
+from nbdist.engine.kernel import location
 from nbdist.engine.steps import step_state
 
 _Mark = list[tuple[Trail, Commit]]
@@ -184,7 +185,14 @@ def _prepare(again: _Again) -> str | None:
     plans = [*(planned.plan for planned in again.made), *(place.plan for _, place in again.live)]
     ends = {plan[-1] for plan in plans if plan}
     places = sorted(f"sample {p.consumed:,} of epoch {p.epoch}" for p in ends if p is not None)
-    return f"The cell continues: its loader is at {', '.join(places)}." if places else None
+    what = _title()
+    return f"{what} continues: its loader is at {', '.join(places)}." if places else None
+
+
+def _title() -> str:
+    """Return what runs, as a sentence begins with it."""
+    name = location.name_running()
+    return "The cell" if name == "the cell" else name
 
 
 def _place(one: Standing) -> _Place:
@@ -218,12 +226,13 @@ def _begin_steps(optimizer: Optimizer) -> None:
         return
     if any(made() is optimizer for made in again.optimizers):
         raise step_state.KeptOptimizerError(
-            "The optimizer existed before the cell was run again, so the cell continues."
+            f"The optimizer existed before {location.name_running()} was run again, so it "
+            "continues."
         )
     _forget_accounts(again)
     if again.has_stepped and dist.get_rank() == 0:
         print(
-            "The cell starts over: it creates its optimizer again, and loops start from the "
+            f"{_title()} starts over: it creates its optimizer again, and loops start from the "
             "beginning."
         )
 

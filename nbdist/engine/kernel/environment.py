@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbdist.engine.compat import on_import
+from nbdist.engine.kernel import location
 from nbdist.errors import UsageError
 from nbdist.options import ClusterOptions
 from nbdist.placement import Place
@@ -119,7 +120,7 @@ def _refuse_notebook_launcher(module: Any) -> None:
 def _forks(count: int | None) -> UsageError:
     more = f"{count} more ranks" if count else "ranks"
     return UsageError(
-        f"A rank cannot fork {more}: this cell already runs on every rank.",
+        f"A rank cannot fork {more}: {location.name_running()} already runs on every rank.",
         do="use the library's ordinary way, such as Lightning's strategy=\"ddp\" instead of "
         '"ddp_notebook", or call the function yourself, with Accelerator() in it, instead of '
         "giving it to notebook_launcher",

@@ -4,6 +4,7 @@ Cells are known by the file names that IPython gives them, scripts that ran as c
 Any thread may call.
 """
 
+import os
 import sys
 import threading
 from types import FrameType
@@ -18,16 +19,31 @@ script: str | None = None  # file of the script that runs as this cell; set by `
 
 # The prompt's number (`In [7]`) of each cell's file. A function may run long after its cell.
 _prompts: dict[str, int] = {}
+_scripts: dict[int, str] = {}  # by the prompts of those that ran as cells
 
 
 def name_cell(file: str, prompt: int) -> None:
     """Remember which prompt a cell's file belongs to."""
     _prompts[file] = prompt
+    _scripts.pop(prompt, None)
+    if not origins.is_cell(file):
+        _scripts[prompt] = os.path.basename(file)
 
 
 def prompt_of(file: str) -> int:
     """Return the number of the prompt a cell's file belongs to; 0 when it is not known."""
     return _prompts.get(file, 0)
+
+
+def name_running() -> str:
+    """Return what people call that which runs: `the cell`, or a script's name."""
+    return os.path.basename(script) if script is not None else "the cell"
+
+
+def describe_line(prompt: int, line: int) -> str:
+    """Return e.g. `cell 7, line 5` or `train.py, line 5`, of what is known; zeros are not."""
+    where = _scripts.get(prompt) or f"cell {prompt}"
+    return ", ".join([where] * bool(prompt) + [f"line {line}"] * bool(line))
 
 
 def cell_place(frame: FrameType | None) -> Place | None:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from nbdist.collectives import COLLECTIVES
+from nbdist.engine.kernel import location
 from nbdist.errors import MismatchError
 from nbdist.formatting import name_bytes
 from nbdist.ranks import name_ranks
@@ -114,8 +115,8 @@ def describe_payload(dtype: int, size_bytes: int) -> str:
 
 def describe_place(place: int) -> str:
     """Return e.g. ", cell 7, line 5"; nothing where it is not known."""
-    cell, line = place >> 32, place & 0xFFFFFFFF
-    return (f", cell {cell}" if cell else "") + (f", line {line}" if line else "")
+    told = location.describe_line(place >> 32, place & 0xFFFFFFFF)
+    return f", {told}" if told else ""
 
 
 def mismatch(

@@ -78,5 +78,4 @@ def _line(place: location.Place | None) -> str:
     if place is None:
         return ""
     file, line = place
-    prompt = location.prompt_of(file)
-    return f"cell {prompt}, line {line}" if prompt else f"line {line}"
+    return location.describe_line(location.prompt_of(file), line)

@@ -10,8 +10,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import nbdist
+from nbdist.client.faults.advice import A_CELL, WhatRan
 from nbdist.client.faults.rank_errors import (
-    MAKE_AGAIN,
     Death,
     Failure,
     beside_interrupt,
@@ -22,6 +22,7 @@ from nbdist.client.faults.rank_errors import (
     plain,
     rank_error,
 )
+from nbdist.client.faults.rank_state import Gone
 from nbdist.errors import RankError
 
 INSTALLED = sysconfig.get_path("purelib")
@@ -358,8 +359,30 @@ def test_a_cell_that_has_left_loops_names_what_lets_them_go_on() -> None:
     assert "unchanged: %dist retry" in told
     assert "start over" in told
     assert "--go-on" not in rank_error([failed], asked=range(2)).do
-    lost = rank_error([failed], asked=range(2), in_loops=True, do=f"{MAKE_AGAIN}, then this one.")
+    lost = rank_error([failed], asked=range(2), in_loops=True, do=A_CELL.make_again())
     assert "--go-on" not in lost.do
+
+
+def test_a_script_that_fails_is_fixed_in_its_file_and_run_by_dist_run() -> None:
+    failed = Failure(1, "ValueError", "no data", ("File /work/beside.py:9, in load()",))
+    told = rank_error([failed], asked=range(2), in_loops=True, ran=WhatRan("train.py")).do
+    assert told.startswith(
+        "fix line 9 of beside.py, then %dist run train.py again; all ranks kept their variables. "
+    )
+    assert "It starts over where it creates its optimizer" in told
+    assert "nbdist.restore(missing_ok=True)" in told
+    assert "cell" not in told
+    assert "%%distributed" not in told
+
+
+def test_a_script_that_was_interrupted_or_lost_a_rank_is_told_of_as_a_script() -> None:
+    script = WhatRan("train.py")
+    assert script.retry == "%dist retry runs train.py again."
+    assert "loaders" not in f"{script.retry} {A_CELL.retry}"  # it says so where they have begun
+    assert script.loops(unchanged=True).startswith("%dist run train.py again: it starts over")
+    assert script.make_again().startswith("%dist run train.py again: what it creates itself,")
+    assert Gone("finished", ran=script).predicate(1) == "has finished train.py"
+    assert Gone("absent", "-r 0", script).predicate(2) == "are not in train.py (-r 0)"
 
 
 def test_what_was_a_model_begins_anew_and_other_things_are_made_for_a_retry() -> None:

@@ -1,0 +1,173 @@
+"""What to do after a fault, in sentences, as it is true of what ran: a cell, or a script.
+
+A script of `%dist run` has a name, is fixed in its file, makes what it needs anew each time, and
+has no `%%distributed` line for options. Pure.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+CELL: Final = "the cell"
+_KEPT: Final = "all ranks kept their variables"
+_MAKE_AGAIN: Final = (
+    "run the cells that create what is lost again (if a cell checks that a name exists, `del` it "
+    "first, on all ranks)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatRan:
+    """What ran on the ranks: a cell, or with its file's name a script."""
+
+    script: str = ""
+
+    @property
+    def name(self) -> str:
+        """In the midst of a sentence: `the cell`, `train.py`."""
+        return self.script or CELL
+
+    @property
+    def title(self) -> str:
+        """At the beginning of a sentence."""
+        return self.script or "The cell"
+
+    @property
+    def this(self) -> str:
+        """As who reads of it sees it: `this cell`."""
+        return self.script or "this cell"
+
+    @property
+    def run(self) -> str:
+        """After `run the cells before, then`."""
+        return f"%dist run {self.script}" if self.script else "this one"
+
+    @property
+    def itself(self) -> str:
+        """What to run by hand, rather than again as it was."""
+        return f"{self.script} by %dist run" if self.script else "the %%distributed cell itself"
+
+    def again(self, *, kept: bool = False) -> str:
+        """Return the clause that asks for another run; `kept` adds what that finds."""
+        run = f"%dist run {self.script} again" if self.script else "run the cell again"
+        return f"{run}; {_KEPT}" if kept else run
+
+    def fix(self, place: str) -> str:
+        """Return what to do about an error of its own; `place` is where, `train.py, line 3`."""
+        if not self.script:
+            return f"fix the cell and run it again; {_KEPT}."
+        file, _, line = place.partition(", ")
+        where = f"{line} of {file}" if line.startswith("line ") else self.script
+        return f"fix {where}, then {self.again(kept=True)}."
+
+    def loops(self, *, unchanged: bool = False) -> str:
+        """Return what follows where loops over loaders were in its midst.
+
+        With `unchanged` there is nothing to fix in it.
+        """
+        if self.script:
+            again = f"{self.again()}: it" if unchanged else "It"
+            return (
+                f"{again} starts over where it creates its optimizer; one that calls nbdist.save, "
+                "and nbdist.restore(missing_ok=True) before its loop, goes on from there."
+            )
+        if unchanged:
+            return (
+                "%dist retry runs the cell again, and its loops continue where they stopped, "
+                "unless it creates its optimizer again; run by hand, they start over, and batches "
+                "are skipped or repeated."
+            )
+        return (
+            "With %%distributed --go-on the cell's loops continue where they stopped, unless it "
+            "creates its optimizer again (to rerun it unchanged: %dist retry); without it they "
+            "start over, and batches are skipped or repeated."
+        )
+
+    @property
+    def retry(self) -> str:
+        """What to do when nothing is lost and nothing is wrong with it."""
+        return f"{self._retry()}."
+
+    @property
+    def retry_on_fewer(self) -> str:
+        """The same, where there are fewer ranks than before."""
+        return (
+            f"{self._retry()} on the ranks that are left; %dist scale N tries the lost host again."
+        )
+
+    def _retry(self) -> str:
+        return f"%dist retry runs {self.name} again"
+
+    def make_again(self, then: str = "", *, and_loader: bool = False) -> str:
+        """Return how what is lost comes back; `then` says what to run, by default this.
+
+        `and_loader`: of what was sharded a loader is a part.
+        """
+        if self.script and not then:
+            return (
+                f"{self.again()}: what it creates itself, it creates anew. Where it uses what "
+                f"cells had created, first {_MAKE_AGAIN}."
+            )
+        what = f"{_MAKE_AGAIN} and its loader" if and_loader else _MAKE_AGAIN
+        return f"{what}, then {then or 'this one'}."
+
+    def restore(self, *, saves_itself: bool) -> str:
+        """Return how a model gets its contents back, of which checkpoints had been begun.
+
+        `saves_itself`: the cell was given `--checkpoint`.
+        """
+        if saves_itself:
+            return (
+                f"{self._retry()}, and its first loop over an nbdist.loader goes on from the "
+                f"newest checkpoint of {self.this}. Where there is none, {self.make_again()}"
+            )
+        if self.script:
+            return (
+                f"{self.again()}: nbdist.restore(), called as nbdist.save was, before its loop, "
+                "brings back the newest checkpoint."
+            )
+        return (
+            "nbdist.restore(), called as nbdist.save was, brings back the newest checkpoint: in a "
+            "cell of its own and then %dist retry, or before the loop of a cell that builds its "
+            f"model itself. Where there is none, {self.make_again()}"
+        )
+
+    @property
+    def out_of_time(self) -> str:
+        """What to do when it ran longer than it was given."""
+        return f"raise {self.limit}, or drop it."
+
+    @property
+    def limit(self) -> str:
+        """The option that gives it a time."""
+        return "timeout_s" if self.script else "--timeout"
+
+    @property
+    def checkpoint(self) -> str:
+        """The option with which its training is saved."""
+        return (
+            "session.run_script(..., checkpoint=STEPS)"
+            if self.script
+            else "%%distributed --checkpoint"
+        )
+
+    @property
+    def after_leaving(self) -> str:
+        """What to do when its training was saved, as its hosts leave."""
+        what = self.again() if self.script else "run the cells again"
+        return f"%dist stop, %dist start, and {what}, with nbdist.restore() before the loop."
+
+    @property
+    def stopped(self) -> str:
+        """What is said when the ranks were stopped under it."""
+        return (
+            f"The ranks were stopped while {self.this} ran (nbdist stop), and what they held is "
+            "gone. %dist start begins anew."
+        )
+
+
+A_CELL: Final = WhatRan()
+
+
+def is_about_losses(text: str) -> bool:
+    """Return whether an advice is how to make again what is lost."""
+    return _MAKE_AGAIN in text
