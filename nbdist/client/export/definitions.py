@@ -21,13 +21,16 @@ class Definitions:
     def __init__(self) -> None:
         self._statements: dict[str, tuple[int, ast.stmt, str]] = {}  # order, statement, source
         self._count = 0
+        self.features: list[str] = []  # of `__future__`, which the notebook has had from then on
 
     def add(self, body: str) -> None:
         """Take in a cell of the notebook; one that is no plain Python is passed over."""
         try:
+            body, features = code_of.without_features(body)
             tree = ast.parse(body)
-        except SyntaxError:
+        except (SyntaxError, ValueError):
             return
+        self.features += features
         lines = body.split("\n")
         for statement in tree.body:
             first = min(
@@ -65,7 +68,8 @@ class Definitions:
         if not isinstance(statement, _STAND_ALONE) and not _is_literal(statement):
             raise LookupError(f"{name} is computed in the notebook")
         wanted[order] = source
-        for other in code_of.needed(source):
+        future = f"from __future__ import {', '.join(self.features)}\n" if self.features else ""
+        for other in code_of.needed(future + source):
             self._collect(other, wanted, seen)
 
 

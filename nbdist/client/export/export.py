@@ -66,6 +66,7 @@ class Exported:
         if script.modules:
             lines.append(f"It needs beside it: {', '.join(script.modules)}.")
         lines += [f"Left out: cell {number}, which {reason}." for number, reason in script.left_out]
+        lines += [f"Without, of cell {number}: {', '.join(of)}." for number, of in script.without]
         return "\n".join([*lines, f"Run it: {script.command}"])
 
 
@@ -76,6 +77,7 @@ def export(
     parse_distributed: Parse,
     *,
     notebook: str = "",
+    folder: Path | None = None,
     running: ClusterOptions | None = None,
 ) -> Exported:
     """Write the script and the files around it.
@@ -86,6 +88,7 @@ def export(
         parse_dist: Reads the words after `%dist`.
         parse_distributed: Reads those after `%%distributed`.
         notebook: Its name, for the header.
+        folder: Where modules lie that cells import.
         running: What the cluster was started with, where one runs.
 
     Raises:
@@ -98,13 +101,13 @@ def export(
     resolved = resolve(cells, chosen, parse_dist, parse_distributed)
     if not any(block.code for block in resolved.blocks):
         raise _nothing(resolved, chosen)
-    if request.path.name in resolved.modules:
+    options = _options(resolved, running, request.nodes)
+    script = write(resolved, options, request.path.name, notebook, folder)
+    if request.path.name in {*resolved.written, *script.modules}:
         raise UsageError(
             f"{request.path.name} is a module that the script needs; nothing was written.",
             do=f"export to another name, such as train_{request.path.name}",
         )
-    options = _options(resolved, running, request.nodes)
-    script = write(resolved, options, request.path.name, notebook)
     files = {request.path.name: script.text}
     if request.format != TORCHRUN:
         started = resolved.starts[0] if resolved.starts else argparse.Namespace()
@@ -183,6 +186,7 @@ def _job(request: ExportRequest, script: Script, started: argparse.Namespace) ->
         ranks_per_node=options.n // options.nodes,
         nodes=options.nodes,
         device="cuda" if options.device == "cuda" else "cpu",
+        modules=script.modules,
         packages=_packages(request, script),
         time_limit=request.time_limit or getattr(started, "time", None) or "",
         partition=request.partition or getattr(started, "partition", None) or "",

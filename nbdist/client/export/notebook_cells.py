@@ -5,6 +5,7 @@ definition that was corrected after it was used stays above its use.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +25,12 @@ class Pushed:
     Attributes:
         name: On the ranks.
         literal: The value in Python's notation; "" where it has none.
-        kind: Its type's name.
+        why_none: Why it has none, such as `a Tensor is no plain value`.
     """
 
     name: str
     literal: str
-    kind: str
+    why_none: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +54,28 @@ class NotebookCell:
 
 def pushed(name: str, value: object) -> Pushed:
     """Return what is remembered of a value that is sent to the ranks now."""
-    literal = repr(value) if plain.is_plain(value) else ""
-    if "nan" in literal or "inf" in literal:  # of which Python has no literals
-        literal = "" if _has_no_literal(value) else literal
-    return Pushed(name, literal, type(value).__name__)
+    if plain.is_plain(value):
+        return Pushed(name, _literal(value))
+    kind = type(value).__name__
+    if isinstance(value, list | tuple | dict | str):
+        return Pushed(name, "", f"its {kind} is too large, or holds more than plain values")
+    article = "an" if kind[0].lower() in "aeiou" else "a"
+    return Pushed(name, "", f"{article} {kind} is no plain value")
 
 
-def _has_no_literal(value: Any) -> bool:
+def _literal(value: Any) -> str:
+    """Return a plain value in Python's notation, which has none of its own for NaN and inf."""
     if isinstance(value, dict):
-        return any(_has_no_literal(part) for pair in value.items() for part in pair)
+        parts = ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items())
+        return f"{{{parts}}}"
     if isinstance(value, list | tuple):
-        return any(map(_has_no_literal, value))
-    return isinstance(value, float) and repr(value).lstrip("-") in ("nan", "inf")
+        parts = ", ".join(map(_literal, value))
+        if isinstance(value, list):
+            return f"[{parts}]"
+        return f"({parts},)" if len(value) == 1 else f"({parts})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    return repr(value)
 
 
 @dataclass

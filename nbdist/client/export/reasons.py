@@ -22,8 +22,8 @@ def why_not(code: str) -> str:
             warnings.simplefilter("ignore")  # an invalid escape: the script says it
             tree = ast.parse(code)
             compile(code, "<cell>", "exec", dont_inherit=True)
-    except SyntaxError as error:
-        return _of_syntax(code, error)
+    except (SyntaxError, ValueError) as error:
+        return _of_syntax(error)
     for node in ast.walk(tree):
         reason = _of_import(node) or _of_name(node)
         if reason:
@@ -31,16 +31,12 @@ def why_not(code: str) -> str:
     return ""
 
 
-def _of_syntax(code: str, error: SyntaxError) -> str:
-    for line in code.split("\n"):
-        word = line.strip()
-        if word.startswith(("%", "!")):
-            return f"has {word.split()[0]!r}, which only IPython understands"
-        if "= %" in line or "= !" in line:
-            return f"has {word!r}, which only IPython understands"
-    if "await" in (error.msg or "") or "async" in (error.msg or ""):
+def _of_syntax(error: SyntaxError | ValueError) -> str:
+    told = getattr(error, "msg", None) or str(error)  # null bytes have no line
+    if "await" in told or "async" in told:
         return "awaits at its top level, which a script cannot"
-    return f"is no Python that a script can hold: {error.msg}, line {error.lineno}"
+    line = getattr(error, "lineno", None)
+    return f"is no Python that a script can hold: {told}{f', line {line}' if line else ''}"
 
 
 def _of_import(node: ast.AST) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from nbdist.client.export import code as code_of
 from nbdist.client.export.definitions import Definitions
+from nbdist.client.export.magics import is_timing, plain
 from nbdist.client.export.notebook_cells import NotebookCell, Pushed
 from nbdist.client.export.reasons import why_not
 from nbdist.errors import UsageError
@@ -23,7 +24,6 @@ Parse = Callable[[str], argparse.Namespace | None]
 _MOST_RANKS = 1 << 20
 # Commands that change what a training is, and have no part in a script.
 _MEANINGLESS = {"chaos", "scale", "restart", "attach"}
-_DROPPED = re.compile(r"\s*%(load_ext|reload_ext|config|autoreload|matplotlib|pip|conda)\b")
 # What a script does without, and where it can be had.
 _WITHOUT = {
     "retry": "--retry: a script starts again from nbdist.save and nbdist.restore",
@@ -47,6 +47,7 @@ class Block:
         needs: The names that it takes.
         least_ranks: How many ranks it needs at least.
         is_notebooks: It is the notebook's own, and was not asked for.
+        without: Lines of IPython's that the code does without.
         pushes: The name that `%dist push` has sent; others that the code binds are the notebook's.
     """
 
@@ -58,6 +59,7 @@ class Block:
     needs: frozenset[str] = frozenset()
     least_ranks: int = 1
     is_notebooks: bool = False
+    without: tuple[str, ...] = ()
     pushes: str = ""
 
 
@@ -68,15 +70,13 @@ class Resolved:
     Attributes:
         blocks: In the script's order.
         starts: The words of each `%dist start`, in order.
-        modules: Files that `%%writefile` cells have written.
-        module_code: What is in those that are Python's.
+        written: What `%%writefile` cells have written, by the names of the files.
         features: Of `__future__`, which stand above all other code.
     """
 
     blocks: list[Block] = field(default_factory=list)
     starts: list[argparse.Namespace] = field(default_factory=list)
-    modules: list[str] = field(default_factory=list)
-    module_code: list[str] = field(default_factory=list)
+    written: dict[str, str] = field(default_factory=dict)
     features: list[str] = field(default_factory=list)
 
 
@@ -123,10 +123,11 @@ class _Resolver:
         if magic == "distributed":
             self._add_distributed(cell, first, words, rest)
         elif magic == "writefile" and words.split():
-            name = words.split()[-1].strip("\"'")
-            self.found.modules.append(name)
-            if name.endswith(".py"):
-                self.found.module_code.append(rest)
+            *options, name = (word.strip("\"'") for word in words.split())
+            before = self.found.written.get(name, "") if {"-a", "--append"} & {*options} else ""
+            self.found.written[name] = f"{before}{rest}\n"
+        elif is_timing(first):
+            self._add_own(replace(cell, source=rest))
         elif self._is_chosen(cell, by_itself=False):
             self._leave_out(cell, first, f"is a cell of %%{magic}")
 
@@ -137,8 +138,8 @@ class _Resolver:
         self, cell: NotebookCell, heading: str, reason: str, body: str = "", **more: Any
     ) -> None:
         try:
-            binds = frozenset(code_of.bound(body))
-        except SyntaxError:
+            binds = frozenset(code_of.bound(plain(body).code))
+        except (SyntaxError, ValueError):
             binds = frozenset()
         block = Block(cell.number, heading, "", reason, binds, **more)
         self.found.blocks.append(block)
@@ -163,10 +164,11 @@ class _Resolver:
             return
         if asked is None or not body.strip():
             return
-        if reason := why_not(body):
+        found = plain(body)
+        if reason := found.reason or why_not(found.code):
             self._leave_out(cell, first, reason, body)
             return
-        body = self._without_features(body)
+        body = self._without_features(found.code)
         params = dict(asked.params)
         clash = sorted(params.keys() & NAMES_OF_A_RANK)
         if clash:
@@ -185,7 +187,7 @@ class _Resolver:
             text = f"if {_is_one_of(ranks)}:\n{code_of.indent(text)}"
         notes = [note for name, note in _WITHOUT.items() if getattr(asked, name, None)]
         heading = "\n".join([first, *notes])
-        self._add_block(cell, heading, text, params, least)
+        self._add_block(cell, heading, text, params, least, without=found.without)
 
     def _add_block(
         self,
@@ -194,7 +196,7 @@ class _Resolver:
         text: str,
         params: Mapping[str, Any],
         least: int = 1,
-        pushes: str = "",
+        **more: Any,
     ) -> None:
         binds, needs = code_of.bound(text), code_of.needed(text)
         block = Block(
@@ -205,7 +207,7 @@ class _Resolver:
             frozenset(binds | set(params)),
             frozenset(needs - set(params)),
             least,
-            pushes=pushes,
+            **more,
         )
         self.found.blocks.append(block)
 
@@ -217,33 +219,34 @@ class _Resolver:
     # -- the notebook's own
 
     def _add_own(self, cell: NotebookCell) -> None:
-        plain: list[str] = []
+        kept: list[str] = []
         fresh: list[str] = []  # lines of which the definitions do not know yet
         for line in cell.source.split("\n"):
             if re.match(r"%dist\b", line):
                 self._define(cell, fresh)
                 self._add_line(cell, line)
-            elif not _DROPPED.match(line):
-                plain.append(line)
+            else:
+                kept.append(line)
                 fresh.append(line)
         self._define(cell, fresh)
-        body = "\n".join(plain).strip("\n")
+        body = "\n".join(kept).strip("\n")
         if not body.strip():
             return
-        reason = "has failed" if cell.has_failed else why_not(body)
+        found = plain(body)
+        reason = "has failed" if cell.has_failed else found.reason or why_not(found.code)
         if self._chosen is not None and cell.number in self._chosen:
             if reason:
                 self._leave_out(cell, "", reason, body)
             else:
-                body = self._without_features(body)
-                self._add_block(cell, "", code_of.with_print(body, "rank == 0"), {})
+                text = code_of.with_print(self._without_features(found.code), "rank == 0")
+                self._add_block(cell, "", text, {}, without=found.without)
         elif self._chosen is None:
             reason = reason or "runs in the notebook, not on ranks"
             self._leave_out(cell, "", reason, is_notebooks=True)
 
     def _define(self, cell: NotebookCell, lines: list[str]) -> None:
         if not cell.has_failed:
-            self._definitions.add("\n".join(lines))
+            self._definitions.add(plain("\n".join(lines)).code)
         lines.clear()
 
     def _add_line(self, cell: NotebookCell, line: str) -> None:
@@ -290,12 +293,13 @@ class _Resolver:
         if known is not None and known.literal:
             return f"{name} = {known.literal}", ""
         try:
-            return self._definitions.source_of(name), ""
+            source = self._definitions.source_of(name)
         except LookupError as error:
             if known is None:
                 return "", f"{error}; the kernel knows its value: %dist export in the notebook"
-            kind = known.kind
-            return "", f"a {kind} is no plain value, and {error}"
+            return "", f"{known.why_none}, and {error}"
+        self.found.features += self._definitions.features
+        return source, ""
 
 
 def _with_params(text: str, params: Mapping[str, Any]) -> str:

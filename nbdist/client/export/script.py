@@ -1,9 +1,11 @@
 """Write the script that torchrun runs: a header, a few lines that make a rank, the cells. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from nbdist.client.export import code as code_of
+from nbdist.client.export.modules import beside
 from nbdist.client.export.resolve import Block, Resolved, ranks_needed
 from nbdist.formatting import counted
 
@@ -41,7 +43,8 @@ class Script:
         options: What it is started with.
         cells: Numbers of the cells that are in it.
         left_out: Cells that are not, each with its reason.
-        modules: Files that it needs beside it.
+        without: Cells with lines that only IPython understands, which the script does without.
+        modules: Files that it needs beside it, also in folders below.
         needs_nbdist: Whether it imports nbdist, itself or by these files.
     """
 
@@ -50,6 +53,7 @@ class Script:
     options: ScriptOptions
     cells: tuple[int, ...]
     left_out: tuple[tuple[int, str], ...]
+    without: tuple[tuple[int, tuple[str, ...]], ...]
     modules: tuple[str, ...]
     needs_nbdist: bool
 
@@ -63,7 +67,13 @@ class Script:
         return f"torchrun {meeting} --nproc-per-node {n // nodes} {self.name}"
 
 
-def write(resolved: Resolved, options: ScriptOptions, name: str, notebook: str) -> Script:
+def write(
+    resolved: Resolved,
+    options: ScriptOptions,
+    name: str,
+    notebook: str,
+    folder: Path | None = None,
+) -> Script:
     """Return the script.
 
     Args:
@@ -71,12 +81,12 @@ def write(resolved: Resolved, options: ScriptOptions, name: str, notebook: str) 
         options: What it is started with.
         name: Of its file.
         notebook: Of the notebook, for the header; "" where it is not known.
+        folder: Where modules lie that cells import; None for nowhere.
     """
     blocks = [block for block in resolved.blocks if block.code]
     code = "\n".join(block.code for block in blocks)
-    modules = tuple(dict.fromkeys(m for m in resolved.modules if _is_used(m, code)))
-    inside = "\n".join(resolved.module_code)
-    needs_nbdist = code_of.uses_nbdist(code) or (bool(modules) and "nbdist" in inside)
+    modules = beside(code, resolved.written, folder)
+    needs_nbdist = any(map(code_of.uses_nbdist, (code, *modules.values())))
     left_out = [b for b in resolved.blocks if not b.code]
     cells = tuple(dict.fromkeys(block.number for block in blocks))
     script = Script(
@@ -85,30 +95,28 @@ def write(resolved: Resolved, options: ScriptOptions, name: str, notebook: str) 
         options,
         cells,
         tuple((b.number, b.reason) for b in left_out if not b.is_notebooks),
-        modules,
+        tuple((b.number, b.without) for b in blocks if b.without),
+        tuple(modules),
         needs_nbdist,
     )
     prelude = _with_nbdist if needs_nbdist else _with_torch
     parts = [
         _header(script, notebook, [b for b in left_out if b.is_notebooks]),
         *_features(resolved.features),
-        prelude(options, code_of.layouts(f"{code}\n{inside}" if modules else code)),
+        prelude(
+            options, [word for text in (code, *modules.values()) for word in code_of.layouts(text)]
+        ),
         *_refusal(blocks, name),
         *map(_part, resolved.blocks),
         _END,
     ]
     text = "\n\n".join(part for part in parts if part)
     compile(text, name, "exec", dont_inherit=True)
-    return Script(name, text, options, script.cells, script.left_out, script.modules, needs_nbdist)
+    return replace(script, text=text)
 
 
 def _features(names: Sequence[str]) -> list[str]:
     return [f"from __future__ import {', '.join(sorted(set(names)))}\n"] if names else []
-
-
-def _is_used(module: str, code: str) -> bool:
-    stem = module.rsplit("/", 1)[-1].removesuffix(".py")
-    return stem in code
 
 
 def _header(script: Script, notebook: str, own: Sequence[Block]) -> str:
@@ -200,6 +208,7 @@ def _part(block: Block) -> str:
         return ""
     if not block.code:
         return f"# Cell {block.number} is left out: it {block.reason}.\n"
-    heading = ": ".join(filter(None, [f"Cell {block.number}", block.heading]))
+    without = "".join(f"\nwithout {line}" for line in block.without if line.startswith("%%"))
+    heading = ": ".join(filter(None, [f"Cell {block.number}", block.heading])) + without
     comment = "".join(f"# {line}\n" for line in heading.split("\n"))
     return f"{comment}{block.code.rstrip()}\n"

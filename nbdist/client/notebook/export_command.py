@@ -53,6 +53,7 @@ def export_history(asked: argparse.Namespace) -> Exported:
         parse_dist,
         parse_distributed,
         notebook=path.name if path else "",
+        folder=Path.cwd(),
         running=running,
     )
 
@@ -63,7 +64,14 @@ def export_file(asked: argparse.Namespace) -> Exported:
     if notebook.suffix != ".ipynb":
         raise UsageError(f"nbdist export takes a notebook and a script, and {notebook} is none.")
     cells = read_notebook(notebook)
-    return export(_request(asked), cells, parse_dist, parse_distributed, notebook=notebook.name)
+    return export(
+        _request(asked),
+        cells,
+        parse_dist,
+        parse_distributed,
+        notebook=notebook.name,
+        folder=notebook.parent,
+    )
 
 
 def _request(asked: argparse.Namespace) -> ExportRequest:

@@ -1,7 +1,7 @@
 """What drivers of Ray and Spark share: a function that runs the script on each worker. Pure.
 
 Both start one process a rank, with torchrun's variables, and call a function there. The script's
-text travels with it, so that no folder has to be shared for it.
+text and those of the modules beside it travel along, so that no folder has to be shared.
 """
 
 from nbdist.client.export.jobs.job import Job
@@ -14,6 +14,7 @@ def run_script(job: dict) -> None:
     import socket
     import sys
     import tempfile
+    from pathlib import Path
 
     import torch.distributed as dist
 
@@ -27,10 +28,13 @@ def run_script(job: dict) -> None:
         dist.destroy_process_group()
         os.environ["MASTER_PORT"] = str(port[0])
     with tempfile.TemporaryDirectory() as folder:
-        # A file, not only its text: tracebacks and torch.compile read the lines again.
+        # Files, not only their text: tracebacks and torch.compile read the lines again.
+        for name, text in job["files"].items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
         script = os.path.join(folder, job["script"])
-        with open(script, "w") as file:
-            file.write(job["source"])
+        sys.path.insert(0, folder)
         sys.argv = [script, *job["arguments"]]
         runpy.run_path(script, run_name="__main__")
 '''
@@ -54,10 +58,11 @@ def driver(job: Job, *, docstring: str, imports: str, main: str) -> str:
     return (
         f'"""{docstring.strip()}\n"""\n\n'
         f"{imports.strip()}\n\n"
-        f"SCRIPT = Path(__file__).with_name({job.script!r})\n\n"
+        "FOLDER = Path(__file__).parent\n"
+        f"FILES = {[job.script, *job.modules]!r}\n\n"
         f"{_RUN_SCRIPT}\n\n"
         'if __name__ == "__main__":\n'
         f"    job = {values!r}\n"
-        '    job["source"] = SCRIPT.read_text()\n'
+        '    job["files"] = {name: (FOLDER / name).read_text(encoding="utf-8") for name in FILES}\n'
         f"{indented}\n"
     )

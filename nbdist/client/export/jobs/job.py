@@ -13,6 +13,7 @@ from nbdist.client.cluster.launchers.slurm_words import seconds_of
 from nbdist.errors import UsageError
 
 _SCRIPT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")  # as keys of a ConfigMap may be
+_MODULE: Final = re.compile(r"(?:(?!\.\.?/)[A-Za-z0-9_.-]+/)*(?!\.\.?$)[A-Za-z0-9_.-]+")
 _NAME: Final = re.compile(r"[^a-z0-9]+")
 _LONGEST_NAME: Final = 40  # Kubernetes takes 63, and its controllers append to it
 
@@ -27,6 +28,7 @@ class Job:
         nodes: Machines, containers or pods.
         device: What ranks compute on.
         name: Of the job; by default the script's. Others than `a-z`, `0-9` and `-` are replaced.
+        modules: Files that the script needs beside it, also in folders below.
         arguments: Words for the script.
         packages: What pip installs first, where the job's environment is made anew.
         environment: Variables of each rank.
@@ -44,6 +46,7 @@ class Job:
     nodes: int = 1
     device: Literal["cpu", "cuda"] = "cpu"
     name: str = ""
+    modules: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -67,6 +70,13 @@ class Job:
                 "that all of its tools take.",
                 do="use a name of letters, digits, '_', '-' and '.', such as train.py",
             )
+        for module in self.modules:
+            if not _MODULE.fullmatch(module):
+                raise UsageError(
+                    f"The script needs {module}, which does not lie beside it, or has a name that "
+                    "not all tools take.",
+                    do="move it to the script's folder, and import it from there",
+                )
         if self.device not in ("cpu", "cuda"):
             raise UsageError(f"A job's device is cpu or cuda, not {self.device!r}.")
         for what, count in (

@@ -30,7 +30,7 @@ def files(job: Job) -> dict[str, str]:
         f"Runs {job.script} on {job.world_size} ranks.",
         "Fill in what is in capitals, here and below, and choose an instance type; then:",
         f"    aws s3 cp . s3://BUCKET/{job.name}/code --recursive --exclude '*' \\",
-        f"        --include {job.script} --include {start}",
+        "        " + " ".join(f"--include {name}" for name in (job.script, *job.modules, start)),
         f"    aws sagemaker create-training-job --cli-input-yaml file://{file}",
         "A job's name is free once only: give the next one another.",
     ]

@@ -24,7 +24,7 @@ def files(job: Job) -> dict[str, str]:
     file = f"{job.stem}-trainjob.yaml"
     heading = [
         f"Runs {job.script} on {job.world_size} ranks:",
-        f"    kubectl create configmap {job.name} --from-file={job.script}",
+        f"    kubectl create configmap {job.name} {_from_files(job)}",
         f"    kubectl create -f {file}",
     ]
     return {file: yaml_file(heading, _train_job(job))}
@@ -47,7 +47,7 @@ def _train_job(job: Job) -> dict[str, Any]:
                 "env": [{"name": name, "value": value} for name, value in job.environment.items()],
                 "resourcesPerNode": _resources(job),
             },
-            "runtimePatches": [_mounted(job.name)],
+            "runtimePatches": [_mounted(job)],
         },
     }
 
@@ -61,13 +61,28 @@ def _resources(job: Job) -> dict[str, Any]:
     return {"requests": requests, "limits": limits}
 
 
-def _mounted(config_map: str) -> dict[str, Any]:
-    """Return the patch by which each pod has the script."""
+def _keys(job: Job) -> dict[str, str]:
+    """Return the ConfigMap's keys, which know no folders, and the files that they stand for."""
+    return {name.replace("/", "--"): name for name in (job.script, *job.modules)}
+
+
+def _from_files(job: Job) -> str:
+    return " ".join(
+        f"--from-file={name}" if key == name else f"--from-file={key}={name}"
+        for key, name in _keys(job).items()
+    )
+
+
+def _mounted(job: Job) -> dict[str, Any]:
+    """Return the patch by which each pod has the script, and the modules beside it."""
+    keys = _keys(job)
+    items = [{"key": key, "path": path} for key, path in keys.items()]
+    config_map = {"name": job.name, "items": items if any("/" in p for p in job.modules) else None}
     pod = {
         "containers": [
             {"name": "node", "volumeMounts": [{"name": "script", "mountPath": _FOLDER}]}
         ],
-        "volumes": [{"name": "script", "configMap": {"name": config_map}}],
+        "volumes": [{"name": "script", "configMap": config_map}],
     }
     jobs = [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]
     return {

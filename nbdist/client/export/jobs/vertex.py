@@ -29,11 +29,23 @@ def files(job: Job) -> dict[str, str]:
     heading = [
         f"Runs {job.script} on {job.world_size} ranks.",
         "Fill in what is in capitals, here and below, and choose a machine type; then:",
-        f"    gcloud storage cp {job.script} gs://BUCKET/{job.name}/",
+        *_copies(job),
         "    gcloud ai custom-jobs create --region=REGION \\",
         f"        --display-name={job.name} --config={file}",
     ]
     return {file: yaml_file(heading, _custom_job(job))}
+
+
+def _copies(job: Job) -> list[str]:
+    """Return the commands that send the script and the modules beside it, one a folder."""
+    folders: dict[str, list[str]] = {}
+    for name in (job.script, *job.modules):
+        folder = name.rpartition("/")[0]
+        folders.setdefault(f"{folder}/" if folder else "", []).append(name)
+    return [
+        f"    gcloud storage cp {' '.join(names)} gs://BUCKET/{job.name}/{folder}"
+        for folder, names in folders.items()
+    ]
 
 
 def _custom_job(job: Job) -> dict[str, Any]:

@@ -59,6 +59,25 @@ def test_a_module_that_the_script_needs_is_never_overwritten(tmp_path: Path) -> 
     assert path.read_text() == "mine"
 
 
+def test_modules_in_the_notebooks_folder_are_found_and_travel_with_the_job(tmp_path: Path) -> None:
+    folder = tmp_path / "notebooks"
+    (folder / "shapes").mkdir(parents=True)
+    for name, text in {
+        "model.py": "import shapes.round\nimport json",
+        "shapes/__init__.py": "",
+        "shapes/round.py": "import nbdist\nWORD = 'tp=2'",
+        "unused.py": "",
+        "broken.py": "def",
+    }.items():
+        (folder / name).write_text(text)
+    cells = [NotebookCell(1, "%%distributed\nimport torch, broken\nfrom model import net")]
+    request = ExportRequest(tmp_path / "train.py", "ray")
+    made = export(request, cells, parse_dist, parse_distributed, folder=folder).script
+    assert made.modules == ("broken.py", "model.py", "shapes/__init__.py", "shapes/round.py")
+    assert 'nbdist.init(layouts=["tp=2"]' in made.text
+    assert "'shapes/round.py'" in (tmp_path / "train_ray.py").read_text()
+
+
 def test_what_is_there_is_overwritten_only_by_force(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("mine")

@@ -128,10 +128,24 @@ def test_a_value_that_was_pushed_is_what_the_kernel_had_then() -> None:
         history.note_push({"x": value})
         history.note_run(number, "%dist push x", f"id {number}", has_failed=False)
     found = resolve(history.cells(), None, parse_dist, parse_distributed).blocks
-    assert [one.code for one in found] == ["x = 0.5", "", ""]
-    assert found[1].reason == "pushes x: a list is no plain value, and no cell defines x"
-    assert found[2].reason == "pushes x: a object is no plain value, and no cell defines x"
+    assert [one.code for one in found] == ["x = 0.5", "x = [1, float('inf')]", ""]
+    assert found[2].reason == "pushes x: an object is no plain value, and no cell defines x"
     assert pushed("word", "infinite").literal == "'infinite'"
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": (1.5, [None, "b"])}, (float("-inf"),), {1: float("nan"), (2,): ()}, True]
+)
+def test_the_literal_of_a_value_that_was_pushed_gives_it_again(value: object) -> None:
+    assert repr(eval(pushed("x", value).literal)) == repr(value)
+
+
+def test_a_value_that_is_too_large_for_a_script_says_so() -> None:
+    of = pushed("x", list(range(100_000)))
+    assert (of.literal, of.why_none) == (
+        "",
+        "its list is too large, or holds more than plain values",
+    )
 
 
 def test_of_a_cell_that_was_run_again_the_newest_success_counts_in_the_first_place() -> None:
@@ -160,8 +174,14 @@ def test_of_a_cell_that_was_run_again_the_newest_success_counts_in_the_first_pla
         ("display(x)", "calls display(), which only a notebook has"),
         ("nbdist.current()", "calls nbdist.current, which needs a notebook"),
         ("nbdist.publish(model, 'a')", "calls nbdist.publish, which needs a notebook"),
-        ("%timeit f()", "has '%timeit', which only IPython understands"),
-        ("x = 1\n!ls", "has '!ls', which only IPython understands"),
+        ("%timeit f()", "has '%timeit f()', which only IPython understands"),
+        ("%cd /tmp\nx = 1", "has '%cd /tmp', which only IPython understands"),
+        ("%%capture\nx = 1", "has '%%capture', which only IPython understands"),
+        ("%dist push x", "has '%dist push x', which only IPython understands"),
+        (
+            "x = '\0'",
+            "is no Python that a script can hold: source code string cannot contain null bytes",
+        ),
         ("files = !ls", "has 'files = !ls', which only IPython understands"),
         ("await g()", "awaits at its top level, which a script cannot"),
         ("return 1", "is no Python that a script can hold: 'return' outside function, line 1"),
@@ -176,6 +196,59 @@ def test_a_cell_that_no_script_can_hold_says_why_and_the_rest_is_exported(
     assert made.cells == (1, 3)
     assert made.left_out == ((2, reason),)
     assert f"# Cell 2 is left out: it {reason}." in made.text
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected", "without"),
+    [
+        ("%%distributed\n%%time\na = 1\na;", "a = 1\na;", ("%%time",)),
+        ("%%distributed\n%time a = 1", "a = 1", ("%time a = 1",)),
+        ("%%distributed\na = %time 1", "a = 1", ("a = %time 1",)),
+        (
+            "%%distributed\n%matplotlib inline\n!nvidia-smi\na = 1  # why",
+            "pass  # without: %matplotlib inline\npass  # without: !nvidia-smi\na = 1  # why",
+            ("%matplotlib inline", "!nvidia-smi"),
+        ),
+        (
+            "%%distributed\nfor i in range(2):\n    !ls {i}\nb = '''\n!ls'''",
+            "for i in range(2):\n    pass  # without: !ls {i}\nb = '''\n!ls'''",
+            ("!ls {i}",),
+        ),
+        (
+            "%%distributed -r 1\na = 1\na?",
+            "if rank == 1:\n    a = 1\n    pass  # without: %pinfo a",
+            ("%pinfo a",),
+        ),
+    ],
+)
+def test_a_line_that_only_ipython_understands_is_all_that_a_script_does_without(
+    cell: str, expected: str, without: tuple[str, ...]
+) -> None:
+    made = script(cell)
+    assert code(cell) == expected
+    assert made.without == ((1, without),)
+    assert not made.left_out
+
+
+def test_names_that_a_magic_binds_are_followed() -> None:
+    assert reasons("%%distributed\nfiles = !ls\nsize = len(files)", "%%distributed\nsize + 1") == {
+        1: "has 'files = !ls', which only IPython understands",
+        2: "uses size, which cell 1 would have given",
+    }
+    assert reasons("%%distributed\n%cd x\n%time a = 1", "%%distributed\na")[2] == (
+        "uses a, which cell 1 would have given"
+    )
+
+
+def test_a_pushed_function_keeps_the_future_imports_of_the_notebook() -> None:
+    own = "from __future__ import annotations\nSIZE = 2", "def f(x: Unknown):\n    return SIZE"
+    made = script(*own, "%dist push f", "%%distributed\nf(1);")
+    assert "\nfrom __future__ import annotations\n" in made.text
+    assert "__future__" not in script(*own, "%%distributed\na = 1").text
+
+
+def test_a_definition_of_a_timed_cell_can_be_pushed() -> None:
+    assert code("%%time\n!ls\ndef f():\n    return 1", "%dist push f") == "def f():\n    return 1"
 
 
 def test_cells_that_failed_and_magics_without_meaning_are_left_out() -> None:

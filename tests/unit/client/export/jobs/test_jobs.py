@@ -21,6 +21,7 @@ LARGE = Job(
     nodes=2,
     device="cuda",
     name="Größe 1",
+    modules=("model.py", "data/rows.py"),
     arguments=("--lr", "1e-3", "it's"),
     packages=("nbdist", "torchmetrics>=1"),
     environment={"MODE": "a b"},
@@ -55,6 +56,9 @@ def test_a_time_limit_is_read_as_slurm_reads_it(written: str, seconds: int) -> N
         ({"script": "train.ipynb"}, "'train.ipynb'"),
         ({"script": "src/train.py"}, "lies beside"),
         ({"script": "my train.py"}, "no name that all"),
+        ({"modules": ("../model.py",)}, r"needs \.\./model.py, which does not lie beside it"),
+        ({"modules": ("/tmp/model.py",)}, "needs /tmp/model.py, which"),
+        ({"modules": ("data/..",)}, "not all tools take"),
         ({"ranks_per_node": 0}, "ranks a node, not 0"),
         ({"nodes": 0}, "nodes, not 0"),
         ({"device": "tpu"}, "cpu or cuda, not 'tpu'"),
@@ -94,6 +98,25 @@ def test_the_files_of_each_format_can_be_read_and_name_the_script(format: str, j
             assert yaml.safe_load(text)
         else:
             subprocess.run(["bash", "-n"], input=text.encode(), check=True)
+
+
+def test_modules_travel_with_the_script() -> None:
+    headings = {
+        "trainjob": "my-train.py --from-file=model.py --from-file=data--rows.py=data/rows.py\n",
+        "sagemaker": "--include my-train.py --include model.py --include data/rows.py --include ",
+        "vertex": (
+            "cp my-train.py model.py gs://BUCKET/gr-e-1/\n"
+            "#     gcloud storage cp data/rows.py gs://BUCKET/gr-e-1/data/\n"
+        ),
+        "ray": "FILES = ['my-train.py', 'model.py', 'data/rows.py']\n",
+        "spark": "FILES = ['my-train.py', 'model.py', 'data/rows.py']\n",
+    }
+    for format, says in headings.items():
+        assert says in next(iter(files(format, LARGE).values()))
+    job = yaml.safe_load(files("trainjob", LARGE)["my-train-trainjob.yaml"])
+    jobs = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    (volume,) = jobs["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["volumes"]
+    assert volume["configMap"]["items"][2] == {"key": "data--rows.py", "path": "data/rows.py"}
 
 
 def test_options_of_the_persons_own_come_after_ours_in_a_batch_script() -> None:
