@@ -66,7 +66,7 @@ class Exported:
         if script.modules:
             lines.append(f"It needs beside it: {', '.join(script.modules)}.")
         lines += [f"Left out: cell {number}, which {reason}." for number, reason in script.left_out]
-        lines += [f"Without, of cell {number}: {', '.join(of)}." for number, of in script.without]
+        lines += [f"Cell {number} is without {', '.join(gone)}." for number, gone in script.without]
         return "\n".join([*lines, f"Run it: {script.command}"])
 
 

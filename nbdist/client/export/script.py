@@ -208,7 +208,6 @@ def _part(block: Block) -> str:
         return ""
     if not block.code:
         return f"# Cell {block.number} is left out: it {block.reason}.\n"
-    without = "".join(f"\nwithout {line}" for line in block.without if line.startswith("%%"))
-    heading = ": ".join(filter(None, [f"Cell {block.number}", block.heading])) + without
+    heading = ": ".join(filter(None, [f"Cell {block.number}", block.heading]))
     comment = "".join(f"# {line}\n" for line in heading.split("\n"))
     return f"{comment}{block.code.rstrip()}\n"

@@ -34,6 +34,11 @@ def test_a_script_says_what_it_is_and_how_it_runs(tmp_path: Path) -> None:
     assert 'nbdist.init(device="cpu", threads=1, timeout=60)' in (tmp_path / "train.py").read_text()
 
 
+def test_lines_that_were_taken_out_are_told(tmp_path: Path) -> None:
+    cell = NotebookCell(5, "%%distributed\n%%time\n!nvidia-smi\na = 1")
+    assert "\nCell 5 is without %%time, !nvidia-smi.\n" in str(exported(tmp_path / "a.py", [cell]))
+
+
 def test_a_running_cluster_tells_what_its_start_left_open(tmp_path: Path) -> None:
     cells = [NotebookCell(1, "%dist start"), NotebookCell(2, "%%distributed\na = 1")]
     running = ClusterOptions(n=3, device="cpu", backend="gloo", threads=1)
