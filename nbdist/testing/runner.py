@@ -8,7 +8,6 @@ main one, which then kills the kernel.
 """
 
 import asyncio
-import math
 import os
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -78,6 +77,7 @@ class _Run:
         self._limit: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._stacks: str | None = None  # of ranks, once a cell has taken too long
+        self._is_deaf = False  # the cell has not ended at its interrupt
 
     async def to_its_end(self) -> None:
         """Run all cells; the kernel has ended afterwards."""
@@ -85,7 +85,7 @@ class _Run:
         client = NotebookClient(
             self._notebook,
             km=self._manager,
-            timeout=math.ceil(self._options.cell_timeout_s + _SETTLE_S),
+            timeout=None,  # its own would be told beside the option's
             # Errors alone: ipykernel warns at each start that its loopback ports are not encrypted.
             extra_arguments=["--IPKernelApp.log_level=ERROR"],
             on_cell_execute=self._begin,
@@ -101,6 +101,10 @@ class _Run:
             shown = shown_error(self._notebook.cells[self._index])
             raise self._failed(shown or f"{error.ename}: {error.evalue}") from None
         except (CellControlSignal, DeadKernelError) as error:
+            if self._is_deaf:
+                raise self._failed(
+                    "It did not end when it was interrupted, so its kernel was killed."
+                ) from None
             raise self._failed(f"{type(error).__name__}: {error}") from None
         finally:
             self._disarm()
@@ -155,7 +159,14 @@ class _Run:
             self._stacks = await asyncio.to_thread(terminal.stacks, pid, "all")
         except NBDistError as error:
             self._stacks = str(error)  # such as: it has no ranks
+        assert self._loop is not None
+        self._limit = self._loop.call_later(_SETTLE_S, self._give_up)
         await self._manager.interrupt_kernel()
+
+    def _give_up(self) -> None:
+        self._is_deaf = True
+        assert self._loop is not None
+        self._asking = self._loop.create_task(self._shut_down())
 
     def _failed(self, text: str) -> NotebookFailed:
         what = "failed"

@@ -6,6 +6,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
+from nbdist.testing import runner
+from nbdist.testing.outcome import NotebookFailed
 from tests.testing.pytest_run import run_pytest
 
 
@@ -62,3 +64,17 @@ def test_what_ends_a_kernel_or_is_no_notebook_is_told_in_words(tmp_path: Path) -
     assert "Kernel died" in report.failure("crash")
     assert report.failure("broken").startswith("This is no notebook")
     assert report.failure("slow").startswith("Cell 1 of 1 took longer than 3 s")
+
+
+def test_a_cell_that_hears_no_interrupt_is_told_by_the_time_that_was_asked_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner, "_SETTLE_S", 1.0)
+    deaf = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(600)"
+    notebook = new_notebook(cells=[new_code_cell(deaf)])
+    with pytest.raises(NotebookFailed) as failed:
+        runner.run_notebook(notebook, tmp_path / "deaf.ipynb", runner.RunOptions(None, 1.25))
+    told = str(failed.value)
+    assert told.startswith("Cell 1 of 1 took longer than 1.25 s: import signal, time")
+    assert told.endswith("It did not end when it was interrupted, so its kernel was killed.")
+    assert "Timeout" not in f"{told}{caplog.text}"  # nbclient's own, with another number
