@@ -32,7 +32,8 @@ on_hosts := notebooks/11_many_hosts.ipynb
 expecting := $(wildcard notebooks/02_*.ipynb notebooks/03_*.ipynb notebooks/06_*.ipynb)
 notebooks := $(filter-out $(on_hosts),$(wildcard notebooks/*.ipynb))
 
-# Ray, Spark, SkyPilot and others, whose own pins and ours contradict each other.
+# Ray, Spark, SkyPilot and others, whose own pins and ours contradict each other: nbdist is there
+# without its dependencies, but for those that a script with `nbdist.init()` imports.
 tools := .venv-jobs/.nbdist-tools
 
 .PHONY: help install demo lab test test-fast test-browser test-hosts test-jobs test-all azurite trials check bench docs clean FORCE
@@ -187,6 +188,7 @@ $(tools): tests/jobs/requirements.txt constraints-jobs.txt constraints-torch.txt
 	$(PYTHON) -m venv .venv-jobs
 	.venv-jobs/bin/python -m pip install -q -c constraints-jobs.txt -c constraints-torch.txt \
 	  -r tests/jobs/requirements.txt
+	.venv-jobs/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
 FORCE:

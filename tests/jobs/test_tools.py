@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from nbdist.client.export.jobs import Job, files
+from nbdist.formatting import figure
 
 pytestmark = [
     pytest.mark.jobs,
@@ -20,6 +21,8 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
+BY_LIBRARY = "train_by_library.py"
+SCRIPTS = ("train.py", BY_LIBRARY)
 SMALL = Job("train.py", 2)
 LARGE = Job(
     "train.py",
@@ -88,31 +91,38 @@ def test_amazons_own_model_of_the_service_takes_the_request(job: Job) -> None:
 
 @pytest.fixture(scope="module")
 def folder(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the script, and the losses of torchrun on two ranks."""
+    """Return a folder with the scripts, and the losses of torchrun on two ranks."""
     folder = tmp_path_factory.mktemp("jobs")
-    shutil.copy(HERE / "train.py", folder)
-    torchrun = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run([*torchrun, "train.py", "torchrun.txt"], folder)
+    for script in SCRIPTS:
+        shutil.copy(HERE / script, folder)
+        torchrun = [str(python), "-m", "torch.distributed.run", "--standalone"]
+        run([*torchrun, "--nproc-per-node=2", script, f"{script}-torchrun.txt"], folder)
     return folder
 
 
+@pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("format", ["ray", "spark"])
 def test_a_driver_gives_the_losses_of_torchrun_to_the_last_bit(
-    format: str, python: Path, folder: Path
+    format: str, script: str, python: Path, folder: Path
 ) -> None:
     # The path is relative: a driver runs the script in the folder that it was started from.
-    ((driver, text),) = files(format, Job("train.py", 2, arguments=(f"{format}.txt",))).items()
+    losses = f"{script}-{format}.txt"
+    ((driver, text),) = files(format, Job(script, 2, arguments=(losses,))).items()
     (folder / driver).write_text(text)
     submit = {
         "ray": [str(python), driver],
         "spark": [str(python.with_name("spark-submit")), "--master", "local[2]", driver],
     }
-    run(submit[format], folder)
-    of_driver, of_torchrun = ((folder / f"{n}.txt").read_text() for n in (format, "torchrun"))
+    said = run(submit[format], folder)
+    of_driver, of_torchrun = (
+        (folder / f"{script}-{by}.txt").read_text() for by in (format, "torchrun")
+    )
     assert of_driver == of_torchrun
     world_size, first, *_, last = of_driver.splitlines()
     assert world_size == "2"
     assert float.fromhex(last) < 0.1 * float.fromhex(first)
+    logged = f"mean {figure(float.fromhex(last))}"  # by nbdist.log, on rank 0
+    assert said.count(logged) == (script == BY_LIBRARY)
 
 
 def run(command: Sequence[str], folder: Path) -> str:

@@ -110,7 +110,7 @@ def know(rank: ThisRank) -> None:
 
 
 def _place(environ: Mapping[str, str]) -> tuple[int, Place]:
-    """Return the rank and the place that torchrun has told."""
+    """Return the rank and the place that torchrun has told, or Ray, Spark or Azure in its way."""
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in environ]
     if missing:
         raise UsageError(
@@ -119,10 +119,11 @@ def _place(environ: Mapping[str, str]) -> tuple[int, Place]:
             do=_RUN_IT.format(os.path.basename(sys.argv[0]) or "SCRIPT"),
         )
     rank, n = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    nodes = int(environ.get("GROUP_WORLD_SIZE", 1))
-    node = int(environ.get("GROUP_RANK", 0))
+    local_size = int(environ.get("LOCAL_WORLD_SIZE", n // int(environ.get("GROUP_WORLD_SIZE", 1))))
+    # Only torchrun counts nodes. Some may have fewer ranks than this one, so that it is a guess.
+    nodes = int(environ.get("GROUP_WORLD_SIZE", -(-n // local_size)))
+    node = int(environ.get("GROUP_RANK", environ.get("NODE_RANK", 0)))
     local_rank = int(environ.get("LOCAL_RANK", rank))
-    local_size = int(environ.get("LOCAL_WORLD_SIZE", n // nodes))
     host = HERE if nodes == 1 else f"node {node}"
     address = LOOPBACK if nodes == 1 else _address_towards(environ["MASTER_ADDR"])
     return rank, Place(host, address, local_rank, local_size, node, nodes)

@@ -34,7 +34,11 @@ def _command_job(job: Job) -> dict[str, Any]:
         "code": ".",
         "command": " && ".join([*pip_install(job), command]),
         "environment": {"image": job.image or "REGISTRY.azurecr.io/IMAGE:TAG"},
-        "environment_variables": dict(job.environment),
+        # Azure sets all that torchrun does but this, by which nbdist.init() tells nodes apart.
+        "environment_variables": {
+            "LOCAL_WORLD_SIZE": str(job.ranks_per_node),
+            **job.environment,
+        },
         "compute": "azureml:COMPUTE",
         "resources": {"instance_count": job.nodes},
         "distribution": {"type": "pytorch", "process_count_per_instance": job.ranks_per_node},

@@ -1,0 +1,27 @@
+"""Where a rank without a notebook is: as torchrun tells it, or Ray, Spark and Azure."""
+
+from nbdist.engine.rank.standalone import _place
+from nbdist.options import LOOPBACK
+from nbdist.placement import HERE
+
+TOLD = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
+
+
+def test_ranks_of_one_node_meet_on_loopback() -> None:
+    for told in ({}, {"LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0"}, {"GROUP_WORLD_SIZE": "1"}):
+        rank, place = _place(TOLD | told)
+        assert (rank, place.host, place.address, place.nodes) == (3, HERE, LOOPBACK, 1)
+        assert (place.local_rank, place.local_size) == (1, 4)
+
+
+def test_nodes_that_only_torchrun_counts_follow_from_the_ranks_of_each() -> None:
+    by_torchrun = {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
+    by_ray = {"LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"}
+    assert _place(TOLD | by_torchrun) == _place(TOLD | by_ray)
+    _, place = _place(TOLD | by_ray)
+    assert (place.host, place.node, place.nodes, place.local_size) == ("node 1", 1, 2, 2)
+
+
+def test_a_node_with_most_of_the_ranks_is_not_taken_for_all_nodes() -> None:
+    _, place = _place(TOLD | {"RANK": "2", "LOCAL_WORLD_SIZE": "3", "NODE_RANK": "0"})
+    assert place.nodes == 2
