@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nbdist.client.export import code as code_of
+from nbdist.client.export.blocks import Block, ranks_needed
 from nbdist.client.export.modules import beside
-from nbdist.client.export.resolve import Block, Resolved, ranks_needed
+from nbdist.client.export.resolve import Resolved
 from nbdist.formatting import counted
 
 _END = "dist.destroy_process_group()\n"
