@@ -14,7 +14,7 @@ from typing import Any
 from nbdist.client.export import code as code_of
 from nbdist.client.export.blocks import Block, consistent
 from nbdist.client.export.definitions import Definitions
-from nbdist.client.export.magics import is_timing, plain
+from nbdist.client.export.ipython_lines import is_timing, plain
 from nbdist.client.export.notebook_cells import NotebookCell, Pushed
 from nbdist.client.export.reasons import why_not
 from nbdist.errors import UsageError
