@@ -1,13 +1,17 @@
 """`nbdist.init()`: a script of torchrun's finds what a cell finds, or is told what it lacks."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from nbdist.engine.rank import standalone
 from nbdist.errors import UsageError
-from tests.export.torchrun import torchrun
+from tests.export.torchrun import HANG_S, ROOT, torchrun
 
 TRAIN = """
 import os, random, nbdist, torch, torch.distributed as dist
@@ -60,6 +64,66 @@ def test_a_script_of_torchrun_has_what_a_cell_has(tmp_path: Path) -> None:
         steps = [row for row in map(json.loads, lines) if row["kind"] == "step"]
         assert [row["step"] for row in steps] == [1, 2, 3]
         assert all(row["values"]["loss"] > 0 for row in steps)
+
+
+STAGES = """
+import os, nbdist, torch
+
+rank, *_ = nbdist.init(layouts=["pp=2"], threads=1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+layout = nbdist.parallelize(model, "pp=2", nbdist.Pipeline(microbatches=2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(8, 4), torch.randint(2, (8,))
+for step in range(3):
+    loss = layout.step(x, y, torch.nn.functional.cross_entropy)
+    optimizer.step()
+    optimizer.zero_grad()
+    if loss is not None:
+        nbdist.log(loss=loss)
+    if step == 1 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("of the first start")
+nbdist.log(both=1.0)
+"""
+
+
+def test_a_loss_that_rank_0_has_not_is_printed_once_also_when_torchrun_starts_again(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STAGES)
+    ran = torchrun(script, 2, max_restarts=1)
+    assert ran.returncode == 0, ran.stderr
+    assert "ValueError: of the first start" in ran.stderr
+    last = ran.stdout.splitlines()[2:]  # of the second start
+    assert sorted(re.sub(r"loss [\d.]+", "loss L", line) for line in last) == [
+        *("step 1: loss L", "step 2: loss L", "step 3: both 1.00", "step 3: loss L")
+    ]
+
+
+def test_a_worker_that_imports_the_script_does_not_join_but_says_what_to_write(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import multiprocessing as mp, sys, nbdist\n"
+        "if __name__ == '__main__':\n"
+        "    worker = mp.get_context('spawn').Process(target=print)\n"
+        "    worker.start(); worker.join(); sys.exit(worker.exitcode)\n"
+        "nbdist.init()\n"
+    )
+    told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    ran = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **told},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert ran.returncode == 1
+    assert "nbdist.init() is called once more, in a process that this script" in ran.stderr
+    assert 'Do:  put nbdist.init() and all that trains below `if __name__ == "__main__":`' in (
+        ran.stderr
+    )
 
 
 def test_a_layout_that_cannot_have_these_ranks_ends_the_script_with_one_error(

@@ -10,10 +10,11 @@ HANG_S = 200  # tells a hang from a slow machine
 
 
 def torchrun(
-    script: Path, n: int, *arguments: str, **environment: str
+    script: Path, n: int, *arguments: str, max_restarts: int = 0, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
     """Return how it ended: `returncode`, `stdout`, `stderr` of all `n` ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--max-restarts={max_restarts}"]
     return subprocess.run(
         [*command, f"--nproc-per-node={n}", str(script), *arguments],
         cwd=script.parent,

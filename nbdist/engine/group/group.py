@@ -15,7 +15,7 @@ may call at any moment.
 
 import os
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from nbdist import error_text
 from nbdist.engine.compat import torch_groups, torch_hooks, torch_init, torch_live, torch_modules
 from nbdist.engine.compat.group_spec import GroupSpec
-from nbdist.engine.compat.torch_groups import TCPStore
+from nbdist.engine.compat.torch_groups import PrefixStore, TCPStore
 from nbdist.engine.group import (
     ddp_hook_state,
     gloo_setup,
@@ -59,6 +59,7 @@ def join(
     generation: int = 0,
     first_group: int = 0,
     store_host: str = "",
+    store_prefix: str = "",
     recovers: bool = True,
 ) -> None:
     """Become `rank` of the default process group. On the main thread; again only after `leave`.
@@ -73,6 +74,7 @@ def join(
         first_group: The default group's number, from which torch makes its name. All ranks that
             join with a generation give the same, higher than any group had before a `leave`.
         store_host: Where the store is, if not at the address in `options`.
+        store_prefix: Where in the store all of it lies, if others had it before.
         recovers: Whether faults are recovered from; else torch ends the process at one, as it does.
 
     Raises:
@@ -86,6 +88,8 @@ def join(
     if "nccl" in options.backend:
         torch.cuda.set_device(place.local_rank)
     client = TCPStore(address, store_port, None, False, timeout=timedelta(seconds=FORM_TIMEOUT_S))
+    if store_prefix:  # which has the same methods
+        client = cast(TCPStore, PrefixStore(store_prefix, client))
     device, gloo_address = gloo_setup.gloo_device(place.address)
     here = GroupState(
         rank,

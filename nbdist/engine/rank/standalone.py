@@ -3,8 +3,8 @@
 What cells find is there: the process group with nbdist's own parts around it, layouts, loaders,
 checkpoints. Threads and random numbers are an engine's, so that losses are bit-equal to the
 notebook's on the same ranks. What a notebook shows (board, MLflow runs, `nbdist.publish`) is not:
-`nbdist.log` prints on rank 0, and `records` names a folder for all that the board would be drawn
-from. Faults are torchrun's: the first one ends all ranks.
+`nbdist.log` prints (`rank/printed`), and `records` names a folder for all that the board would be
+drawn from. Faults are torchrun's: the first one ends all ranks.
 
 In an engine, where `%dist run` runs such a script, the rank is there and is used as it is.
 
@@ -19,14 +19,15 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from nbdist.engine.kernel import environment
+from nbdist.engine.kernel import environment, location
+from nbdist.engine.rank.printed import PrintedNumbers
 from nbdist.errors import LayoutError, NBDistError, UsageError
-from nbdist.formatting import figure
 from nbdist.options import LOOPBACK, ClusterOptions, choose_options
 from nbdist.placement import HERE, Place
 from nbdist.wire import Batch
@@ -44,6 +45,7 @@ class ThisRank(NamedTuple):
 
 
 _here: ThisRank | None = None
+_ranks_on_host: int | None = None  # None for those of a notebook
 
 
 def init(
@@ -60,8 +62,9 @@ def init(
         rank, local_rank, world_size, device = nbdist.init(layouts=["fsdp=2 tp=2"])
         layout = nbdist.parallelize(model, "fsdp=2 tp=2")
 
-    Where it is a rank already, as in `%dist run`, that one is returned. `nbdist.log` prints on
-    rank 0; checkpoints without a name lie in `.nbdist/checkpoints` and the script's name.
+    Where it is a rank already, as in `%dist run`, that one is returned. What `nbdist.log` is given
+    is printed by one rank, 0 where that logs it; checkpoints without a name lie in
+    `.nbdist/checkpoints` and the script's name.
 
     Args:
         layouts: Those that the script will ask for; all must fit the number of ranks.
@@ -78,12 +81,14 @@ def init(
 
     Raises:
         SystemExit: A layout does not fit; rank 0 has said which numbers would.
-        UsageError: torchrun has not started this process, or a word makes no sense.
+        UsageError: torchrun has not started this process, or a word makes no sense. Or the script
+            runs once more, imported by a process that it has spawned, such as a loader's worker.
     """
-    global _here
+    global _here, _ranks_on_host
     if _here is not None:
-        _require_layouts(layouts, _here, None)
+        _require_layouts(layouts, _here)
         return _here
+    _refuse_import(sys._getframe(1))
     rank, place = _place(os.environ)
     options = choose_options(
         torch.cuda.device_count(),
@@ -98,7 +103,8 @@ def init(
     )
     _join(rank, options, place)
     _here = ThisRank(rank, place.local_rank, options.n, _device(options.device, place))
-    _require_layouts(layouts, _here, place.local_size)
+    _ranks_on_host = place.local_size
+    _require_layouts(layouts, _here)
     _begin(_here, records or os.environ.get("NBDIST_RECORDS"))
     return _here
 
@@ -107,6 +113,24 @@ def know(rank: ThisRank) -> None:
     """Take over the rank that this engine is."""
     global _here
     _here = rank
+
+
+def _refuse_import(frame: FrameType | None) -> None:
+    """Refuse a script that a spawned process imports: it would join the group as one rank twice.
+
+    Such a process begins by running the script's top level under another name. It joins nothing,
+    and its parent waits for it, and the other ranks for that.
+    """
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "__mp_main__":
+            raise UsageError(
+                "nbdist.init() is called once more, in a process that this script has spawned.",
+                why="a spawned process, such as a DataLoader's worker, first imports the script, "
+                "and runs all that stands at its top level",
+                do='put nbdist.init() and all that trains below `if __name__ == "__main__":`; '
+                "functions, classes and imports stay above it",
+            )
+        frame = frame.f_back
 
 
 def _place(environ: Mapping[str, str]) -> tuple[int, Place]:
@@ -151,21 +175,23 @@ def _join(rank: int, options: ClusterOptions, place: Place) -> None:
     torch.set_num_threads(options.threads)
     environment.seed_anew(rank)
     register()
-    group.join(rank, options, place, port, store_host=at, recovers=False)
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # in the same agent's store
+    prefix = f"start-{again}"
+    group.join(rank, options, place, port, store_host=at, store_prefix=prefix, recovers=False)
 
 
 _kept: list[Any] = []  # what must live as long as the process
 
 
-def _require_layouts(layouts: Sequence[str], here: ThisRank, ranks_on_host: int | None) -> None:
+def _require_layouts(layouts: Sequence[str], here: ThisRank) -> None:
     """End all ranks where the number of ranks is none that a layout can have; rank 0 says why."""
     from nbdist.engine.layout.spec import mesh
 
     try:
         for text in layouts:
-            mesh.parse(text, here.world_size, ranks_on_host)
+            mesh.parse(text, here.world_size, _ranks_on_host)
     except LayoutError as error:
-        if ranks_on_host is None:  # the notebook's ranks: an error of the cell
+        if _ranks_on_host is None:  # the notebook's ranks: an error of the cell
             raise
         if here.rank == 0:
             print(f"LayoutError: {error}", file=sys.stderr, flush=True)
@@ -177,11 +203,13 @@ def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
     """Begin what is one cell to the rest of the engine, and see to its end."""
     from nbdist.engine.checkpoint import save
     from nbdist.engine.data import account, resume
+    from nbdist.engine.group import state
     from nbdist.engine.recovery import wrapped_models
     from nbdist.engine.steps import keep, step_state
     from nbdist.engine.training import training
 
     stem = Path(sys.argv[0]).stem or "script"
+    location.script = sys.argv[0] or None  # as texts name what runs
     keep.look_in(lambda: vars(sys.modules["__main__"]))
     _kept.append(journals := tempfile.TemporaryDirectory(prefix="nbdist-"))
     (folder := Path(journals.name, "journal")).mkdir()  # of the same name on all ranks
@@ -193,10 +221,13 @@ def _begin(here: ThisRank, records: str | os.PathLike[str] | None) -> None:
         recorder.begin_cell()
         atexit.register(recorder.close)
     training.begin_cell()
-    if here.rank == 0:
-        training.tell_logs(_print_numbers)
     if not step_state.here().is_installed:  # without the snapshots that a recovery needs
         step_state.install(wrapped_models.buffers_of, lambda optimizer, steps: None)
+    names = dist.PrefixStore("nbdist/log", state.member().client)
+    printed = PrintedNumbers(here.rank, here.world_size, names)
+    step_state.here().then(lambda optimizer, steps: printed.stepped(steps))
+    training.tell_logs(printed.tell)
+    atexit.register(printed.decide)
     resume.begin_cell(1, failed=None, is_retry=False)
     step_state.begin_cell()
     save.begin_cell(os.path.join(".nbdist", "checkpoints", stem))
@@ -236,11 +267,6 @@ def _recorder(rank: int, folder: Path) -> Any:
         file.flush()
 
     return Recorder(rank, write)
-
-
-def _print_numbers(step: int, numbers: Mapping[str, float]) -> None:
-    told = ", ".join(f"{name} {figure(value)}" for name, value in numbers.items())
-    print(f"step {step}: {told}" if step else told, flush=True)
 
 
 def _device(kind: str, place: Place) -> torch.device:

@@ -122,7 +122,7 @@ def log(**values: object) -> None:
     Raises:
         UsageError: A value is no number; nothing was recorded.
 
-    In a script, after `nbdist.init()`, rank 0 prints them; without it nobody is told.
+    In a script, after `nbdist.init()`, one rank prints them: 0, or the lowest that logs the name.
     """
     if not values:
         raise UsageError("nbdist.log takes numbers by name, such as nbdist.log(accuracy=0.93).")
