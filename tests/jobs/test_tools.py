@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
+MODULE = "problem.py"  # which the scripts import
 BY_LIBRARY = "train_by_library.py"
 SCRIPTS = ("train.py", BY_LIBRARY)
 SMALL = Job("train.py", 2)
@@ -93,6 +94,7 @@ def test_amazons_own_model_of_the_service_takes_the_request(job: Job) -> None:
 def folder(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the scripts, and the losses of torchrun on two ranks."""
     folder = tmp_path_factory.mktemp("jobs")
+    shutil.copy(HERE / MODULE, folder)
     for script in SCRIPTS:
         shutil.copy(HERE / script, folder)
         torchrun = [str(python), "-m", "torch.distributed.run", "--standalone"]
@@ -107,7 +109,9 @@ def test_a_driver_gives_the_losses_of_torchrun_to_the_last_bit(
 ) -> None:
     # The path is relative: a driver runs the script in the folder that it was started from.
     losses = f"{script}-{format}.txt"
-    ((driver, text),) = files(format, Job(script, 2, arguments=(losses,))).items()
+    ((driver, text),) = files(
+        format, Job(script, 2, modules=(MODULE,), arguments=(losses,))
+    ).items()
     (folder / driver).write_text(text)
     submit = {
         "ray": [str(python), driver],

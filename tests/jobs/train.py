@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from problem import rows  # type: ignore[import-not-found]  # it lies beside
 from torch import nn
 
 dist.init_process_group("gloo")
@@ -13,11 +14,10 @@ torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
 model = nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-x = torch.randn(64, 8)
-y = x.sum(1, keepdim=True)
+x, y = rows(rank, world_size)
 losses = []
 for _ in range(10):
-    loss = nn.functional.mse_loss(model(x[rank::world_size]), y[rank::world_size])
+    loss = nn.functional.mse_loss(model(x), y)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
