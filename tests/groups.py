@@ -2,7 +2,7 @@
 
 A test belongs to the group its folder names (tests/unit, tests/cluster, ...); the cells of the
 notebooks are the group `notebooks`. One pytest runs them all, so that its last line counts all.
-`make test` gives it two workers (pytest-xdist), for tests wait about half of their time; `-n 0`
+`make test` gives it three workers (pytest-xdist), for tests wait about half of their time; `-n 0`
 runs one test after the other, as a debugger needs it.
 
 The hooks of a conftest.py hold for its own folder; conftest.py registers this module, so that
@@ -25,25 +25,25 @@ TESTS = ROOT / "tests"
 # started no other yet. Then what one worker runs alone comes early, and files fill the gaps.
 _ORDER = (
     "unit",
-    "lifecycle",
-    "measured",
     "cluster",
     "notebooks",
-    "group",
+    "lifecycle",
+    "measured",
     "testing",
     "tracking",
+    "group",
     "packaging",
 )
 
 # What one worker runs alone, in order; of all else it is given a file at a time. Notebooks keep
-# their runs in one folder; whole sessions share a cluster, and some watch the machine: two of these
-# at once would disturb each other.
+# their runs in one folder, and the tests of cluster/ share a cluster. What lets the kernel end a
+# process for its memory is with these: where cgroups nest, the counter of others' processes rises
+# with its own, and a rank that is killed in that moment would be taken for another such.
 _SHARES = {
     "unit": "unit",
-    "lifecycle": "sessions",
-    "measured": "sessions",
-    "cluster": "sessions",
+    "cluster": "cluster",
     "notebooks": "notebooks",
+    "lifecycle/test_out_of_memory.py": "cluster",
 }
 
 # A cell of a notebook may take 300 s (--nbval-cell-timeout); nbval then interrupts it in an
@@ -93,7 +93,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def share_of(nodeid: str) -> str:
     """Return the name of what is run by the same worker as this test."""
     file = nodeid.split("::")[0]
-    return _SHARES.get(group_of(ROOT / file), file)
+    path = file.removeprefix("tests/")
+    return _SHARES.get(path) or _SHARES.get(group_of(ROOT / file), file)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -34,6 +34,7 @@ CONTEXT.set_forkserver_preload(
         "nbdist.engine.rank.register",
         "nbdist.engine.layout.parallelize",
         "nbdist.engine.training",
+        "nbdist.engine.data.make",
         "pytest",
     ]
 )
