@@ -96,7 +96,7 @@ def in_one_process(plan_steps: int) -> tuple[torch.Tensor, int]:
     return torch.cat([p.detach().flatten() for p in net.parameters()]), plan.last_epoch
 
 
-@pytest.mark.parametrize("library", WRAPS)
+@pytest.mark.parametrize("library", ["Accelerate", pytest.param("Fabric", marks=pytest.mark.slow)])
 def test_a_model_that_a_library_has_wrapped_goes_on_through_deaths_and_lost_steps(
     fresh: Session, library: str
 ) -> None:

@@ -178,7 +178,7 @@ def test_a_part_that_only_the_dead_rank_held_is_lost_and_the_error_says_what_pre
     ("layout", "dies", "options"),
     [
         ("zero3", (1,), {"dropout": 0.3}),
-        ("tp=4", (2,), {}),
+        pytest.param("tp=4", (2,), {}, marks=pytest.mark.slow),
         ("zero1", (1,), {"dropout": 0.3}),
         ("fsdp=2 tp=2", (0, 2), {}),
         (

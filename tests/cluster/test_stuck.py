@@ -3,7 +3,7 @@
 import pytest
 
 from nbdist import RankError, Session
-from nbdist.client.faults import stuck
+from nbdist.client.faults import fault_handler, stuck
 
 # What torch may do to a rank: a lock inside C++ that nobody will ever give, with the GIL held.
 HELD = """
@@ -20,7 +20,8 @@ if rank == 0:
 def test_a_rank_that_neither_answers_nor_computes_is_ended_and_replaced(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stuck, "STUCK_AFTER_S", 2.0)
+    monkeypatch.setattr(stuck, "STUCK_AFTER_S", 1.0)
+    monkeypatch.setitem(fault_handler._PATIENCE_S, "failed", 1.0)
     with pytest.raises(RankError) as failed:
         session.run(HELD, timeout_s=60)
     said = str(failed.value)

@@ -245,19 +245,19 @@ def train(
 
 
 def parity(
-    name: str, cases: list[tuple[str, TensorParallel]]
+    name: str, cases: list[tuple[str, TensorParallel]], dtypes: list[str]
 ) -> dict[tuple[str, str, str], tuple[float, float]]:
     """Return, for each layout, policy and dtype, the differences of losses and final state."""
     found = {}
     alone = cache(one_process)
-    for dtype in (torch.float32, torch.float64):
+    for dtype in dtypes:
         for layout, policy in cases:
-            mine, final = train(name, dtype, layout, policy, 0.5)
+            mine, final = train(name, getattr(torch, dtype), layout, policy, 0.5)
             shard = data_shard()
-            losses, state = alone(name, dtype, shard.count, 0.5)
+            losses, state = alone(name, getattr(torch, dtype), shard.count, 0.5)
             theirs = losses[shard.index :: shard.count]
             in_losses = max(abs(a - b) for a, b in zip(mine, theirs, strict=True))
-            found[layout, str(policy), str(dtype)] = (in_losses, difference(final, state))
+            found[layout, str(policy), dtype] = (in_losses, difference(final, state))
     return found
 
 

@@ -68,7 +68,6 @@ EVERY_TIME = [
         torch.float64,
         [
             *((f"pp=2 {axis}=2", by("1f1b")) for axis in ("dp", "fsdp", "tp")),
-            ("pp=2 cp=2", by("1f1b", ULYSSES)),
             ("pp=2 cp=2", by("interleaved", GATHER, AGAIN)),
         ],
     )

@@ -51,7 +51,9 @@ Table = dict[tuple[Case, Case], float]  # (saved, restored): how far apart, in n
 
 def measure(root: str, ways: list[Case], others: int) -> Table:
     """Save in each layout and restore in as many others; returns how far each pair lies apart."""
-    by_ranks = {n: [case for case in ways if case.ranks == n] for n in (1, 2, 4, 8)}
+    by_ranks = {
+        n: [case for case in ways if case.ranks == n] for n in sorted({w.ranks for w in ways})
+    }
     found: Table = {}
     for n, cases in by_ranks.items():
         with cluster(n) as ranks:
@@ -88,7 +90,7 @@ def check(found: Table) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_checkpoint_goes_on_in_other_layouts_and_on_other_ranks(tmp_path: Path) -> None:
-    check(measure(str(tmp_path), EVERY_TIME, 3))
+    check(measure(str(tmp_path), EVERY_TIME, 2))
 
 
 @pytest.mark.slow

@@ -39,7 +39,9 @@ def test_the_time_of_communication_is_the_profilers_within_five_percent(kind: st
     pytest.fail(f"medians of a step in ms, ours and the profiler's, by rank: {told}")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp", "pipeline"])
+@pytest.mark.parametrize(
+    "kind", ["ddp", "fsdp", pytest.param("tp", marks=pytest.mark.slow), "pipeline"]
+)
 def test_operations_and_bytes_are_those_of_the_profiler_on_the_same_steps(kind: str) -> None:
     for ours, theirs in _compared(kind, 0):
         assert ours.counts == theirs.counts

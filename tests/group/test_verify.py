@@ -150,7 +150,7 @@ def test_a_rank_that_alone_detaches_its_loss_is_named_and_nobody_waits(
         assert not any(d.name.startswith("norm.") and not d.is_allowed for d in proof.worst)
 
 
-@pytest.mark.parametrize("name", ["resnet", "chaotic"])
+@pytest.mark.parametrize("name", [pytest.param("resnet", marks=pytest.mark.slow), "chaotic"])
 def test_a_model_in_which_round_off_grows_is_proven_over_fewer_steps(name: str) -> None:
     proofs = run_ranks(2, RANKS + "drifting", name, "ddp", timeout_s=200)
     assert [repr(proof) for proof in proofs if not proof.ok] == []
