@@ -4,7 +4,8 @@ Ranks of one host follow each other, so that the innermost axes of a mesh stay w
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from typing import Any
 
 from nbdist.options import LOOPBACK
@@ -20,11 +21,12 @@ class Place:
     Attributes:
         host: Its host's name, as the person gave it.
         address: IPv4 address on which the rank listens.
-        local_rank: Its number on the host, from 0.
+        local_rank: Its number on the host, from 0, and that of its GPU there.
         local_size: Ranks on the host.
         node: The host's number, from 0.
         nodes: Hosts that have ranks.
         peer: The rank in whose memory this one keeps its state; None where there is no other.
+        leads: It is the host's lowest rank, which makes what the ranks there share.
     """
 
     host: str = HERE
@@ -34,6 +36,7 @@ class Place:
     node: int = 0
     nodes: int = 1
     peer: int | None = None
+    leads: bool = True
 
     def to_wire(self) -> dict[str, Any]:
         """Return the plain values that `Place(**values)` takes."""
@@ -82,11 +85,35 @@ def places(hosts: Mapping[int, str], addresses: Mapping[str, str]) -> dict[int, 
         by_host.setdefault(host, []).append(rank)
     return {
         rank: Place(
-            host, addresses[host], number, len(there), node, len(by_host), peer_of(rank, hosts)
+            host,
+            addresses[host],
+            number,
+            len(there),
+            node,
+            len(by_host),
+            peer_of(rank, hosts),
+            leads=number == 0,
         )
         for node, (host, there) in enumerate(by_host.items())
         for number, rank in enumerate(there)
     }
+
+
+def keep_numbers(found: Mapping[int, Place], before: Mapping[int, Place]) -> dict[int, Place]:
+    """Return the places, with the local ranks of those that stay on their host as they were.
+
+    Their GPUs go by them. Who comes to a host gets the lowest numbers that are free there.
+    """
+    numbers = {
+        rank: before[rank].local_rank
+        for rank, place in found.items()
+        if rank in before and before[rank].host == place.host
+    }
+    for rank, place in sorted(found.items()):
+        if rank not in numbers:
+            taken = {numbers[r] for r in numbers if found[r].host == place.host}
+            numbers[rank] = next(number for number in count() if number not in taken)
+    return {rank: replace(place, local_rank=numbers[rank]) for rank, place in found.items()}
 
 
 def peer_of(rank: int, hosts: Mapping[int, str]) -> int | None:

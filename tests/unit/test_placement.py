@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbdist.placement import Place, assign, one_host, peer_of, places
+from nbdist.placement import Place, assign, keep_numbers, one_host, peer_of, places
 
 SLOTS = {"a": 2, "b": 2, "c": 1}
 
@@ -25,12 +25,25 @@ def test_a_rank_without_a_slot_is_named() -> None:
 
 def test_numbers_on_a_host_are_as_torchrun_gives_them() -> None:
     found = places({0: "a", 1: "a", 2: "b"}, {"a": "10.0.0.1", "b": "10.0.0.2"})
-    assert found[1] == Place("a", "10.0.0.1", 1, 2, 0, 2, peer=2)
+    assert found[1] == Place("a", "10.0.0.1", 1, 2, 0, 2, peer=2, leads=False)
     assert found[2] == Place("b", "10.0.0.2", 0, 1, 1, 2, peer=0)
 
 
 def test_one_host_is_one_node() -> None:
-    assert one_host(2, "127.0.0.1")[1] == Place("localhost", "127.0.0.1", 1, 2, 0, 1, peer=0)
+    assert one_host(2, "127.0.0.1")[1] == Place(
+        "localhost", "127.0.0.1", 1, 2, 0, 1, peer=0, leads=False
+    )
+
+
+def test_who_stays_on_a_host_keeps_its_number_and_with_it_its_gpu() -> None:
+    addresses = {"a": "10.0.0.1", "b": "10.0.0.2"}
+    before = places({0: "a", 1: "a", 2: "b", 3: "b"}, addresses)
+    all_on_b = keep_numbers(places(dict.fromkeys(range(4), "b"), addresses), before)
+    assert [all_on_b[rank].local_rank for rank in range(4)] == [2, 3, 0, 1]
+    assert [all_on_b[rank].leads for rank in range(4)] == [True, False, False, False]
+    fewer = keep_numbers(places(dict.fromkeys(range(3), "b"), addresses), all_on_b)
+    again = keep_numbers(places(dict.fromkeys(range(4), "b"), addresses), fewer)
+    assert (fewer[0].local_rank, again[3].local_rank) == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from nbdist.client.cluster.processes import RankState, Roster, describe_end
 from nbdist.client.cluster.requests import Requests
 from nbdist.errors import ClusterError, StartError
 from nbdist.options import ClusterOptions
+from nbdist.placement import keep_numbers
 from nbdist.ranks import begin_with_ranks, name_ranks
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Cluster:
         store = self._launch("store", "store", {"address": options.address})
         self._connect()
         store_port = store.result(_START_TIMEOUT_S).port or 0
+        self.group.places = {}
         self._find_places(options.n)
         self._start_ranks(range(options.n))
         self._learn(self.group.begin(options, store_port))
@@ -386,7 +388,8 @@ class Cluster:
     def _find_places(self, n: int, *, crowded: bool = False) -> None:
         """Learn where each of `n` ranks is: with other ranks, a host has others for them."""
         assert self.options is not None
-        self.group.places = self._launcher.places(n, self.options.address, crowded=crowded)
+        found = self._launcher.places(n, self.options.address, crowded=crowded)
+        self.group.places = keep_numbers(found, self.group.places)
 
     def _find_logs(self) -> None:
         """See to it that new processes have a folder for their logs: a person may delete it."""

@@ -102,7 +102,7 @@ def join(
         gloo_address,
         generation,
         place.host,
-        place.local_rank,
+        place.leads,
         options.check,
     )
     torch_groups.use_gloo_device(

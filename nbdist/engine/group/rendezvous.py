@@ -92,7 +92,7 @@ def _announcements(
 
 def _share(here: GroupState) -> Offered | None:
     """Make memory for announcements, on a host's first rank; None when there is none to be had."""
-    if here.local_rank or here.world_size == 1 or here.check != "shared":
+    if not here.leads or here.world_size == 1 or here.check != "shared":
         return None
     if here.offered is not None:
         here.offered.close()

@@ -40,7 +40,7 @@ class GroupState:
     address: sockets.Address
     generation: int
     host: str = HERE
-    local_rank: int = 0
+    leads: bool = True  # it is its host's lowest rank
     check: str = "shared"  # how collectives are compared, see `ClusterOptions`
     offered: Offered | None = None  # memory for announcements, until all have mapped it
     peers: dict[int, sockets.Address] = field(default_factory=dict)  # replaced, never changed

@@ -150,7 +150,8 @@ def _place(environ: Mapping[str, str]) -> tuple[int, Place]:
     local_rank = int(environ.get("LOCAL_RANK", rank))
     host = HERE if nodes == 1 else f"node {node}"
     address = LOOPBACK if nodes == 1 else _address_towards(environ["MASTER_ADDR"])
-    return rank, Place(host, address, local_rank, local_size, node, nodes)
+    place = Place(host, address, local_rank, local_size, node, nodes, leads=local_rank == 0)
+    return rank, place
 
 
 def _address_towards(host: str) -> str:
