@@ -84,5 +84,6 @@ class NotebookItem(pytest.Item):
 
 def _place_of(path: Path, root: Path) -> Path:
     """Return a notebook's own folder among the artifacts."""
-    inside = path.relative_to(root) if path.is_relative_to(root) else Path(path.name)
+    # Of those elsewhere all folders: two may have the same name.
+    inside = path.relative_to(root if path.is_relative_to(root) else path.anchor)
     return inside.with_suffix("")

@@ -23,6 +23,7 @@ for x in inputs[:, rank::2]:
     opt.step()
 nbdist.log(accuracy=0.5 + rank / 10)
 seen = 3 + rank
+bias = net[2].bias.sum()
 """
 
 
@@ -44,6 +45,7 @@ def train(session: Session, more: str = "", name: str = "small") -> None:
         ("min loss < 0.5 * first(loss)", "first loss is"),
         ("accuracy == 0.55", "accuracy is 0.550"),
         ("spread accuracy < 0.11", "spread accuracy is 0.1"),
+        ("bias < 1e9", "bias is"),
         ("seen >= 3", "seen is 3 on rank 0, 4 on rank 1"),
         ("step_ms > 0", "step_ms is"),
         ("collectives == 1", "collectives is 1"),
@@ -68,6 +70,8 @@ def test_what_does_not_hold_is_one_error_with_the_number(trained: Session) -> No
         trained.expect("loss < 0")
     with pytest.raises(ExpectationError, match=r"seen == 3 does not hold on rank 1"):
         trained.expect("seen == 3")
+    with pytest.raises(UsageError, match="last is another run of that name"):
+        trained.expect("loss <= last")
     with pytest.raises(UsageError, match="did you mean accuracy"):
         trained.expect("acuracy > 0.5")
     with pytest.raises(UsageError, match="opt is a SGD"):
@@ -119,9 +123,18 @@ def test_alarms_of_the_training_stay_when_other_cells_have_run(session: Session)
         session.expect("no alarms")
 
 
-def test_of_a_training_that_failed_no_alarms_fails_and_numbers_say_so(session: Session) -> None:
+def test_a_training_that_failed_is_an_alarm_no_baseline_and_named_with_all_that_is_found(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NBDIST_BASELINE", raising=False)
+    train(session, name="failed")
     with pytest.raises(RankError):
-        session.run(MODEL + TRAIN.format(more="") + "1 / 0", track=False)
+        session.run(MODEL + TRAIN.format(more="") + "1 / 0", run_name="failed", track=False)
+    assert "; of a run that failed after 30 steps." in session.expect("collectives == last")
+    with pytest.raises(ExpectationError, match="that failed after 30 steps becomes no baseline"):
+        session.expect("collectives == baseline")
+    assert not list(tmp_path.glob("*.baseline.json"))
     with pytest.raises(ExpectationError, match="The run failed after 30 steps"):
         session.expect("no alarms")
     assert "of a run that failed after 30 steps" in session.expect("loss < 100")

@@ -117,8 +117,9 @@ def parse(text: str) -> Assertion:
         return StepWithin(float(found[2] or 1), _other(found[3]))
     first = line.partition(" ")[0]
     for form, _ in FORMS[1:]:
-        if first == form.partition(" ")[0] and (first != "bytes" or "%" in line):
-            if first in ("collectives", "step") and not re.search(r"\b(last|baseline)\b", line):
+        is_compared = re.search(r"\b(last|baseline)\b", line) is not None
+        if first == form.partition(" ")[0] and (first != "bytes" or "%" in line or is_compared):
+            if first in ("collectives", "step") and not is_compared:
                 break  # a number that is logged may be called so
             raise UsageError(f"%dist expect {line}: write it as %dist expect {form}.")
     return _numbers(line)
@@ -133,7 +134,7 @@ def _numbers(line: str) -> Numbers:
         tree = ast.parse(_PREFIX.sub(r"\1(\2)", line), mode="eval").body
     except SyntaxError:
         raise UsageError(f"%dist expect {line}: {_misread(line)}") from None
-    if isinstance(tree, ast.BoolOp):
+    if isinstance(tree, ast.BoolOp | ast.Tuple):
         raise UsageError(f"%dist expect {line}: one assertion a line; write two.")
     if not isinstance(tree, ast.Compare) or not all(isinstance(o, _OPERATORS) for o in tree.ops):
         raise UsageError(f"%dist expect {line}: {_misread(line)}")
@@ -156,7 +157,7 @@ def _collect(node: ast.expr, names: list[tuple[str, str]], line: str) -> None:
         _collect(node.right, names, line)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, _ARITHMETIC):
         _collect(node.operand, names, line)
-    elif not (isinstance(node, ast.Constant) and isinstance(node.value, int | float)):
+    elif not (isinstance(node, ast.Constant) and type(node.value) in (int, float)):
         raise UsageError(
             f"%dist expect {line}: {ast.unparse(node)} is no number and no name; compute it in a "
             "cell, and compare the variable."

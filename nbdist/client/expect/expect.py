@@ -29,7 +29,7 @@ from nbdist.client.expect.assertion import (
 from nbdist.client.expect.baseline import Stored, baseline_file, machine, store_run, stored_run
 from nbdist.client.metrics.usual_step import RunFigures
 from nbdist.errors import ClusterError, ExpectationError, TransferError, UsageError
-from nbdist.formatting import figure
+from nbdist.formatting import counted, figure
 
 if TYPE_CHECKING:
     from nbdist.client.metrics.telemetry import Series
@@ -162,6 +162,11 @@ def _variable(
     except TransferError as error:
         if trained is None:
             raise _nothing_trained() from error
+        if name in ("last", "baseline"):
+            raise UsageError(
+                f"{name} is another run of that name: collectives, bytes and step are compared "
+                "with it; of a metric, first(loss) is known."
+            ) from error
         known = metric_names(trained)
         close = get_close_matches(name, known, n=1, cutoff=0.75)
         hint = f"did you mean {close[0]}?" if close else f"the metrics are {', '.join(known)}."
@@ -176,6 +181,7 @@ def _variable(
 
 
 def _as_number(name: str, value: Any) -> float:
+    value = getattr(value, "detach", lambda: value)()  # a tensor of a graph warns otherwise
     size = getattr(value, "numel", lambda: getattr(value, "size", 1))()
     try:
         if size == 1 and not isinstance(value, str):
@@ -238,6 +244,7 @@ class _Compared:
         self._name = trained.info.run_name
         self._now = _figures(text, trained)
         self._before = trained.before
+        self._cut_off = trained.cut_off
         self._file = baseline_file()
         self._mode = os.environ.get("NBDIST_BASELINE", "")
 
@@ -254,13 +261,20 @@ class _Compared:
             )
         if is_of_kernel:
             assert self._before is not None
-            return self._beside(asked, self._before, f"the run of {self._name} before")
+            return self._told(asked, self._before, f"the run of {self._name} before")
         stored = self._stored()
         if stored is None:
             return self._store("there was none of this name on as many ranks")
         if isinstance(asked, StepWithin) and stored.figures.time is None:
             return self._of_another_machine(stored)
-        return self._beside(asked, stored.figures, _BASELINE)
+        return self._told(asked, stored.figures, _BASELINE)
+
+    def _told(
+        self, asked: SameCollectives | BytesWithin | StepWithin, other: RunFigures, whose: str
+    ) -> str:
+        """Compare, and say so where the run was not made to its end."""
+        found = self._beside(asked, other, whose)
+        return f"{found.rstrip('.')}; of a run that {self._cut_off}." if self._cut_off else found
 
     def _beside(
         self, asked: SameCollectives | BytesWithin | StepWithin, other: RunFigures, whose: str
@@ -283,7 +297,7 @@ class _Compared:
         if stored is None and self._mode == "require":
             raise ExpectationError(
                 f"{self._text} cannot be judged: {self._file.name} has no run {self._name} on "
-                f"{self._now.world_size} ranks.",
+                f"{counted(self._now.world_size, 'rank')}.",
                 why="tests compare with a baseline that is kept beside the notebook",
                 do="pytest --nbdist --nbdist-baseline makes it; commit the file",
             )
@@ -299,6 +313,12 @@ class _Compared:
         )
 
     def _store(self, why: str) -> str:
+        if self._cut_off:
+            raise ExpectationError(
+                f"{self._text} cannot be judged: nothing was compared, and a run that "
+                f"{self._cut_off} becomes no baseline.",
+                do="run it to its end",
+            )
         store_run(self._file, self._name, self._now)
         _made.append((self._file, self._now))
         return judge.found(

@@ -1,10 +1,12 @@
 """What the report of a notebook's test says, from cells as nbclient leaves them."""
 
 import base64
+from pathlib import Path
 from typing import Any
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
+from nbdist.testing.notebook_item import _place_of
 from nbdist.testing.outcome import expectations, failure, first_line, pictures, shown_error
 
 PNG = base64.b64encode(b"picture").decode()
@@ -12,6 +14,14 @@ PNG = base64.b64encode(b"picture").decode()
 
 def picture(text: str) -> Any:
     return new_output("display_data", {"image/png": PNG, "text/plain": text})
+
+
+def test_notebooks_of_one_name_have_artifacts_of_their_own_wherever_they_lie() -> None:
+    root = Path("/home/ada/project")
+    inside = _place_of(root / "nb" / "train.ipynb", root)
+    elsewhere = {_place_of(Path(f"/data/{one}/train.ipynb"), root) for one in "ab"}
+    assert inside == Path("nb/train")
+    assert elsewhere == {Path("data/a/train"), Path("data/b/train")}
 
 
 def test_a_failure_names_the_cell_by_its_number_among_those_that_run() -> None:
