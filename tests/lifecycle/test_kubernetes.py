@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,17 @@ for step in range(5):
 total = sum(p.sum().item() for p in model.parameters())
 import os
 where = os.environ["GROUP_RANK"]
+"""
+FOR_EVER = """
+import pathlib, time
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.Adam(model.parameters())
+while True:
+    model(torch.full((2, 4), rank + 1.0)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    pathlib.Path("is-training").touch()
+    time.sleep(0.01)
 """
 SUM = "x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)\nx.item()"
 
@@ -79,6 +91,50 @@ def test_a_kernel_that_is_killed_leaves_no_pods(server: ApiServer, notebook: Not
     os.kill(notebook.pid, signal.SIGKILL)
     wait_for(lambda: not server.pods and not server.jobs, "the pods to end")
     wait_for(lambda: all(not psutil.pid_exists(p.pid) for p in processes), "the ranks to end")
+
+
+@pytest.mark.slow
+def test_pods_of_a_machine_that_dies_end_by_themselves_when_their_lease_is_over(
+    server: ApiServer, notebook: Notebook
+) -> None:
+    assert "Started" in notebook.run(START + "--image train:1 -n 2")
+    pods = list(server.pods.values())
+    kernel = psutil.Process(notebook.pid)
+    machine = [kernel, *kernel.children(recursive=True)]
+    asked = len(server.seen)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees another's end
+        for process in machine:
+            process.send_signal(number)
+    server.hurry()
+    wait_for(lambda: not server.pods and not server.jobs, "the pods to end")
+    assert [pod.process.wait(10) for pod in pods if pod.process] == [0]
+    assert not [one for one in server.seen[asked:] if one.startswith("DELETE")]
+    ranks = [process for pod in pods for process in pod.execs]
+    wait_for(lambda: all(not psutil.pid_exists(p.pid) for p in ranks), "the ranks to end")
+
+
+def test_an_evicted_pod_tells_its_ranks_and_their_training_is_saved(
+    server: ApiServer, notebook: Notebook
+) -> None:
+    notebook.run(START + "--image train:1 --nodes 2")
+    evicted = min(server.pods)
+    is_training = notebook.folder / "is-training"
+
+    def evict() -> None:
+        wait_for(is_training.exists, "the training")
+        server.evict(evicted)
+
+    (other := threading.Thread(target=evict)).start()
+    said = notebook.run("%%distributed --checkpoint every=100000\n" + FOR_EVER)
+    other.join()
+    pod = evicted.rpartition("-")[0]  # a host's name is the same for the pod that follows
+    told = f"Kubernetes ends pod {pod}. The training was saved, and the cell was stopped."
+    assert told in said, said
+    found = re.search(r"step \d+ is in (\S+)\.$", said, re.MULTILINE)
+    assert found is not None, said
+    assert Path(found[1], "checkpoint.json").exists()  # which commits it
+    assert len(server.pods) == 3  # the one that leaves, and who takes its place
+    assert "Stopped" in notebook.run("%dist stop")
 
 
 def test_what_kubernetes_refuses_is_told_in_a_sentence_and_leaves_nothing(
