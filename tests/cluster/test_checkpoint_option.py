@@ -138,7 +138,8 @@ def test_after_a_death_restore_makes_a_refused_model_whole(
 
 
 @pytest.mark.parametrize(
-    ("layout", "by_itself"), [("zero3", False), ("zero3", True), ("tp=2", False)]
+    ("layout", "by_itself"),
+    [("zero3", False), ("zero3", True), pytest.param("tp=2", False, marks=pytest.mark.slow)],
 )
 def test_what_is_advised_after_shards_were_lost_ends_as_without_the_fault(
     session: Session, tmp_path: Path, layout: str, by_itself: bool
@@ -263,7 +264,7 @@ def samples_by_step(folder: Path, ranks: int) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("dying", [2, 1])
+@pytest.mark.parametrize("dying", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_cell_goes_on_with_fewer_ranks_where_one_cannot_be_replaced(
     three: Session, tmp_path: Path, dying: int
 ) -> None:

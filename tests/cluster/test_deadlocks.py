@@ -176,7 +176,7 @@ def test_a_cell_whose_time_runs_out_says_what_each_rank_did(session: Session) ->
     assert_whole(session)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def impatient(kernel: Kernel) -> Iterator[Kernel]:
     """A notebook whose cells explain themselves after a second."""
     kernel.run("%load_ext nbdist")

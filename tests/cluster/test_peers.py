@@ -315,10 +315,12 @@ print("whole:", sum(p.full_tensor().double().sum().item() for p in model.paramet
 """
 
 
-def test_in_a_notebook_a_retried_cell_ends_as_if_no_rank_had_been_killed(tmp_path: Path) -> None:
-    kernel = Kernel(tmp_path)
+def test_in_a_notebook_a_retried_cell_ends_as_if_no_rank_had_been_killed(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    kernel.run("%load_ext nbdist")
+    kernel.run("%dist stop")
     try:
-        kernel.run("%load_ext nbdist")
         start = "%dist start -n 2 --device cpu --peer-snapshots 3"
         assert "Started 2 ranks" in kernel.run(start, timeout_s=2 * LONGEST_S).text
         ends = []
@@ -338,7 +340,7 @@ def test_in_a_notebook_a_retried_cell_ends_as_if_no_rank_had_been_killed(tmp_pat
             ends.append(set(re.findall(r"whole: \S+", ran.text)))
         cost = kernel.run("%dist status --cost").text
     finally:
-        kernel.close()
+        kernel.run("%dist stop")
 
     assert (tmp_path / "broken1").exists()
     assert len(ends[0]) == 1

@@ -69,7 +69,15 @@ def assert_each_sample_once_an_epoch(values: list[tuple[object, list[list[int]]]
         assert sorted(sample for step in of_epoch for sample in step) == list(range(64))
 
 
-@pytest.mark.parametrize("makes", CELLS)
+@pytest.mark.parametrize(
+    "makes",
+    [
+        "all behind a guard",
+        "all made anew",
+        pytest.param("the model behind a guard", marks=pytest.mark.slow),
+        pytest.param("the model made anew", marks=pytest.mark.slow),
+    ],
+)
 def test_a_cell_that_makes_what_it_trains_ends_as_without_a_fault(
     session: Session, tmp_path: Path, makes: str
 ) -> None:

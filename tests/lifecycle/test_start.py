@@ -124,7 +124,9 @@ def test_an_interrupt_while_starting_leaves_nothing_and_the_next_start_works(
         assert len(notebook.keys) == 1
 
 
-def test_a_python_that_cannot_be_run_is_one_error(tmp_path: Path) -> None:
+def test_a_python_that_cannot_be_run_is_one_error_and_a_second_start_is_another(
+    tmp_path: Path,
+) -> None:
     with Notebook(tmp_path) as notebook:
         notebook.run("import sys; real, sys.executable = sys.executable, '/nowhere/python'")
         said = notebook.run("import nbdist\n%load_ext nbdist\n%dist start -n 2 --device cpu")
@@ -135,6 +137,11 @@ def test_a_python_that_cannot_be_run_is_one_error(tmp_path: Path) -> None:
         notebook.run("sys.executable = real")
         assert "Started" in notebook.run("%dist start -n 2 --device cpu")
 
+        said = notebook.run("%dist start -n 3")
+        assert "ClusterError: A cluster is already running: 2 ranks on cpu, gloo." in said
+        assert "%dist stop" in said
+        assert "3.0" in notebook.on_ranks(SUM), "the first goes on"
+
 
 def test_an_address_that_is_not_of_this_machine_is_one_error(tmp_path: Path) -> None:
     launcher = LocalLauncher(tmp_path)
@@ -144,15 +151,6 @@ def test_an_address_that_is_not_of_this_machine_is_one_error(tmp_path: Path) -> 
             launcher.start_soon("store", "store", {"address": "203.0.113.1"}).result(60)
     finally:
         launcher.close()
-
-
-def test_a_second_start_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
-    with Notebook(tmp_path) as notebook:
-        notebook.start()
-        said = notebook.run("%dist start -n 3")
-        assert "ClusterError: A cluster is already running: 2 ranks on cpu, gloo." in said
-        assert "%dist stop" in said
-        assert "3.0" in notebook.on_ranks(SUM)
 
 
 def test_where_a_site_hook_runs_a_thread_fresh_interpreters_are_started_and_work(
