@@ -82,13 +82,15 @@ def init(
     Raises:
         SystemExit: A layout does not fit; rank 0 has said which numbers would.
         UsageError: torchrun has not started this process, or a word makes no sense. Or the script
-            runs once more, imported by a process that it has spawned, such as a loader's worker.
+            runs once more, imported by a process that it has spawned, such as a loader's worker. Or
+            there is a process group already.
     """
     global _here, _ranks_on_host
     if _here is not None:
         _require_layouts(layouts, _here)
         return _here
     _refuse_import(sys._getframe(1))
+    _refuse_group()
     rank, place = _place(os.environ)
     options = choose_options(
         torch.cuda.device_count(),
@@ -131,6 +133,17 @@ def _refuse_import(frame: FrameType | None) -> None:
                 "functions, classes and imports stay above it",
             )
         frame = frame.f_back
+
+
+def _refuse_group() -> None:
+    """Refuse a process group that others have made: nbdist's parts are around none of it."""
+    if dist.is_initialized():
+        raise UsageError(
+            "There is a process group already, and nbdist.init() makes one.",
+            why="dist.init_process_group was called before it",
+            do="leave that out, or put it below nbdist.init(), where it is taken as done; where "
+            "a library has called it, dist.destroy_process_group() first",
+        )
 
 
 def _place(environ: Mapping[str, str]) -> tuple[int, Place]:

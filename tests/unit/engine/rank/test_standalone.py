@@ -1,6 +1,10 @@
 """Where a rank without a notebook is: as torchrun tells it, or Ray, Spark and Azure."""
 
-from nbdist.engine.rank.standalone import _place
+import pytest
+import torch.distributed as dist
+
+from nbdist.engine.rank.standalone import _place, init
+from nbdist.errors import UsageError
 from nbdist.options import LOOPBACK
 from nbdist.placement import HERE
 
@@ -25,3 +29,15 @@ def test_nodes_that_only_torchrun_counts_follow_from_the_ranks_of_each() -> None
 def test_a_node_with_most_of_the_ranks_is_not_taken_for_all_nodes() -> None:
     _, place = _place(TOLD | {"RANK": "2", "LOCAL_WORLD_SIZE": "3", "NODE_RANK": "0"})
     assert place.nodes == 2
+
+
+def test_a_group_that_others_have_made_is_refused_with_what_to_do() -> None:
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError) as refused:
+            init()
+    finally:
+        dist.destroy_process_group()
+    assert "There is a process group already" in refused.value.what
+    assert "put it below nbdist.init()" in refused.value.do
