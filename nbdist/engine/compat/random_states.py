@@ -1,7 +1,7 @@
-"""Note the state of Python's and numpy's own generators at each step, in a microsecond.
+"""Note the state of Python's, numpy's and torch's own generators at each step, in a microsecond.
 
-Asking them costs 20 and 80 us, more than all else that is noted at a step, and most loops draw from
-neither. So their 624 words are read from memory. Those and a number kept back are all of Python's
+Asking Python's and numpy's costs 20 and 80 us, more than all else that is noted at a step, and most
+loops draw from neither. So their 624 words are read from memory. Those and a number kept back are all of Python's
 state. numpy keeps back a number as well, and where, it does not tell: it is asked, but only when
 its words have changed since it last was, or when it has kept one back.
 
@@ -11,6 +11,10 @@ round all words are new.
 numpy tells the address of its words (`bit_generator.ctypes`); of Python's, CPython's struct behind
 `random.Random` is used: `int index; uint32_t state[624]`, Modules/_randommodule.c. Where it is not
 so, Python's generator is asked. Main thread; whoever draws on other threads has no order to keep.
+
+torch's, on the CPU, is asked when it has been drawn from: that is a new tensor of 5 kB, 10 us. What
+tells of it stands in `at::CPUGeneratorImpl` (ATen/CPUGeneratorImpl.h), seen from `_cdata`. Whether
+each kind of draw changes what is looked at there is tried, once, on a generator of our own.
 """
 
 import ctypes
@@ -19,10 +23,15 @@ import struct
 import sys
 from typing import Any, Final, NamedTuple
 
+import torch
+
 _WORDS: Final = 624
 _LAYOUT: Final = struct.Struct(f"=i{_WORDS}I")  # index, words
 _FEW: Final = 16  # bytes that tell of a change: the index and three words beside it
 _VERSION: Final = 3  # of what `random.getstate` returns
+# Of torch's: where the index and three words beside it are, and the two numbers kept back.
+_TORCH_FEW: Final = (88, 24)
+_TORCH_KEPT_BACK: Final = (2600, 24)
 
 _Memory = ctypes.Array[ctypes.c_char]
 
@@ -36,7 +45,8 @@ class States(NamedTuple):
 
 def check() -> list[str]:
     """Return what of CPython's struct is not as we read it; a dearer way is taken then."""
-    return [] if _python.is_read() else [f"Python {sys.version.split()[0]}: random.Random differs"]
+    python = [] if _python.is_read() else [f"Python {sys.version.split()[0]}: random.Random differs"]
+    return python + ([] if _torch.is_read() else [f"torch {torch.__version__}: Generator differs"])
 
 
 def take() -> States:
@@ -46,6 +56,11 @@ def take() -> States:
     if _last.python is not python or _last.numpy is not numpy:
         _last = States(python, numpy)
     return _last
+
+
+def take_torch() -> torch.Tensor:
+    """Return the state of torch's generator for the CPU, which nobody may change."""
+    return _torch.take()
 
 
 def put_back(states: States) -> None:
@@ -145,10 +160,53 @@ class _Numpy:
         return _at(generator.ctypes.state_address + _LAYOUT.size - _FEW, _FEW)
 
 
+class _Torch:
+    """The generator behind `torch.rand()` and its like, on the CPU."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+        self._few, self._kept_back = _looked_at(generator)
+        self._seen: tuple[bytes, bytes] | None = None
+        self._last: torch.Tensor
+        self._is_read = _every_draw_shows()
+
+    def is_read(self) -> bool:
+        """Return whether memory tells when it has been drawn from."""
+        return self._is_read
+
+    def take(self) -> torch.Tensor:
+        """Return the state: the tensor of before where nothing was drawn."""
+        seen = self._few.raw, self._kept_back.raw
+        if seen != self._seen or not self._is_read:
+            self._seen, self._last = seen, self._generator.get_state()
+        return self._last
+
+
+def _looked_at(generator: Any) -> tuple[_Memory, _Memory]:
+    """Return what changes with each draw: one of the two, or both."""
+    (few, few_size), (kept_back, kept_back_size) = _TORCH_FEW, _TORCH_KEPT_BACK
+    address = generator._cdata
+    return _at(address + few, few_size), _at(address + kept_back, kept_back_size)
+
+
+def _every_draw_shows() -> bool:
+    """Return whether that is so: also of a number kept back, and of as many as there are words."""
+    generator = torch.Generator()
+    few, kept_back = _looked_at(generator)
+    for size, dtype in ((1, torch.float32), (1, torch.float64), (_WORDS, torch.float32)):
+        for draw in (torch.rand, torch.randn, torch.randn):
+            seen = few.raw, kept_back.raw
+            draw(size, dtype=dtype, generator=generator)
+            if (few.raw, kept_back.raw) == seen:
+                return False
+    return True
+
+
 def _at(address: int, size: int) -> _Memory:
     return (ctypes.c_char * size).from_address(address)
 
 
 _python = _Python(random._inst)
 _numpy = _Numpy()
+_torch = _Torch(torch.default_generator)
 _last = States(None, None)

@@ -345,7 +345,7 @@ class Boundary:
     def random_numbers(self, others: tuple[Any, ...] = ()) -> StepState:
         """Return a mark of the random generators, for `start_over`, and of `others`."""
         return StepState(
-            torch.default_generator.get_state(),
+            random_states.take_torch(),
             torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
             random_states.take(),
             others,

@@ -1,4 +1,4 @@
-"""Python's and numpy's generators are read from memory, and go back to what they were."""
+"""Python's, numpy's and torch's generators are read from memory, and go back to what they were."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.random import mtrand
 
 from nbdist.engine.compat import random_states
@@ -92,3 +93,51 @@ def test_numpy_is_asked_only_when_it_was_drawn_from(monkeypatch: pytest.MonkeyPa
     np.random.rand()
     random_states.take()
     assert asked == [1]
+
+
+TORCH_DRAWS: dict[str, Callable[[], Any]] = {
+    "uniform": lambda: torch.rand(1).tolist(),
+    "normal, one of a pair": lambda: torch.randn(1).tolist(),
+    "normal of 64 bits, one of a pair": lambda: torch.randn(1, dtype=torch.float64).tolist(),
+    "all words": lambda: torch.rand(624).tolist(),  # as many as lead to the same index
+    "a dropout": lambda: torch.nn.functional.dropout(torch.ones(3)).tolist(),
+    "a permutation": lambda: torch.randperm(5).tolist(),
+    "seeded": lambda: (torch.manual_seed(4), torch.rand(1).tolist())[1],
+    "another state": lambda: (torch.set_rng_state(_SEEDED), torch.rand(1).tolist())[1],
+}
+_SEEDED = torch.Generator().manual_seed(9).get_state()
+
+
+@pytest.mark.parametrize("draw", TORCH_DRAWS.values(), ids=list(TORCH_DRAWS))
+def test_what_torch_drew_after_a_mark_is_drawn_again(draw: Callable[[], Any]) -> None:
+    with torch.random.fork_rng(devices=()):
+        for _ in range(5):  # a number that is kept back is there at every second mark
+            state = random_states.take_torch()
+            assert torch.equal(state, torch.get_rng_state())
+            first = [draw() for _ in range(3)]
+            after = random_states.take_torch()
+            assert torch.equal(after, torch.get_rng_state())
+            torch.set_rng_state(state)
+            assert [draw() for _ in range(3)] == first
+            torch.set_rng_state(after)
+
+
+def test_torch_is_asked_only_when_it_was_drawn_from() -> None:
+    state = random_states.take_torch()
+    assert random_states.take_torch() is state
+    with torch.random.fork_rng(devices=()):
+        torch.rand(1)
+        assert random_states.take_torch() is not state
+
+
+def test_another_torch_whose_generator_looks_otherwise_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(random_states, "_TORCH_FEW", random_states._TORCH_KEPT_BACK)
+    other = random_states._Torch(torch.Generator())
+    assert not other.is_read()
+    state = other.take()
+    first = torch.rand(1, generator=other._generator)
+    assert not torch.equal(other.take(), state)
+    other._generator.set_state(state)
+    assert torch.rand(1, generator=other._generator) == first
