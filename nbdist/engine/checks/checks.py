@@ -35,6 +35,11 @@ def is_due(step: int) -> bool:
     return step in SOON or step % EVERY == 0
 
 
+def next_due(step: int) -> int:
+    """Return the first step after this one of which ranks tell."""
+    return min([step - step % EVERY + EVERY, *(soon for soon in SOON if soon > step)])
+
+
 class RankChecks:
     """What one rank tells: of the models that the cell trains, in the order of their first steps.
 
@@ -51,6 +56,7 @@ class RankChecks:
         self._uses: list[Use] = []
         self._steps: dict[int, int] = {}  # of each layout, by its number in the cell
         self._numbers: weakref.WeakKeyDictionary[Layout, int] = weakref.WeakKeyDictionary()
+        self._next = 0  # the first step of which this rank is still to tell
         self._is_looking = False  # at the step that runs
         self._scaled_before = 0  # losses that GradScalers had scaled when the step began
         self._epochs = Epochs()
@@ -64,6 +70,7 @@ class RankChecks:
         self._uses.clear()
         self._steps.clear()
         self._numbers.clear()
+        self._next = 0
         self._epochs = Epochs()
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
@@ -86,9 +93,12 @@ class RankChecks:
             self._tell_alike()
         iterator, began_at = training.current_pass()
         has_repeated = iterator is not None and self._epochs.is_repeated(iterator, began_at)
+        if step + 1 < self._next and not has_repeated:  # as in most steps
+            return
         if is_due(step) or has_repeated:
             self._tell_uses(step, has_repeated=has_repeated)
-        is_on = is_due(step + 1)
+        self._next = next_due(step)
+        is_on = self._next == step + 1
         if is_on or self._is_looking:
             self._look(is_on=is_on)
 

@@ -45,6 +45,9 @@ class CostClock:
 
     Attributes:
         is_on: The step that is being made is clocked.
+        others: Steps that are not measured. Those that are not clocked either are counted there by
+            who makes them: most are such, and to call `end_step` at each costs more than it tells.
+        last_ns: When the newest step ended, by `perf_counter_ns`; likewise.
     """
 
     def __init__(self) -> None:
@@ -55,8 +58,8 @@ class CostClock:
         """Know nothing of the cell that begins."""
         self.is_on = True
         self._now = [0] * len(PARTS)
-        self._measured, self._others = _Kind(), _Kind()
-        self._first_ns = self._last_ns = 0  # when the first and the newest step ended
+        self._measured, self.others = _Kind(), _Kind()
+        self._first_ns = self.last_ns = 0  # when the first and the newest step ended
         self._before: dict[str, float] = {}  # seconds of our threads, then
         self._after: dict[str, float] | None = None  # and when the cell ended
 
@@ -77,11 +80,11 @@ class CostClock:
             is_measured: It was measured.
             clocks_next: Switch the clock on for the step that follows, or off.
         """
-        kind = self._measured if is_measured else self._others
+        kind = self._measured if is_measured else self.others
         kind.steps += 1
         if not self._first_ns:
             self._first_ns, self._before = now_ns, _in_threads()
-        self._last_ns = now_ns
+        self.last_ns = now_ns
         if self.is_on:
             kind.clocked += 1
             for at, ns in enumerate(self._now):
@@ -96,7 +99,7 @@ class CostClock:
             `steps`, the mean `step_us` by the wall clock, `measured_share` of the steps, and
             `parts`: microseconds of processor time a step.
         """
-        measured, others = self._measured, self._others
+        measured, others = self._measured, self.others
         steps = measured.steps + others.steps
         if steps < 2:  # the first one's length is not known
             return {}
@@ -109,7 +112,7 @@ class CostClock:
             del parts["peers"]  # it was not asked for
         return {
             "steps": steps,
-            "step_us": (self._last_ns - self._first_ns) / (steps - 1) / 1e3,
+            "step_us": (self.last_ns - self._first_ns) / (steps - 1) / 1e3,
             "measured_share": measured.steps / steps,
             "parts": parts,
         }

@@ -273,7 +273,11 @@ class Cell:
         """The step that was closed last has told all."""
         # Of steps that are not measured those are clocked that come before one that is.
         clocks_next = self.is_measured or self._is_second
-        clock.end_step(self._began_ns, is_measured=was_measured, clocks_next=clocks_next)
+        if was_measured or clocks_next or clock.is_on:
+            clock.end_step(self._began_ns, is_measured=was_measured, clocks_next=clocks_next)
+        else:
+            clock.others.steps += 1
+            clock.last_ns = self._began_ns
 
     def _measured_values(self, now_ns: int, *, is_next: bool) -> dict[str, float]:
         parts = self._parts.close(now_ns, tap.exposed_ns())

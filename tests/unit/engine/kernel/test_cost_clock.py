@@ -34,6 +34,17 @@ def test_steps_that_are_not_clocked_count_as_their_like() -> None:
     assert told["parts"]["boundary"] == 0
 
 
+def test_steps_that_are_counted_without_a_call_count_as_well() -> None:
+    clock = CostClock()
+    for number in range(9):
+        _step(clock, number + 1, measured=False, clocks_next=False, tap=20_000)
+    clock.others.steps += 10
+    clock.last_ns = 19 * STEP_NS
+    told = clock.told()
+    assert (told["steps"], told["step_us"]) == (19, 1000)
+    assert told["parts"]["tap"] == pytest.approx(20)
+
+
 def test_a_cell_knows_nothing_of_the_one_before() -> None:
     clock = CostClock()
     for number in (1, 2):
