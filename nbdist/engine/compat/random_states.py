@@ -1,9 +1,9 @@
 """Note the state of Python's, numpy's and torch's own generators at each step, in a microsecond.
 
 Asking Python's and numpy's costs 20 and 80 us, more than all else that is noted at a step, and most
-loops draw from neither. So their 624 words are read from memory. Those and a number kept back are all of Python's
-state. numpy keeps back a number as well, and where, it does not tell: it is asked, but only when
-its words have changed since it last was, or when it has kept one back.
+loops draw from neither. So their 624 words are read from memory. Those and a number kept back are
+all of Python's state. numpy keeps back a number as well, and where, it does not tell: it is asked,
+but only when its words have changed since it last was, or when it has kept one back.
 
 Whether they have changed is told by a few of them: each draw moves the index, and when that comes
 round all words are new.
@@ -45,7 +45,9 @@ class States(NamedTuple):
 
 def check() -> list[str]:
     """Return what of CPython's struct is not as we read it; a dearer way is taken then."""
-    python = [] if _python.is_read() else [f"Python {sys.version.split()[0]}: random.Random differs"]
+    python = (
+        [] if _python.is_read() else [f"Python {sys.version.split()[0]}: random.Random differs"]
+    )
     return python + ([] if _torch.is_read() else [f"torch {torch.__version__}: Generator differs"])
 
 
