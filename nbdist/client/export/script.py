@@ -166,6 +166,11 @@ def _with_torch(options: ScriptOptions, layouts: Sequence[str]) -> str:
     device = 'torch.device("cuda", local_rank % torch.cuda.device_count())'
     lines = ["import os", *(["from datetime import timedelta"] if timeout else []), ""]
     lines += ["import torch", "import torch.distributed as dist", ""]
+    lines += [
+        'if __name__ == "__mp_main__":  # a process that the script has spawned would be a rank twice',
+        "    raise SystemExit(\"Start workers by fork, or train below `if __name__ == '__main__'`.\")",
+        "",
+    ]
     lines += ['local_rank = int(os.environ["LOCAL_RANK"])']
     lines += [f"device = {device}" if is_cuda else 'device = torch.device("cpu")']
     lines += ["torch.cuda.set_device(device)"] if is_cuda else []

@@ -286,6 +286,8 @@ def test_a_script_without_nbdist_is_plain_torch() -> None:
     assert 'dist.init_process_group("gloo")' in made.text
     assert "train.py needs 3 ranks or more: cell 2 runs on rank 2." in made.text
     assert made.text.endswith("\ndist.destroy_process_group()\n")
+    with pytest.raises(SystemExit, match="Start workers by fork"):
+        exec(made.text, {"__name__": "__mp_main__"})  # as spawned processes run it first
     assert made.command == "torchrun --nproc-per-node 3 train.py"
 
 
