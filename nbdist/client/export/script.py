@@ -167,8 +167,8 @@ def _with_torch(options: ScriptOptions, layouts: Sequence[str]) -> str:
     lines = ["import os", *(["from datetime import timedelta"] if timeout else []), ""]
     lines += ["import torch", "import torch.distributed as dist", ""]
     lines += [
-        'if __name__ == "__mp_main__":  # a process that the script has spawned would be a rank twice',
-        "    raise SystemExit(\"Start workers by fork, or train below `if __name__ == '__main__'`.\")",
+        'if __name__ == "__mp_main__":  # spawned by the script: a rank twice',
+        '    raise SystemExit("Start workers by fork, or train below a check of __name__.")',
         "",
     ]
     lines += ['local_rank = int(os.environ["LOCAL_RANK"])']
