@@ -494,7 +494,6 @@ def on_two_ranks() -> dict[str, Any]:
     """One group for all that two ranks prove."""
     f32, f64 = torch.float32, torch.float64
     right: list[tuple[Any, ...]] = [
-        ("small", "ddp", f32),
         ("small", "zero2", f64),
         ("conv", "zero3", f32),
         ("conv", "pp=2", f32),

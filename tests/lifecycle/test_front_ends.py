@@ -87,6 +87,7 @@ def test_nbconvert_executes_a_notebook_with_ranks(
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.slow  # which runs a notebook by nbclient, as nbconvert does
 def test_papermill_runs_a_notebook_with_other_parameters(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

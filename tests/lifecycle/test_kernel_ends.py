@@ -57,7 +57,8 @@ def test_restart_of_a_busy_kernel_leaves_nothing_and_a_new_cluster_starts(tmp_pa
 
 
 # A kernel with an idle cluster is killed in test_sockets.py as well.
-@pytest.mark.parametrize("how", ["shutdown", pytest.param("kill", marks=pytest.mark.slow)])
+@pytest.mark.slow  # those above have busy ranks
+@pytest.mark.parametrize("how", ["shutdown", "kill"])
 def test_an_idle_cluster_ends_with_its_kernel(tmp_path: Path, how: str) -> None:
     with Notebook(tmp_path) as notebook:
         notebook.start()

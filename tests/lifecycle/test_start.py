@@ -93,7 +93,7 @@ def test_a_rank_that_crashes_while_starting_is_one_error_and_nothing_is_left(
     "moment",
     [
         pytest.param("parent", marks=pytest.mark.slow),
-        "keys",
+        pytest.param("keys", marks=pytest.mark.slow),
         pytest.param("controller", marks=pytest.mark.slow),
         "ranks",
     ],

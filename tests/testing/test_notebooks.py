@@ -7,10 +7,10 @@ import pytest
 
 from tests.lifecycle.kernels import wait_for
 from tests.testing.pytest_run import Report, left_running, run_pytest
-from tests.testing.regressions import CELLS, FIRST_THREE, MISTAKES, write
+from tests.testing.regressions import CELLS, FEW, MISTAKES, write
 
 REPEATS = 50
-pytestmark = pytest.mark.timeout(900)  # the first of them runs four notebooks
+pytestmark = pytest.mark.timeout(900)  # the first of them runs three notebooks
 
 
 def baseline(folder: Path) -> None:
@@ -32,12 +32,12 @@ def run(folder: Path, names: tuple[str, ...], *words: str) -> Report:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("three")
+    return tmp_path_factory.mktemp("few")
 
 
 @pytest.fixture(scope="module")
-def three(folder: Path) -> Report:
-    return run(folder, FIRST_THREE, "--nbdist-artifacts=kept")
+def few(folder: Path) -> Report:
+    return run(folder, FEW, "--nbdist-artifacts=kept")
 
 
 @pytest.fixture(scope="module")
@@ -54,33 +54,33 @@ def caught(report: Report, name: str) -> None:
     assert CELLS[mistake.cell - 1].splitlines()[0] in failure
 
 
-@pytest.mark.parametrize("name", FIRST_THREE)
-def test_a_mistake_fails_the_cell_where_it_shows(three: Report, name: str) -> None:
-    caught(three, name)
+@pytest.mark.parametrize("name", FEW)
+def test_a_mistake_fails_the_cell_where_it_shows(few: Report, name: str) -> None:
+    caught(few, name)
 
 
-def test_the_good_notebook_passes_beside_them_and_tells_what_it_found(three: Report) -> None:
-    assert three.failure("good") == ""
-    assert three.exit_code == 1
-    assert f"{len(FIRST_THREE)} failed, 1 passed" in three.text
-    said = three.properties("good", "expect")
+def test_the_good_notebook_passes_beside_them_and_tells_what_it_found(few: Report) -> None:
+    assert few.failure("good") == ""
+    assert few.exit_code == 1
+    assert f"{len(FEW)} failed, 1 passed" in few.text
+    said = few.properties("good", "expect")
     assert len(said) == sum(cell.count("%dist expect") for cell in CELLS)
     assert any(line.startswith("loss < 0.5 holds: loss is 0.") for line in said)
-    assert three.properties("good", "ranks") == ["2"]
+    assert few.properties("good", "ranks") == ["2"]
 
 
 def test_the_board_and_the_notebook_are_kept_also_of_those_that_fail(
-    three: Report, folder: Path
+    few: Report, folder: Path
 ) -> None:
-    for name in ("good", *FIRST_THREE):
+    for name in ("good", *FEW):
         kept = folder / "kept" / name
         assert (kept / f"{name}.ipynb").exists()
         assert (kept / "board-cell-3.png").read_bytes().startswith(b"\x89PNG")
-        assert str(kept / "board-cell-3.png") in three.properties(name, "artifact")
-    assert len(three.cases) == 1 + len(FIRST_THREE)  # what is kept is no test
+        assert str(kept / "board-cell-3.png") in few.properties(name, "artifact")
+    assert len(few.cases) == 1 + len(FEW)  # what is kept is no test
 
 
-def test_nothing_is_left_running(three: Report, folder: Path) -> None:
+def test_nothing_is_left_running(few: Report, folder: Path) -> None:
     wait_for(lambda: not list(left_running(folder)), "kernels, ranks and senders to end")
     assert not list((folder / "temp").glob("nbdist-*"))
 
