@@ -22,7 +22,6 @@ Case = tuple[Any, ...]  # layout, when it is compiled, backend, policies
 MICRO = Pipeline("1f1b", microbatches=2)
 CASES: list[Case] = [
     ("ddp", "before", "eager"),
-    ("ddp", "in place, after", "aot_eager", ActivationCheckpoint()),
     ("zero3", "before", "aot_eager"),
     ("zero3", "after", "eager", ActivationCheckpoint(selective=True)),
     ("tp=2", "before", "eager"),

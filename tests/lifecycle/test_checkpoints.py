@@ -70,15 +70,17 @@ def test_a_rank_that_dies_in_its_save_is_told_of_at_once_and_the_next_save_works
 ) -> None:
     with Notebook(tmp_path) as notebook:
         notebook.start()
-        said = notebook.on_ranks(_BUILD + _ONE_STEP + "nbdist.save(wait=True)")
+        said = notebook.on_ranks(_BUILD + _ONE_STEP + "nbdist.save(wait=True)", "--no-track")
         assert "1 checkpoint saved, the newest of step 1" in said
-        said = notebook.on_ranks(_ONE_STEP + _DIES_IN_ITS_SAVE)
+        said = notebook.on_ranks(_ONE_STEP + _DIES_IN_ITS_SAVE, "--no-track")
         assert "rank 1 (localhost, cpu) died: killed by SIGKILL" in said
         assert "The checkpoint of step 2 was not written: rank 1 died." in said
         run = next((tmp_path / ".nbdist" / "checkpoints").iterdir())
         assert (run / "latest").read_text() == "step-00000001"
 
-        said = notebook.on_ranks(_BUILD + "print(nbdist.restore().step)\n" + _ONE_STEP)
+        said = notebook.on_ranks(
+            _BUILD + "print(nbdist.restore().step)\n" + _ONE_STEP, "--no-track"
+        )
         assert "Restored step 1" in said
         said = notebook.on_ranks("print(nbdist.save(wait=True).step)")
         assert "1 checkpoint saved, the newest of step 2" in said, said

@@ -70,7 +70,7 @@ def test_two_pods_train_as_one_a_lost_one_comes_back_and_stop_leaves_none(
         "train:1",
         "train:1",
     ]
-    notebook.on_ranks(TRAIN)
+    notebook.on_ranks(TRAIN, "--no-track")
     assert "1 ['0', '1']" in notebook.run(
         "%dist pull total where\nprint(len(set(total)), sorted(where))"
     )
