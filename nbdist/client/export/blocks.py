@@ -1,10 +1,13 @@
 """Blocks: what cells come to in a script, and which of them hold together. Pure."""
 
+import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nbdist.client.export import code as code_of
 from nbdist.ranks import NAMES_OF_A_RANK, name_ranks
+
+_PYTHONS = {*vars(builtins), "__file__", "__name__", "this_rank"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,9 @@ class Block:
         needs: The names that it takes.
         least_ranks: How many ranks it needs at least.
         is_notebooks: It is the notebook's own, and was not asked for.
-        without: Lines of IPython's that the code does without.
+        has_failed: It is left out for that.
+        without: Lines of IPython's, and what draws, that the code does without.
+        runs: How often the cell has succeeded in the notebook.
         pushes: The name that `%dist push` has sent; others that the code binds are the notebook's.
     """
 
@@ -32,7 +37,9 @@ class Block:
     needs: frozenset[str] = frozenset()
     least_ranks: int = 1
     is_notebooks: bool = False
+    has_failed: bool = False
     without: tuple[str, ...] = ()
+    runs: int = 1
     pushes: str = ""
 
 
@@ -52,7 +59,8 @@ def _leave_out_clashes(blocks: Sequence[Block]) -> list[Block]:
         mine = bindings[place] if block.pushes and block.code else {}
         for name in sorted(mine.keys() - {block.pushes}):
             others = [other.get(name, set()) for n, other in enumerate(bindings) if n != place]
-            is_ranks = name in NAMES_OF_A_RANK and mine[name] != {code_of.IMPORTED}
+            is_import = all(text.startswith(code_of.IMPORTED) for text in mine[name])
+            is_ranks = name in NAMES_OF_A_RANK and not is_import
             if is_ranks or set().union(*others) - mine[name]:
                 whose = f"uses the notebook's {name}: the ranks have another"
                 reason = f"pushes {block.pushes}, which {whose}"
@@ -65,22 +73,43 @@ def _leave_out_users(blocks: Sequence[Block]) -> list[Block]:
     """Return the blocks, without those that need what only a block that is left out gives."""
     blocks = list(blocks)
     while True:
-        there = {name for block in blocks if block.code for name in block.binds}
-        gone = {
-            name: block
-            for block in reversed(blocks)
-            if not block.code and not block.is_notebooks
-            for name in block.binds
-        }
         for place, block in enumerate(blocks):
-            lacking = sorted((block.needs & gone.keys()) - there) if block.code else []
+            gone = {name: _giver(blocks, place, name) for name in block.needs if block.code}
+            lacking = sorted(name for name, of in gone.items() if of is not None and not of.code)
             if lacking:
                 of = gone[lacking[0]]
+                assert of is not None
                 reason = f"uses {lacking[0]}, which cell {of.number} would have given"
                 blocks[place] = replace(block, code="", reason=reason)
                 break
         else:
             return blocks
+
+
+def _giver(blocks: Sequence[Block], place: int, name: str) -> Block | None:
+    """Return the block by which the one at `place` has a name; None where no cell gives it.
+
+    That is the newest before it, else one after it, as for a function that was defined too late. A
+    cell that has failed may have got as far or not: it counts where there is no other.
+    """
+    giving = [(n, b) for n, b in enumerate(blocks) if name in b.binds and not b.is_notebooks]
+    kept = [(n, b) for n, b in giving if not b.has_failed] or giving
+    before = [block for n, block in kept if n < place]
+    after = [block for n, block in kept if n > place]
+    return next(iter([*reversed(before), *(b for b in after if b.code), *after]), None)
+
+
+def not_given(blocks: Sequence[Block]) -> dict[int, list[str]]:
+    """Return names that a script's cells take and that nothing in it gives, by the cells' numbers.
+
+    A star import may give any name, and none is told then.
+    """
+    kept = [block for block in blocks if block.code]
+    if any("import *" in block.code for block in kept):
+        return {}
+    given = {name for block in kept for name in block.binds} | NAMES_OF_A_RANK | _PYTHONS
+    found = {block.number: sorted(block.needs - given) for block in kept}
+    return {number: names for number, names in found.items() if names}
 
 
 def ranks_needed(blocks: Sequence[Block]) -> tuple[int, str]:

@@ -5,10 +5,12 @@ Code is text all the way, so that its comments stay; syntax trees only say where
 
 import ast
 import io
+import math
 import re
 import symtable
 import tokenize
 from collections.abc import Iterator, Set
+from typing import Any
 
 INDENT = "    "
 # Words of a layout that not every number of ranks can have.
@@ -125,13 +127,14 @@ def bound(code: str) -> set[str]:
     } | {name for scope in _scopes(table) for name in _declared(scope)}
 
 
-IMPORTED = "an import"
+IMPORTED = "import "
 
 
 def bindings(code: str) -> dict[str, set[str]]:
     """Return for each name that code binds at its top level the texts of what binds it.
 
-    An import is `IMPORTED`, however it is written; what an `if` holds is looked at by itself.
+    An import is `IMPORTED` and what is imported, however it is written; what an `if` holds is
+    looked at by itself.
     """
     found: dict[str, set[str]] = {}
     waiting = list(ast.parse(code).body)
@@ -139,11 +142,26 @@ def bindings(code: str) -> dict[str, set[str]]:
         if isinstance(statement, ast.If):
             waiting += [*statement.body, *statement.orelse]
             continue
-        text = ast.unparse(statement)
-        is_import = isinstance(statement, ast.Import | ast.ImportFrom)
-        for name in bound(text):
-            found.setdefault(name, set()).add(IMPORTED if is_import else text)
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            texts = _imports(statement)
+        else:
+            text = ast.unparse(statement)
+            texts = dict.fromkeys(bound(text), text)
+        for name, text in texts.items():
+            found.setdefault(name, set()).add(text)
     return found
+
+
+def _imports(statement: ast.Import | ast.ImportFrom) -> dict[str, str]:
+    """Return the names that an import gives, and what each is."""
+    if isinstance(statement, ast.ImportFrom):
+        module = "." * statement.level + (statement.module or "")
+        return {a.asname or a.name: f"{IMPORTED}{module}.{a.name}" for a in statement.names}
+    return {
+        a.asname or a.name.partition(".")[0]: IMPORTED
+        + (a.name if a.asname else a.name.partition(".")[0])
+        for a in statement.names
+    }
 
 
 def _declared(scope: symtable.SymbolTable) -> Iterator[str]:
@@ -159,6 +177,19 @@ def needed(code: str) -> set[str]:
     for scope in _scopes(table):
         names |= {s.get_name() for s in scope.get_symbols() if s.is_global() and s.is_referenced()}
     return names - bound(code)
+
+
+def needed_at_once(code: str) -> set[str]:
+    """Return those of the `needed` names that are read when code runs, not when it is called.
+
+    Of definitions these are defaults, decorators, bases, and what stands in the body of a class.
+    """
+    tables = [symtable.symtable(code, "cell", "exec")]
+    names: set[str] = set()
+    for table in tables:
+        names |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
+        tables += [child for child in table.get_children() if child.get_type() == "class"]
+    return names & needed(code)
 
 
 def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
@@ -186,3 +217,18 @@ def layouts(code: str) -> list[str]:
         and isinstance(node.value, str)
         and _LAYOUT.fullmatch(node.value)
     ]
+
+
+def literal(value: Any) -> str:
+    """Return a plain value in Python's notation, which has none of its own for NaN and inf."""
+    if isinstance(value, dict):
+        parts = ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items())
+        return f"{{{parts}}}"
+    if isinstance(value, list | tuple):
+        parts = ", ".join(map(literal, value))
+        if isinstance(value, list):
+            return f"[{parts}]"
+        return f"({parts},)" if len(value) == 1 else f"({parts})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float({str(value)!r})"
+    return repr(value)

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+from collections.abc import Iterator
 
 from nbdist.client.export import code as code_of
 from nbdist.ranks import NAMES_OF_A_RANK
@@ -15,12 +16,20 @@ _STAND_ALONE = (
 )
 
 
+# Methods of lists, dicts, sets and deques that change them.
+_CHANGING = {
+    *("add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "insert"),
+    *("intersection_update", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update"),
+}
+
+
 class Definitions:
     """What the cells so far have bound, each name by its newest statement."""
 
     def __init__(self) -> None:
         self._statements: dict[str, tuple[int, ast.stmt, str]] = {}  # order, statement, source
         self._count = 0
+        self._changed: set[str] = set()  # names whose values are another since they were bound
         self.features: list[str] = []  # of `__future__`, which the notebook has had from then on
 
     def add(self, body: str) -> None:
@@ -40,8 +49,10 @@ class Definitions:
             if len(lines[first - 1]) - len(lines[first - 1].lstrip()) or ";" in lines[first - 1]:
                 source = ast.unparse(statement)
             self._count += 1
-            for name in code_of.bound(source):
+            self._changed |= set(_changes(statement))
+            for name in _names(statement, source):
                 self._statements[name] = self._count, statement, source
+                self._changed.discard(name)
 
     def source_of(self, name: str) -> str:
         """Return the statements that define a name, with those that they stand on, in order.
@@ -67,10 +78,47 @@ class Definitions:
         order, statement, source = self._statements[name]
         if not isinstance(statement, _STAND_ALONE) and not _is_literal(statement):
             raise LookupError(f"{name} is computed in the notebook")
+        if name in self._changed and not isinstance(statement, ast.Import | ast.ImportFrom):
+            raise LookupError(f"{name} is changed in the notebook after it is made")
+        for other in code_of.needed_at_once(source) & self._statements.keys():
+            if self._statements[other][0] > order:
+                raise LookupError(f"{other} is set again after {name} was made with it")
         wanted[order] = source
+        declared = code_of.bound(source) - set(_names(statement, source))
+        for other in declared & self._statements.keys():
+            self._collect(other, wanted, seen)
         future = f"from __future__ import {', '.join(self.features)}\n" if self.features else ""
         for other in code_of.needed(future + source):
             self._collect(other, wanted, seen)
+
+
+def _names(statement: ast.stmt, source: str) -> set[str]:
+    """Return the names that a statement binds when it runs; those of `global` come with calls."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    return code_of.bound(source)
+
+
+def _changes(statement: ast.stmt) -> Iterator[str]:
+    """Yield names whose values a statement changes without binding them, as far as it shows."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Attribute | ast.Subscript):
+            if not isinstance(node.ctx, ast.Load):
+                yield from _root(node)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _CHANGING:
+            yield from _root(node.func)
+        elif isinstance(node, ast.AugAssign):
+            yield from _root(node.target)
+
+
+def _root(node: ast.expr) -> Iterator[str]:
+    """Yield `a` of `a.b[0].c`."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Name):
+        yield node.id
 
 
 def _is_literal(statement: ast.stmt) -> bool:

@@ -4,6 +4,7 @@ Called by `%dist export`, with what the kernel knows, and by `nbdist export`, wi
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from nbdist.client.export.script import Script, ScriptOptions, write
 from nbdist.errors import UsageError
 from nbdist.formatting import counted
 from nbdist.options import ClusterOptions
+
+_OF_JOBS = (".sbatch", ".sh", ".yaml")  # what lies around a script
+_TAKEN = {*sys.stdlib_module_names, "nbdist", "numpy", "torch"}
 
 TORCHRUN = "torchrun"
 FORMATS = (TORCHRUN, *jobs.FORMATS)
@@ -67,6 +71,14 @@ class Exported:
             lines.append(f"It needs beside it: {', '.join(script.modules)}.")
         lines += [f"Left out: cell {number}, which {reason}." for number, reason in script.left_out]
         lines += [f"Cell {number} is without {', '.join(gone)}." for number, gone in script.without]
+        for number, runs in script.repeated:
+            lines.append(
+                f"Cell {number} has run {runs} times, and stands there once, as of the last."
+            )
+        for number, names in script.not_given:
+            lines.append(
+                f"Cell {number} uses {', '.join(names)}, which nothing in the script gives."
+            )
         return "\n".join([*lines, f"Run it: {script.command}"])
 
 
@@ -121,8 +133,14 @@ def export(
 
 
 def _require_place(path: Path, *, force: bool) -> None:
-    if path.suffix != ".py" and not path.suffix:
-        raise UsageError(f"%dist export writes a script, such as {path}.py, not {path}.")
+    if path.suffix not in (".py", *_OF_JOBS):
+        script = path.with_suffix(".py")
+        raise UsageError(f"%dist export writes a script, such as {script}, not {path}.")
+    if path.stem in _TAKEN:
+        raise UsageError(
+            f"A script called {path.name} would be imported in the place of Python's {path.stem}.",
+            do=f"export to another name, such as train_{path.name}",
+        )
     if not path.parent.is_dir():
         raise UsageError(f"There is no folder {path.parent} to write {path.name} to.")
     if path.is_dir():

@@ -23,13 +23,16 @@ _DROPPED = {
 }
 
 
+_HELPS = {"pinfo": "?", "pinfo2": "??"}
+
+
 @dataclass(frozen=True, slots=True)
 class PlainCode:
     """A cell's code as plain Python.
 
     Attributes:
         code: It; as far as it goes, where there is a reason.
-        without: The lines that were taken out, as they stood.
+        without: The lines that were taken out, as they stood. Of those that time code it stays.
         reason: Why the cell cannot be in a script, in words that follow `cell 5: it`; "" if it can.
     """
 
@@ -59,6 +62,8 @@ class _Line:
     def shown(self) -> str:
         """As it stood in the cell."""
         words = " ".join(self.words).strip()
+        if self.words[0] in _HELPS:
+            return f"{' '.join(self.words[1:])}{_HELPS[self.words[0]]}"
         text = f"%{words}" if self.kind == "run_line_magic" else f"!{words}"
         if isinstance(self.statement, ast.Assign):
             targets = ", ".join(ast.unparse(target) for target in self.statement.targets)
@@ -92,7 +97,8 @@ def plain(code: str) -> PlainCode:
         if text is None:
             reasons.append(_only_ipython(line.shown))
             continue
-        without.append(line.shown)
+        if text.startswith("pass"):
+            without.append(line.shown)
         first = lines[line.statement.lineno - 1]
         indent = first[: len(first) - len(first.lstrip())]
         lines[line.statement.lineno - 1] = indent + text
@@ -112,7 +118,7 @@ def _of_cell_magic(head: str, rest: str) -> PlainCode:
     """Return what a cell within the cell comes to, such as that of `%%time`."""
     inside = plain(rest)
     if is_timing(head):
-        return PlainCode(inside.code, (head, *inside.without), inside.reason)
+        return inside
     return PlainCode(inside.code, inside.without, _only_ipython(head))
 
 

@@ -5,14 +5,15 @@ definition that was corrected after it was used stays above its use.
 """
 
 import json
-import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nbdist import plain
+from nbdist.client.export.code import literal
 from nbdist.errors import UsageError
 
 _RETRY = re.compile(r"^%dist\s+retry\b", re.MULTILINE)
@@ -42,6 +43,7 @@ class NotebookCell:
         source: As it stands in the notebook.
         has_failed: Its last run ended with an error.
         pushed: What it has sent to the ranks, as far as it is known.
+        runs: How often it has succeeded, where that is known.
         retried: Number of the failed run that its `%dist retry` ran again, where it is known.
     """
 
@@ -50,32 +52,18 @@ class NotebookCell:
     has_failed: bool = False
     pushed: tuple[Pushed, ...] = ()
     retried: int | None = None
+    runs: int = 1
 
 
 def pushed(name: str, value: object) -> Pushed:
     """Return what is remembered of a value that is sent to the ranks now."""
     if plain.is_plain(value):
-        return Pushed(name, _literal(value))
+        return Pushed(name, literal(value))
     kind = type(value).__name__
     if isinstance(value, list | tuple | dict | str):
         return Pushed(name, "", f"its {kind} is too large, or holds more than plain values")
     article = "an" if kind[0].lower() in "aeiou" else "a"
     return Pushed(name, "", f"{article} {kind} is no plain value")
-
-
-def _literal(value: Any) -> str:
-    """Return a plain value in Python's notation, which has none of its own for NaN and inf."""
-    if isinstance(value, dict):
-        parts = ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items())
-        return f"{{{parts}}}"
-    if isinstance(value, list | tuple):
-        parts = ", ".join(map(_literal, value))
-        if isinstance(value, list):
-            return f"[{parts}]"
-        return f"({parts},)" if len(value) == 1 else f"({parts})"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float({str(value)!r})"
-    return repr(value)
 
 
 @dataclass
@@ -109,13 +97,16 @@ class History:
         self.runs.append((key, cell))
 
     def cells(self) -> list[NotebookCell]:
-        """Return the cells in the order of their first runs, each as it succeeded last."""
+        """Return the cells in the order of their first successes, each as it succeeded last."""
         newest: dict[str, NotebookCell] = {}
         for key, cell in self.runs:
             before = newest.get(key)
+            if before is not None and before.has_failed and not cell.has_failed:
+                del newest[key]  # it stands where it succeeded first
             if before is None or before.has_failed or not cell.has_failed:
                 newest[key] = cell
-        return list(newest.values())
+        successes = Counter(key for key, cell in self.runs if not cell.has_failed)
+        return [replace(cell, runs=max(1, successes[key])) for key, cell in newest.items()]
 
 
 def read_notebook(path: Path) -> list[NotebookCell]:

@@ -3,8 +3,6 @@
 import ast
 import warnings
 
-_DRAWS = {"matplotlib", "plotly", "seaborn", "bokeh", "altair"}
-_WIDGETS = {"ipywidgets", "ipympl", "anywidget", "IPython"}
 _ASKS = {"input", "getpass", "breakpoint"}
 _SHOWS = {"display", "clear_output", "get_ipython"}
 # Of nbdist, what needs a notebook.
@@ -24,11 +22,7 @@ def why_not(code: str) -> str:
             compile(code, "<cell>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         return _of_syntax(error)
-    for node in ast.walk(tree):
-        reason = _of_import(node) or _of_name(node)
-        if reason:
-            return reason
-    return ""
+    return next(filter(None, map(_of_name, ast.walk(tree))), "")
 
 
 def _of_syntax(error: SyntaxError | ValueError) -> str:
@@ -37,22 +31,6 @@ def _of_syntax(error: SyntaxError | ValueError) -> str:
         return "awaits at its top level, which a script cannot"
     line = getattr(error, "lineno", None)
     return f"is no Python that a script can hold: {told}{f', line {line}' if line else ''}"
-
-
-def _of_import(node: ast.AST) -> str:
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        names = [node.module or ""]
-    else:
-        return ""
-    for name in names:
-        package = name.split(".")[0]
-        if package in _DRAWS:
-            return f"draws, with {package}"
-        if package in _WIDGETS:
-            return f"shows widgets or displays, with {package}"
-    return ""
 
 
 def _of_name(node: ast.AST) -> str:

@@ -16,6 +16,7 @@ from nbdist.client.export.blocks import Block, consistent
 from nbdist.client.export.definitions import Definitions
 from nbdist.client.export.ipython_lines import is_timing, plain
 from nbdist.client.export.notebook_cells import NotebookCell, Pushed
+from nbdist.client.export.plotting_code import PlottingCode
 from nbdist.client.export.reasons import why_not
 from nbdist.errors import UsageError
 from nbdist.ranks import NAMES_OF_A_RANK, parse_ranks
@@ -44,12 +45,14 @@ class Resolved:
         starts: The words of each `%dist start`, in order.
         written: What `%%writefile` cells have written, by the names of the files.
         features: Of `__future__`, which stand above all other code.
+        rank: The name by which conditions know the rank; another where a cell takes that one.
     """
 
     blocks: list[Block] = field(default_factory=list)
     starts: list[argparse.Namespace] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
     features: list[str] = field(default_factory=list)
+    rank: str = "rank"
 
 
 def resolve(
@@ -66,9 +69,12 @@ def resolve(
         parse_dist: Reads the words after `%dist`.
         parse_distributed: Reads those after `%%distributed`.
     """
-    resolver = _Resolver(chosen, parse_dist, parse_distributed)
-    for cell in cells:
-        resolver.add(cell)
+    for rank in ("rank", "this_rank"):
+        resolver = _Resolver(chosen, parse_dist, parse_distributed, rank)
+        for cell in cells:
+            resolver.add(cell)
+        if not any("rank" in block.binds for block in resolver.found.blocks if block.code):
+            break
     resolver.found.blocks = consistent(resolver.found.blocks)
     return resolver.found
 
@@ -77,12 +83,14 @@ class _Resolver:
     """Goes through the cells, and knows those before."""
 
     def __init__(
-        self, chosen: Sequence[int] | None, parse_dist: Parse, parse_distributed: Parse
+        self, chosen: Sequence[int] | None, parse_dist: Parse, parse_distributed: Parse, rank: str
     ) -> None:
-        self.found = Resolved()
+        self.found = Resolved(rank=rank)
+        self._rank = rank
         self._chosen = None if chosen is None else set(chosen)
         self._parse_dist, self._parse_distributed = parse_dist, parse_distributed
         self._definitions = Definitions()
+        self._plots = PlottingCode()
         self._silent: set[str] = set()
         self._failed: tuple[NotebookCell, str, str] | None = None  # the last that did
 
@@ -124,42 +132,43 @@ class _Resolver:
         if not self._is_chosen(cell, by_itself=True):
             return
         if cell.has_failed:
-            self._leave_out(cell, first, "has failed", body)
+            self._leave_out(cell, first, "has failed", body, has_failed=True)
             return
         self._add_body(cell, first, words, body)
 
     def _add_body(self, cell: NotebookCell, first: str, words: str, body: str) -> None:
         try:
             asked = self._parse_distributed(words)
+            is_all = asked is None or asked.ranks == "all"
+            ranks = None if asked is None or is_all else parse_ranks(asked.ranks, _MOST_RANKS)
         except UsageError as error:
             self._leave_out(cell, first, f"has a wrong line: {error.what}", body)
             return
         if asked is None or not body.strip():
             return
-        found = plain(body)
-        if reason := found.reason or why_not(found.code):
+        body, without, reason = self._as_plain(body)
+        if reason:
             self._leave_out(cell, first, reason, body)
             return
-        body = self._without_features(found.code)
+        body = self._without_features(body)
         params = dict(asked.params)
         clash = sorted(params.keys() & NAMES_OF_A_RANK)
         if clash:
             self._leave_out(cell, first, f"sets {clash[0]}, which each rank finds set", body)
             return
-        ranks = None if asked.ranks == "all" else parse_ranks(asked.ranks, _MOST_RANKS)
-        shown = "rank == 0" if ranks is None or len(ranks) > 1 else ""
-        if ranks is not None and len(ranks) > 1:
-            shown = f"rank == {ranks[0]}"
+        shown = f"{self._rank} == {ranks[0] if ranks else 0}"
+        if ranks is not None and len(ranks) == 1:
+            shown = ""
         self._silent |= code_of.silent_functions(body)
         text = code_of.with_print(body.strip("\n"), shown, self._silent)
         text = _with_params(text, params)
         least = 1
         if ranks is not None:
             least = max(ranks) + 1
-            text = f"if {_is_one_of(ranks)}:\n{code_of.indent(text)}"
+            text = f"if {self._is_one_of(ranks)}:\n{code_of.indent(text)}"
         notes = [note for name, note in _WITHOUT.items() if getattr(asked, name, None)]
         heading = "\n".join([first, *notes])
-        self._add_block(cell, heading, text, params, least, without=found.without)
+        self._add_block(cell, heading, text, params, least, without=without)
 
     def _add_block(
         self,
@@ -179,14 +188,26 @@ class _Resolver:
             frozenset(binds | set(params)),
             frozenset(needs - set(params)),
             least,
+            runs=cell.runs,
             **more,
         )
         self.found.blocks.append(block)
+
+    def _as_plain(self, body: str) -> tuple[str, tuple[str, ...], str]:
+        """Return a cell's code as a script can hold it, what went from it, and why it cannot."""
+        found = plain(body)
+        if reason := found.reason or why_not(found.code):
+            return found.code, (), reason
+        code, drew, reason = self._plots.taken_out(found.code)
+        return code, (*found.without, *drew), reason
 
     def _without_features(self, body: str) -> str:
         body, features = code_of.without_features(body)
         self.found.features += features
         return body
+
+    def _is_one_of(self, ranks: Sequence[int]) -> str:
+        return f"{self._rank} {f'== {ranks[0]}' if len(ranks) == 1 else f'in {tuple(ranks)!r}'}"
 
     # -- the notebook's own
 
@@ -204,16 +225,17 @@ class _Resolver:
         body = "\n".join(kept).strip("\n")
         if not body.strip():
             return
-        found = plain(body)
-        reason = "has failed" if cell.has_failed else found.reason or why_not(found.code)
         if self._chosen is not None and cell.number in self._chosen:
+            body, without, reason = self._as_plain(body)
+            reason = "has failed" if cell.has_failed else reason
             if reason:
                 self._leave_out(cell, "", reason, body)
             else:
-                text = code_of.with_print(self._without_features(found.code), "rank == 0")
-                self._add_block(cell, "", text, {}, without=found.without)
+                shown = f"{self._rank} == 0"
+                text = code_of.with_print(self._without_features(body), shown)
+                self._add_block(cell, "", text, {}, without=without)
         elif self._chosen is None:
-            reason = reason or "runs in the notebook, not on ranks"
+            reason = "has failed" if cell.has_failed else "runs in the notebook, not on ranks"
             self._leave_out(cell, "", reason, is_notebooks=True)
 
     def _define(self, cell: NotebookCell, lines: list[str]) -> None:
@@ -256,8 +278,12 @@ class _Resolver:
             return
         least = 1
         if words != "all":
-            ranks = parse_ranks(words, _MOST_RANKS)
-            least, text = max(ranks) + 1, f"if {_is_one_of(ranks)}:\n{code_of.indent(text)}"
+            try:
+                ranks = parse_ranks(words, _MOST_RANKS)
+            except UsageError as error:
+                self._leave_out(cell, line, f"has a wrong line: {error.what}", f"{name} = 0")
+                return
+            least, text = max(ranks) + 1, f"if {self._is_one_of(ranks)}:\n{code_of.indent(text)}"
         self._add_block(cell, line, text, {}, least, pushes=name)
 
     def _value_of(self, name: str, known: Pushed | None) -> tuple[str, str]:
@@ -279,11 +305,5 @@ def _with_params(text: str, params: Mapping[str, Any]) -> str:
     single = {name: value for name, value in params.items() if not isinstance(value, list)}
     lists = {name: value for name, value in params.items() if isinstance(value, list)}
     for name, values in reversed(lists.items()):
-        text = f"for {name} in {values!r}:\n{code_of.indent(text)}"
-    return "".join(f"{name} = {value!r}\n" for name, value in single.items()) + text
-
-
-def _is_one_of(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank == {ranks[0]}"
-    return f"rank in {tuple(ranks)!r}"
+        text = f"for {name} in {code_of.literal(values)}:\n{code_of.indent(text)}"
+    return "".join(f"{name} = {code_of.literal(value)}\n" for name, value in single.items()) + text

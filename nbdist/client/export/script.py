@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nbdist.client.export import code as code_of
-from nbdist.client.export.blocks import Block, ranks_needed
+from nbdist.client.export.blocks import Block, not_given, ranks_needed
 from nbdist.client.export.modules import beside
 from nbdist.client.export.resolve import Resolved
 from nbdist.formatting import counted
 
-_END = "dist.destroy_process_group()\n"
+# Imported once more: a cell may have given the name to something else.
+_END = "import torch.distributed as dist\n\ndist.destroy_process_group()\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,9 @@ class Script:
         options: What it is started with.
         cells: Numbers of the cells that are in it.
         left_out: Cells that are not, each with its reason.
-        without: Cells with lines that only IPython understands, which the script does without.
+        without: Cells with lines that the script does without, such as those of IPython.
+        repeated: Cells that have run more than once in the notebook, and how often.
+        not_given: Cells that take names which nothing in the script gives.
         modules: Files that it needs beside it, also in folders below.
         needs_nbdist: Whether it imports nbdist, itself or by these files.
     """
@@ -55,6 +58,8 @@ class Script:
     cells: tuple[int, ...]
     left_out: tuple[tuple[int, str], ...]
     without: tuple[tuple[int, tuple[str, ...]], ...]
+    repeated: tuple[tuple[int, int], ...]
+    not_given: tuple[tuple[int, tuple[str, ...]], ...]
     modules: tuple[str, ...]
     needs_nbdist: bool
 
@@ -97,6 +102,8 @@ def write(
         cells,
         tuple((b.number, b.reason) for b in left_out if not b.is_notebooks),
         tuple((b.number, b.without) for b in blocks if b.without),
+        tuple({b.number: b.runs for b in blocks if b.runs > 1 and not b.pushes}.items()),
+        tuple((number, tuple(names)) for number, names in not_given(blocks).items()),
         tuple(modules),
         needs_nbdist,
     )
@@ -108,6 +115,11 @@ def write(
             options, [word for text in (code, *modules.values()) for word in code_of.layouts(text)]
         ),
         *_refusal(blocks, name),
+        *(
+            [f"{resolved.rank} = rank  # which a cell takes for something else\n"]
+            if resolved.rank != "rank"
+            else []
+        ),
         *map(_part, resolved.blocks),
         _END,
     ]
