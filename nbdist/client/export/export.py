@@ -57,10 +57,13 @@ class Exported:
     Attributes:
         files: All that were written, the script first.
         script: What is in the first.
+        copy_from: The folder in which modules lie that the script needs beside it; None where they
+            lie beside it already.
     """
 
     files: tuple[Path, ...]
     script: Script
+    copy_from: Path | None = None
 
     def __str__(self) -> str:
         script = self.script
@@ -68,7 +71,8 @@ class Exported:
         if len(self.files) > 1:
             lines.append(f"Beside it: {', '.join(path.name for path in self.files[1:])}.")
         if script.modules:
-            lines.append(f"It needs beside it: {', '.join(script.modules)}.")
+            there = f"; copy them from {self.copy_from}" if self.copy_from else ""
+            lines.append(f"It needs beside it: {', '.join(script.modules)}{there}.")
         lines += [f"Left out: cell {number}, which {reason}." for number, reason in script.left_out]
         lines += [f"Cell {number} is without {', '.join(gone)}." for number, gone in script.without]
         for number, runs in script.repeated:
@@ -124,12 +128,15 @@ def export(
     if request.format != TORCHRUN:
         started = resolved.starts[0] if resolved.starts else argparse.Namespace()
         files |= jobs.files(request.format, _job(request, script, started))
-    folder = request.path.parent
+    place = request.path.parent
     for name in files:
-        _require_place(folder / name, force=request.force)
+        _require_place(place / name, force=request.force)
     for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return Exported(tuple(folder / name for name in files), script)
+        (place / name).write_text(text, encoding="utf-8")
+    lacking = [module for module in script.modules if not (place / module).exists()]
+    has_them = folder is not None and any((folder / module).exists() for module in lacking)
+    made = tuple(place / name for name in files)
+    return Exported(made, script, folder if has_them else None)
 
 
 def _require_place(path: Path, *, force: bool) -> None:

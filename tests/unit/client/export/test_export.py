@@ -78,7 +78,9 @@ def test_modules_in_the_notebooks_folder_are_found_and_travel_with_the_job(tmp_p
         (folder / name).write_text(text)
     cells = [NotebookCell(1, "%%distributed\nimport torch, broken\nfrom model import net")]
     request = ExportRequest(tmp_path / "train.py", "ray")
-    made = export(request, cells, parse_dist, parse_distributed, folder=folder).script
+    exported = export(request, cells, parse_dist, parse_distributed, folder=folder)
+    made = exported.script
+    assert f"shapes/round.py; copy them from {folder}.\n" in str(exported)
     assert made.modules == ("broken.py", "model.py", "shapes/__init__.py", "shapes/round.py")
     assert 'nbdist.init(layouts=["tp=2"]' in made.text
     assert "'shapes/round.py'" in (tmp_path / "train_ray.py").read_text()
