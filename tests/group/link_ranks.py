@@ -116,6 +116,12 @@ def records_of(steps: int, a_step: int) -> list[tuple[int, dict[str, float]]]:
     return told
 
 
+def starved_s() -> float:
+    """Return for how long this thread has been ready to run and had no core."""
+    with open("/proc/thread-self/schedstat") as told:
+        return int(told.read().split()[1]) / 1e9
+
+
 def sample_ms(times: int) -> float:
     """Return the median time of a sample."""
     from nbdist.engine.group import link_stats
