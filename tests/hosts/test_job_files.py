@@ -22,7 +22,8 @@ def test_a_batch_script_on_two_nodes_gives_the_losses_of_one_machine(
 ) -> None:
     folder = slurm.bed.shared / "job"
     folder.mkdir()
-    shutil.copy(TESTS / "jobs" / "train.py", folder)
+    for file in ("train.py", "problem.py"):
+        shutil.copy(TESTS / "jobs" / file, folder)
     job = Job(
         "train.py",
         1,

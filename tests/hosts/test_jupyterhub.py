@@ -60,9 +60,12 @@ def test_a_hubs_notebook_trains_in_its_job_or_in_another_and_its_end_leaves_noth
         said = hub.run(cells)
 
         nodes = [set(re.findall(r"node (\w) job (\d+) sum 1.0", text)) for text in said]
-        assert nodes[1] == {("a", "2"), ("b", "2")}, said
-        assert nodes[3] == nodes[5] == {("b", "1"), ("c", "1")}, said
-        assert "The time of job 1 is over in 60 s. The training was saved" in said[4]
+        (hubs,) = {number for _, number in nodes[3]}
+        (own,) = {number for _, number in nodes[1]}
+        assert int(own) == int(hubs) + 1, said
+        assert {node for node, _ in nodes[1]} == {"a", "b"}, said
+        assert nodes[3] == nodes[5] == {("b", hubs), ("c", hubs)}, said
+        assert f"The time of job {hubs} is over in 60 s. The training was saved" in said[4]
         assert [line for line in slurm.left_running() if "nbdist.host" in line]
 
         hub.stop_server()
