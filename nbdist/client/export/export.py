@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nbdist.client.cluster.launchers.slurm_words import read_lines
 from nbdist.client.export import jobs
+from nbdist.client.export.modules import beside
 from nbdist.client.export.notebook_cells import NotebookCell, choose
 from nbdist.client.export.resolve import Parse, Resolved, resolve
 from nbdist.client.export.script import Script, ScriptOptions, write
@@ -118,7 +119,8 @@ def export(
     if not any(block.code for block in resolved.blocks):
         raise _nothing(resolved, chosen)
     options = _options(resolved, running, request.nodes)
-    script = write(resolved, options, request.path.name, notebook, folder)
+    modules = beside(resolved.code, resolved.written, folder)
+    script = write(resolved, options, request.path.name, notebook, modules)
     if request.path.name in {*resolved.written, *script.modules}:
         raise UsageError(
             f"{request.path.name} is a module that the script needs; nothing was written.",

@@ -54,6 +54,11 @@ class Resolved:
     features: list[str] = field(default_factory=list)
     rank: str = "rank"
 
+    @property
+    def code(self) -> str:
+        """All that the script's cells hold."""
+        return "\n".join(block.code for block in self.blocks if block.code)
+
 
 def resolve(
     cells: Sequence[NotebookCell],

@@ -1,12 +1,10 @@
 """Write the script that torchrun runs: a header, a few lines that make a rank, the cells. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from nbdist.client.export import code as code_of
 from nbdist.client.export.blocks import Block, not_given, ranks_needed
-from nbdist.client.export.modules import beside
 from nbdist.client.export.resolve import Resolved
 from nbdist.formatting import counted
 
@@ -78,7 +76,7 @@ def write(
     options: ScriptOptions,
     name: str,
     notebook: str,
-    folder: Path | None = None,
+    modules: Mapping[str, str],
 ) -> Script:
     """Return the script.
 
@@ -87,12 +85,11 @@ def write(
         options: What it is started with.
         name: Of its file.
         notebook: Of the notebook, for the header; "" where it is not known.
-        folder: Where modules lie that cells import; None for nowhere.
+        modules: Files that it needs beside it, and what is in those of Python; see `beside`.
     """
     blocks = [block for block in resolved.blocks if block.code]
-    code = "\n".join(block.code for block in blocks)
-    modules = beside(code, resolved.written, folder)
-    needs_nbdist = any(map(code_of.uses_nbdist, (code, *modules.values())))
+    texts = (resolved.code, *modules.values())
+    needs_nbdist = any(map(code_of.uses_nbdist, texts))
     left_out = [b for b in resolved.blocks if not b.code]
     cells = tuple(dict.fromkeys(block.number for block in blocks))
     script = Script(
@@ -111,9 +108,7 @@ def write(
     parts = [
         _header(script, notebook, [b for b in left_out if b.is_notebooks]),
         *_features(resolved.features),
-        prelude(
-            options, [word for text in (code, *modules.values()) for word in code_of.layouts(text)]
-        ),
+        prelude(options, [word for text in texts for word in code_of.layouts(text)]),
         *_refusal(blocks, name),
         *(
             [f"{resolved.rank} = rank  # which a cell takes for something else\n"]

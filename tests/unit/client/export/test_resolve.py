@@ -4,6 +4,7 @@ from textwrap import dedent
 
 import pytest
 
+from nbdist.client.export.modules import beside
 from nbdist.client.export.notebook_cells import History, NotebookCell, choose, pushed
 from nbdist.client.export.resolve import Resolved, resolve
 from nbdist.client.export.script import Script, ScriptOptions, write
@@ -34,7 +35,9 @@ def reasons(*sources: str, failed: tuple[int, ...] = ()) -> dict[int, str]:
 
 
 def script(*sources: str, n: int = 2, failed: tuple[int, ...] = ()) -> Script:
-    return write(resolved(*sources, failed=failed), ScriptOptions(n, "cpu"), "train.py", "a.ipynb")
+    found = resolved(*sources, failed=failed)
+    modules = beside(found.code, found.written, None)
+    return write(found, ScriptOptions(n, "cpu"), "train.py", "a.ipynb", modules)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +375,7 @@ def test_names_that_nothing_gives_and_cells_that_ran_twice_are_told() -> None:
     for number in (1, 2):
         history.note_run(number, "%%distributed\na = b + len(c)", "id", has_failed=False)
     found = resolve(history.cells(), None, parse_dist, parse_distributed)
-    made = write(found, ScriptOptions(2, "cpu"), "train.py", "")
+    made = write(found, ScriptOptions(2, "cpu"), "train.py", "", {})
     assert made.repeated == ((2, 2),)
     assert made.not_given == ((2, ("b", "c")),)
     assert script("%%distributed\nfrom math import *\nsqrt(2)").not_given == ()
